@@ -1,0 +1,104 @@
+"""What was measured: the figures of a row, their medians, and all of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+from bench.procfs import Cpu
+from bench.wrk import BUSY, Sample
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One row at one server; what does not apply is None."""
+
+    row: str
+    title: str
+    server: str
+    throughput: float
+    ratio_e: float | None = None
+    """Throughput in units of E, the empty app's requests per second in the same round."""
+    ratio_floor: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    cpu_us: float | None = None
+    """CPU microseconds of the server per message."""
+    store_us: float | None = None
+    """The part of it that the store's threads used."""
+    rss_mb: float | None = None
+    generator_cpu: float | None = None
+    errors: int = 0
+    note: str = ""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limit (a): rows inserted into Hark's table with nothing around it."""
+
+    method: str
+    partitions: int
+    rows_per_second: float
+    cpu_us: float
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the file system takes to make a small write durable."""
+
+    p50_ms: float
+    p99_ms: float
+    samples: int
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """Everything that one run of the benchmark measured."""
+
+    machine: dict[str, str]
+    figures: list[Figure] = []
+    limits: list[Limits] = []
+    disk: Disk | None = None
+    values: dict[str, float] = {}
+    """Single figures for the table of what must hold, by name."""
+    broken: dict[str, str] = {}
+    """Rows that could not be measured, and why."""
+
+
+def figure_of(
+    row: str, title: str, server: str, sample: Sample, *, cpu: Cpu, rss: float, e: float | None = None
+) -> Figure:
+    """The figure of one sample."""
+    messages = max(1, sample.messages)
+    notes = []
+    if sample.generator_cpu >= BUSY:
+        notes.append(f"the generator used {sample.generator_cpu:.0%} of a core: it limits this row")
+    if sample.errors:
+        notes.append(f"{sample.errors:,} errors")
+    if sample.empty:
+        notes.append(f"{sample.empty:,} empty pops")
+    return Figure(
+        row=row,
+        title=title,
+        server=server,
+        throughput=sample.throughput,
+        ratio_e=sample.throughput / e if e else None,
+        p50_ms=sample.p50_ms,
+        p99_ms=sample.p99_ms,
+        cpu_us=cpu.total_us / messages,
+        store_us=cpu.store_us / messages,
+        rss_mb=rss,
+        generator_cpu=sample.generator_cpu,
+        errors=sample.errors,
+        note="; ".join(notes),
+    )
+
+
+def median_of(figures: Sequence[Figure]) -> Figure:
+    """The medians of one row at one server, field by field; errors are the worst, notes the last."""
+    numbers = ("throughput", "ratio_e", "ratio_floor", "p50_ms", "p99_ms", "cpu_us", "store_us", "rss_mb")
+    middle: dict[str, float] = {}
+    for name in (*numbers, "generator_cpu"):
+        values = [value for figure in figures if (value := getattr(figure, name)) is not None]
+        if values:
+            middle[name] = median(values)
+    note = next((figure.note for figure in reversed(figures) if figure.note), "")
+    return msgspec.structs.replace(figures[-1], **middle, errors=max(f.errors for f in figures), note=note)

@@ -1,0 +1,104 @@
+"""Measures one row at one server: fill if it pops, warm up, load, and read what it used."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from bench import wrk
+from bench.figures import Figure, figure_of
+from bench.procfs import cpu_of, rss_mb
+from bench.rows import EMPTY_ROW, Row
+from bench.servers import Kind, Server, running
+from hark.cli.bench import Load, generate
+
+FILL_BATCH = 100
+WARM_SECONDS = 1.0
+WARM_QUEUE = "warm"
+DRY = 0.01
+"""More empty pops than this share of all messages: the backlog ended before the time did."""
+replace = msgspec.structs.replace
+
+
+class Bench:
+    """Where servers get fresh folders, and how long they are measured."""
+
+    def __init__(self, folder: Path, seconds: float, e_seconds: float) -> None:
+        self.folder = folder
+        self.seconds = seconds
+        self.e_seconds = e_seconds
+        self._serial = count()
+
+    def new_folder(self, name: str) -> Path:
+        """A path that nothing has used yet."""
+        return self.folder / f"{next(self._serial):03d}-{name}"
+
+    @contextmanager
+    def fresh(self, kind: Kind) -> Iterator[Server]:
+        """A server on an empty data folder, which goes away with it."""
+        folder = self.new_folder(kind)
+        try:
+            with running(kind, folder) as server:
+                yield server
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def measure_e(self) -> Figure:
+        """E: requests per second of the empty app."""
+        with self.fresh("empty") as server:
+            wrk.run(server.port, EMPTY_ROW.load, WARM_SECONDS)
+            return self._loaded(server, EMPTY_ROW, "empty", self.e_seconds)
+
+    def measure_push(self, row: Row, kind: Kind, e: float) -> Figure:
+        """A push row on a fresh server."""
+        with self.fresh(kind) as server:
+            return self.push_at(server, row, kind, e)
+
+    def push_at(self, server: Server, row: Row, kind: str, e: float) -> Figure:
+        """A push row on a server that runs."""
+        wrk.run(server.port, row.load, WARM_SECONDS)
+        return self._loaded(server, row, kind, self.seconds, e)
+
+    def measure_pop(self, row: Row, e: float) -> Figure:
+        """A pop row on a fresh server, again with a larger backlog where it ran dry."""
+        messages = row.guess * e * self.seconds
+        for _ in range(3):
+            with self.fresh("hark") as server:
+                figure, dry = self.pop_at(server, row, "hark", e, messages)
+            if not dry:
+                break
+            messages *= 2
+        return figure
+
+    def pop_at(self, server: Server, row: Row, kind: str, e: float, messages: float) -> tuple[Figure, bool]:
+        """A pop row on a server that runs; and whether the backlog ran dry."""
+        # Warming up on a queue of its own: leases that its end leaves open do not block the measured one.
+        fill(server.port, replace(row.load, queue=WARM_QUEUE), messages / self.seconds * WARM_SECONDS)
+        fill(server.port, row.load, messages)
+        wrk.run(server.port, replace(row.load, queue=WARM_QUEUE), WARM_SECONDS)
+        figure = self._loaded(server, row, kind, self.seconds, e)
+        return figure, "empty pops" in figure.note
+
+    def _loaded(self, server: Server, row: Row, kind: str, seconds: float, e: float | None = None) -> Figure:
+        before = cpu_of(server.pid)
+        sample = wrk.run(server.port, row.load, seconds)
+        used = cpu_of(server.pid).since(before)
+        if sample.empty <= sample.messages * DRY / row.load.batch:
+            sample = replace(sample, empty=0)
+        return figure_of(row.name, row.title, kind, sample, cpu=used, rss=rss_mb(server.pid), e=e)
+
+
+def fill(port: int, load: Load, messages: float) -> None:
+    """Push at least so many messages, the same number to each partition."""
+    rounds = max(1, -(-int(messages) // (load.partitions * FILL_BATCH)))
+    push = replace(
+        load, kind="push", connections=8, batch=FILL_BATCH, spread=False, requests=rounds * load.partitions
+    )
+    outcome = generate(f"http://127.0.0.1:{port}", push)[0]
+    if outcome.errors:
+        raise RuntimeError(f"{outcome.errors} of {outcome.requests} pushes failed while filling the backlog")

@@ -1,0 +1,68 @@
+"""What must hold: each figure that the project demands, and whether this run shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from bench.figures import Run
+from bench.rows import BACKLOG, PUSHES
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure, its bound, and what was measured (None: not in this run)."""
+
+    text: str
+    bound: float
+    unit: str
+    at_most: bool
+    measured: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether it holds; None when it was not measured."""
+        if self.measured is None:
+            return None
+        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+
+
+AT_LEAST_E = (
+    ("push1", "push 1, 64 connections", 0.4),
+    ("push1c256", "push 1, 256 connections", 0.42),
+    ("push100", "push 100, one partition a request", 5.0),
+    ("push100s", "push 100, 100 partitions a request", 2.4),
+    ("pop100", "pop 100 + ack", 2.5),
+    ("pop100auto", "pop 100 auto-ack", 3.5),
+    ("pop1", "pop 1 + ack, 64 connections", 0.18),
+)
+FLOOR = 0.8
+BACKLOG_COST = 1.5
+AT_MOST = (
+    ("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
+    *(
+        (f"backlog_{row.name}", f"{row.name} with a long history", BACKLOG_COST, "x empty store")
+        for row in BACKLOG
+    ),
+    ("rss", "memory of an idle server", 80.0, "MB"),
+    ("start", "start to first answer, empty store", 1.0, "s"),
+    ("start_backlog", "start to first answer, long history", 1.0, "s"),
+)
+
+
+def demands(run: Run) -> Iterator[Demand]:
+    """All demands, measured or not."""
+    at_hark = {figure.row: figure for figure in run.figures if figure.server == "hark"}
+
+    def measured(name: str, field: Callable[[str], float | None]) -> float | None:
+        return field(name) if name in at_hark else None
+
+    for row in PUSHES:
+        if row.floor:
+            value = measured(row.name, lambda name: at_hark[name].ratio_floor)
+            yield Demand(text=row.title, bound=FLOOR, unit="x floor", at_most=False, measured=value)
+    for name, text, bound in AT_LEAST_E:
+        value = measured(name, lambda name: at_hark[name].ratio_e)
+        yield Demand(text=text, bound=bound, unit="E", at_most=False, measured=value)
+    for name, text, bound, unit in AT_MOST:
+        yield Demand(text=text, bound=bound, unit=unit, at_most=True, measured=run.values.get(name))

@@ -1,0 +1,83 @@
+"""The rows that are not closed loops: limits, start and memory, latency at fixed rates, a long history."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+from bench import backlog, limits, openloop
+from bench.figures import Run, figure_of
+from bench.measure import Bench
+from bench.procfs import cpu_of, rss_mb
+from bench.servers import Kind, running
+
+STARTS = 3
+SETTLE_SECONDS = 1.0
+MIXED_RATES = (500.0, 2000.0)
+
+
+def measure_limits(bench: Bench, run: Run) -> None:
+    """Limit (a), for one partition and for the spread of the other rows."""
+    folder = bench.new_folder("limits")
+    folder.mkdir()
+    for partitions in (1, 1000):
+        for method in limits.METHODS:
+            run.limits.append(limits.insertion(folder, method, partitions, bench.seconds / 2))
+
+
+def measure_start(bench: Bench, run: Run) -> None:
+    """Start to first answer on an empty folder, and what the server then holds while it idles."""
+    starts, memory = [], []
+    for _ in range(STARTS):
+        with bench.fresh("hark") as server:
+            time.sleep(SETTLE_SECONDS)
+            starts.append(server.start_seconds)
+            memory.append(rss_mb(server.pid))
+    run.values |= {"start": median(starts), "rss": median(memory)}
+
+
+def measure_idle(bench: Bench, run: Run, seconds: float) -> None:
+    """Single pushes at a low rate, with the disk alone before and after."""
+    folder = bench.new_folder("disk")
+    folder.mkdir()
+    servers: tuple[Kind, ...] = ("floor", "hark")
+    title = f"push 1 at {openloop.IDLE_RATE:.0f}/s, 1 connection"
+    for kind in servers:
+        syncs = limits.sync_times(folder, seconds / 2, openloop.IDLE_RATE)
+        with bench.fresh(kind) as server:
+            openloop.idle_pushes(server.port, SETTLE_SECONDS)
+            before = cpu_of(server.pid)
+            sample = openloop.idle_pushes(server.port, seconds)
+            used, rss = cpu_of(server.pid).since(before), rss_mb(server.pid)
+        syncs += limits.sync_times(folder, seconds / 2, openloop.IDLE_RATE)
+        disk = limits.disk_of(syncs)
+        run.figures.append(figure_of("idle", title, kind, sample, cpu=used, rss=rss))
+    run.disk = disk
+    run.values["idle"] = sample.p99_ms / disk.p99_ms
+
+
+def measure_mixed(bench: Bench, run: Run) -> None:
+    """Pushes and pops with acks at the same time, at fixed rates."""
+    for rate in MIXED_RATES:
+        with bench.fresh("hark") as server:
+            before = cpu_of(server.pid)
+            samples = openloop.mixed(server.port, bench.seconds, rate)
+            used, rss = cpu_of(server.pid).since(before), rss_mb(server.pid)
+        for verb, sample in zip(("push 1", "pop 1 + ack"), samples, strict=True):
+            title = f"{verb}, both at {rate:,.0f}/s"
+            run.figures.append(figure_of("mixed", title, "hark", sample, cpu=used, rss=rss))
+
+
+def measure_backlog(bench: Bench, run: Run, history: Path, e: float) -> None:
+    """What a long history costs: at start, in memory, and per message."""
+    if not history.exists():
+        backlog.build(history)
+    starts = []
+    for _ in range(STARTS):
+        with running("hark", history) as server:
+            starts.append(server.start_seconds)
+    run.values["start_backlog"] = median(starts)
+    for empty, old in backlog.compare(bench, history, e):
+        run.figures += [empty, old]
+        run.values[f"backlog_{empty.row}"] = backlog.cost(empty, old)

@@ -1,0 +1,102 @@
+"""Group commit: calls of one verb that arrive together go to the engine together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from hark.errors import HarkError, Overloaded
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Batcher(Generic[Q, A]):
+    """Collects requests of one verb while a call is in flight, and sends them when it returns.
+
+    An idle batcher sends at once (at the end of this turn of the loop, so that requests read in the same turn
+    share the call). A batch also goes out, beside the one in flight, at `max_items` or after `max_wait`
+    seconds. More than `max_pending` items in all are refused: memory stays bounded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[Sequence[Q]], Awaitable[Sequence[A | HarkError]]],
+        *,
+        max_items: int,
+        max_wait: float,
+        max_pending: int,
+        orphaned: Callable[[A], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._call = call
+        self._max_items = max_items
+        self._max_wait = max_wait
+        self._max_pending = max_pending
+        self._orphaned = orphaned
+        self._waiting: list[tuple[Q, asyncio.Future[A], int]] = []
+        self._waiting_items = 0
+        self._pending_items = 0
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._flush_handle: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, request: Q, items: int = 1) -> asyncio.Future[A]:
+        """Queue a request that counts as `items`; the future has its answer, or raises it."""
+        if self._pending_items + items > self._max_pending and self._pending_items:
+            raise Overloaded(
+                f"{self._pending_items} {self._name} items are waiting already; "
+                f"try again shortly or raise limits.max_pending ({self._max_pending})"
+            )
+        future: asyncio.Future[A] = self._loop.create_future()
+        self._waiting.append((request, future, items))
+        self._waiting_items += items
+        self._pending_items += items
+        if self._waiting_items >= self._max_items:
+            self._flush()
+        elif self._flush_handle is None:
+            if self._in_flight:
+                self._flush_handle = self._loop.call_later(self._max_wait, self._flush)
+            else:
+                self._flush_handle = self._loop.call_soon(self._flush)
+        return future
+
+    async def drain(self) -> None:
+        """Wait until everything submitted so far has been answered."""
+        self._flush()
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
+
+    def _flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        if not self._waiting:
+            return
+        batch, self._waiting, self._waiting_items = self._waiting, [], 0
+        task = self._loop.create_task(self._run(batch))
+        self._in_flight.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        if self._waiting and not self._in_flight:
+            self._flush()
+
+    async def _run(self, batch: list[tuple[Q, asyncio.Future[A], int]]) -> None:
+        answers: Sequence[A | HarkError | Exception]
+        try:
+            answers = await self._call([request for request, _, _ in batch])
+        except Exception as error:
+            answers = [error] * len(batch)
+        for (_, future, items), answer in zip(batch, answers, strict=True):
+            self._pending_items -= items
+            if future.done():  # The client went away meanwhile.
+                if self._orphaned is not None and not isinstance(answer, Exception):
+                    self._orphaned(answer)
+            elif isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)

@@ -1,0 +1,27 @@
+"""The duty that ends leases whose time is up, at the moment it is up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hark.clock import SECOND, Clock
+from hark.engine.api import Engine
+from hark.errors import HarkError
+
+log = logging.getLogger(__name__)
+
+_LONGEST_SLEEP = 1.0
+
+
+async def keep_expiring(engine: Engine, clock: Clock) -> None:
+    """Apply expiries for ever; a lease made meanwhile is seen within a second, or by whoever touches it."""
+    while True:
+        sleep = _LONGEST_SLEEP
+        try:
+            expired = await engine.expire()
+            if expired.next_due is not None:
+                sleep = min(sleep, max(0.0, (expired.next_due - clock.now()) / SECOND))
+        except HarkError as error:
+            log.error("leases could not be expired, trying again: %s", error)
+        await asyncio.sleep(sleep)

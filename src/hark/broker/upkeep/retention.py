@@ -1,0 +1,28 @@
+"""The duty that removes messages whose retention is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hark.engine.api import Engine
+from hark.errors import HarkError
+
+log = logging.getLogger(__name__)
+
+
+async def keep_collecting(engine: Engine, interval: float) -> None:
+    """Every interval go through the store in small steps, giving way to requests between them."""
+    while True:
+        await asyncio.sleep(interval)
+        removed = 0
+        try:
+            more = True
+            while more:
+                step = await engine.collect()
+                removed += step.removed
+                more = step.more
+        except HarkError as error:
+            log.error("retention stopped early, trying again in %s s: %s", interval, error)
+        if removed:
+            log.info("retention removed %d messages", removed)

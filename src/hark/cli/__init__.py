@@ -1,0 +1,11 @@
+"""The command line: `hark serve`, and everything a person does to a server over HTTP."""
+
+from hark.cli.app import app
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="hark")
+
+
+__all__ = ["app", "main"]

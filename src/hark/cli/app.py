@@ -1,0 +1,78 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import msgspec
+import typer
+
+from hark._version import __version__
+from hark.cli import dlq, group, messages, queue
+from hark.cli.command import command, examples, make_app
+from hark.cli.doctor import register_doctor
+from hark.cli.output import raw, say
+from hark.cli.push import register_push
+from hark.cli.serve import register_serve
+
+app = make_app(
+    "A durable message queue that one command starts.",
+    "hark serve",
+    """hark push orders '{"id": 17}'""",
+    "hark pop orders --wait",
+    "hark queue list --json",
+    "",
+    "Commands talk to the server at --url or HARK_URL (http://127.0.0.1:6632).",
+    "Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings, 3 nothing to pop.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    """Print the version and stop, whatever else was asked for."""
+    if wanted:
+        say(f"hark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hold the options of `hark` itself; the help text is the app's."""
+
+
+register_serve(app)
+register_push(app)
+messages.register_pop_and_ack(app)
+app.add_typer(queue.app, name="queue")
+app.add_typer(group.app, name="group")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(messages.app, name="message")
+register_doctor(app)
+
+
+@app.command(
+    "bench",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    help="Load a running server and print throughput and latency.",
+)
+def bench(context: typer.Context) -> None:
+    """Hand all arguments on; the benchmark imports too much to be loaded for every command."""
+    from hark.cli.bench import bench as run  # the include of the benchmark, written elsewhere
+
+    inner = make_app("", complete=False)
+    inner.command(epilog=examples("hark bench", "hark bench --mode both --batch 10 --seconds 10"))(run)
+    inner(context.args, prog_name="hark bench")
+
+
+@command(app, "version", "hark version", "hark version --json")
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print the version of this command."""
+    if as_json:
+        raw(msgspec.json.encode({"version": __version__, "python": platform.python_version()}))
+    else:
+        say(f"hark {__version__}")

@@ -1,0 +1,48 @@
+"""Time as Hark sees it: integer microseconds since the epoch, injected everywhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+SECOND = 1_000_000
+MILLISECOND = 1_000
+
+
+class Clock(Protocol):
+    """Where the broker and the engines get the time from."""
+
+    def now(self) -> int:
+        """The current time in microseconds since the epoch; never runs backwards."""
+
+
+class SystemClock:
+    """The wall clock at start, advanced by a clock that never jumps.
+
+    A step of the wall clock (an administrator, NTP after boot) must not expire every lease at once nor
+    freeze all of them, so it is read once; CLOCK_BOOTTIME also counts the time the machine slept.
+    """
+
+    def __init__(self) -> None:
+        self._source = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        self._offset = time.time_ns() - time.clock_gettime_ns(self._source)
+
+    def now(self) -> int:
+        """The current time in microseconds."""
+        return (time.clock_gettime_ns(self._source) + self._offset) // 1000
+
+
+class FakeClock:
+    """A clock that stands still until it is told to move; for tests."""
+
+    def __init__(self, start: int = 1_700_000_000 * SECOND) -> None:
+        self._now = start
+
+    def now(self) -> int:
+        """The time it was last set to."""
+        return self._now
+
+    def advance(self, seconds: float) -> int:
+        """Move forward and answer the new time."""
+        self._now += round(seconds * SECOND)
+        return self._now

@@ -1,0 +1,1 @@
+"""Engines keep things: one protocol (`api`), one folder per store."""

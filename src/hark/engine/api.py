@@ -1,0 +1,203 @@
+"""The engine protocol: what every store of Hark must do, verb by verb, and what each verb guarantees.
+
+Rules that hold for all verbs:
+
+- A verb takes a batch and commits it once. It answers each item on its own, by position: a refused item never
+  disturbs its neighbours. An item that can't be judged at all is answered with a `HarkError` in its place.
+- When a verb returns, its effect is on stable storage, except where it says otherwise (leases).
+- The time is the engine's clock, given at construction, as are ids; nothing sleeps.
+- What is due is applied first: a verb never sees a lease that has expired, nor a delay that is over, as pending.
+- When the store itself fails the verb raises `EngineFailure`, and nothing of the batch happened.
+- Hints go to the listener on the event loop after the commit that caused them.
+
+The rule numbers are those of `docs/rules.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from hark.errors import HarkError
+from hark.model import (
+    Collected,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetters,
+    Expired,
+    GroupDeletion,
+    GroupStats,
+    Hint,
+    MessageFilter,
+    MessageView,
+    NewMessage,
+    NewTrace,
+    PartitionStats,
+    PopRequest,
+    PopResult,
+    PushOutcome,
+    QueueInfo,
+    QueueSpec,
+    QueueStats,
+    Renewal,
+    RenewOutcome,
+    Seek,
+    SeekOutcome,
+    Settlement,
+    SettleOutcome,
+    Trace,
+    TraceName,
+    TrackStats,
+    Transaction,
+    TransactionOutcome,
+)
+
+T = TypeVar("T")
+Answers = list[T | HarkError]
+Listener = Callable[[Sequence[Hint]], None]
+
+
+class Engine(Protocol):
+    """A store with the rules of the queue."""
+
+    async def start(self, listener: Listener) -> None:
+        """Open the store; raises `StoreUnusable` rather than start on something it can't trust."""
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go of the store."""
+
+    async def ping(self) -> None:
+        """Raise unless the store can be reached now."""
+
+    # Messages ----------------------------------------------------------------------------------------------
+
+    async def push(self, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
+        """Append messages (rules 1-7).
+
+        Makes queues and partitions that are missing. Offsets are dense and become visible in order. A
+        transaction id that is retained in the partition answers `duplicate` with the first message's id. A full
+        queue answers `failed` with code `queue_full`. A message whose `sealed` contradicts the queue's
+        encryption answers `failed` with code `sealing_mismatch`: refresh the options and push again.
+        """
+
+    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+        """Lease messages (rules 8-11, 20), one lease per request.
+
+        A lease need not survive a crash. With `auto_ack` the messages are settled, durably, before the answer.
+        The first contact of a group with a queue is durable before the answer, even when that is empty.
+        """
+
+    async def settle(self, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
+        """Complete, fail, retry or dead-letter (rules 12-15).
+
+        The items of one request are judged by the leases as they stood before it. Refusals: `not_found`,
+        `lease_expired`, `lease_invalid`, `not_leased`.
+        """
+
+    async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+        """Apply each transaction whole or not at all (rule 22). A duplicate push is a success."""
+
+    async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+        """Extend leases, each over all partitions that share it (rule 17). Not durable, as leases are not."""
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        """Give back what a consumer never received; uncounted (rule 17). Unknown leases are ignored."""
+
+    async def expire(self, limit: int = 1000) -> Expired:
+        """Apply what is due among leases, stamped with the time it was due; idempotent (rule 16)."""
+
+    async def collect(self, limit: int = 1000) -> Collected:
+        """One bounded step of retention (rule 23)."""
+
+    async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
+        """Remove messages, leased or not; consumers step over them. False: there was none."""
+
+    # Queues ------------------------------------------------------------------------------------------------
+
+    async def configure(self, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
+        """Make queues, or replace all options of those that exist; also makes the partition `Default`."""
+
+    async def delete_queues(self, names: Sequence[str]) -> list[bool]:
+        """Remove queues with everything in them, groups included. False: there was none."""
+
+    async def purge(self, queue: str, group: str | None = None) -> int:
+        """Remove a queue's messages, leased ones too; or, for one group, settle all that it has open."""
+
+    async def pause(self, queue: str, group: str | None, paused: bool) -> bool:
+        """Stop or resume deliveries of a queue, or of one group of it. False: there is no such thing."""
+
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+        """The named queues that exist, or all of them."""
+
+    async def queue_stats(self, name: str | None = None) -> list[QueueStats]:
+        """One queue or all, newest first, with counts."""
+
+    async def partition_stats(
+        self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
+    ) -> list[PartitionStats]:
+        """Partitions of a queue by name, a page of them."""
+
+    # Groups ------------------------------------------------------------------------------------------------
+
+    async def seek(self, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
+        """Move cursors (rule 21); open leases of the group are void there."""
+
+    async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
+        """Drop a group's cursors in one queue or all, and its subscription if asked."""
+
+    async def resubscribe(self, group: str, since: int) -> int:
+        """Change the stored start of a group in all its queues; existing cursors stay. How many there were."""
+
+    async def group_stats(self, group: str | None = None, queue: str | None = None) -> list[GroupStats]:
+        """Groups, one entry per (group, queue)."""
+
+    async def track_stats(
+        self, group: str | None = None, queue: str | None = None, min_lag_seconds: int = 0, limit: int = 1000
+    ) -> list[TrackStats]:
+        """Places of groups in partitions; with `min_lag_seconds`, those whose oldest message waits that long."""
+
+    # Dead letters ------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+        """A page of dead letters."""
+
+    async def requeue(self, ids: Sequence[str]) -> Answers[str]:
+        """Put dead letters back in front of their partition for their group only; the new message ids (rule 19)."""
+
+    async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
+        """Remove dead letters (limit and offset do not apply); how many."""
+
+    # Looking -----------------------------------------------------------------------------------------------
+
+    async def messages(self, where: MessageFilter) -> list[MessageView]:
+        """Messages, newest first, without payloads."""
+
+    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+        """One message, by transaction id or message id, with its payload."""
+
+    async def trace(self, traces: Sequence[NewTrace]) -> Answers[str]:
+        """Record events about messages; their ids. `NotFound` where there is no such message."""
+
+    async def traces(
+        self,
+        partition_id: str | None = None,
+        transaction_id: str | None = None,
+        name: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> tuple[list[Trace], int]:
+        """Events of one message, oldest first, or of one name, newest first; and how many there are in all."""
+
+    async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
+        """Names that events were recorded under, and how many there are."""
+
+    # The server's own notes --------------------------------------------------------------------------------
+
+    async def read_flags(self) -> dict[str, bool]:
+        """Switches that outlive a restart, such as maintenance."""
+
+    async def write_flag(self, name: str, value: bool) -> None:
+        """Set such a switch."""
+
+
+__all__ = ["Answers", "DeadLetter", "Engine", "HarkError", "Listener"]

@@ -1,0 +1,168 @@
+"""The verb collect: removes messages whose retention is over, a bounded number of rows at a time (rule 23).
+
+Messages are stored in the order of their arrival, so a pass goes from the oldest on and ends at the first one that
+is too young for every rule. Only after a purge, a deleted queue or a message with a time to live of its own (the
+flag `sweep`) does a pass have to look at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hark.clock import SECOND
+from hark.engine.sqlite.leases import LeaseView
+from hark.engine.sqlite.rows import NO_EXTRA, decode_extra
+from hark.engine.sqlite.state import Partition, Queue
+from hark.engine.sqlite.store import for_each, rows_of, run, scalar
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.model import Collected, QueueOptions
+
+_SCAN = "select seq, partition, offset, created_at, extra from messages where seq > ?1 order by seq limit ?2"
+
+
+class Keeper:
+    """The cursors that hold messages of one partition."""
+
+    def __init__(self, transaction: WriteTransaction, partition: Partition, active_since: int) -> None:
+        rows = rows_of(
+            transaction.connection,
+            """
+            select track.cursor, groups.last_seen >= ?3 from groups
+            left join tracks as track on track.grp = groups.id and track.partition = ?2
+            where groups.queue = ?1
+            """,
+            partition.queue.name,
+            partition.id,
+            active_since,
+        )
+        # A group without a track here has settled nothing yet.
+        self.slowest_active = min((cursor or 0 for cursor, active in rows if active), default=0)
+        self.fastest = max((cursor or 0 for cursor, _ in rows), default=0)
+        fronts = rows_of(transaction.connection, "select offset from fronts where partition = ?1", partition.id)
+        self.fronts = {offset for (offset,) in fronts}
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether every group that still counts is done with an offset."""
+        return offset <= self.slowest_active and offset not in self.fronts
+
+
+class Collector:
+    """Goes through the messages, remembering where it stopped."""
+
+    def __init__(self, completed_seconds: int, idle_group_seconds: int) -> None:
+        self._completed_seconds = completed_seconds
+        self._idle_group_seconds = idle_group_seconds
+        self._position = 0
+        self._sweeping = False
+
+    def step(self, transaction: WriteTransaction, limit: int) -> Collected:
+        """Look at the next messages, and remove those whose time is over."""
+        connection = transaction.connection
+        if not self._position:
+            self._sweeping = scalar(connection, "select value from meta where key = 'sweep'") is not None
+        rows = rows_of(connection, _SCAN, self._position, limit)
+        youngest = transaction.now - self._shortest(transaction.state.queues.values()) * SECOND
+        at_end = len(rows) < limit
+        if not self._sweeping and rows and rows[0][3] > youngest:
+            rows, at_end = [], True
+        removed = self._remove(transaction, rows) if rows else 0
+        self._position = 0 if at_end else rows[-1][0]
+        if at_end and self._sweeping:
+            self._finish_sweep(transaction)
+        return Collected(len(rows), removed, not at_end)
+
+    def _shortest(self, queues: Iterable[Queue]) -> int:
+        shortest = self._completed_seconds
+        for queue in queues:
+            options = queue.info.options
+            for seconds in (options.ttl, options.max_wait_time_seconds, *_enabled(options)):
+                if seconds:
+                    shortest = min(shortest, seconds)
+        return shortest
+
+    def _remove(self, transaction: WriteTransaction, rows: list[tuple[int, int, int, int, str | None]]) -> int:
+        held = LeaseView(transaction.state).held_places()
+        keepers: dict[int, Keeper] = {}
+        gone: list[int] = []
+        touched: set[int] = set()
+        active_since = transaction.now - self._idle_group_seconds * SECOND
+        for seq, partition_id, offset, created_at, extra in rows:
+            partition = transaction.loader.partition(partition_id)
+            if partition is not None and offset > partition.floor:
+                if (partition_id, offset) in held:
+                    continue
+                if partition_id not in keepers:
+                    keepers[partition_id] = Keeper(transaction, partition, active_since)
+                if not self._is_over(transaction, partition.queue, keepers[partition_id], offset, created_at, extra):
+                    continue
+            gone.append(seq)
+            touched.add(partition_id)
+        if gone:
+            connection = transaction.connection
+            sql = "delete from traces where (partition, offset) in (select partition, offset from messages where seq in"
+            for_each(connection, f"{sql} (select value from json_each(?1)))", gone)
+            run(connection, "delete from trace_names where trace not in (select id from traces)")
+            for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
+            for partition_id in touched:
+                self._raise_floor(transaction, partition_id)
+        return len(gone)
+
+    def _is_over(
+        self,
+        transaction: WriteTransaction,
+        queue: Queue,
+        keeper: Keeper,
+        offset: int,
+        created_at: int,
+        text: str | None,
+    ) -> bool:
+        options = queue.info.options
+        age = transaction.now - created_at
+        extra = NO_EXTRA if text is None else decode_extra(text)
+        expired = (extra.x and extra.x <= transaction.now) or (options.ttl and age >= options.ttl * SECOND)
+        if expired and not extra.g:
+            if offset > keeper.fastest:  # Nobody has stepped over it, and so nobody has counted it.
+                transaction.count(queue.name, "expired")
+            return True
+        retention, completed = _enabled(options)
+        if retention and age >= retention * SECOND:
+            return True
+        if keeper.is_settled(offset):
+            return age >= (completed or self._completed_seconds) * SECOND
+        return bool(options.max_wait_time_seconds) and age >= options.max_wait_time_seconds * SECOND
+
+    def _raise_floor(self, transaction: WriteTransaction, partition_id: int) -> None:
+        """What is below the first message that is left can be forgotten altogether."""
+        partition = transaction.loader.partition(partition_id)
+        if partition is None:
+            return
+        connection = transaction.connection
+        lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition_id)
+        floor = max(partition.floor, partition.tail if lowest is None else lowest - 1)
+        run(
+            connection,
+            "update partitions set floor = ?1, tail = ?2 where id = ?3",
+            floor,
+            partition.tail,
+            partition_id,
+        )
+        run(connection, "delete from retries where partition = ?1 and offset <= ?2", partition_id, floor)
+        run(connection, "delete from fronts where partition = ?1 and offset <= ?2", partition_id, floor)
+        partition.floor = floor
+        queue = partition.queue
+        transaction.on_commit(lambda: setattr(queue, "open", None))
+
+    def _finish_sweep(self, transaction: WriteTransaction) -> None:
+        connection = transaction.connection
+        gone = "select id from partitions where queue = 0 and id not in (select partition from messages)"
+        for table in ("tracks", "ranges", "retries", "fronts"):
+            run(connection, f"delete from {table} where partition in ({gone})")
+        run(connection, f"delete from partitions where id in ({gone})")
+        run(connection, "delete from meta where key = 'sweep'")
+
+
+def _enabled(options: QueueOptions) -> tuple[int, int]:
+    """Retention by age and after completion, 0 where the queue has none of its own."""
+    if not options.retention_enabled:
+        return 0, 0
+    return options.retention_seconds, options.completed_retention_seconds

@@ -1,0 +1,157 @@
+"""The verbs about groups: first contact, seek, removal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hark.engine.sqlite.loader import adopt_group, make_group
+from hark.engine.sqlite.queues import drop_leases
+from hark.engine.sqlite.state import Group, Queue, Track
+from hark.engine.sqlite.store import rows_of, run, scalar
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.errors import HarkError, NotFound
+from hark.model import GroupDeletion, GroupMode, Seek, SeekOutcome, Subscription
+
+Contact = tuple[str, str, GroupMode, Subscription]
+"""A group that is seen for the first time: the queue's name, its own, how and from where it wants to read."""
+
+
+def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) -> None:
+    """Remember where groups start (rule 20), also when the queue does not exist yet."""
+    state, connection, now = transaction.state, transaction.connection, transaction.now
+    for queue_name, name, mode, subscription in contacts:
+        transaction.loader.groups(queue_name)
+        if (queue_name, name) in state.groups:
+            continue
+        since = now if subscription.mode == "new" else subscription.since
+        highest = int(scalar(connection, "select ifnull(max(id), 0) from partitions") or 0)
+        row = (queue_name, name, mode, subscription.mode, since, highest, 0, now, now)
+        connection.execute(
+            "insert into groups (queue, name, mode, subscription, since, highest_partition, paused, created_at,"
+            " last_seen) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        adopt_group(state, make_group((connection.last_insert_rowid(), *row)))
+        queue = state.queues.get(queue_name)
+        if queue is not None:
+            queue.open = None
+            if subscription.mode == "new":
+                # What is pushed from now on, even in this very microsecond, is new to the group.
+                queue.created_floor = max(queue.created_floor, now + 1)
+
+
+def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
+    """Save when groups were last seen; idle ones stop holding retention some day."""
+    for group in groups:
+        run(
+            transaction.connection,
+            "update groups set last_seen = ?1 where id = ?2",
+            group.last_seen,
+            group.id,
+        )
+
+
+def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOutcome | HarkError]:
+    """Move groups to other places (rule 21)."""
+    answers: list[SeekOutcome | HarkError] = []
+    for request in requests:
+        try:
+            answers.append(_seek(transaction, request))
+        except HarkError as error:
+            answers.append(error)
+    return answers
+
+
+def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
+    queue = transaction.state.queues.get(request.queue)
+    if queue is None:
+        raise NotFound(f"queue {request.queue!r} does not exist", code="queue_not_found")
+    first_contact(transaction, [(queue.name, request.group, "ordered", Subscription())])
+    group = transaction.state.groups[queue.name, request.group]
+    tracks = _tracks(transaction, queue, group, request.partition)
+    cursor = None
+    for track in tracks:
+        cursor = _target(transaction, request, track)
+        move(transaction, track, cursor)
+    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.hint(queue.name, group.name)
+    return SeekOutcome(len(tracks), None if cursor is None else cursor + 1)
+
+
+def _tracks(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[Track]:
+    if partition is not None:
+        transaction.loader.partitions([(queue, partition)])
+        found = queue.partitions.get(partition)
+        if found is None:
+            raise NotFound(f"queue {queue.name!r} has no partition {partition!r}", code="partition_not_found")
+        ids = [found.id]
+    else:
+        rows = rows_of(transaction.connection, "select id from partitions where queue = ?1", queue.id)
+        ids = [row[0] for row in rows]
+    transaction.loader.tracks(group, ids)
+    return [group.tracks[partition_id] for partition_id in ids]
+
+
+def _target(transaction: WriteTransaction, request: Seek, track: Track) -> int:
+    partition = track.partition
+    if request.to_end:
+        return partition.next_tail
+    if request.timestamp is not None:
+        return transaction.loader.last_offset_at(partition, request.timestamp)
+    return min(max((request.offset or 1) - 1, partition.floor), partition.next_tail)
+
+
+def move(transaction: WriteTransaction, track: Track, cursor: int) -> None:
+    """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
+    draft = transaction.draft(track)
+    draft.wiped = True
+    draft.cursor, draft.ranges, draft.probe = max(cursor, track.partition.floor), [], 0
+    draft.retries, draft.front = {}, []
+    transaction.void_leases(track)
+
+
+def delete_group(transaction: WriteTransaction, name: str, queue: str | None, forget: bool) -> GroupDeletion:
+    """Drop a group's cursors in one queue or all of them, and its subscription if asked."""
+    connection = transaction.connection
+    rows = rows_of(
+        connection, "select id, queue from groups where name = ?1 and (?2 is null or queue = ?2)", name, queue
+    )
+    partitions = 0
+    for group_id, queue_name in rows:
+        partitions += int(scalar(connection, "select count(*) from tracks where grp = ?1", group_id))
+        for table in ("tracks", "ranges", "retries", "fronts"):
+            run(connection, f"delete from {table} where grp = ?1", group_id)
+        if forget:
+            run(connection, "delete from groups where id = ?1", group_id)
+        transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
+        transaction.hint(queue_name, name)
+    return GroupDeletion(partitions, len(rows) if forget else 0)
+
+
+def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
+    """Drop a group from memory; what is left of it is loaded again when it is next seen."""
+    state = transaction.state
+    group = state.groups.pop(key, None)
+    queue = state.queues.get(key[0])
+    if queue is not None:
+        queue.groups.pop(key[1], None)
+        queue.open = None
+    if group is not None:
+        drop_leases(transaction, group)
+
+
+def resubscribe(transaction: WriteTransaction, name: str, since: int) -> int:
+    """Change where a group starts in partitions that it has not touched yet."""
+    connection = transaction.connection
+    rows = rows_of(connection, "select queue from groups where name = ?1", name)
+    run(
+        connection,
+        "update groups set subscription = 'timestamp', since = ?1,"
+        " highest_partition = (select ifnull(max(id), 0) from partitions) where name = ?2",
+        since,
+        name,
+    )
+    for (queue_name,) in rows:
+        transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
+        transaction.hint(queue_name, name)
+    return len(rows)

@@ -1,0 +1,69 @@
+"""Leases as those see them who look from outside: a copy, made by the store thread."""
+
+from __future__ import annotations
+
+from hark.engine.sqlite.state import State
+from hark.errors import HarkError
+from hark.model import Renewal, RenewOutcome
+
+Place = tuple[int, int]
+"""A group's number and a partition's number."""
+
+
+class LeaseView:
+    """What is held at one moment."""
+
+    def __init__(self, state: State) -> None:
+        self._leases: dict[Place, tuple[str, int]] = {}
+        self._held: dict[Place, dict[int, int]] = {}
+        self._by_group: dict[int, int] = {}
+        for lease in state.leases.values():
+            for track in lease.parts:
+                place = (track.group.id, track.partition.id)
+                if track.lease is lease:
+                    self._leases[place] = (lease.id, lease.expires_at)
+                    self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
+                held = self._held.setdefault(place, {})
+                for offset, holder, _ in track.held.values():
+                    if holder is lease and track.lease is lease:
+                        held[offset] = lease.expires_at
+
+    def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
+        """The lease that blocks a partition for a group, with its end."""
+        return self._leases.get((group, partition))
+
+    def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
+        """Until when a message is held."""
+        return self._held.get((group, partition), {}).get(offset)
+
+    def held_in(self, group: int, partition: int) -> int:
+        """How many messages of a partition a group holds."""
+        return len(self._held.get((group, partition), ()))
+
+    def held_by_group(self, group: int) -> int:
+        """How many messages a group holds."""
+        return sum(len(held) for (owner, _), held in self._held.items() if owner == group)
+
+    def leases_of_group(self, group: int) -> int:
+        """How many partitions a group has leased."""
+        return self._by_group.get(group, 0)
+
+    def held_places(self) -> set[Place]:
+        """All (partition, offset) that somebody holds."""
+        return {(partition, offset) for (_, partition), held in self._held.items() for offset in held}
+
+
+def renew(state: State, now: int, requests: list[Renewal]) -> list[RenewOutcome | HarkError]:
+    """Extend leases; one call covers all partitions that share the lease."""
+    answers: list[RenewOutcome | HarkError] = []
+    for request in requests:
+        lease = state.leases.get(request.lease_id)
+        if lease is None:
+            answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found or already expired"))
+            continue
+        wanted = now + request.seconds * 1_000_000
+        if wanted > lease.expires_at:
+            lease.expires_at = wanted
+            state.schedule_expiry(lease)
+        answers.append(RenewOutcome(True, lease.expires_at))
+    return answers

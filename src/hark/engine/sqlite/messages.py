@@ -1,0 +1,100 @@
+"""The verbs that touch single stored messages: removal, and traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hark.engine.sqlite.state import Track
+from hark.engine.sqlite.store import run, scalar
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.errors import HarkError, NotFound
+from hark.ids import Place
+from hark.model import NewTrace
+
+
+def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
+    """Remove messages; consumers step over them."""
+    answers = []
+    for message_id in message_ids:
+        place = transaction.state.codec.decode(message_id)
+        answers.append(place is not None and _delete(transaction, place))
+    return answers
+
+
+def _delete(transaction: WriteTransaction, place: Place) -> bool:
+    partition = transaction.loader.partition(place.partition)
+    if partition is None or not partition.floor < place.offset <= partition.tail:
+        return False
+    connection = transaction.connection
+    run(connection, "delete from messages where partition = ?1 and offset = ?2", *place)
+    if not connection.changes():
+        return False
+    run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
+    delete_traces(transaction, place)
+    for group in list(partition.queue.groups.values()):
+        track = group.tracks.get(partition.id)
+        if track is not None and not track.is_settled(place.offset):
+            _settle_removed(transaction, track, place.offset)
+    return True
+
+
+def _settle_removed(transaction: WriteTransaction, track: Track, offset: int) -> None:
+    draft = transaction.draft(track)
+    transaction.settle(track, offset)
+    for transaction_id, (held_offset, lease, _) in list(track.held.items()):
+        if held_offset == offset:
+            draft.gone.add(transaction_id)
+            transaction.let_go(track, lease)
+
+
+def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None:
+    """Events go with their message."""
+    connection = transaction.connection
+    run(
+        connection,
+        "delete from trace_names where trace in (select id from traces where partition = ?1 and offset = ?2)",
+        *place,
+    )
+    run(connection, "delete from traces where partition = ?1 and offset = ?2", *place)
+
+
+def find_offset(transaction: WriteTransaction, partition_id: str, transaction_id: str) -> Place | None:
+    """A retained message by its transaction id or its own id."""
+    codec, connection = transaction.state.codec, transaction.connection
+    place = codec.decode(partition_id)
+    if place is None or place.offset:
+        return None
+    by_transaction = "select offset from messages where partition = ?1 and transaction_id = ?2"
+    offset = scalar(connection, by_transaction, place.partition, transaction_id)
+    if offset is None:
+        own = codec.decode(transaction_id)
+        if own is None or own.partition != place.partition or not own.offset:
+            return None
+        by_offset = "select offset from messages where partition = ?1 and offset = ?2"
+        offset = scalar(connection, by_offset, *own)
+    return None if offset is None else Place(place.partition, int(offset))
+
+
+def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> list[str | HarkError]:
+    """Record events about messages; their ids."""
+    answers: list[str | HarkError] = []
+    for item in traces:
+        place = find_offset(transaction, item.partition_id, item.transaction_id)
+        if place is None:
+            answers.append(NotFound("Message not found", code="message_not_found"))
+            continue
+        uid = transaction.ids.new()
+        transaction.connection.execute(
+            "insert into traces (uid, partition, offset, grp, event, data, created_at) values (?, ?, ?, ?, ?, ?, ?)",
+            (uid, *place, item.group, item.event, item.data, transaction.now),
+        )
+        trace_id = transaction.connection.last_insert_rowid()
+        for name in dict.fromkeys(item.names):
+            run(
+                transaction.connection,
+                "insert into trace_names (name, trace) values (?1, ?2)",
+                name,
+                trace_id,
+            )
+        answers.append(uid)
+    return answers

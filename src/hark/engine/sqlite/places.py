@@ -1,0 +1,95 @@
+"""Finds the queues and partitions that messages name, and makes those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from hark.engine.sqlite.loader import adopt_group, adopt_partition
+from hark.engine.sqlite.state import Partition, Queue
+from hark.engine.sqlite.store import run
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.model import QueueInfo, QueueSpec
+
+Places = dict[tuple[str, str], Partition]
+"""Partitions by the name of their queue and their own."""
+
+encode_options = msgspec.json.Encoder().encode
+
+
+def find_partitions(transaction: WriteTransaction, names: Iterable[tuple[str, str]]) -> Places:
+    """The partitions with these names (of a queue, of a partition), made where they are missing."""
+    places: Places = {}
+    missing: dict[tuple[str, str], Queue] = {}
+    queues = transaction.state.queues
+    for key in names:
+        if key in places or key in missing:
+            continue
+        queue = queues.get(key[0])
+        if queue is None:
+            queue = make_queue(transaction, key[0])
+        partition = queue.partitions.get(key[1])
+        if partition is None:
+            missing[key] = queue
+        else:
+            places[key] = partition
+    if missing:
+        transaction.loader.partitions([(queue, name) for (_, name), queue in missing.items()])
+        for key, queue in missing.items():
+            places[key] = queue.partitions.get(key[1]) or make_partition(transaction, queue, key[1])
+    return places
+
+
+def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Partition:
+    """A new partition. It may be seen before the commit: it has no messages until then."""
+    connection, now = transaction.connection, transaction.now
+    run(
+        connection,
+        "insert into partitions (queue, name, created_at) values (?1, ?2, ?3)",
+        queue.id,
+        name,
+        now,
+    )
+    row = (connection.last_insert_rowid(), name, now, 0, 0, 0)
+    partition = Partition(row, queue, transaction.state.codec)
+    adopt_partition(transaction.state, partition)
+    return partition
+
+
+def make_queue(transaction: WriteTransaction, name: str) -> Queue:
+    """The queue that a first push makes: `a.b.c` has namespace `a` and task `b` (rule 2)."""
+    labels = name.split(".", 2)
+    task = labels[1] if len(labels) > 2 else ""
+    return insert_queue(transaction, QueueSpec(name=name, namespace=labels[0], task=task))
+
+
+def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
+    """A new queue; groups that met its name before are its groups now."""
+    info = QueueInfo(
+        id=transaction.ids.new(),
+        name=spec.name,
+        namespace=spec.namespace,
+        task=spec.task,
+        options=spec.options,
+        created_at=transaction.now,
+        paused=False,
+    )
+    run(
+        transaction.connection,
+        "insert into queues (uid, name, namespace, task, options, created_at) values (?1, ?2, ?3, ?4, ?5, ?6)",
+        info.id,
+        info.name,
+        info.namespace,
+        info.task,
+        encode_options(info.options).decode(),
+        info.created_at,
+    )
+    queue = Queue(transaction.connection.last_insert_rowid(), info)
+    queue.created_floor = transaction.loader.created_floor(spec.name)
+    transaction.state.queues[spec.name] = queue
+    transaction.loader.groups(spec.name)
+    for (queue_name, _), group in list(transaction.state.groups.items()):
+        if queue_name == spec.name:
+            adopt_group(transaction.state, group)
+    return queue

@@ -1,0 +1,156 @@
+"""The verbs that make, change, empty and remove queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hark.engine.sqlite.places import encode_options, find_partitions, insert_queue
+from hark.engine.sqlite.state import Group, Queue
+from hark.engine.sqlite.store import rows_of, run
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.model import DEFAULT_PARTITION, QueueInfo, QueueSpec
+
+
+def configure(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> list[QueueInfo]:
+    """Make queues, or replace all options of those that exist."""
+    return [_configure(transaction, spec) for spec in specs]
+
+
+def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
+    queue = transaction.state.queues.get(spec.name)
+    if queue is None:
+        queue = insert_queue(transaction, spec)
+    info = msgspec.structs.replace(queue.info, namespace=spec.namespace, task=spec.task, options=spec.options)
+    run(
+        transaction.connection,
+        "update queues set namespace = ?1, task = ?2, options = ?3 where id = ?4",
+        info.namespace,
+        info.task,
+        encode_options(info.options).decode(),
+        queue.id,
+    )
+    changed = queue
+    transaction.on_commit(lambda: reconfigure(changed, info))
+    transaction.hint(spec.name, None)
+    places = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
+    return msgspec.structs.replace(info, partition_id=places[spec.name, DEFAULT_PARTITION].uid)
+
+
+def reconfigure(queue: Queue, info: QueueInfo) -> None:
+    """Take over options, and look again at what waited because of the old ones."""
+    queue.set_info(info)
+    queue.open = None
+    for group in queue.groups.values():
+        look_again(group)
+
+
+def look_again(group: Group) -> None:
+    """What a group waits for may have changed: nothing that waits is to be trusted."""
+    for partition_id in list(group.waking):
+        group.make_ready(partition_id)
+
+
+def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
+    """Remove queues and their groups; the messages are removed later, step by step, by collect."""
+    return [_delete(transaction, name) for name in names]
+
+
+def _delete(transaction: WriteTransaction, name: str) -> bool:
+    state, connection = transaction.state, transaction.connection
+    transaction.loader.groups(name)
+    groups = [group for (queue_name, _), group in state.groups.items() if queue_name == name]
+    queue = state.queues.get(name)
+    if queue is not None:
+        run(connection, "delete from queues where id = ?1", queue.id)
+        run(connection, "delete from dead_letters where queue = ?1", name)
+        # Names must stay unique among what is waiting to be removed.
+        run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
+        transaction.want_sweep()
+    run(connection, "delete from groups where queue = ?1", name)
+    transaction.on_commit(lambda: _forget(transaction, queue, groups))
+    return queue is not None
+
+
+def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence[Group]) -> None:
+    state = transaction.state
+    for group in groups:
+        state.groups.pop((group.queue_name, group.name), None)
+        drop_leases(transaction, group)
+    if queue is not None:
+        state.queues.pop(queue.name, None)
+        for partition in queue.partitions.values():
+            state.partitions.pop(partition.id, None)
+
+
+def drop_leases(transaction: WriteTransaction, group: Group) -> None:
+    """Forget what is leased of a group that is gone."""
+    state = transaction.state
+    for lease in list(state.leases.values()):
+        for track in [track for track in lease.parts if track.group is group]:
+            state.end_part(lease, track)
+
+
+def pause(transaction: WriteTransaction, queue_name: str, group_name: str | None, paused: bool) -> bool:
+    """Stop or resume deliveries."""
+    queue = transaction.state.queues.get(queue_name)
+    if group_name is None:
+        if queue is None:
+            return False
+        run(transaction.connection, "update queues set paused = ?1 where id = ?2", paused, queue.id)
+        info = msgspec.structs.replace(queue.info, paused=paused)
+        transaction.on_commit(lambda: queue.set_info(info))
+    else:
+        transaction.loader.groups(queue_name)
+        group = transaction.state.groups.get((queue_name, group_name))
+        if group is None:
+            return False
+        run(transaction.connection, "update groups set paused = ?1 where id = ?2", paused, group.id)
+        found = group
+        transaction.on_commit(lambda: setattr(found, "paused", paused))
+    if not paused:
+        transaction.hint(queue_name, group_name)
+    return True
+
+
+def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None) -> int:
+    """Remove all messages of a queue, or settle all that a group has open."""
+    queue = transaction.state.queues.get(queue_name)
+    if queue is None:
+        return 0
+    transaction.loader.groups(queue_name)
+    ids = [row[0] for row in rows_of(transaction.connection, "select id from partitions where queue = ?1", queue.id)]
+    transaction.loader.partitions_by_id(ids)
+    transaction.on_commit(lambda: setattr(queue, "open", None))
+    if group_name is not None:
+        group = transaction.state.groups.get((queue_name, group_name))
+        return 0 if group is None else _settle_all(transaction, group, ids)
+    transaction.want_sweep()
+    for group in queue.groups.values():
+        _settle_all(transaction, group, list(group.tracks))
+    removed = 0
+    for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
+        removed += partition.next_tail - partition.floor
+        partition.floor = partition.next_tail
+        run(
+            transaction.connection,
+            "update partitions set floor = ?1, tail = ?1 where id = ?2",
+            partition.floor,
+            partition.id,
+        )
+    return removed
+
+
+def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int]) -> int:
+    transaction.loader.tracks(group, ids)
+    settled = 0
+    for partition_id in ids:
+        track = group.tracks[partition_id]
+        tail = track.partition.next_tail
+        settled += sum(last - first + 1 for first, last in track.open_intervals())
+        draft = transaction.draft(track)
+        draft.front, draft.retries = [], {}
+        draft.settle(draft.cursor + 1, tail)
+        transaction.void_leases(track)
+    return settled

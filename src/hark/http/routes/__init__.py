@@ -1,0 +1,42 @@
+"""The routes that are not hot, by theme: each module has a table from path and method to endpoint."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from hark.http.routes import (
+    dead_letters,
+    groups,
+    leases,
+    messages,
+    overview,
+    queues,
+    seek,
+    system,
+    traces,
+    transactions,
+)
+from hark.http.routes.table import SegmentRoute
+
+_THEMES = (
+    system,
+    queues,
+    overview,
+    messages,
+    groups,
+    seek,
+    dead_letters,
+    transactions,
+    leases,
+    traces,
+)
+
+
+def routes() -> list[Route]:
+    """All of them; where two patterns fit, the first counts."""
+    return [
+        SegmentRoute(pattern, endpoints) for theme in _THEMES for pattern, endpoints in theme.TABLE.items()
+    ]
+
+
+__all__ = ["routes"]

@@ -1,0 +1,87 @@
+"""What every endpoint needs: the broker, the checked parts of the request, and an answer in JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TypeVar, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from hark.broker import Broker
+from hark.errors import BodyTooLarge, InvalidInput
+from hark.http.checks import MAX_NUMBER, check_name, check_text, decode_json, int_param
+from hark.settings import Settings
+
+T = TypeVar("T")
+
+MAX_PAGE = 1000
+MAX_LIST = 10_000
+
+
+def broker_of(request: Request) -> Broker:
+    """The broker of this server."""
+    return cast(Broker, request.app.state.broker)
+
+
+def settings_of(request: Request) -> Settings:
+    """The settings of this server."""
+    return cast(Settings, request.app.state.settings)
+
+
+def name_in_path(request: Request, name: str) -> str:
+    """A checked name from the path."""
+    return check_name(request.path_params[name], name)
+
+
+def text_in_path(request: Request, name: str) -> str:
+    """An id from the path: an unknown one is an answer, not an error."""
+    return check_text(request.path_params[name], name)
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body, if it is not over the limit."""
+    limit = settings_of(request).max_body_bytes
+    declared = request.headers.get("content-length", "")
+    body = bytearray()
+    if not (declared.isdecimal() and int(declared) > limit):
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    break
+            else:
+                return bytes(body)
+        except ClientDisconnect:
+            raise InvalidInput("the request body ended early") from None
+    raise BodyTooLarge(f"the request body is over the limit of {limit} bytes (setting max_body_bytes)")
+
+
+async def read_json(request: Request, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:
+    """The decoded body."""
+    return decode_json(await read_body(request), type, what, texts)
+
+
+async def read_optional_json(request: Request, type: type[T], what: str) -> T:
+    """The decoded body, all defaults when it is empty."""
+    return decode_json(await read_body(request) or b"{}", type, what)
+
+
+def page_params(
+    request: Request, default: int = 100, most: int = MAX_PAGE, name: str = "limit"
+) -> tuple[int, int]:
+    """`limit` and `offset` of a list."""
+    query = request.query_params
+    return int_param(query, name, default, 1, most), int_param(query, "offset", 0, 0, MAX_NUMBER)
+
+
+def now() -> int:
+    """The time for "how long ago" in answers; what is due is decided by the engine's clock alone."""
+    return time.time_ns() // 1000
+
+
+def reply(content: object, status: int = 200) -> Response:
+    """An answer in JSON; `msgspec.Raw` parts go out byte for byte."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,0 +1,80 @@
+"""Seek: move a group of a queue to the end, to a time or to an offset."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hark.broker.broker import first
+from hark.errors import InvalidInput
+from hark.http.checks import MAX_NUMBER, check_int, format_time_ms, parse_moment
+from hark.http.routes.requests import broker_of, name_in_path, read_optional_json, reply
+from hark.http.routes.table import Table
+from hark.model import Seek
+
+
+class SeekBody(msgspec.Struct, rename="camel"):
+    """Where to; exactly one of the three."""
+
+    to_end: bool | None = None
+    timestamp: str | int | None = None
+    offset: int | None = None
+
+
+async def seek_queue(request: Request) -> Response:
+    """Move a group in all partitions of a queue."""
+    body = await read_optional_json(request, SeekBody, "seek")
+    wish = _wish(request, body, None)
+    outcome = first(await broker_of(request).engine.seek([wish]))
+    return reply(
+        {
+            "success": True,
+            "consumerGroup": wish.group,
+            "queueName": wish.queue,
+            "seekToEnd": wish.to_end,
+            "targetTimestamp": None if wish.timestamp is None else format_time_ms(wish.timestamp),
+            "targetOffset": wish.offset,
+            "partitionsUpdated": outcome.partitions,
+        }
+    )
+
+
+async def seek_partition(request: Request) -> Response:
+    """Move a group in one partition; without a body to the end, as in the original."""
+    body = await read_optional_json(request, SeekBody, "seek")
+    if body == SeekBody():
+        body = SeekBody(to_end=True)
+    wish = _wish(request, body, name_in_path(request, "partition"))
+    outcome = first(await broker_of(request).engine.seek([wish]))
+    return reply(
+        {
+            "success": True,
+            "consumerGroup": wish.group,
+            "queueName": wish.queue,
+            "partitionName": wish.partition,
+            "updated": outcome.partitions > 0,
+            "cursorMovedTo": None if outcome.next_offset is None else outcome.next_offset - 1,
+            "nextOffset": outcome.next_offset,
+        }
+    )
+
+
+def _wish(request: Request, body: SeekBody, partition: str | None) -> Seek:
+    given = [body.to_end or None, body.timestamp, body.offset]
+    if sum(value is not None for value in given) != 1:
+        raise InvalidInput("expected exactly one of toEnd (true), timestamp, offset")
+    return Seek(
+        queue=name_in_path(request, "queue"),
+        group=name_in_path(request, "group"),
+        partition=partition,
+        to_end=bool(body.to_end),
+        timestamp=None if body.timestamp is None else parse_moment(body.timestamp, "timestamp"),
+        offset=None if body.offset is None else check_int(body.offset, "offset", 1, MAX_NUMBER),
+    )
+
+
+TABLE: Table = {
+    "/api/v1/consumer-groups/{group}/queues/{queue}/seek": {"POST": seek_queue},
+    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek": {"POST": seek_partition},
+}

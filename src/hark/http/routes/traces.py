@@ -1,0 +1,137 @@
+"""Traces: events that consumers record about messages."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hark.broker.broker import first
+from hark.errors import InvalidInput
+from hark.http.checks import check_name, check_text, format_time_ms
+from hark.http.push_items import MAX_DEPTH, payload_too_deep
+from hark.http.routes.requests import broker_of, name_in_path, page_params, read_json, reply, text_in_path
+from hark.http.routes.table import Table
+from hark.model import QUEUE_MODE, NewTrace, Trace
+
+MAX_NAMES = 100
+_NO_DATA = msgspec.Raw(b"null")
+
+
+class TraceBody(msgspec.Struct, rename="camel"):
+    """An event; null means absent."""
+
+    transaction_id: str | None = None
+    partition_id: str | None = None
+    data: msgspec.Raw = _NO_DATA
+    consumer_group: str | None = None
+    event_type: str | None = None
+    trace_names: str | list[str] | None = None
+
+
+async def record(request: Request) -> Response:
+    """Record an event about a message."""
+    body = await read_json(request, TraceBody, "trace")
+    if not body.transaction_id or not body.partition_id:
+        raise InvalidInput("transactionId and partitionId are required")
+    data = bytes(body.data)
+    if data == b"null":
+        raise InvalidInput("data is required")
+    if payload_too_deep(data):
+        raise InvalidInput(f"data: nested too deeply, at most {MAX_DEPTH} levels")
+    trace = NewTrace(
+        partition_id=check_text(body.partition_id, "partitionId"),
+        transaction_id=check_text(body.transaction_id, "transactionId"),
+        data=data,
+        group=check_name(body.consumer_group or QUEUE_MODE, "consumerGroup"),
+        event=check_name(body.event_type or "info", "eventType"),
+        names=_names(body.trace_names),
+    )
+    trace_id = first(await broker_of(request).engine.trace([trace]))
+    return reply({"success": True, "traceId": trace_id}, 201)
+
+
+async def list_of_message(request: Request) -> Response:
+    """The events of one message, oldest first."""
+    limit, offset = page_params(request, 1000)
+    traces, _ = await broker_of(request).traces(
+        text_in_path(request, "partition_id"),
+        text_in_path(request, "transaction_id"),
+        limit=limit,
+        offset=offset,
+    )
+    return reply({"traces": [_event(trace) for trace in traces]})
+
+
+async def list_by_name(request: Request) -> Response:
+    """The events of one name over all messages, newest first."""
+    limit, offset = page_params(request, 100)
+    traces, total = await broker_of(request).traces(
+        name=name_in_path(request, "name"), limit=limit, offset=offset
+    )
+    return reply(
+        {
+            "traces": [
+                _event(trace)
+                | {
+                    "transaction_id": trace.transaction_id,
+                    "partition_id": trace.partition_id,
+                    "queue_name": trace.queue,
+                    "partition_name": trace.partition,
+                    "message_payload": trace.payload,
+                }
+                for trace in traces
+            ],
+            "total": total,
+            "pagination": {"limit": limit, "offset": offset},
+        }
+    )
+
+
+async def list_names(request: Request) -> Response:
+    """The names that events were recorded under."""
+    limit, offset = page_params(request, 50)
+    names, total = await broker_of(request).engine.trace_names(limit, offset)
+    return reply(
+        {
+            "trace_names": [
+                {
+                    "trace_name": item.name,
+                    "trace_count": item.traces,
+                    "message_count": item.messages,
+                    "last_seen": format_time_ms(item.last_seen),
+                }
+                for item in names
+            ],
+            "total": total,
+            "pagination": {"limit": limit, "offset": offset},
+        }
+    )
+
+
+def _names(given: str | list[str] | None) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else given or []
+    if len(names) > MAX_NAMES:
+        raise InvalidInput(f"traceNames: at most {MAX_NAMES} names, got {len(names)}")
+    checked = (check_name(name, f"traceNames[{index}]") for index, name in enumerate(names))
+    return tuple(dict.fromkeys(checked))
+
+
+def _event(trace: Trace) -> dict[str, object]:
+    return {
+        "id": trace.id,
+        "event_type": trace.event,
+        "data": trace.data,
+        "consumer_group": trace.group,
+        "worker_id": None,
+        "created_at": format_time_ms(trace.created_at),
+        "trace_names": trace.names,
+    }
+
+
+TABLE: Table = {
+    "/api/v1/traces": {"POST": record},
+    "/api/v1/traces/names": {"GET": list_names},
+    "/api/v1/traces/by-name/{name}": {"GET": list_by_name},
+    "/api/v1/traces/{partition_id}/{transaction_id}": {"GET": list_of_message},
+}

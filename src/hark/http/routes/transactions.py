@@ -1,0 +1,155 @@
+"""Transactions: pushes and settlements that happen together or not at all."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hark.errors import InvalidInput, Refused
+from hark.http.checks import check_int, check_name, check_status, check_text
+from hark.http.push_items import ITEM_TEXTS, MAX_DELAY_MS, NO_PAYLOAD, PushItem, to_new_message
+from hark.http.routes.requests import broker_of, read_json, reply, settings_of
+from hark.http.routes.table import Table
+from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction
+
+_EMPTY_OBJECT = msgspec.Raw(b"{}")
+_TEXTS = {name: text for name, text in ITEM_TEXTS.items() if name not in {"items", "transactionId"}} | {
+    "operations": "operations array required",
+    "type": "expected push or ack",
+}
+
+
+class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
+    """A push: `items`, or the fields of one item beside the type."""
+
+    queue: str = ""
+    items: list[PushItem] | None = None
+
+
+class AckOperation(msgspec.Struct, tag_field="type", tag="ack", rename="camel", gc=False):
+    """A settlement; null means absent."""
+
+    transaction_id: str
+    partition_id: str
+    status: str | None = None
+    consumer_group: str | None = None
+    lease_id: str | None = None
+    error: str | None = None
+    delay: int | None = None
+
+
+class TransactionBody(msgspec.Struct, rename="camel"):
+    """The operations in order, and the leases that they need."""
+
+    operations: list[PushOperation | AckOperation]
+    required_leases: list[str] | None = None
+    kv: list[msgspec.Raw] | None = None
+    timers: list[msgspec.Raw] | None = None
+
+
+async def transact(request: Request) -> Response:
+    """Apply a transaction; one that is refused is answered with 200 and `success` false."""
+    body = await read_json(request, TransactionBody, "transaction", _TEXTS)
+    if body.kv or body.timers:
+        raise Refused(f"{'kv' if body.kv else 'timers'}: not supported yet, nothing was applied")
+    operations = _flatten(body.operations, settings_of(request).limits.max_batch)
+    if not operations:
+        raise InvalidInput("operations array cannot be empty")
+    leases = tuple(lease for lease in body.required_leases or () if lease)
+    outcome = await broker_of(request).transact(Transaction(operations, leases))
+    answer: dict[str, object] = {"transactionId": str(uuid.uuid4()), "success": outcome.success}
+    if not outcome.success:
+        answer |= {"error": _failure(operations, outcome.failed_index, outcome.error), "code": outcome.code}
+    answer["results"] = _results(operations, outcome.results)
+    return reply(answer)
+
+
+def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> list[NewMessage | Settlement]:
+    """One entry per pushed item and per settlement."""
+    flat: list[NewMessage | Settlement] = []
+    for index, operation in enumerate(operations):
+        if isinstance(operation, AckOperation):
+            flat.append(_settlement(operation, f"operations[{index}]"))
+        elif operation.items is None:
+            flat.append(_message(operation, index, "operations"))
+        else:
+            where = f"operations[{index}].items"
+            flat.extend(_message(item, place, where) for place, item in enumerate(operation.items))
+        if len(flat) > most:
+            raise InvalidInput(
+                f"operations: at most {most} in one transaction (setting limits.max_batch)",
+                code="batch_too_large",
+            )
+    return flat
+
+
+def _message(item: PushItem, index: int, where: str) -> NewMessage:
+    if item.payload is NO_PAYLOAD:
+        item.payload = _EMPTY_OBJECT  # Only a push of its own makes a missing payload null.
+    return to_new_message(item, index, where)
+
+
+def _settlement(operation: AckOperation, where: str) -> Settlement:
+    if not operation.transaction_id:
+        raise InvalidInput(f"{where}.transactionId: must not be empty")
+    if not operation.partition_id:
+        raise InvalidInput(f"{where}.partitionId: must not be empty")
+    return Settlement(
+        check_text(operation.transaction_id, f"{where}.transactionId"),
+        check_text(operation.partition_id, f"{where}.partitionId"),
+        check_status(operation.status or "completed", f"{where}.status"),
+        check_text(operation.lease_id or "", f"{where}.leaseId") or None,
+        operation.error,
+        None if operation.delay is None else check_int(operation.delay, f"{where}.delay", 0, MAX_DELAY_MS),
+        check_name(operation.consumer_group or QUEUE_MODE, f"{where}.consumerGroup"),
+    )
+
+
+def _failure(operations: Sequence[NewMessage | Settlement], index: int | None, error: str | None) -> str:
+    text = error or "refused"
+    if index is None:
+        return text
+    kind = "ACK" if isinstance(operations[index], Settlement) else "PUSH"
+    return f"{kind} operation failed: {text}"
+
+
+def _results(
+    operations: Sequence[NewMessage | Settlement], outcomes: Sequence[PushOutcome | SettleOutcome]
+) -> list[dict[str, object]]:
+    results: list[dict[str, object]] = []
+    for index, (operation, outcome) in enumerate(zip(operations, outcomes, strict=False)):
+        if isinstance(outcome, PushOutcome):
+            success = outcome.status != "failed"
+            result: dict[str, object] = {
+                "index": index,
+                "type": "push",
+                "success": success,
+                "status": outcome.status,
+                "transactionId": outcome.transaction_id,
+                "messageId": outcome.message_id,
+                "partitionId": outcome.partition_id,
+                "queueName": operation.queue if isinstance(operation, NewMessage) else None,
+            }
+            if not success:
+                result["error"] = outcome.error
+        else:
+            success = outcome.success
+            result = {
+                "index": index,
+                "type": "ack",
+                "success": success,
+                "transactionId": outcome.transaction_id,
+                "error": outcome.error,
+                "dlq": outcome.dead_lettered,
+            }
+        if not success:
+            result["code"] = outcome.code
+        results.append(result)
+    return results
+
+
+TABLE: Table = {"/api/v1/transaction": {"POST": transact}}

@@ -1,0 +1,26 @@
+"""Settings: hark.toml, then HARK_* variables, then flags; one typed tree, joined field by field.
+
+    loaded = load({"port": 7000}, os.environ)
+    loaded.settings.port, loaded.sources["port"]  # (7000, "--port")
+
+`tree.py` says what settings there are, `table.py` lists them, `load.py` reads them.
+"""
+
+from hark.settings.load import Loaded, load
+from hark.settings.table import LATER, SETTINGS, Setting, shown
+from hark.settings.tree import Batching, Encryption, Limits, Pop, Retention, Settings
+
+__all__ = [
+    "LATER",
+    "SETTINGS",
+    "Batching",
+    "Encryption",
+    "Limits",
+    "Loaded",
+    "Pop",
+    "Retention",
+    "Setting",
+    "Settings",
+    "load",
+    "shown",
+]

@@ -1,0 +1,132 @@
+"""The settings as one table, made from the tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from hark.settings.tree import Settings
+
+HIDDEN = "******"
+
+_POLLING = "fallback polling between servers"
+LATER: Mapping[str, str] = MappingProxyType(
+    {
+        "SIDECAR_POOL_SIZE": "the PostgreSQL engine",
+        "SIDECAR_POP_WAIT_INITIAL_MS": _POLLING,
+        "SIDECAR_POP_WAIT_BACKOFF_THRESHOLD": _POLLING,
+        "SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER": _POLLING,
+        "SIDECAR_POP_WAIT_MAX_MS": _POLLING,
+        "POLL_WORKER_COUNT": _POLLING,
+        "POLL_WORKER_INTERVAL": _POLLING,
+        "POLL_DB_INTERVAL": _POLLING,
+        "POLL_BACKOFF_THRESHOLD": _POLLING,
+        "POLL_MAX_INTERVAL": _POLLING,
+        "QUEUE_MAX_POLL_INTERVAL": _POLLING,
+        "QUEUE_BACKOFF_THRESHOLD": _POLLING,
+        "QUEUE_BACKOFF_MULTIPLIER": _POLLING,
+        "QUEUE_BACKOFF_CLEANUP_THRESHOLD": _POLLING,
+        "QUEEN_UDP_PEERS": "hints between servers",
+        "QUEEN_UDP_NOTIFY_PORT": "hints between servers",
+        "QO_POLLING_STRATEGY": "the worker runtime",
+        "QO_POLLING_MIN_INTERVAL_MS": "the worker runtime",
+        "QO_POLLING_MAX_INTERVAL_MS": "the worker runtime",
+        "QO_POLLING_BACKOFF_MULTIPLIER": "the worker runtime",
+    }
+)
+"""Known names without an effect yet, and the feature that brings it; they are reported, not dropped."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: a setting, its names, and what it accepts."""
+
+    name: str
+    """Dotted, as in hark.toml."""
+    type: Any
+    default: Any
+    meaning: str
+    expected: str
+    aliases: tuple[str, ...]
+    secret: bool
+    many: bool
+    """A list; in the environment its items are separated by commas."""
+    choices: tuple[str, ...]
+
+    @property
+    def env(self) -> str:
+        """The variable that sets it."""
+        return "HARK_" + self.name.replace(".", "_").upper()
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets it, where a command has one."""
+        return "--" + self.name.replace(".", "-").replace("_", "-")
+
+
+def _range(kind: str, of: inspect.IntType | inspect.FloatType) -> str:
+    """Say which numbers are accepted."""
+    low, high = (f"{bound:.15g}" if bound is not None else None for bound in (of.ge, of.le))
+    return f"{kind} from {low} to {high}" if low is not None and high is not None else kind
+
+
+def _expected(of: inspect.Type) -> str:
+    """Say in words what a type accepts."""
+    match of:
+        case inspect.IntType():
+            return _range("a whole number", of)
+        case inspect.FloatType():
+            return _range("a number", of)
+        case inspect.LiteralType(values):
+            return "one of: " + ", ".join(map(str, values))
+        case _:
+            return "text"
+
+
+def _rows(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
+    """List the settings of a struct and of the structs in it, in their order."""
+    for field in msgspec.structs.fields(struct):
+        name = prefix + field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _rows(field.type, name + ".")
+            continue
+        about = inspect.type_info(field.type)
+        if not isinstance(about, inspect.Metadata) or about.extra is None:
+            raise TypeError(f"setting {name} is not described")
+        yield Setting(
+            name=name,
+            type=field.type,
+            default=field.default,
+            meaning=(about.extra_json_schema or {})["description"],
+            expected=about.extra["expected"] or _expected(about.type),
+            aliases=about.extra["aliases"],
+            secret=about.extra["secret"],
+            many=isinstance(about.type, inspect.VarTupleType),
+            choices=tuple(map(str, about.type.values)) if isinstance(about.type, inspect.LiteralType) else (),
+        )
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in _rows(Settings)})
+"""Every setting by its dotted name."""
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """Look up a setting by its dotted name."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def shown(settings: Settings, name: str) -> Any:
+    """Give a setting's value as it may be shown: no keys, no passwords."""
+    value = value_of(settings, name)
+    if SETTINGS[name].secret:
+        return HIDDEN if value else value
+    if isinstance(value, str):
+        return re.sub(r"(://[^:@/]*):[^@/]*@", rf"\1:{HIDDEN}@", value)
+    return value

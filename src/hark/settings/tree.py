@@ -1,0 +1,153 @@
+"""What settings there are: each field with its default, its bounds, its meaning and its aliases.
+
+This is the only place to add a setting: the names in hark.toml and in the environment, the checks, the texts
+of errors, `--show-settings` and the table in docs/settings.md follow from it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+DefaultSubscription = Literal["all", "new"]
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Milliseconds = Annotated[int, Meta(ge=0, le=86_400_000)]
+Key = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
+
+
+def _about(meaning: str, *aliases: str, expected: str = "", secret: bool = False) -> Meta:
+    """Describe a setting; of several aliases that are set, the first counts."""
+    extra = {"aliases": aliases, "expected": expected, "secret": secret}
+    return Meta(description=meaning, extra=extra)
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the tree's structs."""
+
+
+class Batching(_Part, frozen=True):
+    """How requests that wait at the same moment share one commit."""
+
+    max_items: Annotated[
+        Count, _about("Items of one verb that share one commit at most.", "SIDECAR_MAX_ITEMS_PER_TX")
+    ] = 1000
+    max_wait_ms: Annotated[
+        float,
+        Meta(ge=0, le=10_000),
+        _about(
+            "Milliseconds that an item waits at most for others to share its commit.",
+            "SIDECAR_MICRO_BATCH_WAIT_MS",
+        ),
+    ] = 5.0
+
+
+class Limits(_Part, frozen=True):
+    """What the server takes on before it refuses."""
+
+    max_batch: Annotated[Count, _about("Items in one push, pop or ack at most; more is a 400.")] = 10_000
+    max_pending: Annotated[Count, _about("Items of one verb that wait for a commit at most; more is a 429.")] = 20_000
+    max_waiting: Annotated[Count, _about("Pops that wait for messages at most; more is a 429.")] = 20_000
+
+
+class Pop(_Part, frozen=True):
+    """What a pop means that does not say."""
+
+    default_batch: Annotated[
+        Count, _about("Messages that a pop gets at most, if it does not say.", "DEFAULT_BATCH_SIZE")
+    ] = 1
+    default_timeout_ms: Annotated[
+        Milliseconds,
+        _about("Milliseconds that a waiting pop waits, if it does not say.", "DEFAULT_TIMEOUT"),
+    ] = 30_000
+    max_timeout_ms: Annotated[Milliseconds, _about("Milliseconds that a waiting pop may ask for at most.")] = 600_000
+    default_subscription: Annotated[
+        DefaultSubscription,
+        _about(
+            "Where a new group starts, if its pop does not say: `all` messages, or only `new` ones.",
+            "DEFAULT_SUBSCRIPTION_MODE",
+        ),
+    ] = "all"
+
+
+class Retention(_Part, frozen=True):
+    """How long the server keeps what nobody needs any more."""
+
+    completed_seconds: Annotated[
+        int,
+        Meta(ge=0, le=3_153_600_000),
+        _about("Seconds that messages settled by every group are kept, if their queue does not say."),
+    ] = 604_800
+    idle_group_days: Annotated[
+        int,
+        Meta(ge=1, le=36_500),
+        _about("Days without a pop after which a group no longer holds messages back."),
+    ] = 30
+    interval_ms: Annotated[
+        int,
+        Meta(ge=100, le=86_400_000),
+        _about("Milliseconds between two rounds of retention.", "RETENTION_INTERVAL"),
+    ] = 300_000
+
+
+class Encryption(_Part, frozen=True):
+    """The keys for queues with `encryptionEnabled`."""
+
+    key: Annotated[
+        str,
+        Meta(pattern=r"^([0-9a-fA-F]{64})?\Z"),
+        _about(
+            "The key that payloads are encrypted with (AES-256-GCM); empty: encrypted queues are refused.",
+            "QUEEN_ENCRYPTION_KEY",
+            expected="64 hexadecimal digits (32 bytes; make one with: openssl rand -hex 32)",
+            secret=True,
+        ),
+    ] = ""
+    old_keys: Annotated[
+        tuple[Key, ...],
+        _about(
+            "Earlier keys, still used to read; in the environment separated by commas.",
+            expected="a list of keys, each 64 hexadecimal digits",
+            secret=True,
+        ),
+    ] = ()
+
+    def __repr__(self) -> str:
+        """Hide the keys: settings end up in logs and tracebacks."""
+        return "Encryption(******)"
+
+
+class Settings(_Part, frozen=True):
+    """Everything that a server can be told."""
+
+    host: Annotated[
+        str,
+        Meta(min_length=1),
+        _about("The address to listen on.", expected="a host name or an address"),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535), _about("The port to listen on; 0 takes a free one.", "PORT")] = 6632
+    engine: Annotated[
+        str,
+        _about(
+            "Where messages are kept: `sqlite:///file.db` or `memory`; empty: `hark.db` under `data`.",
+            expected="the URL of an engine",
+        ),
+    ] = ""
+    data: Annotated[
+        str,
+        Meta(min_length=1),
+        _about("The directory for what is kept.", expected="the path of a directory"),
+    ] = "./hark-data"
+    workers: Annotated[int, Meta(ge=1, le=1024), _about("Server processes.", "NUM_WORKERS")] = 1
+    log_level: Annotated[LogLevel, _about("The least important that is logged.")] = "info"
+    max_body_bytes: Annotated[
+        int, Meta(ge=1, le=2_147_483_647), _about("Bytes in one request body at most; more is a 413.")
+    ] = 10_485_760
+    batching: Batching = Batching()
+    limits: Limits = Limits()
+    pop: Pop = Pop()
+    retention: Retention = Retention()
+    encryption: Encryption = Encryption()

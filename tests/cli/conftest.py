@@ -1,0 +1,56 @@
+"""Fixtures of the command-line tests: a stub of the server, and a way to run `hark`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hark.cli import app
+
+from .stub import Stub, running_stub
+
+
+class Run(Protocol):
+    """Runs `hark` with these arguments."""
+
+    def __call__(self, *args: str, stdin: str | bytes | None = None) -> Result: ...
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of whoever runs the tests must not matter."""
+    monkeypatch.chdir(tmp_path)
+    for variable in list(os.environ):
+        if variable.startswith("HARK_") or variable in ("PORT", "NUM_WORKERS"):
+            monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    """A server that answers what it is told to."""
+    with running_stub() as running:
+        yield running
+
+
+@pytest.fixture
+def hark(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line, pointed at the stub."""
+    monkeypatch.setenv("HARK_URL", stub.url)
+    return runner()
+
+
+def runner() -> Run:
+    """Run `hark` in this process; an exception that is not an exit fails the test."""
+
+    def run(*args: str, stdin: str | bytes | None = None) -> Result:
+        result = CliRunner().invoke(app, list(args), input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run

@@ -1,0 +1,114 @@
+"""Servers for tests: real processes, each on a free port with a store of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import httpx
+import pytest
+
+START_SECONDS = 20.0
+STOP_SECONDS = 20.0
+_LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
+
+ServerStarter = Callable[..., AbstractContextManager[str]]
+
+
+@contextmanager
+def running_server(
+    directory: Path,
+    *,
+    engine: str = "memory",
+    arguments: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Serve from `directory` (its only store and configuration) and yield the URL; stopped at the end."""
+    # Settings of the developer's shell must not reach the server under test.
+    keep = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: os.environ[name] for name in keep if name in os.environ}
+    command = [sys.executable, "-c", "from hark.cli import main; main()", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--engine", engine, *arguments],
+        cwd=directory,
+        env=environment | dict(settings or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said: list[str] = []
+    try:
+        url = _wait_until_ready(process, said)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            pytest.fail(f"the server did not stop within {STOP_SECONDS} s; it said:\n{''.join(said)}")
+
+
+def _wait_until_ready(process: subprocess.Popen[str], said: list[str]) -> str:
+    """Read what the server says until it names its address, then ask for its health."""
+    lines: SimpleQueue[str | None] = SimpleQueue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            for line in output:
+                said.append(line)
+                lines.put(line)
+        lines.put(None)
+
+    # Reads on after the start too: a full pipe would stop the server.
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while (line := lines.get(timeout=START_SECONDS)) is not None:
+            if match := _LISTENING.search(line):
+                url = match[0]
+                with httpx.Client(transport=httpx.HTTPTransport(retries=3)) as client:
+                    client.get(f"{url}/health", timeout=START_SECONDS).raise_for_status()
+                return url
+    except Empty:
+        pytest.fail(f"the server did not start within {START_SECONDS} s; it said:\n{''.join(said)}")
+    pytest.fail(f"the server stopped with code {process.wait()}; it said:\n{''.join(said)}")
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server on the memory engine that the tests of a module share: use queue names of your own."""
+    with running_server(tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@pytest.fixture
+def fresh_server_url(tmp_path: Path) -> Iterator[str]:
+    """A server on the memory engine for one test alone."""
+    with running_server(tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> ServerStarter:
+    """Start servers with other engines or settings, in the test's own directory."""
+
+    def start(**options: object) -> AbstractContextManager[str]:
+        return running_server(tmp_path, **options)  # type: ignore[arg-type]  # checked by the callee
+
+    return start
+
+
+@pytest.fixture
+def queue() -> str:
+    """The name of a queue that no other test uses."""
+    return f"queue-{uuid.uuid4().hex[:12]}"

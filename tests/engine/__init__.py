@@ -1,0 +1,1 @@
+"""One conformance suite for every engine: the rules of the queue, rule by rule."""

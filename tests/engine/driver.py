@@ -1,0 +1,340 @@
+"""Words for the tests: push, pop and settle on any engine, in as few letters as a reader needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.errors import HarkError
+from hark.model import (
+    QUEUE_MODE,
+    DeadLetter,
+    DeadLetterFilter,
+    Delivery,
+    GroupMode,
+    Hint,
+    NewMessage,
+    PopRequest,
+    PushOutcome,
+    QueueInfo,
+    QueueOptions,
+    QueueSpec,
+    QueueStats,
+    Renewal,
+    RenewOutcome,
+    Seek,
+    SeekOutcome,
+    Settlement,
+    SettleOutcome,
+    Status,
+    Subscription,
+    TrackStats,
+    Transaction,
+    TransactionOutcome,
+)
+
+from .engines import EngineKind
+
+T = TypeVar("T")
+ALL = Subscription("all")
+NEW = Subscription("new")
+NEVER_GIVEN = "01890000-0000-7000-8000-000000000000"
+"""A well-formed lease id that no engine ever gave."""
+_SAME = "the lease it was delivered under"
+
+
+class Held(NamedTuple):
+    """A message in a consumer's hands, with the lease and the group it came under."""
+
+    message: Delivery
+    lease: str
+    group: str
+
+    @property
+    def payload(self) -> object:
+        """The payload as the producer pushed it."""
+        return msgspec.json.decode(bytes(self.message.payload))
+
+
+class Got(list[Held]):
+    """What a pop got, as a list, with what it says about the whole."""
+
+    lease: str
+    reason: str
+    look_again_at: int | None
+    partitions: int
+
+
+class PushOptions(TypedDict, total=False):
+    """The options of a message, as `NewMessage` names them."""
+
+    transaction_id: str | None
+    trace_id: str | None
+    producer: str | None
+    sealed: bool
+    priority: int
+    delay_ms: int
+    deliver_at: int | None
+    backoff_ms: tuple[int, ...] | None
+    ttl_ms: int | None
+
+
+def message(queue: str, partition: str, payload: object, **options: Unpack[PushOptions]) -> NewMessage:
+    """A message to push."""
+    return NewMessage(queue=queue, partition=partition, payload=msgspec.json.encode(payload), **options)
+
+
+def settlement(  # noqa: PLR0917
+    held: Held,
+    status: Status = "completed",
+    error: str | None = None,
+    delay_ms: int | None = None,
+    lease: str | None = _SAME,
+    group: str | None = None,
+) -> Settlement:
+    """What a consumer says of a message that it holds; `lease=None` leaves the lease id out."""
+    return Settlement(
+        transaction_id=held.message.transaction_id,
+        partition_id=held.message.partition_id,
+        status=status,
+        lease_id=held.lease if lease == _SAME else lease,
+        error=error,
+        delay_ms=delay_ms,
+        group=held.group if group is None else group,
+    )
+
+
+def payloads(held: Iterable[Held]) -> list[object]:
+    """The payloads, in order."""
+    return [one.payload for one in held]
+
+
+def offsets(held: Iterable[Held]) -> list[int]:
+    """The offsets, in order."""
+    return [one.message.offset for one in held]
+
+
+def given(answer: T | HarkError) -> T:
+    """An answer that must not be an error."""
+    if isinstance(answer, HarkError):
+        raise answer
+    return answer
+
+
+class Driver:
+    """A consumer, a producer and an administrator of one engine."""
+
+    def __init__(self, kind: EngineKind, place: Path, clock: FakeClock) -> None:
+        self._kind = kind
+        self._place = place
+        self._news = asyncio.Event()
+        self.clock = clock
+        self.hints: list[Hint] = []
+        self.engine: Engine = kind.open(place, clock)
+
+    def _listen(self, hints: Sequence[Hint]) -> None:
+        self.hints.extend(hints)
+        self._news.set()
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await self.engine.start(self._listen)
+
+    async def reopen(self) -> None:
+        """Close the engine and open the same store with a new one."""
+        await self.engine.close()
+        self.engine = self._kind.open(self._place, self.clock)
+        await self.start()
+
+    # Producing and consuming -------------------------------------------------------------------------------
+
+    async def push(
+        self, queue: str, partition: str, *payloads: object, **options: Unpack[PushOptions]
+    ) -> list[PushOutcome]:
+        """Push messages with the same options in one request."""
+        return await self.push_messages(*(message(queue, partition, one, **options) for one in payloads))
+
+    async def push_messages(self, *messages: NewMessage) -> list[PushOutcome]:
+        """Push messages in one request."""
+        [answer] = await self.engine.push([messages])
+        return given(answer)
+
+    async def push_id(
+        self, queue: str, partition: str, payload: object, **options: Unpack[PushOptions]
+    ) -> str:
+        """Push one message and answer its id."""
+        [outcome] = await self.push(queue, partition, payload, **options)
+        assert outcome.status == "queued" and outcome.message_id is not None
+        return outcome.message_id
+
+    async def pop(
+        self,
+        queue: str | None = None,
+        partition: str | None = None,
+        *,
+        namespace: str | None = None,
+        task: str | None = None,
+        group: str = QUEUE_MODE,
+        group_mode: GroupMode | None = None,
+        batch: int = 1,
+        partitions: int = 1,
+        auto_ack: bool = False,
+        subscription: Subscription = ALL,
+    ) -> Got:
+        """Pop once."""
+        request = PopRequest(
+            queue=queue,
+            partition=partition,
+            namespace=namespace,
+            task=task,
+            group=group,
+            group_mode=group_mode,
+            batch=batch,
+            partitions=partitions,
+            auto_ack=auto_ack,
+            subscription=subscription,
+        )
+        [got] = await self.pop_requests(request)
+        return got
+
+    async def pop_requests(self, *requests: PopRequest) -> list[Got]:
+        """Several pops in one call."""
+        answers = await self.engine.pop(requests)
+        assert len(answers) == len(requests)
+        everything = []
+        for request, answer in zip(requests, answers, strict=True):
+            result = given(answer)
+            got = Got(Held(one, result.lease_id, request.group) for one in result.messages)
+            got.lease, got.reason = result.lease_id, result.reason
+            got.look_again_at, got.partitions = result.look_again_at, result.partitions
+            everything.append(got)
+        return everything
+
+    async def settle(self, *items: Settlement) -> list[SettleOutcome]:
+        """Settle in one request."""
+        [answer] = await self.engine.settle([items])
+        outcomes = given(answer)
+        assert [one.transaction_id for one in outcomes] == [one.transaction_id for one in items]
+        return outcomes
+
+    async def ack(self, held: Held) -> SettleOutcome:
+        """Complete one message."""
+        [outcome] = await self.settle(settlement(held))
+        return outcome
+
+    async def ack_all(self, held: Iterable[Held]) -> None:
+        """Complete messages, and insist that it works."""
+        outcomes = await self.settle(*(settlement(one) for one in held))
+        assert all(one.success for one in outcomes), outcomes
+
+    async def fail(self, held: Held, error: str = "boom") -> SettleOutcome:
+        """Fail one message."""
+        [outcome] = await self.settle(settlement(held, "failed", error))
+        return outcome
+
+    async def retry(self, held: Held, delay_ms: int | None = None) -> SettleOutcome:
+        """Give one message back."""
+        [outcome] = await self.settle(settlement(held, "retry", delay_ms=delay_ms))
+        return outcome
+
+    async def kill(self, held: Held, error: str = "hopeless") -> SettleOutcome:
+        """Send one message to the dead letters."""
+        [outcome] = await self.settle(settlement(held, "dlq", error))
+        return outcome
+
+    async def drain(self, queue: str, partition: str | None = None, group: str = QUEUE_MODE) -> list[object]:
+        """Pop and complete until nothing is ready; the payloads in the order they came."""
+        everything: list[object] = []
+        while got := await self.pop(queue, partition, group=group, batch=100, partitions=100):
+            await self.ack_all(got)
+            everything.extend(payloads(got))
+        return everything
+
+    async def transact(
+        self, *operations: NewMessage | Settlement, required_leases: Sequence[str] = ()
+    ) -> TransactionOutcome:
+        """One transaction."""
+        [answer] = await self.engine.transact([Transaction(operations, required_leases)])
+        return given(answer)
+
+    async def renew(self, lease: str, seconds: int = 60) -> RenewOutcome:
+        """Renew one lease."""
+        [answer] = await self.engine.renew([Renewal(lease, seconds)])
+        return given(answer)
+
+    # Administration ----------------------------------------------------------------------------------------
+
+    async def configure(
+        self, queue: str, *, namespace: str = "", task: str = "", **options: float
+    ) -> QueueInfo:
+        """Make a queue with these options; the others have their defaults."""
+        wanted = msgspec.structs.replace(QueueOptions(), **options)
+        spec = QueueSpec(name=queue, namespace=namespace, task=task, options=wanted)
+        [answer] = await self.engine.configure([spec])
+        return given(answer)
+
+    async def seek(
+        self,
+        queue: str,
+        partition: str | None = None,
+        *,
+        group: str = QUEUE_MODE,
+        to_end: bool = False,
+        timestamp: int | None = None,
+        offset: int | None = None,
+    ) -> SeekOutcome:
+        """Move a group."""
+        request = Seek(
+            queue=queue, group=group, partition=partition, to_end=to_end, timestamp=timestamp, offset=offset
+        )
+        [answer] = await self.engine.seek([request])
+        return given(answer)
+
+    async def dead_letters(self, queue: str | None = None, group: str | None = None) -> list[DeadLetter]:
+        """All dead letters that match, newest failure first."""
+        found = await self.engine.dead_letters(DeadLetterFilter(queue=queue, group=group, limit=1000))
+        assert found.total == len(found.items)
+        return list(found.items)
+
+    async def requeue(self, letter: DeadLetter) -> str:
+        """Requeue one dead letter; the new message id."""
+        [answer] = await self.engine.requeue([letter.id])
+        return given(answer)
+
+    async def collect(self) -> int:
+        """Run retention to its end; how many messages it removed."""
+        removed = 0
+        for _ in range(1000):
+            step = await self.engine.collect()
+            removed += step.removed
+            if not step.more:
+                return removed
+        raise AssertionError("retention never comes to its end")
+
+    async def track(self, queue: str, partition: str, group: str = QUEUE_MODE) -> TrackStats:
+        """A group's place in a partition."""
+        found = await self.engine.track_stats(group=group, queue=queue)
+        [track] = [one for one in found if one.partition == partition]
+        return track
+
+    async def cursor(self, queue: str, partition: str, group: str = QUEUE_MODE) -> int:
+        """The offset up to which a group is done with a partition."""
+        return (await self.track(queue, partition, group)).cursor
+
+    async def stats(self, queue: str) -> QueueStats:
+        """What the engine counts about a queue."""
+        [found] = await self.engine.queue_stats(queue)
+        return found
+
+    async def hinted(self, queue: str, group: str = QUEUE_MODE) -> None:
+        """Wait for a hint about a queue that concerns the group; fails when none comes."""
+        async with asyncio.timeout(5):
+            while not any(hint.queue == queue and hint.group in (None, group) for hint in self.hints):
+                self._news.clear()
+                await self._news.wait()

@@ -1,0 +1,454 @@
+"""The rules of the queue by the simplest possible code: lists, linear scans, no store.
+
+It follows the rules and knows nothing of any engine. A `Track` (a group in a partition) has its open messages in
+a list, in the order in which they will be delivered; settled means: no longer in that list. Left out, because
+single tests show them better: ttl, retention, delayed processing, the window buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+from hark.clock import MILLISECOND, SECOND
+from hark.model import QueueOptions, Status
+
+Mode = Literal["all", "new"]
+STALE = frozenset({"lease_expired", "lease_invalid", "not_leased"})
+
+
+@dataclass(eq=False)
+class Message:
+    """A stored message."""
+
+    partition: Partition
+    offset: int
+    payload: object
+    key: str | None
+    created_at: int
+    deliver_at: int
+    backoff_ms: tuple[int, ...] | None
+    only_for: str | None = None
+    """A requeued message is for one group."""
+
+
+@dataclass(eq=False)
+class Partition:
+    """A partition: what it stores, and whether its offsets have holes."""
+
+    queue: Queue
+    name: str
+    age: int
+    log: list[Message] = field(default_factory=list)
+    tail: int = 0
+    holes: bool = False
+
+
+@dataclass(eq=False)
+class Queue:
+    """A queue with its partitions."""
+
+    name: str
+    namespace: str
+    options: QueueOptions
+    paused: bool = False
+    partitions: dict[str, Partition] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Lease:
+    """A consumer's hold on what one pop gave it."""
+
+    id: int
+    expires_at: int
+
+
+@dataclass(eq=False)
+class Track:
+    """A group in a partition."""
+
+    group: str
+    partition: Partition
+    todo: list[Message]
+    served: int = 0
+    lease: Lease | None = None
+    """The one that keeps others out."""
+    handed: list[Message] = field(default_factory=list)
+    holder: dict[Message, Lease] = field(default_factory=dict)
+    """Under which lease a message was last delivered, while its verdict is open."""
+    attempts: dict[Message, int] = field(default_factory=dict)
+    due: dict[Message, int] = field(default_factory=dict)
+    front: set[Message] = field(default_factory=set)
+    suspects: set[Message] = field(default_factory=set)
+    """The batch that may hold a message that kills its consumers."""
+
+    def not_before(self, message: Message) -> int:
+        """When a message may be delivered."""
+        return max(message.deliver_at, self.due.get(message, 0))
+
+    def ready(self, now: int) -> list[Message]:
+        """What may be delivered now, in order."""
+        if self.lease is not None:
+            return []
+        waiting = (n for n, one in enumerate(self.todo) if self.not_before(one) > now)
+        due = self.todo[: next(waiting, len(self.todo))]
+        return due[:1] if self.suspects & set(self.todo) else due
+
+    def settled(self, message: Message) -> None:
+        """The group is done with a message, or it is gone."""
+        if message in self.todo:
+            self.todo.remove(message)
+        for table in (self.attempts, self.due, self.holder):
+            table.pop(message, None)
+        if self.lease is not None and not set(self.handed) & set(self.todo):
+            self.lease = None
+
+    def restart(self, todo: list[Message]) -> None:
+        """Begin anew with these messages; every lease is void."""
+        self.todo, self.lease = todo, None
+        for table in (self.holder, self.attempts, self.due, self.front, self.suspects):
+            table.clear()
+
+
+@dataclass
+class DeadLetter:
+    """A message that died, and how."""
+
+    message: Message
+    group: str
+    attempts: int
+    error: str
+    failed_at: int
+
+
+@dataclass
+class Verdict:
+    """What a consumer says of a message; lease None: it names none, 0: one that never was."""
+
+    message: Message
+    group: str
+    status: Status
+    lease: int | None
+    error: str = "boom"
+    delay_ms: int | None = None
+
+
+@dataclass
+class Answer:
+    """What must come back for a settlement."""
+
+    success: bool
+    codes: frozenset[str] = frozenset()
+    dead_lettered: bool = False
+    lease_released: bool | None = None
+    """None: nothing is promised."""
+
+
+@dataclass
+class Popped:
+    """What must come back for a pop."""
+
+    lease: int
+    messages: list[tuple[Message, int]]
+    reasons: frozenset[str] = frozenset()
+
+
+class Model:
+    """The queue."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.queues: dict[str, Queue] = {}
+        self.groups: dict[tuple[str, str], bool] = {}
+        """(queue, group) of those that were seen, and whether they are paused."""
+        self.tracks: dict[tuple[str, str, str], Track] = {}
+        self.dead: list[DeadLetter] = []
+        self.discarded: dict[str, int] = {}
+        self.order_is_known = True
+        """False after a restart, which may forget who was served when."""
+        self._numbers = count(1)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; what is due happens at its time, in order of time."""
+        self.now += round(seconds * SECOND)
+        for track in sorted(self.tracks.values(), key=lambda one: one.lease.expires_at if one.lease else 0):
+            lease = track.lease
+            if lease is not None and lease.expires_at <= self.now:
+                track.lease = None
+                if len(track.handed) > 1:
+                    track.suspects |= set(track.handed)
+                elif track.holder.get(track.handed[0]) is lease:
+                    self._use_attempt(track, track.handed[0], "", lease.expires_at, at_once=True)
+
+    def restart(self) -> None:
+        """Leases are lost, and so is the order of service."""
+        for track in self.tracks.values():
+            track.lease, track.served = None, 0
+            track.holder.clear()
+        self.order_is_known = False
+
+    # Messages ----------------------------------------------------------------------------------------------
+
+    def configure(self, name: str, namespace: str, options: QueueOptions) -> None:
+        """Make a queue or change its options."""
+        queue = self.queues.setdefault(name, Queue(name, namespace, options))
+        queue.options = options
+        self._partition(queue, "Default")
+
+    def push(self, queue_name: str, name: str, payload: object, key: str | None, delay_ms: int,
+             backoff_ms: tuple[int, ...] | None) -> tuple[str, Message | None]:  # fmt: skip
+        """Append a message; its status, and the message (or the one that it duplicates)."""
+        queue = self.queues[queue_name]
+        partition = self._partition(queue, name)
+        for one in partition.log:
+            if key is not None and one.key == key and one.only_for is None:
+                return "duplicate", one
+        if queue.options.max_size and self.size(queue) >= queue.options.max_size:
+            return "failed", None
+        deliver_at = self.now + delay_ms * MILLISECOND
+        return "queued", self._append(partition, payload, key, deliver_at, backoff_ms)
+
+    def size(self, queue: Queue) -> int:
+        """Pushed minus done by the slowest group."""
+        names = [group for name, group in self.groups if name == queue.name]
+        if not names:
+            return sum(len(one.log) for one in queue.partitions.values())
+        return max(sum(len(one.todo) for one in self.tracks_of(queue.name, name)) for name in names)
+
+    def pop(self, names: list[str], partition: str | None, group: str, mode: Mode, batch: int, partitions: int,
+            auto_ack: bool, preferred: list[tuple[str, str]]) -> Popped:  # fmt: skip
+        """Lease messages. Where the rules leave the order of partitions open, `preferred` decides."""
+        for name in names:
+            self._contact(name, group, mode)
+        candidates = [
+            track
+            for name in names
+            if not (self.queues[name].paused or self.groups[name, group])
+            for track in self.tracks_of(name, group)
+            if partition in (None, track.partition.name) and track.ready(self.now)
+        ]
+
+        def turn(track: Track) -> tuple[int, int, int, int]:
+            place = (track.partition.queue.name, track.partition.name)
+            known = self.order_is_known or track.served or place not in preferred
+            wish = len(preferred) if known else preferred.index(place)
+            return (-track.partition.queue.options.priority, track.served, wish, track.partition.age)
+
+        lease = Lease(next(self._numbers), self.now + (1 << 60))
+        popped = Popped(lease.id, [])
+        for track in sorted(candidates, key=turn)[:partitions]:
+            taken = track.ready(self.now)[: batch - len(popped.messages)]
+            if not taken:
+                break
+            popped.messages += [(one, track.attempts.get(one, 0) + 1) for one in taken]
+            track.served = next(self._numbers)
+            if auto_ack:
+                for one in taken:
+                    track.settled(one)
+                continue
+            track.lease, track.handed = lease, taken
+            track.holder.update(dict.fromkeys(taken, lease))
+            end = self.now + track.partition.queue.options.lease_time * SECOND
+            lease.expires_at = min(lease.expires_at, end)
+        if not popped.messages and partition is not None:
+            popped.reasons = self._reasons(names[0], partition, group)
+        return popped
+
+    def settle(self, verdicts: list[Verdict]) -> list[Answer]:
+        """Settle; every item is judged before anything is done."""
+        judged = [self._judge(one) for one in verdicts]
+        return [self._apply(one, answer) for one, answer in zip(verdicts, judged, strict=True)]
+
+    def transact(self, verdicts: list[Verdict], required: list[int]) -> int | None:
+        """The index of the settlement that is refused (-1: a required lease), or None after doing all of them."""
+        if any(not self.is_live(one) for one in required):
+            return -1
+        for index, one in enumerate(verdicts):
+            if not self._judge(one, required).success:
+                return index
+        self.settle(verdicts)
+        return None
+
+    def renew(self, lease_id: int, seconds: int) -> int | None:
+        """The lease's new end, or None when it is over."""
+        held = [
+            one.lease for one in self.tracks.values() if one.lease is not None and one.lease.id == lease_id
+        ]
+        if not held:
+            return None
+        held[0].expires_at = max(held[0].expires_at, self.now + seconds * SECOND)
+        return held[0].expires_at
+
+    def release(self, lease_id: int) -> None:
+        """Give back, uncounted."""
+        for track in self.tracks.values():
+            if track.lease is not None and track.lease.id == lease_id:
+                track.lease = None
+            for message in [one for one, lease in track.holder.items() if lease.id == lease_id]:
+                del track.holder[message]
+
+    def is_live(self, lease_id: int) -> bool:
+        """Whether a lease holds a partition."""
+        return any(one.lease is not None and one.lease.id == lease_id for one in self.tracks.values())
+
+    # Administration ----------------------------------------------------------------------------------------
+
+    def seek(
+        self, queue: str, group: str, partition: str | None, offset: int | None, after: int | None
+    ) -> int:
+        """Go on at an offset, after a time, or (neither) at the end; how many partitions moved."""
+        tracks = [one for one in self.tracks_of(queue, group) if partition in (None, one.partition.name)]
+        for track in tracks:
+            log = [one for one in track.partition.log if one.only_for in (None, group)]
+            if after is not None:
+                todo = [one for one in log if one.created_at > after]
+            else:
+                todo = [one for one in log if offset is not None and one.offset >= offset]
+            track.restart(todo)
+        return len(tracks)
+
+    def requeue(self, letter: DeadLetter) -> Message:
+        """Put a dead letter in front of its partition, for its group."""
+        self.dead.remove(letter)
+        old = letter.message
+        new = self._append(old.partition, old.payload, old.key, old.deliver_at, old.backoff_ms, letter.group)
+        return new
+
+    def purge(self, queue: str, group: str | None) -> int:
+        """Remove all messages, or settle all that a group has open; how many."""
+        if group is not None:
+            tracks = list(self.tracks_of(queue, group))
+            done = sum(len(one.todo) for one in tracks)
+            for track in tracks:
+                track.restart([])
+            return done
+        messages = [one for partition in self.queues[queue].partitions.values() for one in partition.log]
+        for message in messages:
+            self.delete(message)
+        return len(messages)
+
+    def delete(self, message: Message) -> None:
+        """Remove a message, leased or not."""
+        message.partition.log.remove(message)
+        message.partition.holes = True
+        for track in self.tracks_in(message.partition):
+            track.settled(message)
+
+    def tracks_of(self, queue: str, group: str) -> Iterator[Track]:
+        """A group's tracks in a queue."""
+        return (one for key, one in self.tracks.items() if (key[0], key[2]) == (queue, group))
+
+    def tracks_in(self, partition: Partition) -> Iterator[Track]:
+        """All groups' tracks in a partition."""
+        return (one for one in self.tracks.values() if one.partition is partition)
+
+    # Inside ------------------------------------------------------------------------------------------------
+
+    def _partition(self, queue: Queue, name: str) -> Partition:
+        if name not in queue.partitions:
+            partition = queue.partitions[name] = Partition(queue, name, next(self._numbers))
+            for known, group in self.groups:
+                if known == queue.name:
+                    self.tracks[known, name, group] = Track(group, partition, [])
+        return queue.partitions[name]
+
+    def _append(self, partition: Partition, payload: object, key: str | None, deliver_at: int,
+                backoff_ms: tuple[int, ...] | None, only_for: str | None = None) -> Message:  # fmt: skip
+        partition.tail += 1
+        message = Message(partition, partition.tail, payload, key, self.now, deliver_at, backoff_ms, only_for)
+        partition.log.append(message)
+        partition.holes |= only_for is not None
+        for track in self.tracks_in(partition):
+            if only_for is None:
+                track.todo.append(message)
+            elif only_for == track.group:
+                track.todo.insert(sum(one in track.front for one in track.todo), message)
+                track.front.add(message)
+        return message
+
+    def _contact(self, queue: str, group: str, mode: Mode) -> None:
+        if (queue, group) not in self.groups:
+            self.groups[queue, group] = False
+            for partition in self.queues[queue].partitions.values():
+                log: Iterable[Message] = partition.log if mode == "all" else ()
+                todo = [one for one in log if one.only_for is None]
+                self.tracks[queue, partition.name, group] = Track(group, partition, todo)
+
+    def _reasons(self, queue: str, name: str, group: str) -> frozenset[str]:
+        if name not in self.queues[queue].partitions:
+            return frozenset({"partition_not_found"})
+        if self.queues[queue].paused or self.groups[queue, group]:
+            return frozenset({"paused"})
+        track = self.tracks[queue, name, group]
+        if track.lease is not None:
+            return frozenset({"lease_held"})
+        return frozenset({"waiting"} if track.todo else {"nothing_ready"})
+
+    def _judge(self, verdict: Verdict, required: list[int] | None = None) -> Answer:
+        message = verdict.message
+        partition = message.partition
+        track = self.tracks.get((partition.queue.name, partition.name, verdict.group))
+        if message not in partition.log:
+            return Answer(False, frozenset({"not_found"}))
+        if track is None:
+            return Answer(False, STALE)
+        if message not in track.todo:
+            dead = any(one.message is message and one.group == verdict.group for one in self.dead)
+            refused = dead or verdict.status != "completed"
+            return Answer(not refused, STALE | {"dead_lettered"} if refused else frozenset())
+        lease = track.holder.get(message)
+        known = lease is not None and lease.expires_at > self.now
+        if known and verdict.lease is None:
+            known = not required or (lease is not None and lease.id in required)
+        elif known and lease is not None:
+            known = lease.id == verdict.lease
+        return Answer(known, frozenset() if known else STALE)
+
+    def _apply(self, verdict: Verdict, answer: Answer) -> Answer:
+        message = verdict.message
+        if not answer.success:
+            return answer
+        track = self.tracks[message.partition.queue.name, message.partition.name, verdict.group]
+        lease = track.holder.pop(message, None)
+        if lease is None:
+            return answer  # Completed before, or said twice in one request.
+        if verdict.status == "completed":
+            track.settled(message)
+        elif verdict.status == "dlq":
+            used = track.attempts.get(message, 0) + 1
+            answer.dead_lettered = self._bury(track, message, used, verdict.error, self.now, exhausted=False)
+        elif verdict.status == "failed":
+            answer.dead_lettered = self._use_attempt(track, message, verdict.error, self.now)
+        else:
+            track.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
+        if message in track.todo and track.lease is lease:
+            track.lease = None
+        answer.lease_released = track.lease is not lease
+        return answer
+
+    def _use_attempt(
+        self, track: Track, message: Message, error: str, at: int, at_once: bool = False
+    ) -> bool:
+        options = track.partition.queue.options
+        used = track.attempts[message] = track.attempts.get(message, 0) + 1
+        allowed = (options.retry_limit if message.backoff_ms is None else len(message.backoff_ms)) + 1
+        if used >= allowed:
+            return self._bury(track, message, used, error, at, exhausted=True)
+        growth = options.retry_multiplier ** (used - 1)
+        delay = min(options.retry_delay * growth, options.retry_max_delay)
+        if message.backoff_ms is not None:
+            delay = message.backoff_ms[used - 1]
+        track.due[message] = at + (0 if at_once else int(delay) * MILLISECOND)
+        return False
+
+    def _bury(self, track: Track, message: Message, used: int, error: str, at: int, exhausted: bool) -> bool:
+        queue = track.partition.queue
+        kept = queue.options.dead_letter_queue and (queue.options.dlq_after_max_retries or not exhausted)
+        if kept:
+            self.dead.append(DeadLetter(message, track.group, used, error, at))
+        else:
+            self.discarded[queue.name] = self.discarded.get(queue.name, 0) + 1
+        track.settled(message)
+        return kept

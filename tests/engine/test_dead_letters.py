@@ -1,0 +1,321 @@
+"""Rules 18 and 19: dead letters and what brings them back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.errors import NotFound
+from hark.model import DeadLetter, DeadLetterFilter
+
+from .driver import NEVER_GIVEN, Driver, Held, message, offsets, payloads, settlement
+
+
+async def die(q: Driver, queue: str = "orders", group: str = "g", error: str = "hopeless") -> DeadLetter:
+    """Pop one message of a group, send it to the dead letters, and answer the letter."""
+    [held] = await q.pop(queue, group=group)
+    assert (await q.kill(held, error)).dead_lettered
+    return next(one for one in await q.dead_letters(queue, group) if one.message_id == held.message.id)
+
+
+# Rule 18 ---------------------------------------------------------------------------------------------------
+
+
+async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", retry_limit=1)
+    created = clock.now()
+    await q.push("orders", "p1", {"n": 1}, transaction_id="t1", trace_id="trace-1", producer="me")
+    [held] = await q.pop("orders", group="g")
+    await q.fail(held, "first")
+    clock.advance(5)
+    [held] = await q.pop("orders", group="g")
+    await q.fail(held, "second")
+    [letter] = await q.dead_letters()
+    assert (letter.message_id, letter.transaction_id, letter.partition_id) == (
+        held.message.id,
+        "t1",
+        held.message.partition_id,
+    )
+    assert (letter.queue, letter.partition, letter.group) == ("orders", "p1", "g")
+    assert (bytes(letter.payload), letter.producer, letter.trace_id) == (b'{"n":1}', "me", "trace-1")
+    assert (letter.attempts, letter.error) == (2, "second")
+    assert (letter.created_at, letter.failed_at) == (created, clock.now())
+
+
+async def test_rule_18_a_dead_letter_settles_the_message_for_its_group_only(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    await die(q, group="a")
+    assert await q.cursor("orders", "p1", "a") == 1
+    assert await q.drain("orders", group="a") == [2]
+    assert await q.drain("orders", group="b") == [1, 2]
+    assert len(await q.dead_letters()) == 1
+
+
+async def test_rule_18_exactly_once(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    await q.settle(settlement(got[0], "dlq"), settlement(got[0], "dlq"))
+    await q.settle(settlement(got[0], "dlq"))
+    await q.fail(got[0])
+    assert len(await q.dead_letters()) == 1
+
+
+async def test_rule_18_exactly_once_under_racing_settlements(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    await asyncio.gather(*(q.kill(held) for _ in range(10)))
+    assert len(await q.dead_letters()) == 1
+
+
+async def test_rule_18_each_group_has_its_own(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    for group in ("a", "b"):
+        await die(q, group=group)
+    assert sorted(one.group for one in await q.dead_letters()) == ["a", "b"]
+    assert [one.group for one in await q.dead_letters(group="a")] == ["a"]
+
+
+async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(
+    q: Driver, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1, 2)
+    letter = await die(q)
+    await engine.delete_messages([letter.message_id])
+    await engine.purge("orders")
+    [kept] = await q.dead_letters("orders")
+    assert bytes(kept.payload) == b"1"
+    await q.requeue(kept)
+    assert await q.drain("orders", group="g") == [1]
+
+
+async def test_rule_18_retention_never_removes_dead_letters(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", retention_enabled=True, retention_seconds=60)
+    await q.push("orders", "p1", 1)
+    await die(q)
+    clock.advance(100 * 86400)
+    assert await q.collect() == 1
+    assert [bytes(one.payload) for one in await q.dead_letters("orders")] == [b"1"]
+
+
+async def test_rule_18_without_dead_letters_an_exhausted_message_is_discarded_and_counted(q: Driver) -> None:
+    await q.configure("one", retry_limit=0, dead_letter_queue=False)
+    await q.configure("two", retry_limit=0, dlq_after_max_retries=False)
+    for name in ("one", "two"):
+        await q.push(name, "p1", 1, 2)
+        [held] = await q.pop(name)
+        outcome = await q.fail(held)
+        assert (outcome.success, outcome.dead_lettered) == (True, False)
+        assert await q.dead_letters(name) == []
+        assert (await q.stats(name)).discarded == 1
+        assert payloads(await q.pop(name)) == [2]
+
+
+async def test_rule_18_a_discarding_queue_counts_expired_leases_too(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", retry_limit=0, lease_time=10, dead_letter_queue=False)
+    await q.push("orders", "p1", 1)
+    await q.pop("orders")
+    clock.advance(10)
+    assert await q.pop("orders") == []
+    assert (await q.stats("orders")).discarded == 1
+
+
+async def test_rule_18_without_a_dead_letter_queue_not_even_an_explicit_one_is_kept(q: Driver) -> None:
+    await q.configure("orders", dead_letter_queue=False)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    assert (await q.kill(held)).success
+    assert await q.dead_letters() == []
+    assert await q.pop("orders") == []
+
+
+async def test_rule_18_dlq_after_max_retries_is_about_exhausted_messages_only(q: Driver) -> None:
+    await q.configure("orders", dlq_after_max_retries=False)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    assert (await q.kill(held)).dead_lettered
+    assert len(await q.dead_letters()) == 1
+
+
+# Looking at them and removing them -------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_listed_newest_failure_first_and_filtered(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    await q.push("orders", "p1", 1, 2)
+    await q.push("bills", "p9", 3)
+    start = clock.now()
+    for name in ("orders", "bills", "orders"):
+        await die(q, name)
+        clock.advance(10)
+
+    async def found(where: DeadLetterFilter) -> tuple[list[bytes], int]:
+        page = await engine.dead_letters(where)
+        return [bytes(one.payload) for one in page.items], page.total
+
+    assert await found(DeadLetterFilter()) == ([b"2", b"3", b"1"], 3)
+    assert await found(DeadLetterFilter(limit=1)) == ([b"2"], 3)
+    assert await found(DeadLetterFilter(limit=2, offset=1)) == ([b"3", b"1"], 3)
+    assert await found(DeadLetterFilter(queue="orders")) == ([b"2", b"1"], 2)
+    assert await found(DeadLetterFilter(partition="p9")) == ([b"3"], 1)
+    assert await found(DeadLetterFilter(group="other")) == ([], 0)
+    assert await found(DeadLetterFilter(since=start + 5_000_000, until=start + 15_000_000)) == ([b"3"], 1)
+    [newest] = (await engine.dead_letters(DeadLetterFilter(limit=1))).items
+    assert await found(DeadLetterFilter(id=newest.id)) == ([b"2"], 1)
+    assert await found(DeadLetterFilter(id=newest.message_id)) == ([b"2"], 1)
+    assert await found(DeadLetterFilter(id=NEVER_GIVEN)) == ([], 0)
+
+
+async def test_dead_letters_can_be_removed_by_id_or_by_queue(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.push("bills", "p1", 4)
+    letters = [await die(q) for _ in range(3)]
+    await die(q, "bills")
+    assert await engine.delete_dead_letters(DeadLetterFilter(id=letters[0].id)) == 1
+    assert await engine.delete_dead_letters(DeadLetterFilter(id=letters[0].id)) == 0
+    assert await engine.delete_dead_letters(DeadLetterFilter(queue="orders", limit=1)) == 2, (
+        "limit does not apply"
+    )
+    assert [one.queue for one in await q.dead_letters()] == ["bills"]
+
+
+# Rule 19 ---------------------------------------------------------------------------------------------------
+
+
+async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    letter = await die(q, group="a")
+    await q.pop("orders", group="b", auto_ack=True)
+    new_id = await q.requeue(letter)
+    assert new_id != letter.message_id
+    got = await q.pop("orders", group="a", batch=10)
+    assert payloads(got) == [1, 2, 3]
+    assert (got[0].message.id, got[0].message.attempt) == (new_id, 1)
+    assert await q.drain("orders", group="b") == [2, 3]
+    assert await q.drain("orders", group="new here") == [1, 2, 3], "a later group does not see it either"
+
+
+async def test_rule_19_the_dead_letter_is_gone_and_a_second_requeue_finds_nothing(
+    q: Driver, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1)
+    letter = await die(q)
+    first, second, unknown, nonsense = await engine.requeue([letter.id, letter.id, NEVER_GIVEN, "no id"])
+    assert isinstance(first, str)
+    assert isinstance(second, NotFound)
+    assert isinstance(unknown, NotFound) and isinstance(nonsense, NotFound)
+    assert isinstance((await engine.requeue([letter.id]))[0], NotFound)
+    assert await q.dead_letters() == []
+    assert await q.drain("orders", group="g") == [1]
+
+
+async def test_rule_19_of_racing_requeues_one_wins(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    letter = await die(q)
+    answers = [one for [one] in await asyncio.gather(*(engine.requeue([letter.id]) for _ in range(10)))]
+    assert sum(isinstance(one, str) for one in answers) == 1
+    assert await q.drain("orders", group="g") == [1]
+
+
+async def test_rule_19_attempts_start_again_and_options_are_kept(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", {"n": 1}, backoff_ms=(1000,), priority=7, trace_id="trace-1", producer="me")
+    for _ in range(2):
+        [held] = await q.pop("orders", group="g")
+        await q.fail(held)
+        clock.advance(1)
+    [letter] = await q.dead_letters()
+    await q.requeue(letter)
+    [held] = await q.pop("orders", group="g")
+    assert (held.payload, held.message.attempt, held.message.priority) == ({"n": 1}, 1, 7)
+    assert (held.message.trace_id, held.message.producer) == ("trace-1", "me")
+    assert not (await q.fail(held)).dead_lettered
+    assert await q.pop("orders", group="g") == [], "its own backoff again"
+    clock.advance(1)
+    [held] = await q.pop("orders", group="g")
+    assert (await q.fail(held)).dead_lettered
+    [letter] = await q.dead_letters()
+    assert letter.attempts == 2
+
+
+async def test_rule_19_a_requeued_message_with_a_transaction_id_can_be_settled(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    await q.push("orders", "p1", 3, transaction_id="t3")
+    await q.ack_all(await q.pop("orders", group="g", batch=2))
+    letter = await die(q)
+    new_id = await q.requeue(letter)
+    [held] = await q.pop("orders", group="g")
+    assert (held.payload, held.message.id) == (3, new_id)
+    assert (await q.ack(held)).success
+    assert await q.pop("orders", group="g") == []
+    assert (await q.track("orders", "p1", "g")).lag == 0
+
+
+async def test_rule_19_a_requeued_message_waits_for_the_open_lease(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    letter = await die(q)
+    held = await q.pop("orders", group="g")
+    await q.requeue(letter)
+    assert await q.pop("orders", group="g") == []
+    await q.ack_all(held)
+    assert payloads(await q.pop("orders", group="g", batch=10)) == [1, 3]
+
+
+async def test_rule_19_it_goes_before_a_message_that_waits_for_its_retry(q: Driver) -> None:
+    await q.configure("orders", retry_delay=60_000)
+    await q.push("orders", "p1", 1, 2)
+    letter = await die(q)
+    [held] = await q.pop("orders", group="g")
+    await q.fail(held)
+    await q.requeue(letter)
+    assert payloads(await q.pop("orders", group="g", batch=10)) == [1]
+
+
+async def test_rule_19_several_come_back_in_the_order_of_their_requeue(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    letters = [await die(q) for _ in range(2)]
+    await engine.requeue([one.id for one in letters])
+    assert payloads(await q.pop("orders", group="g", batch=10)) == [1, 2, 3]
+
+
+async def test_rule_19_a_requeued_message_that_dies_again_is_a_dead_letter_again(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    letter = await die(q)
+    await q.requeue(letter)
+    again = await die(q)
+    assert bytes(again.payload) == b"1"
+    assert again.message_id != letter.message_id
+    await q.requeue(again)
+    assert await q.drain("orders", group="g") == [1, 2]
+
+
+async def test_rule_19_pushes_after_a_requeue_keep_their_order(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    await q.requeue(await die(q))
+    await q.push("orders", "p1", 3, 4)
+    for group in ("g", "h"):
+        got = await q.pop("orders", group=group, batch=10)
+        assert payloads(got) == [1, 2, 3, 4]
+        ordinary = [one for one in got if not (group == "g" and one.payload == 1)]
+        assert offsets(ordinary) == sorted(offsets(ordinary))
+        await q.ack_all(got)
+        assert (await q.track("orders", "p1", group)).lag == 0
+
+
+async def test_rule_19_a_death_after_a_seek_back_is_a_new_dead_letter(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await die(q, error="once")
+    await q.seek("orders", group="g", offset=1)
+    await die(q, error="twice")
+    assert "twice" in [one.error for one in await q.dead_letters("orders")]
+
+
+async def test_rule_19_requeued_messages_share_a_batch_with_what_follows(q: Driver) -> None:
+    await q.push_messages(*(message("orders", "p1", n) for n in (1, 2, 3)))
+    await q.requeue(await die(q))
+    got: list[Held] = await q.pop("orders", group="g", batch=2)
+    assert payloads(got) == [1, 2]
+    await q.ack(got[0])
+    await q.fail(got[1])
+    again = await q.pop("orders", group="g", batch=10)
+    assert [(one.payload, one.message.attempt) for one in again] == [(2, 2), (3, 1)]

@@ -1,0 +1,267 @@
+"""Rule 1 and what outlives the engine: the same store, opened again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hark.clock import FakeClock
+from hark.errors import StoreUnusable
+from hark.model import NewTrace, QueueOptions
+
+from .driver import NEW, Driver, message, payloads, settlement
+from .engines import EXCLUSIVE_ENGINES, EngineKind
+
+
+async def test_rule_1_what_was_answered_is_there_after_a_reopen(durable: Driver) -> None:
+    q = durable
+    outcomes = await q.push("orders", "p1", 1, 2, transaction_id=None)
+    await q.push("orders", "p1", 3, transaction_id="t3", priority=5, trace_id="x", producer="me")
+    await q.reopen()
+    got = await q.pop("orders", batch=10)
+    assert (payloads(got), [one.message.id for one in got[:2]]) == (
+        [1, 2, 3],
+        [one.message_id for one in outcomes],
+    )
+    assert (got[2].message.priority, got[2].message.trace_id, got[2].message.producer) == (5, "x", "me")
+
+
+async def test_offsets_and_ids_go_on_after_a_reopen(durable: Driver) -> None:
+    q = durable
+    first = await q.push_id("orders", "p1", 1)
+    await q.reopen()
+    second = await q.push_id("orders", "p1", 2)
+    assert first < second
+    got = await q.pop("orders", batch=10)
+    assert [one.message.offset for one in got] == [1, 2]
+
+
+async def test_offsets_are_not_used_again_after_everything_was_removed(durable: Driver) -> None:
+    q = durable
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3)]
+    await q.engine.delete_messages(ids[2:])
+    await q.reopen()
+    assert await q.push_id("orders", "p1", 4) > ids[2]
+    await q.engine.purge("orders")
+    await q.reopen()
+    await q.push("orders", "p1", 5)
+    [held] = await q.pop("orders")
+    assert (held.payload, held.message.offset) == (5, 5)
+
+
+async def test_created_at_does_not_decrease_over_a_reopen(durable: Driver, clock: FakeClock) -> None:
+    q = durable
+    await q.push("orders", "p1", 1)
+    clock.advance(-1000)
+    await q.reopen()
+    await q.push("orders", "p1", 2)
+    first, second = await q.pop("orders", batch=2)
+    assert first.message.created_at <= second.message.created_at
+
+
+async def test_transaction_ids_survive(durable: Driver) -> None:
+    q = durable
+    first = await q.push_id("orders", "p1", 1, transaction_id="t1")
+    plain = await q.push_id("orders", "p1", 2)
+    await q.reopen()
+    for key, wanted in (("t1", first), (plain, plain)):
+        [outcome] = await q.push("orders", "p1", 9, transaction_id=key)
+        assert (outcome.status, outcome.message_id) == ("duplicate", wanted)
+
+
+async def test_cursor_and_ranges_survive_and_leases_may_be_lost(durable: Driver) -> None:
+    q = durable
+    await q.push("orders", "p1", *range(1, 8))
+    got = await q.pop("orders", batch=7)
+    for index in (0, 1, 3, 5):
+        await q.ack(got[index])
+    await q.reopen()
+    assert await q.cursor("orders", "p1") == 2
+    q.clock.advance(300)
+    assert await q.drain("orders") == [3, 5, 7]
+    assert await q.cursor("orders", "p1") == 7
+
+
+async def test_auto_acknowledged_messages_stay_so(durable: Driver) -> None:
+    q = durable
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.pop("orders", batch=2, auto_ack=True)
+    await q.reopen()
+    assert await q.drain("orders") == [3]
+
+
+async def test_a_lease_from_before_never_settles_what_was_delivered_again(durable: Driver) -> None:
+    q = durable
+    await q.push("orders", "p1", 1)
+    [old] = await q.pop("orders")
+    await q.reopen()
+    q.clock.advance(300)
+    [new] = await q.pop("orders")
+    assert not (await q.ack(old)).success
+    assert (await q.ack(new)).success
+
+
+async def test_attempts_and_the_time_of_the_retry_survive(durable: Driver, clock: FakeClock) -> None:
+    q = durable
+    await q.configure("orders", retry_limit=2, retry_delay=10_000)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    await q.fail(held, "first")
+    await q.reopen()
+    clock.advance(9.999_999)
+    assert await q.pop("orders") == []
+    clock.advance(0.000_001)
+    [held] = await q.pop("orders")
+    assert held.message.attempt == 2
+    await q.fail(held)
+    await q.reopen()
+    clock.advance(10)
+    [held] = await q.pop("orders")
+    assert (await q.fail(held, "last")).dead_lettered
+    await q.reopen()
+    [letter] = await q.dead_letters()
+    assert (letter.attempts, letter.error) == (3, "last")
+
+
+async def test_attempts_used_by_expiry_survive(durable: Driver, clock: FakeClock) -> None:
+    q = durable
+    await q.push("orders", "p1", 1)
+    await q.pop("orders")
+    clock.advance(300)
+    await q.engine.expire()
+    await q.reopen()
+    [held] = await q.pop("orders")
+    assert held.message.attempt == 2
+
+
+async def test_the_search_for_a_poisonous_message_survives(durable: Driver, clock: FakeClock) -> None:
+    q = durable
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.pop("orders", batch=3)
+    clock.advance(300)
+    await q.engine.expire()
+    await q.reopen()
+    assert payloads(await q.pop("orders", batch=3)) == [1]
+
+
+async def test_delays_and_schedules_survive(durable: Driver, clock: FakeClock) -> None:
+    q = durable
+    await q.push("orders", "p1", 1, delay_ms=5000, backoff_ms=(1000,))
+    await q.reopen()
+    assert await q.pop("orders") == []
+    clock.advance(5)
+    [held] = await q.pop("orders")
+    await q.fail(held)
+    assert await q.pop("orders") == []
+    clock.advance(1)
+    [held] = await q.pop("orders")
+    assert (await q.fail(held)).dead_lettered
+
+
+async def test_dead_letters_and_requeued_messages_survive(durable: Driver) -> None:
+    q = durable
+    await q.push("orders", "p1", 1, 2, 3)
+    for _ in range(2):
+        [held] = await q.pop("orders", group="g")
+        await q.kill(held)
+    await q.reopen()
+    newest, _ = await q.dead_letters("orders")
+    await q.requeue(newest)
+    await q.reopen()
+    assert payloads(await q.pop("orders", group="g", batch=10)) == [2, 3]
+    assert [bytes(one.payload) for one in await q.dead_letters()] == [b"1"]
+    assert await q.drain("orders", group="h") == [1, 2, 3]
+
+
+async def test_subscriptions_survive(durable: Driver, clock: FakeClock) -> None:
+    q = durable
+    await q.push("orders", "p1", 1)
+    clock.advance(1)
+    assert await q.pop("orders", group="g", subscription=NEW) == []
+    assert await q.pop("unborn", group="g", subscription=NEW) == []
+    await q.push("orders", "p1", 2)
+    clock.advance(1)
+    await q.reopen()
+    await q.push("unborn", "p1", 3)
+    clock.advance(1)
+    assert await q.drain("orders", group="g") == [2]
+    assert payloads(await q.pop("unborn", group="g", subscription=NEW)) == [3]
+
+
+async def test_a_seek_survives(durable: Driver) -> None:
+    q = durable
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.drain("orders")
+    await q.seek("orders", offset=2)
+    await q.reopen()
+    assert await q.drain("orders") == [2, 3]
+
+
+async def test_pauses_options_and_flags_survive(durable: Driver) -> None:
+    q = durable
+    await q.configure("orders", namespace="shop", task="ship", retry_limit=9)
+    await q.push("orders", "p1", 1)
+    await q.push("bills", "p1", 2)
+    await q.retry((await q.pop("bills", group="g"))[0])
+    await q.engine.pause("orders", None, True)
+    await q.engine.pause("bills", "g", True)
+    await q.engine.write_flag("maintenance", True)
+    await q.reopen()
+    [info] = await q.engine.queue_infos(["orders"])
+    assert (info.namespace, info.task, info.options) == ("shop", "ship", QueueOptions(retry_limit=9))
+    assert info.paused
+    assert (await q.pop("orders")).reason == "paused"
+    assert (await q.pop("bills", "p1", group="g")).reason == "paused"
+    assert await q.engine.read_flags() == {"maintenance": True}
+
+
+async def test_transactions_survive_whole(durable: Driver) -> None:
+    q = durable
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    assert (await q.transact(settlement(held), message("bills", "p1", 2))).success
+    await q.reopen()
+    assert await q.drain("orders") == []
+    assert await q.drain("bills") == [2]
+
+
+async def test_counters_and_traces_survive(durable: Driver) -> None:
+    q = durable
+    await q.configure("orders", retry_limit=0, dead_letter_queue=False)
+    [outcome] = await q.push("orders", "p1", 1, transaction_id="t1")
+    assert outcome.partition_id
+    await q.fail((await q.pop("orders"))[0])
+    await q.engine.trace([NewTrace(partition_id=outcome.partition_id, transaction_id="t1", data=b"7")])
+    await q.reopen()
+    assert (await q.stats("orders")).discarded == 1
+    assert [bytes(one.data) for one in (await q.engine.traces(outcome.partition_id, "t1"))[0]] == [b"7"]
+
+
+async def test_deletions_survive(durable: Driver) -> None:
+    q = durable
+    first = await q.push_id("orders", "p1", 1)
+    await q.push("orders", "p1", 2)
+    await q.push("gone", "p1", 3)
+    await q.engine.delete_messages([first])
+    await q.engine.delete_queues(["gone"])
+    await q.reopen()
+    assert await q.drain("orders") == [2]
+    assert [one.name for one in await q.engine.queue_infos()] == ["orders"]
+
+
+@pytest.mark.parametrize("kind", EXCLUSIVE_ENGINES, ids=lambda kind: kind.name)
+async def test_a_second_engine_on_the_same_store_is_refused(
+    kind: EngineKind, tmp_path: Path, clock: FakeClock
+) -> None:
+    first, second = Driver(kind, tmp_path, clock), Driver(kind, tmp_path, clock)
+    await first.start()
+    try:
+        with pytest.raises(StoreUnusable):
+            await second.start()
+        await first.push("orders", "p1", 1)
+    finally:
+        await first.engine.close()
+    await second.start()
+    assert await second.drain("orders") == [1]
+    await second.engine.close()

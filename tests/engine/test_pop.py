@@ -1,0 +1,216 @@
+"""Rules 8 and 9: what a pop asks for, and which partition it gets."""
+
+from __future__ import annotations
+
+from hark.clock import FakeClock
+
+from .driver import Driver, message, payloads
+
+
+async def spread(q: Driver, queue: str, partitions: int, each: int = 1) -> None:
+    """Push `each` messages to each partition, named p1, p2 ...; payload (partition, number)."""
+    for partition in range(1, partitions + 1):
+        await q.push(queue, f"p{partition}", *([f"p{partition}", number] for number in range(1, each + 1)))
+
+
+# Rule 8 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_8_a_pop_takes_one_message_by_default(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders")
+    assert (payloads(got), got.reason, got.partitions) == ([1], "", 1)
+    assert got.lease
+
+
+async def test_rule_8_a_pop_may_name_the_partition(q: Driver) -> None:
+    await spread(q, "orders", 3)
+    got = await q.pop("orders", "p2", batch=10, partitions=10)
+    assert payloads(got) == [["p2", 1]]
+
+
+async def test_rule_8_batch_is_the_total_over_all_partitions(q: Driver) -> None:
+    await spread(q, "orders", 3, each=3)
+    got = await q.pop("orders", batch=5, partitions=3)
+    assert payloads(got) == [["p1", 1], ["p1", 2], ["p1", 3], ["p2", 1], ["p2", 2]]
+    assert got.partitions == 2
+    assert payloads(await q.pop("orders", batch=10, partitions=3)) == [["p3", 1], ["p3", 2], ["p3", 3]]
+
+
+async def test_rule_8_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
+    await spread(q, "orders", 4)
+    got = await q.pop("orders", batch=10, partitions=3)
+    assert payloads(got) == [["p1", 1], ["p2", 1], ["p3", 1]]
+    assert len({one.lease for one in got}) == 1
+    assert payloads(await q.pop("orders", batch=10)) == [["p4", 1]]
+
+
+async def test_rule_8_auto_ack_settles_at_delivery(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=2, auto_ack=True)
+    assert (payloads(got), got.lease) == ([1, 2], "")
+    assert await q.cursor("orders", "p1") == 2
+    assert payloads(await q.pop("orders", batch=10)) == [3]
+
+
+async def test_rule_8_auto_ack_over_several_partitions(q: Driver) -> None:
+    await spread(q, "orders", 2, each=2)
+    assert len(await q.pop("orders", batch=3, partitions=2, auto_ack=True)) == 3
+    assert await q.drain("orders") == [["p2", 2]]
+
+
+async def test_rule_8_auto_ack_is_for_its_group_only(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await q.pop("orders", group="a", auto_ack=True)
+    assert await q.drain("orders", group="b") == [1]
+
+
+async def test_rule_8_a_pop_over_a_namespace_a_task_or_both(q: Driver) -> None:
+    for name in ("a.x.1", "a.y.2", "b.x.3"):
+        await q.push(name, "p1", name)
+    assert payloads(await q.pop(namespace="a", group="g1", batch=9, partitions=9)) == ["a.x.1", "a.y.2"]
+    assert payloads(await q.pop(task="x", group="g2", batch=9, partitions=9)) == ["a.x.1", "b.x.3"]
+    assert payloads(await q.pop(namespace="b", task="x", group="g3", batch=9, partitions=9)) == ["b.x.3"]
+    assert await q.pop(namespace="b", task="y", group="g4", batch=9, partitions=9) == []
+
+
+async def test_rule_8_namespace_and_task_follow_the_configuration(q: Driver) -> None:
+    await q.push("a.x.1", "p1", 1)
+    await q.configure("a.x.1", namespace="other", task="z")
+    assert await q.pop(namespace="a") == []
+    assert payloads(await q.pop(namespace="other", task="z")) == [1]
+
+
+async def test_rule_8_what_a_namespace_pop_leased_is_leased_for_a_queue_pop(q: Driver) -> None:
+    await q.push("a.x", "p1", 1)
+    [held] = await q.pop(namespace="a", group="g")
+    assert held.message.queue == "a.x"
+    assert await q.pop("a.x", group="g") == []
+    assert (await q.ack(held)).success
+
+
+async def test_rule_8_an_unknown_queue_or_namespace_is_empty_not_an_error(q: Driver) -> None:
+    for got in (await q.pop("nowhere"), await q.pop(namespace="nowhere"), await q.pop(task="nothing")):
+        assert got == []
+        assert got.reason
+        assert got.lease == ""
+    assert await q.engine.queue_infos() == []
+
+
+async def test_rule_8_an_unknown_partition_is_named_as_the_reason(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    assert (await q.pop("orders", "p2")).reason == "partition_not_found"
+
+
+# Rule 9 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_9_every_ready_partition_is_served_once_before_any_twice(q: Driver) -> None:
+    await spread(q, "orders", 5, each=4)
+    served = []
+    for _ in range(20):
+        [held] = await q.pop("orders")
+        served.append(held.message.partition)
+        await q.ack(held)
+    for start in range(0, 20, 5):
+        assert sorted(served[start : start + 5]) == ["p1", "p2", "p3", "p4", "p5"]
+    assert await q.pop("orders") == []
+
+
+async def test_rule_9_a_busy_partition_does_not_starve_a_quiet_one(q: Driver) -> None:
+    await q.push("orders", "busy", *range(100))
+    [held] = await q.pop("orders")
+    await q.ack(held)
+    await q.push("orders", "quiet", "me")
+    assert payloads(await q.pop("orders")) == ["me"]
+
+
+async def test_rule_9_the_one_served_longest_ago_comes_first(q: Driver) -> None:
+    await spread(q, "orders", 3, each=9)
+    for name in ("p2", "p3", "p1"):
+        await q.ack_all(await q.pop("orders", name))
+    order = []
+    for _ in range(3):
+        [held] = await q.pop("orders")
+        order.append(held.message.partition)
+    assert order == ["p2", "p3", "p1"]
+
+
+async def test_rule_9_being_served_counts_per_group(q: Driver) -> None:
+    await spread(q, "orders", 2, each=9)
+    await q.ack_all(await q.pop("orders", "p1", group="a"))
+    assert [one.message.partition for one in await q.pop("orders", group="b")] == ["p1"]
+    assert [one.message.partition for one in await q.pop("orders", group="a")] == ["p2"]
+
+
+async def test_rule_9_a_multi_partition_pop_serves_each_of_its_partitions(q: Driver) -> None:
+    await spread(q, "orders", 4, each=9)
+    got = await q.pop("orders", batch=2, partitions=4)
+    assert [one.message.partition for one in got] == ["p1", "p1"]
+    await q.ack_all(got)
+    got = await q.pop("orders", batch=20, partitions=2)
+    assert {one.message.partition for one in got} == {"p2", "p3"}
+    await q.ack_all(got)
+    assert [one.message.partition for one in await q.pop("orders")] == ["p4"]
+
+
+async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) -> None:
+    for name, priority in (("low", 1), ("high", 9), ("middle", 5)):
+        await q.configure(name, namespace="ns", priority=priority)
+        await q.push(name, "p1", [name, 1], [name, 2])
+    order = []
+    for _ in range(6):
+        [held] = await q.pop(namespace="ns")
+        order.append(held.payload)
+        await q.ack(held)
+    assert order == [[name, number] for name in ("high", "middle", "low") for number in (1, 2)]
+
+
+async def test_rule_9_a_changed_queue_priority_has_effect_at_once(q: Driver) -> None:
+    for name, priority in (("one", 1), ("two", 2)):
+        await q.configure(name, namespace="ns", priority=priority)
+        await q.push(name, "p1", *([name, number] for number in range(3)))
+    await q.ack_all(await q.pop(namespace="ns"))
+    await q.configure("one", namespace="ns", priority=3)
+    assert payloads(await q.pop(namespace="ns")) == [["one", 0]]
+
+
+async def test_rule_9_queues_of_equal_priority_take_turns(q: Driver) -> None:
+    for name in ("ns.a", "ns.b", "ns.c"):
+        await q.push(name, "p1", *range(3))
+    served = []
+    for _ in range(6):
+        [held] = await q.pop(namespace="ns")
+        served.append(held.message.queue)
+        await q.ack(held)
+    assert sorted(served[:3]) == sorted(served[3:]) == ["ns.a", "ns.b", "ns.c"]
+
+
+async def test_rule_9_never_empty_while_something_is_ready(q: Driver, clock: FakeClock) -> None:
+    """However a partition became ready again, the next pop finds it."""
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3, 4, 5, 6)
+    [held] = await q.pop("orders")
+    await q.ack(held)
+    [held] = await q.pop("orders")
+    await q.fail(held)
+    [held] = await q.pop("orders")
+    await q.retry(held)
+    got = await q.pop("orders")
+    await q.engine.release([got.lease])
+    assert payloads(await q.pop("orders")) == [2]
+    clock.advance(10)
+    [held] = await q.pop("orders")
+    await q.kill(held)
+    assert payloads(await q.pop("orders", auto_ack=True)) == [3]
+    assert payloads(await q.pop("orders")) == [4]
+
+
+async def test_rule_9_an_empty_answer_says_when_to_look_again(q: Driver, clock: FakeClock) -> None:
+    await q.push_messages(
+        message("orders", "p1", 1, delay_ms=9000), message("orders", "p2", 2, delay_ms=4000)
+    )
+    got = await q.pop("orders")
+    assert got == []
+    assert got.look_again_at is not None
+    assert clock.now() < got.look_again_at <= clock.now() + 4_000_000

@@ -1,0 +1,331 @@
+"""Rules 1-7: push."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+
+from .driver import NEW, Driver, given, message, offsets, payloads
+
+# Rule 2 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_2_queue_and_partition_are_made_on_first_push(q: Driver) -> None:
+    assert await q.engine.queue_infos() == []
+    await q.push("orders", "p1", 1)
+    [info] = await q.engine.queue_infos()
+    assert (info.name, info.paused) == ("orders", False)
+    assert [one.name for one in await q.engine.partition_stats("orders")] == ["p1"]
+
+
+async def test_rule_2_a_dotted_name_gives_namespace_and_task(q: Driver) -> None:
+    for name in ("a.b.c", "a.b", "orders", "x.y.z.w"):
+        await q.push(name, "p1", 1)
+    infos = {one.name: (one.namespace, one.task) for one in await q.engine.queue_infos()}
+    assert infos == {"a.b.c": ("a", "b"), "a.b": ("a", "b"), "orders": ("orders", ""), "x.y.z.w": ("x", "y")}
+
+
+async def test_rule_2_a_push_does_not_change_a_configured_queue(q: Driver) -> None:
+    info = await q.configure("a.b.c", namespace="other", task="thing", retry_limit=7)
+    await q.push("a.b.c", "p1", 1)
+    [now] = await q.engine.queue_infos(["a.b.c"])
+    assert (now.id, now.namespace, now.task, now.options) == (info.id, "other", "thing", info.options)
+
+
+# Rule 3 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_3_offsets_are_dense_from_1_in_each_partition(q: Driver) -> None:
+    await q.push_messages(message("orders", "p1", 1), message("orders", "p2", 2), message("orders", "p1", 3))
+    await q.push("orders", "p1", 4)
+    first, second = [await q.pop("orders", name, batch=10) for name in ("p1", "p2")]
+    assert (offsets(first), payloads(first)) == ([1, 2, 3], [1, 3, 4])
+    assert (offsets(second), payloads(second)) == ([1], [2])
+
+
+async def test_rule_3_duplicates_and_refused_items_leave_no_hole(q: Driver) -> None:
+    await q.configure("orders", max_size=3)
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    await q.push("orders", "p1", 2, 3)
+    assert [one.status for one in await q.push("orders", "p1", 4)] == ["failed"]
+    await q.configure("orders")
+    await q.push("orders", "p1", 5)
+    assert offsets(await q.pop("orders", "p1", batch=10)) == [1, 2, 3, 4]
+
+
+async def test_rule_3_created_at_never_decreases_when_the_clock_goes_back(
+    q: Driver, clock: FakeClock
+) -> None:
+    await q.push("orders", "p1", 1)
+    clock.advance(-3600)
+    await q.push("orders", "p1", 2)
+    clock.advance(7200)
+    await q.push("orders", "p1", 3)
+    times = [one.message.created_at for one in await q.pop("orders", "p1", batch=10)]
+    assert times == sorted(times)
+    assert times[2] == clock.now()
+
+
+async def test_rule_3_nothing_is_passed_over_under_concurrent_pushes(q: Driver) -> None:
+    """Whatever the consumer took, what commits later comes later."""
+    seen: list[object] = []
+
+    async def produce(start: int) -> None:
+        for number in range(start, start + 20):
+            await q.push("orders", "p1", number)
+
+    async def consume() -> None:
+        while len(seen) < 80:
+            got = await q.pop("orders", "p1", batch=7)
+            await q.ack_all(got)
+            seen.extend(offsets(got))
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(consume(), *(produce(start) for start in range(0, 80, 20)))
+    assert seen == list(range(1, 81))
+
+
+# Rule 4 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_4_a_second_push_of_a_transaction_id_answers_duplicate_with_the_first_id(
+    q: Driver,
+) -> None:
+    [first] = await q.push("orders", "p1", 1, transaction_id="t1")
+    [second] = await q.push("orders", "p1", 2, transaction_id="t1")
+    assert (first.status, second.status) == ("queued", "duplicate")
+    assert second.message_id == first.message_id
+    assert second.transaction_id == "t1"
+    assert payloads(await q.pop("orders", "p1", batch=10)) == [1]
+
+
+async def test_rule_4_duplicates_within_one_request(q: Driver) -> None:
+    outcomes = await q.push("orders", "p1", 1, 2, 3, transaction_id="t1")
+    assert [one.status for one in outcomes] == ["queued", "duplicate", "duplicate"]
+    assert len({one.message_id for one in outcomes}) == 1
+
+
+async def test_rule_4_duplicates_across_the_requests_of_one_call(q: Driver, engine: Engine) -> None:
+    answers = await engine.push([[message("orders", "p1", n, transaction_id="t1")] for n in (1, 2)])
+    [[first], [second]] = [given(answer) for answer in answers]
+    assert (first.status, second.status) == ("queued", "duplicate")
+    assert second.message_id == first.message_id
+    assert payloads(await q.pop("orders", "p1", batch=10)) == [1]
+
+
+async def test_rule_4_of_racing_producers_exactly_one_wins(q: Driver) -> None:
+    pushes = [q.push("orders", "p1", number, transaction_id="t1") for number in range(20)]
+    outcomes = [one for [one] in await asyncio.gather(*pushes)]
+    assert sorted(one.status for one in outcomes) == ["duplicate"] * 19 + ["queued"]
+    assert len({one.message_id for one in outcomes}) == 1
+
+
+async def test_rule_4_a_duplicate_inside_a_transaction_is_a_success(q: Driver) -> None:
+    [first] = await q.push("orders", "p1", 1, transaction_id="t1")
+    outcome = await q.transact(
+        message("orders", "p1", 2, transaction_id="t1"),
+        message("orders", "p1", 3, transaction_id="t2"),
+        message("orders", "p1", 4, transaction_id="t2"),
+    )
+    assert outcome.success
+    assert [getattr(one, "status", None) for one in outcome.results] == ["duplicate", "queued", "duplicate"]
+    assert getattr(outcome.results[0], "message_id", None) == first.message_id
+    assert payloads(await q.pop("orders", "p1", batch=10)) == [1, 3]
+
+
+async def test_rule_4_the_scope_is_the_partition(q: Driver) -> None:
+    outcomes = await q.push_messages(
+        message("orders", "p1", 1, transaction_id="t1"),
+        message("orders", "p2", 2, transaction_id="t1"),
+        message("bills", "p1", 3, transaction_id="t1"),
+    )
+    assert [one.status for one in outcomes] == ["queued"] * 3
+
+
+async def test_rule_4_without_a_transaction_id_it_is_the_message_id(q: Driver) -> None:
+    outcomes = await q.push("orders", "p1", 1, 2)
+    assert [one.transaction_id for one in outcomes] == [one.message_id for one in outcomes]
+    got = await q.pop("orders", "p1", batch=10)
+    assert [one.message.transaction_id for one in got] == [one.message.id for one in got]
+
+
+async def test_rule_4_the_id_of_a_retained_message_of_the_partition_is_a_duplicate_of_it(q: Driver) -> None:
+    plain = await q.push_id("orders", "p1", 1)
+    keyed = await q.push_id("orders", "p1", 2, transaction_id="t2")
+    for known in (plain, keyed):
+        [outcome] = await q.push("orders", "p1", 9, transaction_id=known)
+        assert (outcome.status, outcome.message_id) == ("duplicate", known)
+    [elsewhere] = await q.push("orders", "p2", 3, transaction_id=plain)
+    assert elsewhere.status == "queued"
+    assert await q.drain("orders") == [1, 2, 3]
+
+
+async def test_rule_4_a_settled_message_still_guards_its_transaction_id(q: Driver) -> None:
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    await q.drain("orders")
+    assert [one.status for one in await q.push("orders", "p1", 2, transaction_id="t1")] == ["duplicate"]
+
+
+async def test_rule_4_a_removed_message_frees_its_transaction_id(q: Driver, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1, transaction_id="t1")
+    plain = await q.push_id("orders", "p1", 2)
+    assert await engine.delete_messages([first, plain]) == [True, True]
+    assert [one.status for one in await q.push("orders", "p1", 3, transaction_id="t1")] == ["queued"]
+    assert [one.status for one in await q.push("orders", "p1", 4, transaction_id=plain)] == ["queued"]
+    assert await q.drain("orders") == [3, 4]
+
+
+# Rule 5 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_5_ids_are_unique_uuids_that_sort_in_offset_order(q: Driver) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", *range(300))]
+    assert ids == sorted(set(ids))
+    assert [str(uuid.UUID(one)) for one in ids] == ids
+    others = [one.message_id or "" for one in await q.push("orders", "p2", *range(300))]
+    assert not set(ids) & set(others)
+
+
+async def test_rule_5_an_id_alone_finds_its_message(q: Driver, engine: Engine) -> None:
+    [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1")
+    assert outcome.partition_id is not None and outcome.message_id is not None
+    by_id = await engine.message(outcome.partition_id, outcome.message_id)
+    by_transaction = await engine.message(outcome.partition_id, "t1")
+    assert by_id is not None and by_id == by_transaction
+    assert (by_id.id, by_id.transaction_id, by_id.offset) == (outcome.message_id, "t1", 1)
+    assert await engine.delete_messages([outcome.message_id]) == [True]
+
+
+async def test_rule_5_a_push_answers_the_partition_id_that_deliveries_carry(q: Driver) -> None:
+    [one] = await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    assert one.partition_id == held.message.partition_id
+    assert (one.message_id, held.message.queue, held.message.partition) == (held.message.id, "orders", "p1")
+
+
+# Rule 6 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_6_payload_and_labels_come_back_byte_for_byte(q: Driver) -> None:
+    raw = b'{"b" :1,  "a":[1.0, 1e2,"\xc3\xa4"]}'
+    new = message("orders", "p1", None, trace_id="trace-7", producer="me", priority=9)
+    new.payload = raw
+    await q.push_messages(new)
+    [held] = await q.pop("orders")
+    assert bytes(held.message.payload) == raw
+    assert (held.message.trace_id, held.message.producer, held.message.priority) == ("trace-7", "me", 9)
+    assert held.message.attempt == 1
+
+
+async def test_rule_6_a_delayed_message_comes_at_its_time(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, delay_ms=1500)
+    await q.push("orders", "p2", 2, deliver_at=clock.now() + 2_000_000)
+    assert await q.pop("orders") == []
+    clock.advance(1.5)
+    assert payloads(await q.pop("orders")) == [1]
+    clock.advance(0.499_999)
+    assert await q.pop("orders") == []
+    clock.advance(0.000_001)
+    assert payloads(await q.pop("orders")) == [2]
+
+
+async def test_rule_6_unusual_names_are_just_names(q: Driver) -> None:
+    for name in ("ä ö/ü", "%", "'; drop table x --", "x" * 255):
+        await q.push(name, name, name)
+        [held] = await q.pop(name, name, group=name)
+        assert (held.payload, held.message.queue, held.message.partition) == (name, name, name)
+
+
+# Rule 7 ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_7_max_size_refuses_what_is_beyond_it_item_by_item(q: Driver) -> None:
+    await q.configure("orders", max_size=2)
+    outcomes = await q.push_messages(
+        message("orders", "p1", 1),
+        message("orders", "p2", 2),
+        message("orders", "p1", 3),
+        message("bills", "p1", 4),
+    )
+    assert [one.status for one in outcomes] == ["queued", "queued", "failed", "queued"]
+    assert (outcomes[2].code, outcomes[2].message_id) == ("queue_full", None)
+    assert outcomes[2].error
+
+
+async def test_rule_7_the_slowest_group_decides(q: Driver) -> None:
+    await q.configure("orders", max_size=2)
+    await q.push("orders", "p1", 1, 2)
+    await q.pop("orders", group="slow")
+    assert len(await q.drain("orders", group="fast")) == 2
+    assert [one.code for one in await q.push("orders", "p1", 3)] == ["queue_full"]
+    q.clock.advance(300)
+    [held] = await q.pop("orders", group="slow")
+    await q.ack(held)
+    assert [one.status for one in await q.push("orders", "p1", 3, 4)] == ["queued", "failed"]
+
+
+async def test_rule_7_a_group_that_starts_at_the_end_is_not_slow(q: Driver) -> None:
+    await q.configure("orders", max_size=2)
+    await q.push("orders", "p1", 1, 2)
+    await q.pop("orders", group="late", subscription=NEW)
+    await q.drain("orders", group="first")
+    assert [one.status for one in await q.push("orders", "p1", 3, 4, 5)] == ["queued", "queued", "failed"]
+
+
+async def test_rule_7_settled_out_of_order_and_dead_ones_make_room(q: Driver) -> None:
+    await q.configure("orders", max_size=3)
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=3)
+    await q.ack(got[2])
+    await q.kill(got[1])
+    assert [one.status for one in await q.push("orders", "p1", 4, 5, 6)] == ["queued", "queued", "failed"]
+
+
+async def test_rule_7_removed_messages_make_room(q: Driver, engine: Engine) -> None:
+    await q.configure("orders", max_size=2)
+    first = await q.push_id("orders", "p1", 1)
+    await q.push("orders", "p1", 2)
+    await engine.delete_messages([first])
+    assert [one.status for one in await q.push("orders", "p1", 3, 4)] == ["queued", "failed"]
+    await engine.purge("orders")
+    assert [one.status for one in await q.push("orders", "p1", 5, 6, 7)] == ["queued", "queued", "failed"]
+
+
+async def test_rule_7_a_retried_push_into_a_full_queue_is_a_duplicate_not_a_failure(q: Driver) -> None:
+    await q.configure("orders", max_size=1)
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    assert [one.status for one in await q.push("orders", "p1", 1, transaction_id="t1")] == ["duplicate"]
+
+
+async def test_rule_7_a_retried_transaction_into_a_full_queue_is_a_success(q: Driver) -> None:
+    await q.configure("orders", max_size=1)
+    new = message("orders", "p1", 1, transaction_id="t1")
+    assert (await q.transact(new)).success
+    assert (await q.transact(new)).success
+    assert (await q.transact(new, new)).success
+    assert await q.drain("orders") == [1]
+
+
+async def test_rule_7_a_full_queue_aborts_a_transaction(q: Driver) -> None:
+    await q.configure("orders", max_size=1)
+    outcome = await q.transact(message("orders", "p1", 1), message("orders", "p1", 2))
+    assert (outcome.success, outcome.code, outcome.failed_index) == (False, "queue_full", 1)
+    assert await q.pop("orders") == []
+
+
+# One commit, many requests ---------------------------------------------------------------------------------
+
+
+async def test_answers_come_by_position_and_neighbours_are_untouched(q: Driver, engine: Engine) -> None:
+    await q.configure("full", max_size=1)
+    await q.push("full", "p1", 0)
+    requests = [[message("orders", "p1", 1)], [], [message("full", "p1", 2)], [message("orders", "p1", 3)]]
+    answers = [given(answer) for answer in await engine.push(requests)]
+    assert [[one.status for one in answer] for answer in answers] == [["queued"], [], ["failed"], ["queued"]]
+    assert payloads(await q.pop("orders", batch=10)) == [1, 3]
+    assert await engine.push([]) == []

@@ -1,0 +1,269 @@
+"""Rules 12 and 13: whose settlements count, and what `completed` does."""
+
+from __future__ import annotations
+
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.model import Settlement, Status
+
+from .driver import NEVER_GIVEN, Driver, given, offsets, payloads, settlement
+
+STALE = {"lease_expired", "lease_invalid", "not_leased"}
+STATUSES: list[Status] = ["completed", "failed", "retry", "dlq"]
+
+# Rule 12 ---------------------------------------------------------------------------------------------------
+
+
+async def test_rule_12_a_settlement_under_the_lease_counts(q: Driver) -> None:
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    [held] = await q.pop("orders")
+    outcome = await q.ack(held)
+    assert (outcome.success, outcome.code, outcome.error) == (True, None, None)
+    assert (outcome.transaction_id, outcome.queue, outcome.partition) == ("t1", "orders", "p1")
+    assert (outcome.lease_released, outcome.dead_lettered) == (True, False)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_rule_12_a_superseded_lease_settles_nothing(
+    q: Driver, clock: FakeClock, status: Status
+) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=5)
+    await q.push("orders", "p1", 1)
+    [old] = await q.pop("orders")
+    clock.advance(10)
+    [new] = await q.pop("orders")
+    [outcome] = await q.settle(settlement(old, status))
+    assert not outcome.success and outcome.error
+    assert outcome.code in STALE
+    assert await q.dead_letters() == []
+    assert await q.cursor("orders", "p1") == 0
+    assert await q.pop("orders") == [], "the new lease still holds"
+    assert (await q.ack(new)).success
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_rule_12_an_expired_lease_settles_nothing(q: Driver, clock: FakeClock, status: Status) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=5)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    clock.advance(10)
+    [outcome] = await q.settle(settlement(held, status))
+    assert not outcome.success
+    assert outcome.code in STALE
+    [again] = await q.pop("orders")
+    assert again.message.attempt == 2
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_rule_12_a_foreign_lease_settles_nothing(q: Driver, status: Status) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p2", 2)
+    mine, theirs = await q.pop("orders"), await q.pop("orders")
+    for lease in (NEVER_GIVEN, theirs.lease, "no uuid at all"):
+        [outcome] = await q.settle(settlement(mine[0], status, lease=lease))
+        assert not outcome.success, lease
+        assert outcome.code in STALE
+    assert (await q.ack(mine[0])).success
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_rule_12_what_was_never_delivered_can_not_be_settled(q: Driver, status: Status) -> None:
+    _, second = await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders")
+    for lease in (got.lease, NEVER_GIVEN, None):
+        item = Settlement(
+            second.transaction_id or "", second.partition_id or "", status=status, lease_id=lease
+        )
+        [outcome] = await q.settle(item)
+        assert not outcome.success
+        assert outcome.code in STALE
+    assert (await q.ack(got[0])).success
+    assert payloads(await q.pop("orders")) == [2]
+
+
+async def test_rule_12_what_does_not_exist_is_not_found(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    unknown_message = Settlement("no such message", held.message.partition_id, lease_id=held.lease)
+    unknown_partition = Settlement(held.message.transaction_id, NEVER_GIVEN, lease_id=held.lease)
+    nonsense = Settlement(held.message.transaction_id, "no id", lease_id=held.lease)
+    outcomes = await q.settle(unknown_message, unknown_partition, nonsense, settlement(held))
+    assert [one.code for one in outcomes] == ["not_found", "not_found", "not_found", None]
+
+
+async def test_rule_12_a_refused_item_does_not_disturb_its_neighbours(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=3)
+    requests = [
+        [settlement(got[0]), settlement(got[1], lease=NEVER_GIVEN)],
+        [],
+        [Settlement("unknown", got[0].message.partition_id), settlement(got[2])],
+    ]
+    answers = [given(answer) for answer in await engine.settle(requests)]
+    assert [[one.success for one in answer] for answer in answers] == [[True, False], [], [False, True]]
+    assert await q.cursor("orders", "p1") == 1
+    assert (await q.ack(got[1])).success
+    assert await q.cursor("orders", "p1") == 3
+
+
+async def test_rule_12_all_items_are_judged_by_the_leases_before_the_request(q: Driver) -> None:
+    """The failure in the middle ends the lease, and still the third item counts."""
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=3)
+    outcomes = await q.settle(settlement(got[0]), settlement(got[1], "failed", "boom"), settlement(got[2]))
+    assert [one.success for one in outcomes] == [True, True, True]
+    again = await q.pop("orders", batch=10)
+    assert (payloads(again), again[0].message.attempt) == ([2], 2)
+
+
+async def test_rule_12_all_messages_of_a_batch_may_fail_in_one_request(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=3)
+    outcomes = await q.settle(*(settlement(one, "failed", "boom") for one in got))
+    assert all(one.success for one in outcomes)
+    again = await q.pop("orders", batch=3)
+    assert [(one.payload, one.message.attempt) for one in again] == [(1, 2), (2, 2), (3, 2)]
+
+
+async def test_rule_12_completed_of_what_is_completed_is_a_success(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=2)
+    await q.ack(got[1])
+    assert (await q.ack(got[1])).success, "beyond the cursor"
+    await q.ack(got[0])
+    assert (await q.ack(got[0])).success, "at or before the cursor, after the end of the lease"
+    assert await q.cursor("orders", "p1") == 2
+    assert payloads(await q.pop("orders")) == [3]
+
+
+async def test_rule_12_completed_twice_in_one_request_is_a_success(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    outcomes = await q.settle(settlement(got[0]), settlement(got[0]))
+    assert [one.success for one in outcomes] == [True, True]
+    assert await q.pop("orders") == [], "the second message is still leased"
+
+
+@pytest.mark.parametrize("status", ["failed", "retry", "dlq"])
+async def test_rule_12_what_is_completed_can_not_be_undone(q: Driver, status: Status) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    await q.ack(got[0])
+    [outcome] = await q.settle(settlement(got[0], status))
+    assert not outcome.success
+    assert await q.dead_letters() == []
+    assert await q.cursor("orders", "p1") == 1
+    assert (await q.ack(got[1])).success
+    assert await q.pop("orders") == []
+
+
+async def test_rule_12_a_repeated_failure_uses_one_attempt_not_two(q: Driver) -> None:
+    """A client that lost the reply sends it again: one delivery never costs two attempts."""
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    await q.fail(held)
+    await q.fail(held)
+    await q.settle(settlement(held, "failed"), settlement(held, "failed"))
+    [again] = await q.pop("orders")
+    assert again.message.attempt == 2
+    assert await q.dead_letters() == []
+
+
+async def test_rule_12_without_a_lease_id_it_counts_while_the_group_holds_the_message(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    [outcome] = await q.settle(settlement(got[0], lease=None))
+    assert outcome.success
+    assert await q.cursor("orders", "p1") == 1
+
+
+async def test_rule_12_without_a_lease_id_nothing_counts_when_the_lease_is_over(
+    q: Driver, clock: FakeClock
+) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    clock.advance(300)
+    [outcome] = await q.settle(settlement(held, lease=None))
+    assert (outcome.success, outcome.code) == (False, "not_leased")
+    assert await q.cursor("orders", "p1") == 0
+
+
+async def test_rule_12_without_a_lease_id_another_group_s_lease_does_not_help(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders", group="a")
+    [unknown] = await q.settle(settlement(held, lease=None, group="never seen"))
+    assert not unknown.success
+    await q.pop("orders", group="b", auto_ack=True)
+    await q.push("orders", "p1", 2)
+    [other] = await q.settle(settlement(held, lease=None, group="c"))
+    assert not other.success
+    assert {one.group for one in await q.engine.group_stats(queue="orders")} == {"a", "b"}
+
+
+# Rule 13 ---------------------------------------------------------------------------------------------------
+
+
+async def test_rule_13_completed_counts_in_any_order_and_the_cursor_is_the_settled_prefix(q: Driver) -> None:
+    await q.push("orders", "p1", *range(1, 8))
+    got = await q.pop("orders", batch=7)
+    cursors = []
+    for index in (6, 1, 2, 0, 4, 5, 3):
+        assert (await q.ack(got[index])).success
+        cursors.append(await q.cursor("orders", "p1"))
+    assert cursors == [0, 0, 0, 3, 3, 3, 7]
+
+
+async def test_rule_13_completed_is_done_for_ever_even_if_an_earlier_one_fails(q: Driver) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3, 4, 5)
+    got = await q.pop("orders", batch=5)
+    await q.ack(got[1])
+    await q.ack(got[3])
+    await q.fail(got[0])
+    assert payloads(await q.pop("orders", batch=10)) == [1, 3, 5]
+
+
+async def test_rule_13_ranges_beyond_the_cursor_survive_an_expiry(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    got = await q.pop("orders", batch=4)
+    await q.ack(got[1])
+    await q.ack(got[2])
+    clock.advance(10)
+    assert await q.drain("orders") == [1, 4]
+    assert await q.cursor("orders", "p1") == 4
+
+
+async def test_rule_13_the_cursor_never_moves_back(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3)
+    first = await q.pop("orders", batch=3)
+    clock.advance(10)
+    assert await q.drain("orders") == [1, 2, 3]
+    for held in first:
+        await q.ack(held)
+        await q.fail(held)
+        assert await q.cursor("orders", "p1") == 3
+    assert await q.pop("orders") == []
+
+
+async def test_rule_13_many_ranges(q: Driver) -> None:
+    await q.push("orders", "p1", *range(1, 201))
+    got = await q.pop("orders", batch=200)
+    await q.settle(*(settlement(one) for one in got[1::2]))
+    assert await q.cursor("orders", "p1") == 0
+    await q.retry(got[0])
+    rest = await q.pop("orders", batch=200)
+    assert offsets(rest) == list(range(1, 200, 2))
+    await q.ack_all(reversed(rest))
+    assert await q.cursor("orders", "p1") == 200
+
+
+async def test_rule_13_a_lease_ends_when_all_that_it_handed_out_is_settled(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=2)
+    assert not (await q.ack(got[1])).lease_released
+    assert (await q.ack(got[0])).lease_released
+    assert payloads(await q.pop("orders")) == [3]

@@ -1,0 +1,121 @@
+"""Traces: what consumers record about messages."""
+
+from __future__ import annotations
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.errors import NotFound
+from hark.model import QUEUE_MODE, NewTrace
+
+from .driver import NEVER_GIVEN, Driver, given
+
+
+async def place(q: Driver, payload: object, transaction_id: str) -> str:
+    """Push a message; the id of its partition."""
+    [outcome] = await q.push("orders", "p1", payload, transaction_id=transaction_id)
+    assert outcome.partition_id is not None
+    return outcome.partition_id
+
+
+async def test_events_of_a_message_oldest_first(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    partition = await place(q, {"n": 1}, "t1")
+    start = clock.now()
+    for number in range(3):
+        new = NewTrace(
+            partition_id=partition, transaction_id="t1", data=b'{"step":%d}' % number, event="step"
+        )
+        [answer] = await engine.trace([new])
+        assert given(answer)
+        clock.advance(1)
+    events, total = await engine.traces(partition, "t1")
+    assert total == 3
+    assert [bytes(one.data) for one in events] == [b'{"step":0}', b'{"step":1}', b'{"step":2}']
+    assert [one.created_at for one in events] == [start, start + 1_000_000, start + 2_000_000]
+    assert {(one.event, one.group, one.transaction_id, one.partition_id) for one in events} == {
+        ("step", QUEUE_MODE, "t1", partition)
+    }
+    assert {(one.queue, one.partition) for one in events} == {("orders", "p1")}
+
+
+async def test_events_page(q: Driver, engine: Engine) -> None:
+    partition = await place(q, 1, "t1")
+    await engine.trace(
+        [NewTrace(partition_id=partition, transaction_id="t1", data=b"%d" % n) for n in range(5)]
+    )
+    events, total = await engine.traces(partition, "t1", limit=2, offset=1)
+    assert ([bytes(one.data) for one in events], total) == ([b"1", b"2"], 5)
+
+
+async def test_events_of_a_name_newest_first_with_the_payload(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    partition = await place(q, {"n": 1}, "t1")
+    await place(q, {"n": 2}, "t2")
+    for transaction, names in (("t1", ("a", "b")), ("t2", ("a",)), ("t1", ())):
+        new = NewTrace(
+            partition_id=partition,
+            transaction_id=transaction,
+            data=b"{}",
+            names=names,
+            group="g",
+            event="seen",
+        )
+        await engine.trace([new])
+        clock.advance(1)
+    events, total = await engine.traces(name="a")
+    assert total == 2
+    assert [(one.transaction_id, one.payload and bytes(one.payload)) for one in events] == [
+        ("t2", b'{"n":2}'),
+        ("t1", b'{"n":1}'),
+    ]
+    assert [sorted(one.names) for one in events] == [["a"], ["a", "b"]]
+    assert await engine.traces(name="unknown") == ([], 0)
+
+
+async def test_names_with_their_counts(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    partition = await place(q, 1, "t1")
+    await place(q, 2, "t2")
+    for transaction, names in (("t1", ("a",)), ("t1", ("a", "b")), ("t2", ("a",))):
+        new = NewTrace(partition_id=partition, transaction_id=transaction, data=b"{}", names=names)
+        await engine.trace([new])
+        clock.advance(1)
+    found, total = await engine.trace_names()
+    assert total == 2
+    assert {(one.name, one.traces, one.messages) for one in found} == {("a", 3, 2), ("b", 1, 1)}
+    assert max(one.last_seen for one in found) == clock.now() - 1_000_000
+    page, total = await engine.trace_names(limit=1)
+    assert (len(page), total) == (1, 2)
+
+
+async def test_an_unknown_message_is_not_found_in_place(q: Driver, engine: Engine) -> None:
+    partition = await place(q, 1, "t1")
+    answers = await engine.trace(
+        [
+            NewTrace(partition_id=partition, transaction_id="unknown", data=b"{}"),
+            NewTrace(partition_id=NEVER_GIVEN, transaction_id="t1", data=b"{}"),
+            NewTrace(partition_id=partition, transaction_id="t1", data=b"{}"),
+        ]
+    )
+    assert [type(one) for one in answers] == [NotFound, NotFound, str]
+    assert (await engine.traces(partition, "t1"))[1] == 1
+
+
+async def test_a_message_may_be_named_by_its_id(q: Driver, engine: Engine) -> None:
+    [outcome] = await q.push("orders", "p1", 1)
+    assert outcome.partition_id and outcome.message_id
+    await engine.trace(
+        [NewTrace(partition_id=outcome.partition_id, transaction_id=outcome.message_id, data=b"7")]
+    )
+    events, _ = await engine.traces(outcome.partition_id, outcome.message_id)
+    assert [bytes(one.data) for one in events] == [b"7"]
+
+
+async def test_traces_leave_with_their_message(q: Driver, engine: Engine) -> None:
+    partition = await place(q, 1, "t1")
+    await engine.trace([NewTrace(partition_id=partition, transaction_id="t1", data=b"{}", names=("a",))])
+    view = await engine.message(partition, "t1")
+    assert view is not None
+    await engine.delete_messages([view.id])
+    await q.collect()
+    assert await engine.traces(name="a") == ([], 0)
+    assert await engine.trace_names() == ([], 0)

@@ -1,0 +1,237 @@
+"""Looking: messages, counts, groups and tracks as an administrator sees them."""
+
+from __future__ import annotations
+
+from hark.clock import SECOND, FakeClock
+from hark.engine.api import Engine
+from hark.model import QUEUE_MODE, MessageFilter, MessageState, MessageView
+
+from .driver import NEVER_GIVEN, Driver, message
+
+# Messages --------------------------------------------------------------------------------------------------
+
+
+def keys(views: list[MessageView]) -> list[str]:
+    """The transaction ids, in order."""
+    return [one.transaction_id for one in views]
+
+
+async def test_messages_are_listed_newest_first_without_payloads(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    await q.configure("shop.ship", namespace="shop", task="ship", priority=4)
+    start = clock.now()
+    for number in range(3):
+        await q.push(
+            "shop.ship", "p1", number, transaction_id=f"t{number}", trace_id="x", producer="me", priority=2
+        )
+        clock.advance(10)
+    views = await engine.messages(MessageFilter(queue="shop.ship"))
+    assert keys(views) == ["t2", "t1", "t0"]
+    newest = views[0]
+    assert (newest.queue, newest.partition, newest.namespace, newest.task) == (
+        "shop.ship",
+        "p1",
+        "shop",
+        "ship",
+    )
+    assert (newest.offset, newest.created_at, newest.state) == (3, start + 20 * SECOND, "pending")
+    assert (newest.trace_id, newest.producer, newest.priority, newest.queue_priority) == ("x", "me", 2, 4)
+    assert newest.payload is None
+
+
+async def test_messages_are_filtered_and_paged(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    start = clock.now()
+    for queue, partition, key in (
+        ("a.x", "p1", "1"),
+        ("a.y", "p1", "2"),
+        ("b.x", "p2", "3"),
+        ("a.x", "p2", "4"),
+    ):
+        await q.push(queue, partition, key, transaction_id=key)
+        clock.advance(10)
+    for where, wanted in (
+        (MessageFilter(), ["4", "3", "2", "1"]),
+        (MessageFilter(queue="a.x"), ["4", "1"]),
+        (MessageFilter(queue="a.x", partition="p1"), ["1"]),
+        (MessageFilter(namespace="a"), ["4", "2", "1"]),
+        (MessageFilter(task="x"), ["4", "3", "1"]),
+        (MessageFilter(namespace="b", task="x"), ["3"]),
+        (MessageFilter(since=start + 5 * SECOND, until=start + 25 * SECOND), ["3", "2"]),
+        (MessageFilter(limit=2), ["4", "3"]),
+        (MessageFilter(limit=2, offset=1), ["3", "2"]),
+        (MessageFilter(queue="nowhere"), []),
+    ):
+        assert keys(await engine.messages(where)) == wanted, where
+
+
+async def test_messages_by_state(q: Driver, engine: Engine) -> None:
+    for number in range(1, 6):
+        await q.push("orders", "p1", number, transaction_id=f"t{number}")
+    got = await q.pop("orders", batch=3)
+    await q.ack(got[0])
+    await q.kill(got[1])
+    expected: dict[MessageState, list[str]] = {
+        "completed": ["t1"],
+        "dead_letter": ["t2"],
+        "processing": ["t3"],
+        "pending": ["t5", "t4"],
+    }
+    for state, wanted in expected.items():
+        views = await engine.messages(MessageFilter(queue="orders", state=state))
+        assert keys(views) == wanted
+        assert {one.state for one in views} == {state}
+
+
+async def test_a_message_with_its_payload_and_what_each_group_did(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1")
+    assert outcome.partition_id
+    [done] = await q.pop("orders", group="done")
+    await q.ack(done)
+    [failed] = await q.pop("orders", group="failed")
+    await q.fail(failed, "boom")
+    await q.pop("orders", group="working")
+    [dead] = await q.pop("orders", group="dead")
+    await q.kill(dead)
+    view = await engine.message(outcome.partition_id, "t1")
+    assert view is not None and view.payload is not None
+    assert bytes(view.payload) == b'{"n":1}'
+    groups = {one.group: one for one in view.groups}
+    states = {name: group.state for name, group in groups.items()}
+    assert states == {
+        "done": "completed",
+        "failed": "pending",
+        "working": "processing",
+        "dead": "dead_letter",
+    }
+    assert (groups["failed"].attempts, groups["failed"].error) == (1, "boom")
+    assert groups["working"].lease_expires_at == clock.now() + 300 * SECOND
+    assert groups["done"].lease_expires_at is None
+
+
+async def test_a_delayed_message_shows_when_it_is_due(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    [outcome] = await q.push("orders", "p1", 1, transaction_id="t1", delay_ms=5000)
+    view = await engine.message(outcome.partition_id or "", "t1")
+    assert view is not None
+    assert (view.deliver_at, view.state) == (clock.now() + 5 * SECOND, "pending")
+
+
+async def test_what_does_not_exist_is_none(q: Driver, engine: Engine) -> None:
+    [outcome] = await q.push("orders", "p1", 1, transaction_id="t1")
+    assert await engine.message(outcome.partition_id or "", "t2") is None
+    assert await engine.message(NEVER_GIVEN, "t1") is None
+    assert await engine.message("no id", "t1") is None
+    await q.engine.delete_messages([outcome.message_id or ""])
+    assert await engine.message(outcome.partition_id or "", "t1") is None
+
+
+# Counts ----------------------------------------------------------------------------------------------------
+
+
+async def test_counts_of_a_queue_by_state(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4, 5)
+    await q.push("orders", "p2", 6)
+    got = await q.pop("orders", "p1", batch=4)
+    await q.ack(got[0])
+    await q.kill(got[1])
+    stats = await q.stats("orders")
+    assert (stats.partitions, stats.counts.total) == (2, 6)
+    assert (stats.counts.pending, stats.counts.processing) == (2, 2)
+    assert (stats.counts.completed, stats.counts.dead_letter) == (1, 1)
+
+
+async def test_counts_are_those_of_the_group_that_is_furthest_behind(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.drain("orders", group="fast")
+    await q.pop("orders", group="slow", auto_ack=True)
+    counts = (await q.stats("orders")).counts
+    assert (counts.total, counts.pending, counts.completed) == (3, 2, 1)
+
+
+async def test_partition_stats_by_name_with_counts_and_times(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    start = clock.now()
+    for name in ("b", "a", "ab"):
+        await q.push("orders", name, 1)
+        clock.advance(10)
+        await q.push("orders", name, 2)
+    partitions = await engine.partition_stats("orders")
+    assert [one.name for one in partitions] == ["a", "ab", "b"]
+    b = partitions[2]
+    assert (b.created_at, b.oldest, b.newest, b.counts.total) == (start, start, start + 10 * SECOND, 2)
+    assert [one.name for one in await engine.partition_stats("orders", search="a")] == ["a", "ab"]
+    assert [one.name for one in await engine.partition_stats("orders", limit=1, offset=1)] == ["ab"]
+    assert await engine.partition_stats("nowhere") == []
+
+
+async def test_queue_stats_newest_queue_first(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    for name in ("a", "b", "c"):
+        await q.push(name, "p1", 1)
+        clock.advance(1)
+    assert [one.info.name for one in await engine.queue_stats()] == ["c", "b", "a"]
+    assert await engine.queue_stats("nowhere") == []
+
+
+# Groups and tracks -----------------------------------------------------------------------------------------
+
+
+async def test_group_stats_show_where_a_group_is(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    start = clock.now()
+    for name in ("p1", "p2"):
+        await q.push("orders", name, 1)
+        clock.advance(10)
+        await q.push("orders", name, 2)
+    await q.pop("orders", "p1", group="g", auto_ack=True)
+    await q.pop("orders", "p2", group="g", batch=2)
+    [group] = await engine.group_stats("g")
+    assert (group.group, group.queue, group.mode, group.paused) == ("g", "orders", "ordered", False)
+    assert (group.lag, group.partitions_with_lag, group.leases) == (3, 2, 1)
+    assert group.oldest_waiting == start + 10 * SECOND
+    assert (group.created_at, group.last_seen) == (clock.now(), clock.now())
+    assert group.subscription.mode == "all"
+
+
+async def test_group_stats_count_partitions_that_the_group_has_not_touched(q: Driver, engine: Engine) -> None:
+    for name in ("p1", "p2", "p3"):
+        await q.push("orders", name, 1)
+    await q.pop("orders", "p1", group="g", auto_ack=True)
+    [group] = await engine.group_stats("g")
+    assert (group.lag, group.partitions_with_lag) == (2, 2)
+
+
+async def test_group_stats_one_entry_per_group_and_queue(q: Driver, engine: Engine) -> None:
+    for queue in ("a", "b"):
+        for group in ("g", "h"):
+            await q.pop(queue, group=group)
+    assert len(await engine.group_stats()) == 4
+    assert {one.queue for one in await engine.group_stats("g")} == {"a", "b"}
+    assert {one.group for one in await engine.group_stats(queue="a")} == {"g", "h"}
+    assert await engine.group_stats("unknown") == []
+
+
+async def test_track_stats_show_a_place_in_a_partition(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.push_messages(message("bills", "p1", 4))
+    got = await q.pop("orders", batch=2)
+    clock.advance(1)
+    await q.ack(got[0])
+    track = await q.track("orders", "p1")
+    assert (track.group, track.queue, track.partition) == (QUEUE_MODE, "orders", "p1")
+    assert (track.cursor, track.lag, track.last_settled) == (1, 2, clock.now())
+    assert track.oldest_waiting == clock.now() - SECOND
+    assert (track.lease_id, track.lease_expires_at) == (got.lease, clock.now() + 299 * SECOND)
+
+
+async def test_track_stats_of_those_that_lag(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    for name in ("p1", "p2"):
+        await q.push("orders", name, 1)
+        await q.push("orders", name, 2)
+    await q.pop("orders", "p1", group="g", auto_ack=True)
+    await q.pop("orders", "p2", group="g", batch=2, auto_ack=True)
+    clock.advance(60)
+    lagging = await engine.track_stats(group="g", min_lag_seconds=60)
+    assert [(one.partition, one.lag) for one in lagging] == [("p1", 1)]
+    assert await engine.track_stats(group="g", min_lag_seconds=61) == []

@@ -1,0 +1,137 @@
+"""The checks of input: what is accepted, and that each error names its field."""
+
+from __future__ import annotations
+
+import pytest
+
+from hark.errors import InvalidInput
+from hark.http.checks import (
+    bool_param,
+    check_name,
+    check_status,
+    decode_json,
+    format_time,
+    format_time_ms,
+    int_param,
+    parse_time,
+    path_segments,
+)
+from hark.http.push_items import ITEM_TEXTS, PushBody
+
+MOMENT = 1_767_323_045_678_901
+
+
+@pytest.mark.parametrize("name", ["a", "a b", "a/b", "Ω" * 127, "x" * 255, "🙂" * 63])
+def test_names_of_up_to_255_bytes_are_accepted(name: str) -> None:
+    assert check_name(name, "queue") == name
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("", "must not be empty"),
+        ("a\0b", "NUL"),
+        ("x" * 256, "at most 255 bytes of UTF-8, got 256"),
+        ("Ω" * 128, "got 256"),
+        ("🙂" * 64, "got 256"),
+    ],
+)
+def test_other_names_are_refused_with_the_field(name: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"queue: .*{problem}"):
+        check_name(name, "queue")
+
+
+@pytest.mark.parametrize(
+    ("text", "us"),
+    [
+        ("2026-01-02T03:04:05.678901Z", MOMENT),
+        ("2026-01-02T03:04:05.678901", MOMENT),
+        ("2026-01-02T05:04:05.678901+02:00", MOMENT),
+        ("2026-01-02T03:04:05Z", MOMENT - 678_901),
+        ("2026-01-02", MOMENT - 678_901 - 11_045_000_000),
+        ("1767323045678", MOMENT - 901),
+        ("1969-12-31T23:59:59Z", -1_000_000),
+    ],
+)
+def test_times_are_iso_8601_or_milliseconds(text: str, us: int) -> None:
+    assert parse_time(text, "from") == us
+
+
+@pytest.mark.parametrize("text", ["", "now", "yesterday", "2026-13-01", "-1", "9" * 18, "9" * 30, "1.5", "٣"])
+def test_other_times_are_refused_with_the_field(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^from: expected"):
+        parse_time(text, "from")
+
+
+@pytest.mark.parametrize("us", [0, 1, 999_999, 1_000_000, MOMENT, -1, -1_000_000])
+def test_a_formatted_time_reads_back_as_itself(us: int) -> None:
+    assert parse_time(format_time(us), "at") == us
+    assert parse_time(format_time_ms(us), "at") == us // 1000 * 1000
+
+
+def test_times_are_formatted_in_utc_with_fixed_width() -> None:
+    assert format_time(MOMENT) == "2026-01-02T03:04:05.678901Z"
+    assert format_time(1_000_001) == "1970-01-01T00:00:01.000001Z"
+    assert format_time_ms(MOMENT) == "2026-01-02T03:04:05.678Z"
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("10", 10), ("007", 7)])
+def test_integers_within_bounds_are_accepted(text: str, value: int) -> None:
+    assert int_param({"batch": text}, "batch", 5, 1, 10) == value
+    assert int_param({}, "batch", 5, 1, 10) == 5
+
+
+@pytest.mark.parametrize("text", ["", "0", "11", "-1", "1.0", "1e1", " 1", "1_0", "٣", "x", "9" * 30, "0x1"])
+def test_other_integers_are_refused_with_the_parameter(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^batch: expected an integer from 1 to 10, got"):
+        int_param({"batch": text}, "batch", 5, 1, 10)
+
+
+def test_switches_are_true_1_false_0_or_empty() -> None:
+    values = {text: bool_param({"wait": text}, "wait", True) for text in ("true", "1", "false", "0", "")}
+    assert values == {"true": True, "1": True, "false": False, "0": False, "": False}
+    assert bool_param({}, "wait", True) is True
+    with pytest.raises(InvalidInput, match=r"^wait: expected true or false, got 'yes'"):
+        bool_param({"wait": "yes"}, "wait")
+
+
+def test_success_is_another_word_for_completed() -> None:
+    assert check_status("success", "status") == "completed"
+    assert check_status("dlq", "status") == "dlq"
+    with pytest.raises(InvalidInput, match=r"^status: expected completed, failed, retry or dlq, got 'done'"):
+        check_status("done", "status")
+
+
+def test_path_segments_are_split_before_they_are_decoded() -> None:
+    assert path_segments(b"/api/v1/a%2Fb/c%20d/%C3%A9") == ["api", "v1", "a/b", "c d", "é"]
+    assert path_segments(b"/plain/path") == ["plain", "path"]
+    with pytest.raises(InvalidInput, match="UTF-8"):
+        path_segments(b"/a%FF")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "Empty request body"),
+        (b"{", "Invalid JSON: "),
+        (b'{"items":[{"queue":"a","payload":"\xff"}]}', "Invalid JSON: not valid UTF-8 at byte 34"),
+        (b'{"items":[{"queue":"\xff"}]}', "Invalid JSON: not valid UTF-8"),
+        (b'{"items":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "items[0]: expected an object, got an array"),
+        (b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "Invalid JSON: nested too deeply"),
+        (b"[]", "push: expected an object, got an array"),
+        (b"{}", "items array is required"),
+        (b'{"items":null}', "items array is required"),
+        (b'{"items":[7]}', "items[0]: expected an object, got an integer"),
+        (b'{"items":[{}]}', "items[0].queue: Queue must be a string"),
+        (b'{"items":[{"queue":"a"},{"queue":1}]}', "items[1].queue: Queue must be a string"),
+        (b'{"items":[{"queue":"a","partition":null}]}', "items[0].partition: Partition must be a string"),
+        (b'{"items":[{"queue":"a","traceId":1}]}', "items[0].traceId: TraceId must be a string"),
+        (b'{"items":[{"queue":"a","priority":"1"}]}', "items[0].priority: expected an integer, got a string"),
+        (b'{"items":[{"queue":"a","priority":true}]}', "expected an integer, got true or false"),
+    ],
+)
+def test_wrong_bodies_are_refused_with_the_place(body: bytes, text: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        decode_json(body, PushBody, "push", ITEM_TEXTS)
+    assert text in refused.value.text
+    assert refused.value.status == 400

@@ -1,0 +1,162 @@
+"""The benchmark's arithmetic: percentiles, medians, CPU readings, reports, demands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from bench import must, report
+from bench.backlog import cost
+from bench.figures import Figure, Run, figure_of, median_of
+from bench.limits import METHODS, insertion
+from bench.procfs import Cpu, cpu_of, parse_stat, rss_mb
+from bench.rows import ALL, ROWS
+from bench.wrk import Sample, parse_report
+
+from hark.cli.bench import Load, Mode, ack_body, payload_of, percentile, plan, push_bodies
+
+
+def sample(**changes: float) -> Sample:
+    plain = Sample(messages=100, seconds=2, errors=0, empty=0, p50_ms=1, p99_ms=2, generator_cpu=0.5)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def figure(**changes: float | str | None) -> Figure:
+    return msgspec.structs.replace(Figure(row="push1", title="t", server="hark", throughput=100), **changes)
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(0, 1), (50, 50), (99, 99), (99.5, 100), (100, 100)])
+def test_a_percentile_is_the_smallest_value_that_covers_its_share(percent: float, expected: float) -> None:
+    assert percentile(list(range(100, 0, -1)), percent) == expected
+
+
+def test_a_percentile_of_nothing_is_zero_and_of_one_value_is_it() -> None:
+    assert percentile([], 99) == 0
+    assert percentile([7.0], 50) == 7
+
+
+def test_a_payload_is_json_of_exactly_its_size() -> None:
+    assert len(payload_of(256)) == 256
+    assert msgspec.json.decode(payload_of(10)) == {"pad": ""}
+
+
+def test_push_bodies_turn_through_the_partitions_one_a_request() -> None:
+    bodies = push_bodies(Load(kind="push", queue="q", batch=2, partitions=3))
+    seen = [[item["partition"] for item in msgspec.json.decode(next(bodies))["items"]] for _ in range(4)]
+    assert seen == [["p0", "p0"], ["p1", "p1"], ["p2", "p2"], ["p0", "p0"]]
+
+
+def test_spread_push_bodies_hold_each_partition_once_a_turn() -> None:
+    bodies = push_bodies(Load(kind="push", queue="q", batch=3, partitions=6, spread=True))
+    seen = [[item["partition"] for item in msgspec.json.decode(next(bodies))["items"]] for _ in range(3)]
+    assert seen == [["p0", "p1", "p2"], ["p3", "p4", "p5"], ["p0", "p1", "p2"]]
+
+
+def test_transaction_ids_are_never_repeated() -> None:
+    bodies = push_bodies(Load(kind="push", queue="q", batch=5, partitions=2, transaction_ids=True))
+    ids = [item["transactionId"] for _ in range(20) for item in msgspec.json.decode(next(bodies))["items"]]
+    assert len(set(ids)) == 100
+
+
+def test_an_ack_names_transaction_partition_and_lease_of_each_message() -> None:
+    messages = [
+        {"id": "m", "transactionId": f"t{n}", "partitionId": "p", "leaseId": "l", "data": {"leaseId": 1}}
+        for n in range(2)
+    ]
+    body, count = ack_body(msgspec.json.encode({"success": True, "messages": messages}))
+    assert count == 2
+    assert msgspec.json.decode(body) == {
+        "acknowledgments": [
+            {"transactionId": "t0", "partitionId": "p", "leaseId": "l"},
+            {"transactionId": "t1", "partitionId": "p", "leaseId": "l"},
+        ]
+    }
+
+
+def test_both_halves_the_connections_and_pop_fills_a_backlog_first() -> None:
+    shape = Load(kind="push", queue="q", connections=9)
+    first, measured = plan(Mode.both, shape, 500)
+    assert (first, [(load.kind, load.connections) for load in measured]) == ([], [("push", 4), ("pop", 4)])
+    first, measured = plan(Mode.pop, shape, 450)
+    assert [load.requests for load in first] == [5]
+    assert [load.kind for load in measured] == ["pop"]
+
+
+def test_a_stat_line_is_read_whatever_the_name_of_the_thread() -> None:
+    fields = " ".join(["S", *map(str, range(1, 30))])
+    name, used = parse_stat(f"12 (odd) name) {fields}")
+    assert name == "odd) name"
+    assert used == (11 + 12) * 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def test_cpu_and_memory_of_this_process_can_be_read() -> None:
+    assert cpu_of(os.getpid()).total_us > 0
+    assert rss_mb(os.getpid()) > 1
+    assert Cpu(30, 20).since(Cpu(10, 5)) == Cpu(20, 15)
+
+
+def test_a_push_report_counts_answered_requests_times_the_batch() -> None:
+    line = '{"requests":50,"seconds":2.0,"errors":10,"consumed":0,"empty":0,"p50_ms":1.5,"p99_ms":9}'
+    got = parse_report(f"Running\n\nBENCH {line}\n", "push", 100, 0.3)
+    assert (got.messages, got.throughput, got.p50_ms, got.generator_cpu) == (4000, 2000, 1.5, 0.3)
+
+
+def test_a_pop_report_counts_what_was_consumed() -> None:
+    line = '{"requests":50,"seconds":2.0,"errors":0,"consumed":7,"empty":3,"p50_ms":1,"p99_ms":9}'
+    assert parse_report(f"BENCH {line}", "pop", 100, 0).messages == 7
+
+
+def test_output_of_wrk_without_a_report_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no report"):
+        parse_report("unable to connect", "push", 1, 0)
+
+
+def test_a_figure_is_per_message_and_says_when_the_generator_was_the_limit() -> None:
+    made = figure_of("r", "t", "hark", sample(generator_cpu=0.97), cpu=Cpu(1000, 400), rss=50, e=25)
+    assert (made.throughput, made.ratio_e, made.cpu_us, made.store_us) == (50, 2, 10, 4)
+    assert "97% of a core" in made.note
+
+
+def test_the_median_is_taken_field_by_field_and_errors_are_the_worst() -> None:
+    rounds = [
+        figure(throughput=10, ratio_e=3, errors=0),
+        figure(throughput=30, ratio_e=1, errors=4),
+        figure(throughput=20, ratio_e=2, errors=1),
+    ]
+    middle = median_of(rounds)
+    assert (middle.throughput, middle.ratio_e, middle.ratio_floor, middle.errors) == (20, 2, None, 4)
+
+
+def test_the_cost_of_a_history_is_the_worse_of_clock_and_cpu() -> None:
+    assert cost(figure(throughput=200, cpu_us=10), figure(throughput=100, cpu_us=12)) == 2
+    assert cost(figure(throughput=100, cpu_us=10), figure(throughput=100, cpu_us=13)) == pytest.approx(1.3)
+
+
+def test_demands_pass_fail_or_were_not_measured() -> None:
+    run = Run(machine={}, figures=[figure(ratio_e=0.5, ratio_floor=0.7)], values={"rss": 79.9, "start": 1.2})
+    verdicts = {(demand.text, demand.unit): demand.holds for demand in must.demands(run)}
+    title = ROWS["push1"].title
+    assert verdicts[title, "x floor"] is False
+    assert verdicts["push 1, 64 connections", "E"] is True
+    assert verdicts["memory of an idle server", "MB"] is True
+    assert verdicts["start to first answer, empty store", "s"] is False
+    assert verdicts["pop 100 + ack", "E"] is None
+
+
+def test_every_demand_names_a_row_of_the_benchmark() -> None:
+    assert {name for name, _, _ in must.AT_LEAST_E} <= set(ROWS)
+    assert set(ROWS) < set(ALL)
+
+
+def test_tables_show_figures_and_dashes_for_what_is_missing() -> None:
+    assert report.cells(figure(row="idle", p50_ms=1.234))[:7] == ["t", "hark", "100", "-", "-", "1.23", "-"]
+    assert report.figures_table([figure()]).row_count == 1
+    assert report.demands_table(must.demands(Run(machine={}, values={"rss": 1}))).row_count == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_insertion_limit_fills_the_table_of_hark(tmp_path: Path, method: str) -> None:
+    limit = insertion(tmp_path, method, 10, 0.01)
+    assert limit.rows_per_second > 0

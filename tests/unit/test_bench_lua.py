@@ -1,0 +1,182 @@
+"""The Lua that wrk runs, at a server that writes down what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from bench import wrk
+
+from hark.cli.bench import Load, generate
+
+needs_wrk = pytest.mark.skipif(not wrk.available(), reason="wrk is not installed")
+
+
+class Recorder:
+    """Answers pushes, pops and acks in the words of the contract, and keeps what came."""
+
+    def __init__(self, batch: int, refuse: bool = False) -> None:
+        self.batch = batch
+        self.refuse = refuse
+        self.pushed: list[list[dict[str, Any]]] = []
+        self.open: dict[str, tuple[str, str]] = {}
+        self.acked: Counter[str] = Counter()
+        self.wrong: list[dict[str, Any]] = []
+        self.paths: Counter[str] = Counter()
+        self.serial = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                line, *headers = head.decode().lower().split("\r\n")
+                length = next((int(h[15:]) for h in headers if h.startswith("content-length:")), 0)
+                path = line.split()[1]
+                self.paths[path] += 1
+                answer = self.answer(path, await reader.readexactly(length))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def answer(self, path: str, body: bytes) -> bytes:
+        """The body of the answer."""
+        if path.endswith("/push"):
+            items = msgspec.json.decode(body)["items"]
+            self.pushed.append(items)
+            return msgspec.json.encode([{"index": n, "status": "queued"} for n in range(len(items))])
+        if "/pop/" in path:
+            return self.pop()
+        given = msgspec.json.decode(body)
+        return self.settle(given["acknowledgments"] if path.endswith("/batch") else [given])
+
+    def pop(self) -> bytes:
+        """A batch under a lease of its own."""
+        self.serial += 1
+        ids = {"partitionId": f"p{self.serial}", "leaseId": f"l{self.serial}"}
+        messages = []
+        for number in range(self.batch):
+            transaction = f"{self.serial:08d}-t{number}"
+            self.open[transaction] = (ids["partitionId"], ids["leaseId"])
+            messages.append({"id": "m", "transactionId": transaction, "data": {"pad": "x" * 246}, **ids})
+        return msgspec.json.encode({"success": True, "queue": "q", **ids, "messages": messages})
+
+    def settle(self, acks: list[dict[str, Any]]) -> bytes:
+        """Check each against what was handed out."""
+        for ack in acks:
+            if self.open.get(ack["transactionId"]) != (ack["partitionId"], ack["leaseId"]):
+                self.wrong.append(ack)
+            self.acked[ack["transactionId"]] += 1
+        return msgspec.json.encode([{"index": n, "success": not self.refuse} for n in range(len(acks))])
+
+
+@contextmanager
+def listening(recorder: Recorder) -> Iterator[int]:
+    """The recorder on a port, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(recorder.serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        asyncio.run_coroutine_threadsafe(_stop(server), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _stop(server: asyncio.Server) -> None:
+    server.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def test_a_script_carries_its_load_as_lua_values() -> None:
+    script = wrk.lua_script(Load(kind="push", queue="q", batch=10, spread=True))
+    assert script.startswith('config = {queue = "q", batch = 10, partitions = 1000, payload = "{\\"pad\\"')
+    assert "spread = true" in script.splitlines()[0]
+
+
+@needs_wrk
+@pytest.mark.parametrize("spread", [False, True])
+def test_wrk_pushes_whole_batches_to_every_partition(spread: bool) -> None:
+    recorder = Recorder(0)
+    with listening(recorder) as port:
+        load = Load(kind="push", queue="q", connections=4, batch=4, partitions=8, spread=spread)
+        sample = wrk.run(port, load, 1)
+    assert sample.errors == 0
+    assert 0 < sample.messages <= 4 * len(recorder.pushed)
+    assert {item["partition"] for items in recorder.pushed for item in items} == {f"p{n}" for n in range(8)}
+    assert {len({item["partition"] for item in items}) for items in recorder.pushed} == {4 if spread else 1}
+    assert {len(msgspec.json.encode(item["payload"])) for item in recorder.pushed[0]} == {256}
+
+
+@needs_wrk
+def test_wrk_never_repeats_a_transaction_id() -> None:
+    recorder = Recorder(0)
+    with listening(recorder) as port:
+        wrk.run(port, Load(kind="push", queue="q", connections=2, batch=3, transaction_ids=True), 1)
+    ids = [item["transactionId"] for items in recorder.pushed for item in items]
+    assert ids
+    assert len(set(ids)) == len(ids)
+    assert {len(each) for each in ids} == {36}
+
+
+@needs_wrk
+@pytest.mark.parametrize(("batch", "route"), [(1, "/api/v1/ack"), (5, "/api/v1/ack/batch")])
+def test_wrk_acks_what_it_popped_under_the_right_lease_and_once(batch: int, route: str) -> None:
+    recorder = Recorder(batch)
+    with listening(recorder) as port:
+        sample = wrk.run(port, Load(kind="pop", queue="q", connections=4, batch=batch), 1)
+    assert recorder.wrong == []
+    assert set(recorder.acked.values()) == {1}
+    assert set(recorder.paths) == {f"/api/v1/pop/queue/q?batch={batch}", route}
+    assert 0 < sample.messages <= recorder.acked.total()
+    assert sample.messages >= recorder.acked.total() - 4 * batch
+
+
+@needs_wrk
+def test_wrk_counts_auto_acked_messages_and_sends_no_acks() -> None:
+    recorder = Recorder(3)
+    with listening(recorder) as port:
+        sample = wrk.run(port, Load(kind="pop", queue="q", connections=2, batch=3, auto_ack=True), 1)
+    assert list(recorder.paths) == ["/api/v1/pop/queue/q?batch=3&autoack=true"]
+    assert sample.messages in {3 * (recorder.serial - n) for n in range(3)}
+
+
+@needs_wrk
+def test_refused_acks_are_errors_and_not_throughput() -> None:
+    with listening(Recorder(2, refuse=True)) as port:
+        sample = wrk.run(port, Load(kind="pop", queue="q", connections=2, batch=2), 1)
+    assert sample.messages == 0
+    assert sample.errors > 0
+
+
+def test_the_built_in_generator_sends_exactly_the_requests_it_is_told_to() -> None:
+    recorder = Recorder(0)
+    with listening(recorder) as port:
+        load = Load(kind="push", queue="q", connections=3, batch=2, requests=10)
+        outcome = generate(f"http://127.0.0.1:{port}", load)[0]
+    assert (outcome.requests, outcome.messages, len(recorder.pushed)) == (10, 20, 10)
+
+
+def test_the_built_in_generator_pops_and_acks_at_a_fixed_rate() -> None:
+    recorder = Recorder(2)
+    with listening(recorder) as port:
+        load = Load(kind="pop", queue="q", connections=2, batch=2, rate=100, seconds=0.2)
+        outcome = generate(f"http://127.0.0.1:{port}", load)[0]
+    assert (outcome.requests, outcome.messages, outcome.errors) == (20, 40, 0)
+    assert recorder.wrong == []
+
+
+def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    with pytest.raises(ConnectionError):
+        generate("http://127.0.0.1:9", Load(kind="push", queue="q", connections=1))
