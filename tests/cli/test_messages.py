@@ -100,7 +100,7 @@ def test_push_stdin_names_the_bad_line_and_says_what_was_pushed_before(hark: Run
     result = hark("push", "orders", "--stdin", stdin="1\n" * 1001 + "oops\n")
     assert result.exit_code == 2
     assert "line 1002 is not JSON" in result.stderr
-    assert "before that: 1000 queued" in result.stderr
+    assert "so far: 1000 queued" in result.stderr
 
 
 def test_push_stdin_refuses_bytes_that_are_not_utf8(hark: Run, stub: Stub) -> None:

@@ -90,10 +90,11 @@ def message(queue: str, partition: str, payload: object, **options: Unpack[PushO
     return NewMessage(queue=queue, partition=partition, payload=msgspec.json.encode(payload), **options)
 
 
-def settlement(  # noqa: PLR0917
+def settlement(
     held: Held,
     status: Status = "completed",
     error: str | None = None,
+    *,
     delay_ms: int | None = None,
     lease: str | None = _SAME,
     group: str | None = None,
@@ -165,9 +166,7 @@ class Driver:
         [answer] = await self.engine.push([messages])
         return given(answer)
 
-    async def push_id(
-        self, queue: str, partition: str, payload: object, **options: Unpack[PushOptions]
-    ) -> str:
+    async def push_id(self, queue: str, partition: str, payload: object, **options: Unpack[PushOptions]) -> str:
         """Push one message and answer its id."""
         [outcome] = await self.push(queue, partition, payload, **options)
         assert outcome.status == "queued" and outcome.message_id is not None
@@ -270,9 +269,7 @@ class Driver:
 
     # Administration ----------------------------------------------------------------------------------------
 
-    async def configure(
-        self, queue: str, *, namespace: str = "", task: str = "", **options: float
-    ) -> QueueInfo:
+    async def configure(self, queue: str, *, namespace: str = "", task: str = "", **options: float) -> QueueInfo:
         """Make a queue with these options; the others have their defaults."""
         wanted = msgspec.structs.replace(QueueOptions(), **options)
         spec = QueueSpec(name=queue, namespace=namespace, task=task, options=wanted)
@@ -290,9 +287,7 @@ class Driver:
         offset: int | None = None,
     ) -> SeekOutcome:
         """Move a group."""
-        request = Seek(
-            queue=queue, group=group, partition=partition, to_end=to_end, timestamp=timestamp, offset=offset
-        )
+        request = Seek(queue=queue, group=group, partition=partition, to_end=to_end, timestamp=timestamp, offset=offset)
         [answer] = await self.engine.seek([request])
         return given(answer)
 

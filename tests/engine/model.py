@@ -1,158 +1,33 @@
 """The rules of the queue by the simplest possible code: lists, linear scans, no store.
 
-It follows the rules and knows nothing of any engine. A `Track` (a group in a partition) has its open messages in
-a list, in the order in which they will be delivered; settled means: no longer in that list. Left out, because
+It follows the rules and knows nothing of any engine. A `Track` (a group in a partition) has its open messages
+in a list, in the order in which they will be delivered; settled means: no longer in that list. Left out, because
 single tests show them better: ttl, retention, delayed processing, the window buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import count
-from typing import Literal
 
 from hark.clock import MILLISECOND, SECOND
-from hark.model import QueueOptions, Status
+from hark.model import QueueOptions
 
-Mode = Literal["all", "new"]
-STALE = frozenset({"lease_expired", "lease_invalid", "not_leased"})
-
-
-@dataclass(eq=False)
-class Message:
-    """A stored message."""
-
-    partition: Partition
-    offset: int
-    payload: object
-    key: str | None
-    created_at: int
-    deliver_at: int
-    backoff_ms: tuple[int, ...] | None
-    only_for: str | None = None
-    """A requeued message is for one group."""
-
-
-@dataclass(eq=False)
-class Partition:
-    """A partition: what it stores, and whether its offsets have holes."""
-
-    queue: Queue
-    name: str
-    age: int
-    log: list[Message] = field(default_factory=list)
-    tail: int = 0
-    holes: bool = False
-
-
-@dataclass(eq=False)
-class Queue:
-    """A queue with its partitions."""
-
-    name: str
-    namespace: str
-    options: QueueOptions
-    paused: bool = False
-    partitions: dict[str, Partition] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Lease:
-    """A consumer's hold on what one pop gave it."""
-
-    id: int
-    expires_at: int
-
-
-@dataclass(eq=False)
-class Track:
-    """A group in a partition."""
-
-    group: str
-    partition: Partition
-    todo: list[Message]
-    served: int = 0
-    lease: Lease | None = None
-    """The one that keeps others out."""
-    handed: list[Message] = field(default_factory=list)
-    holder: dict[Message, Lease] = field(default_factory=dict)
-    """Under which lease a message was last delivered, while its verdict is open."""
-    attempts: dict[Message, int] = field(default_factory=dict)
-    due: dict[Message, int] = field(default_factory=dict)
-    front: set[Message] = field(default_factory=set)
-    suspects: set[Message] = field(default_factory=set)
-    """The batch that may hold a message that kills its consumers."""
-
-    def not_before(self, message: Message) -> int:
-        """When a message may be delivered."""
-        return max(message.deliver_at, self.due.get(message, 0))
-
-    def ready(self, now: int) -> list[Message]:
-        """What may be delivered now, in order."""
-        if self.lease is not None:
-            return []
-        waiting = (n for n, one in enumerate(self.todo) if self.not_before(one) > now)
-        due = self.todo[: next(waiting, len(self.todo))]
-        return due[:1] if self.suspects & set(self.todo) else due
-
-    def settled(self, message: Message) -> None:
-        """The group is done with a message, or it is gone."""
-        if message in self.todo:
-            self.todo.remove(message)
-        for table in (self.attempts, self.due, self.holder):
-            table.pop(message, None)
-        if self.lease is not None and not set(self.handed) & set(self.todo):
-            self.lease = None
-
-    def restart(self, todo: list[Message]) -> None:
-        """Begin anew with these messages; every lease is void."""
-        self.todo, self.lease = todo, None
-        for table in (self.holder, self.attempts, self.due, self.front, self.suspects):
-            table.clear()
-
-
-@dataclass
-class DeadLetter:
-    """A message that died, and how."""
-
-    message: Message
-    group: str
-    attempts: int
-    error: str
-    failed_at: int
-
-
-@dataclass
-class Verdict:
-    """What a consumer says of a message; lease None: it names none, 0: one that never was."""
-
-    message: Message
-    group: str
-    status: Status
-    lease: int | None
-    error: str = "boom"
-    delay_ms: int | None = None
-
-
-@dataclass
-class Answer:
-    """What must come back for a settlement."""
-
-    success: bool
-    codes: frozenset[str] = frozenset()
-    dead_lettered: bool = False
-    lease_released: bool | None = None
-    """None: nothing is promised."""
-
-
-@dataclass
-class Popped:
-    """What must come back for a pop."""
-
-    lease: int
-    messages: list[tuple[Message, int]]
-    reasons: frozenset[str] = frozenset()
+from .model_nouns import (
+    STALE,
+    Answer,
+    DeadLetter,
+    Lease,
+    Message,
+    Mode,
+    Partition,
+    Popped,
+    Push,
+    Queue,
+    Track,
+    Verdict,
+    Wish,
+)
 
 
 class Model:
@@ -197,18 +72,16 @@ class Model:
         queue.options = options
         self._partition(queue, "Default")
 
-    def push(self, queue_name: str, name: str, payload: object, key: str | None, delay_ms: int,
-             backoff_ms: tuple[int, ...] | None) -> tuple[str, Message | None]:  # fmt: skip
+    def push(self, new: Push) -> tuple[str, Message | None]:
         """Append a message; its status, and the message (or the one that it duplicates)."""
-        queue = self.queues[queue_name]
-        partition = self._partition(queue, name)
+        queue = self.queues[new.queue]
+        partition = self._partition(queue, new.partition)
         for one in partition.log:
-            if key is not None and one.key == key and one.only_for is None:
+            if new.key is not None and one.push.key == new.key and one.only_for is None:
                 return "duplicate", one
         if queue.options.max_size and self.size(queue) >= queue.options.max_size:
             return "failed", None
-        deliver_at = self.now + delay_ms * MILLISECOND
-        return "queued", self._append(partition, payload, key, deliver_at, backoff_ms)
+        return "queued", self._append(partition, new, self.now + new.delay_ms * MILLISECOND)
 
     def size(self, queue: Queue) -> int:
         """Pushed minus done by the slowest group."""
@@ -217,34 +90,33 @@ class Model:
             return sum(len(one.log) for one in queue.partitions.values())
         return max(sum(len(one.todo) for one in self.tracks_of(queue.name, name)) for name in names)
 
-    def pop(self, names: list[str], partition: str | None, group: str, mode: Mode, batch: int, partitions: int,
-            auto_ack: bool, preferred: list[tuple[str, str]]) -> Popped:  # fmt: skip
+    def pop(self, wish: Wish, preferred: list[tuple[str, str]]) -> Popped:
         """Lease messages. Where the rules leave the order of partitions open, `preferred` decides."""
-        for name in names:
-            self._contact(name, group, mode)
+        for name in wish.queues:
+            self._contact(name, wish.group, wish.mode)
         candidates = [
             track
-            for name in names
-            if not (self.queues[name].paused or self.groups[name, group])
-            for track in self.tracks_of(name, group)
-            if partition in (None, track.partition.name) and track.ready(self.now)
+            for name in wish.queues
+            if not (self.queues[name].paused or self.groups[name, wish.group])
+            for track in self.tracks_of(name, wish.group)
+            if wish.partition in (None, track.partition.name) and track.ready(self.now)
         ]
 
         def turn(track: Track) -> tuple[int, int, int, int]:
             place = (track.partition.queue.name, track.partition.name)
             known = self.order_is_known or track.served or place not in preferred
-            wish = len(preferred) if known else preferred.index(place)
-            return (-track.partition.queue.options.priority, track.served, wish, track.partition.age)
+            rank = len(preferred) if known else preferred.index(place)
+            return (-track.partition.queue.options.priority, track.served, rank, track.partition.age)
 
         lease = Lease(next(self._numbers), self.now + (1 << 60))
         popped = Popped(lease.id, [])
-        for track in sorted(candidates, key=turn)[:partitions]:
-            taken = track.ready(self.now)[: batch - len(popped.messages)]
+        for track in sorted(candidates, key=turn)[: wish.partitions]:
+            taken = track.ready(self.now)[: wish.batch - len(popped.messages)]
             if not taken:
                 break
             popped.messages += [(one, track.attempts.get(one, 0) + 1) for one in taken]
             track.served = next(self._numbers)
-            if auto_ack:
+            if wish.auto_ack:
                 for one in taken:
                     track.settled(one)
                 continue
@@ -252,8 +124,8 @@ class Model:
             track.holder.update(dict.fromkeys(taken, lease))
             end = self.now + track.partition.queue.options.lease_time * SECOND
             lease.expires_at = min(lease.expires_at, end)
-        if not popped.messages and partition is not None:
-            popped.reasons = self._reasons(names[0], partition, group)
+        if not popped.messages and wish.partition is not None:
+            popped.reasons = self._reasons(wish.queues[0], wish.partition, wish.group)
         return popped
 
     def settle(self, verdicts: list[Verdict]) -> list[Answer]:
@@ -262,7 +134,7 @@ class Model:
         return [self._apply(one, answer) for one, answer in zip(verdicts, judged, strict=True)]
 
     def transact(self, verdicts: list[Verdict], required: list[int]) -> int | None:
-        """The index of the settlement that is refused (-1: a required lease), or None after doing all of them."""
+        """The index of the settlement that is refused (-1: a required lease), or None: all is done."""
         if any(not self.is_live(one) for one in required):
             return -1
         for index, one in enumerate(verdicts):
@@ -273,9 +145,7 @@ class Model:
 
     def renew(self, lease_id: int, seconds: int) -> int | None:
         """The lease's new end, or None when it is over."""
-        held = [
-            one.lease for one in self.tracks.values() if one.lease is not None and one.lease.id == lease_id
-        ]
+        held = [one.lease for one in self.tracks.values() if one.lease is not None and one.lease.id == lease_id]
         if not held:
             return None
         held[0].expires_at = max(held[0].expires_at, self.now + seconds * SECOND)
@@ -295,9 +165,7 @@ class Model:
 
     # Administration ----------------------------------------------------------------------------------------
 
-    def seek(
-        self, queue: str, group: str, partition: str | None, offset: int | None, after: int | None
-    ) -> int:
+    def seek(self, queue: str, group: str, partition: str | None, offset: int | None, after: int | None) -> int:
         """Go on at an offset, after a time, or (neither) at the end; how many partitions moved."""
         tracks = [one for one in self.tracks_of(queue, group) if partition in (None, one.partition.name)]
         for track in tracks:
@@ -313,8 +181,7 @@ class Model:
         """Put a dead letter in front of its partition, for its group."""
         self.dead.remove(letter)
         old = letter.message
-        new = self._append(old.partition, old.payload, old.key, old.deliver_at, old.backoff_ms, letter.group)
-        return new
+        return self._append(old.partition, old.push, old.deliver_at, letter.group)
 
     def purge(self, queue: str, group: str | None) -> int:
         """Remove all messages, or settle all that a group has open; how many."""
@@ -354,10 +221,9 @@ class Model:
                     self.tracks[known, name, group] = Track(group, partition, [])
         return queue.partitions[name]
 
-    def _append(self, partition: Partition, payload: object, key: str | None, deliver_at: int,
-                backoff_ms: tuple[int, ...] | None, only_for: str | None = None) -> Message:  # fmt: skip
+    def _append(self, partition: Partition, push: Push, deliver_at: int, only_for: str | None = None) -> Message:
         partition.tail += 1
-        message = Message(partition, partition.tail, payload, key, self.now, deliver_at, backoff_ms, only_for)
+        message = Message(partition, partition.tail, push, self.now, deliver_at, only_for)
         partition.log.append(message)
         partition.holes |= only_for is not None
         for track in self.tracks_in(partition):
@@ -372,8 +238,7 @@ class Model:
         if (queue, group) not in self.groups:
             self.groups[queue, group] = False
             for partition in self.queues[queue].partitions.values():
-                log: Iterable[Message] = partition.log if mode == "all" else ()
-                todo = [one for one in log if one.only_for is None]
+                todo = [one for one in partition.log if mode == "all" and one.only_for is None]
                 self.tracks[queue, partition.name, group] = Track(group, partition, todo)
 
     def _reasons(self, queue: str, name: str, group: str) -> frozenset[str]:
@@ -418,7 +283,7 @@ class Model:
             track.settled(message)
         elif verdict.status == "dlq":
             used = track.attempts.get(message, 0) + 1
-            answer.dead_lettered = self._bury(track, message, used, verdict.error, self.now, exhausted=False)
+            answer.dead_lettered = self._bury(track, DeadLetter(message, track.group, used, verdict.error, self.now))
         elif verdict.status == "failed":
             answer.dead_lettered = self._use_attempt(track, message, verdict.error, self.now)
         else:
@@ -428,27 +293,26 @@ class Model:
         answer.lease_released = track.lease is not lease
         return answer
 
-    def _use_attempt(
-        self, track: Track, message: Message, error: str, at: int, at_once: bool = False
-    ) -> bool:
+    def _use_attempt(self, track: Track, message: Message, error: str, at: int, at_once: bool = False) -> bool:
         options = track.partition.queue.options
         used = track.attempts[message] = track.attempts.get(message, 0) + 1
-        allowed = (options.retry_limit if message.backoff_ms is None else len(message.backoff_ms)) + 1
+        allowed = (options.retry_limit if message.push.backoff_ms is None else len(message.push.backoff_ms)) + 1
         if used >= allowed:
-            return self._bury(track, message, used, error, at, exhausted=True)
+            return self._bury(track, DeadLetter(message, track.group, used, error, at), exhausted=True)
         growth = options.retry_multiplier ** (used - 1)
         delay = min(options.retry_delay * growth, options.retry_max_delay)
-        if message.backoff_ms is not None:
-            delay = message.backoff_ms[used - 1]
+        if message.push.backoff_ms is not None:
+            delay = message.push.backoff_ms[used - 1]
         track.due[message] = at + (0 if at_once else int(delay) * MILLISECOND)
         return False
 
-    def _bury(self, track: Track, message: Message, used: int, error: str, at: int, exhausted: bool) -> bool:
+    def _bury(self, track: Track, letter: DeadLetter, exhausted: bool = False) -> bool:
         queue = track.partition.queue
-        kept = queue.options.dead_letter_queue and (queue.options.dlq_after_max_retries or not exhausted)
-        if kept:
-            self.dead.append(DeadLetter(message, track.group, used, error, at))
-        else:
+        track.settled(letter.message)
+        if not queue.options.dead_letter_queue or (exhausted and not queue.options.dlq_after_max_retries):
             self.discarded[queue.name] = self.discarded.get(queue.name, 0) + 1
-        track.settled(message)
-        return kept
+            return False
+        # A message that was replayed and died again is still one dead letter.
+        self.dead = [one for one in self.dead if (one.message, one.group) != (letter.message, letter.group)]
+        self.dead.append(letter)
+        return True

@@ -76,9 +76,7 @@ async def test_rule_18_each_group_has_its_own(q: Driver) -> None:
     assert [one.group for one in await q.dead_letters(group="a")] == ["a"]
 
 
-async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(
-    q: Driver, engine: Engine
-) -> None:
+async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     letter = await die(q)
     await engine.delete_messages([letter.message_id])
@@ -174,9 +172,7 @@ async def test_dead_letters_can_be_removed_by_id_or_by_queue(q: Driver, engine: 
     await die(q, "bills")
     assert await engine.delete_dead_letters(DeadLetterFilter(id=letters[0].id)) == 1
     assert await engine.delete_dead_letters(DeadLetterFilter(id=letters[0].id)) == 0
-    assert await engine.delete_dead_letters(DeadLetterFilter(queue="orders", limit=1)) == 2, (
-        "limit does not apply"
-    )
+    assert await engine.delete_dead_letters(DeadLetterFilter(queue="orders", limit=1)) == 2, "limit does not apply"
     assert [one.queue for one in await q.dead_letters()] == ["bills"]
 
 
@@ -196,9 +192,7 @@ async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver) ->
     assert await q.drain("orders", group="new here") == [1, 2, 3], "a later group does not see it either"
 
 
-async def test_rule_19_the_dead_letter_is_gone_and_a_second_requeue_finds_nothing(
-    q: Driver, engine: Engine
-) -> None:
+async def test_rule_19_the_dead_letter_is_gone_and_a_second_requeue_finds_nothing(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
     letter = await die(q)
     first, second, unknown, nonsense = await engine.requeue([letter.id, letter.id, NEVER_GIVEN, "no id"])

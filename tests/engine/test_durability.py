@@ -251,9 +251,7 @@ async def test_deletions_survive(durable: Driver) -> None:
 
 
 @pytest.mark.parametrize("kind", EXCLUSIVE_ENGINES, ids=lambda kind: kind.name)
-async def test_a_second_engine_on_the_same_store_is_refused(
-    kind: EngineKind, tmp_path: Path, clock: FakeClock
-) -> None:
+async def test_a_second_engine_on_the_same_store_is_refused(kind: EngineKind, tmp_path: Path, clock: FakeClock) -> None:
     first, second = Driver(kind, tmp_path, clock), Driver(kind, tmp_path, clock)
     await first.start()
     try:

@@ -11,9 +11,7 @@ from .driver import NEVER_GIVEN, Driver, payloads, settlement
 # Rule 16: one message --------------------------------------------------------------------------------------
 
 
-async def test_rule_16_expiry_on_one_message_uses_an_attempt_and_waits_for_nothing(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_16_expiry_on_one_message_uses_an_attempt_and_waits_for_nothing(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", lease_time=10, retry_delay=60_000)
     await q.push("orders", "p1", 1, backoff_ms=(60_000, 60_000))
     for attempt in (1, 2, 3):
@@ -23,9 +21,7 @@ async def test_rule_16_expiry_on_one_message_uses_an_attempt_and_waits_for_nothi
     assert await q.pop("orders") == []
 
 
-async def test_rule_16_a_message_that_kills_its_consumers_ends_in_the_dead_letters(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_16_a_message_that_kills_its_consumers_ends_in_the_dead_letters(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", lease_time=10, retry_limit=1)
     await q.push("orders", "p1", "poison", "fine")
     start = clock.now()
@@ -108,9 +104,7 @@ async def test_rule_16_only_the_message_that_kills_dies(q: Driver, clock: FakeCl
     assert (bytes(letter.payload), letter.attempts) == (b'"poison"', 3)
 
 
-async def test_rule_16_one_at_a_time_is_for_that_partition_and_group_only(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_16_one_at_a_time_is_for_that_partition_and_group_only(q: Driver, clock: FakeClock) -> None:
     for name in ("p1", "p2"):
         await q.push("orders", name, 1, 2, 3)
     await q.pop("orders", "p1", group="a", batch=3)

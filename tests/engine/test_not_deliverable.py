@@ -53,9 +53,7 @@ async def test_rule_11_a_retry_that_is_not_due(q: Driver, clock: FakeClock) -> N
     await assert_comes_exactly_at(q, clock.now() + 4 * SECOND)
 
 
-async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(q: Driver, clock: FakeClock) -> None:
     await q.push_messages(
         message("orders", "p1", 1),
         message("orders", "p1", 2),
@@ -70,9 +68,7 @@ async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(
     assert payloads(await q.pop("orders", batch=10)) == [3, 4]
 
 
-async def test_rule_11_delayed_processing_waits_until_messages_are_old_enough(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_11_delayed_processing_waits_until_messages_are_old_enough(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", delayed_processing=10)
     start = clock.now()
     await q.push("orders", "p1", 1)
@@ -105,9 +101,7 @@ async def test_rule_11_a_window_buffer_waits_until_pushes_pause(q: Driver, clock
     await assert_comes_exactly_at(q, clock.now() + 5 * SECOND)
 
 
-async def test_rule_11_a_window_buffer_gives_the_whole_batch_when_it_opens(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_11_a_window_buffer_gives_the_whole_batch_when_it_opens(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", window_buffer=5)
     await q.push("orders", "p1", 1, 2)
     clock.advance(1)
@@ -129,9 +123,7 @@ async def test_rule_11_a_window_buffer_lasts_at_the_longest_ten_times(q: Driver,
     await assert_comes_exactly_at(q, start + 50 * SECOND)
 
 
-async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", window_buffer=5)
     start = clock.now()
     for number in range(13):

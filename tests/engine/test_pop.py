@@ -207,9 +207,7 @@ async def test_rule_9_never_empty_while_something_is_ready(q: Driver, clock: Fak
 
 
 async def test_rule_9_an_empty_answer_says_when_to_look_again(q: Driver, clock: FakeClock) -> None:
-    await q.push_messages(
-        message("orders", "p1", 1, delay_ms=9000), message("orders", "p2", 2, delay_ms=4000)
-    )
+    await q.push_messages(message("orders", "p1", 1, delay_ms=9000), message("orders", "p2", 2, delay_ms=4000))
     got = await q.pop("orders")
     assert got == []
     assert got.look_again_at is not None

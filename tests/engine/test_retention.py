@@ -106,9 +106,7 @@ async def test_rule_23_settled_messages_are_kept_seven_days_by_default(q: Driver
     assert await stored(q) == 0
 
 
-async def test_rule_23_a_queue_may_keep_settled_messages_shorter_or_longer(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_23_a_queue_may_keep_settled_messages_shorter_or_longer(q: Driver, clock: FakeClock) -> None:
     await q.configure("short", retention_enabled=True, completed_retention_seconds=HOUR)
     await q.configure("long", retention_enabled=True, completed_retention_seconds=20 * DAY)
     await q.configure("disabled", completed_retention_seconds=HOUR)
@@ -124,9 +122,7 @@ async def test_rule_23_a_queue_may_keep_settled_messages_shorter_or_longer(
     assert await q.collect() == 1
 
 
-async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2)
     await q.drain("orders", group="fast")
     [held] = await q.pop("orders", group="slow")
@@ -136,9 +132,7 @@ async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(
     assert await q.drain("orders", group="slow") == [2]
 
 
-async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)
     await q.pop("orders", "p1", group="slow", auto_ack=True)
@@ -186,9 +180,7 @@ async def test_rule_23_retention_seconds_removes_by_age_consumed_or_not(q: Drive
     assert await q.drain("disabled") == [2]
 
 
-async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", max_wait_time_seconds=HOUR)
     await q.push("orders", "p1", 1, 2, 3)
     await q.pop("orders", group="a", auto_ack=True)
@@ -201,9 +193,7 @@ async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(
     assert await stored(q) == 1, "what everybody settled stays for late groups"
 
 
-async def test_rule_23_never_a_leased_message_except_by_purge(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.configure(
         "orders",
         lease_time=100 * DAY,

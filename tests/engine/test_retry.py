@@ -116,9 +116,7 @@ async def test_rule_14_the_lease_stops_blocking_at_once(q: Driver) -> None:
     assert payloads(await q.pop("orders", batch=3)) == [1, 2, 3]
 
 
-async def test_rule_14_the_partition_waits_and_the_rest_comes_after_it_in_order(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_14_the_partition_waits_and_the_rest_comes_after_it_in_order(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", retry_delay=1000)
     await q.push("orders", "p1", 1, 2, 3, 4)
     got = await q.pop("orders", batch=3)
@@ -138,9 +136,7 @@ async def test_rule_14_what_precedes_the_failed_one_unsettled_comes_before_it(q:
     assert payloads(await q.pop("orders", batch=10)) == [1]
 
 
-async def test_rule_14_settlements_under_the_old_lease_count_until_redelivery(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_14_settlements_under_the_old_lease_count_until_redelivery(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", retry_delay=1000)
     await q.push("orders", "p1", 1, 2, 3, 4)
     old = await q.pop("orders", batch=4)
@@ -176,9 +172,7 @@ async def test_rule_14_the_old_lease_counts_only_while_its_time_lasts(q: Driver,
     assert not (await q.ack(got[2])).success
 
 
-async def test_rule_14_the_end_of_a_lease_that_no_longer_blocks_costs_nothing(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_14_the_end_of_a_lease_that_no_longer_blocks_costs_nothing(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=3)
@@ -269,9 +263,7 @@ async def test_rule_15_retry_without_a_delay_is_at_once(q: Driver) -> None:
 
 
 @pytest.mark.parametrize("how", ["one request", "a transaction"])
-async def test_rule_15_dlq_is_a_dead_letter_at_once(
-    q: Driver, how: Literal["one request", "a transaction"]
-) -> None:
+async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, how: Literal["one request", "a transaction"]) -> None:
     await q.push("orders", "p1", 1, 2)
     [held] = await q.pop("orders")
     verdict = settlement(held, "dlq", "hopeless")

@@ -26,9 +26,7 @@ async def test_rule_12_a_settlement_under_the_lease_counts(q: Driver) -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES)
-async def test_rule_12_a_superseded_lease_settles_nothing(
-    q: Driver, clock: FakeClock, status: Status
-) -> None:
+async def test_rule_12_a_superseded_lease_settles_nothing(q: Driver, clock: FakeClock, status: Status) -> None:
     await q.configure("orders", lease_time=10, retry_limit=5)
     await q.push("orders", "p1", 1)
     [old] = await q.pop("orders")
@@ -73,9 +71,7 @@ async def test_rule_12_what_was_never_delivered_can_not_be_settled(q: Driver, st
     _, second = await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders")
     for lease in (got.lease, NEVER_GIVEN, None):
-        item = Settlement(
-            second.transaction_id or "", second.partition_id or "", status=status, lease_id=lease
-        )
+        item = Settlement(second.transaction_id or "", second.partition_id or "", status=status, lease_id=lease)
         [outcome] = await q.settle(item)
         assert not outcome.success
         assert outcome.code in STALE
@@ -179,9 +175,7 @@ async def test_rule_12_without_a_lease_id_it_counts_while_the_group_holds_the_me
     assert await q.cursor("orders", "p1") == 1
 
 
-async def test_rule_12_without_a_lease_id_nothing_counts_when_the_lease_is_over(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_12_without_a_lease_id_nothing_counts_when_the_lease_is_over(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
     clock.advance(300)

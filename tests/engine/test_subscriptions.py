@@ -46,9 +46,7 @@ async def test_rule_20_a_timestamp_starts_after_that_time(q: Driver, clock: Fake
         assert payloads(await q.pop("orders", group=group, batch=10, subscription=since(start))) == wanted
 
 
-async def test_rule_20_the_start_is_fixed_by_a_first_contact_that_returns_nothing(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_the_start_is_fixed_by_a_first_contact_that_returns_nothing(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     assert await q.pop("orders", group="g", subscription=NEW) == []
     clock.advance(1)
@@ -91,9 +89,7 @@ async def test_rule_20_newer_partitions_start_at_their_first_message(q: Driver, 
     assert await q.drain("orders", group="g") == [2, 3]
 
 
-async def test_rule_20_a_contact_with_one_partition_fixes_the_start_in_all(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_a_contact_with_one_partition_fixes_the_start_in_all(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)
     clock.advance(1)
@@ -103,9 +99,7 @@ async def test_rule_20_a_contact_with_one_partition_fixes_the_start_in_all(
     assert await q.drain("orders", group="g") == [3]
 
 
-async def test_rule_20_old_partitions_are_resolved_by_the_time_of_the_contact(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_old_partitions_are_resolved_by_the_time_of_the_contact(q: Driver, clock: FakeClock) -> None:
     for name in ("p1", "p2", "p3"):
         await q.push("orders", name, f"{name} old")
     clock.advance(1)
@@ -126,9 +120,7 @@ async def test_rule_20_the_start_is_per_queue_and_group(q: Driver, clock: FakeCl
     assert payloads(await q.pop("orders", group="h")) == [1]
 
 
-async def test_rule_20_a_namespace_pop_is_a_contact_with_each_of_its_queues(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_a_namespace_pop_is_a_contact_with_each_of_its_queues(q: Driver, clock: FakeClock) -> None:
     for name in ("ns.a", "ns.b"):
         await q.push(name, "p1", f"{name} old")
     clock.advance(1)
@@ -155,9 +147,7 @@ async def test_rule_20_the_default_group_starts_like_any_other(q: Driver) -> Non
 
 
 @pytest.mark.parametrize("forget", [True, False])
-async def test_rule_20_a_deleted_group_starts_again(
-    q: Driver, engine: Engine, clock: FakeClock, forget: bool
-) -> None:
+async def test_rule_20_a_deleted_group_starts_again(q: Driver, engine: Engine, clock: FakeClock, forget: bool) -> None:
     """Without its subscription as a new one; with it, where it once started."""
     await q.push("orders", "p1", 1)
     clock.advance(1)
@@ -196,9 +186,7 @@ async def test_rule_20_a_group_can_be_deleted_everywhere(q: Driver, engine: Engi
         assert await q.drain(name, group="h") == []
 
 
-async def test_rule_20_resubscribing_moves_the_start_but_no_cursor(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_20_resubscribing_moves_the_start_but_no_cursor(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     clock.advance(10)
     await q.push("orders", "p1", 2)

@@ -21,9 +21,7 @@ async def test_events_of_a_message_oldest_first(q: Driver, engine: Engine, clock
     partition = await place(q, {"n": 1}, "t1")
     start = clock.now()
     for number in range(3):
-        new = NewTrace(
-            partition_id=partition, transaction_id="t1", data=b'{"step":%d}' % number, event="step"
-        )
+        new = NewTrace(partition_id=partition, transaction_id="t1", data=b'{"step":%d}' % number, event="step")
         [answer] = await engine.trace([new])
         assert given(answer)
         clock.advance(1)
@@ -39,16 +37,12 @@ async def test_events_of_a_message_oldest_first(q: Driver, engine: Engine, clock
 
 async def test_events_page(q: Driver, engine: Engine) -> None:
     partition = await place(q, 1, "t1")
-    await engine.trace(
-        [NewTrace(partition_id=partition, transaction_id="t1", data=b"%d" % n) for n in range(5)]
-    )
+    await engine.trace([NewTrace(partition_id=partition, transaction_id="t1", data=b"%d" % n) for n in range(5)])
     events, total = await engine.traces(partition, "t1", limit=2, offset=1)
     assert ([bytes(one.data) for one in events], total) == ([b"1", b"2"], 5)
 
 
-async def test_events_of_a_name_newest_first_with_the_payload(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_events_of_a_name_newest_first_with_the_payload(q: Driver, engine: Engine, clock: FakeClock) -> None:
     partition = await place(q, {"n": 1}, "t1")
     await place(q, {"n": 2}, "t2")
     for transaction, names in (("t1", ("a", "b")), ("t2", ("a",)), ("t1", ())):
@@ -103,9 +97,7 @@ async def test_an_unknown_message_is_not_found_in_place(q: Driver, engine: Engin
 async def test_a_message_may_be_named_by_its_id(q: Driver, engine: Engine) -> None:
     [outcome] = await q.push("orders", "p1", 1)
     assert outcome.partition_id and outcome.message_id
-    await engine.trace(
-        [NewTrace(partition_id=outcome.partition_id, transaction_id=outcome.message_id, data=b"7")]
-    )
+    await engine.trace([NewTrace(partition_id=outcome.partition_id, transaction_id=outcome.message_id, data=b"7")])
     events, _ = await engine.traces(outcome.partition_id, outcome.message_id)
     assert [bytes(one.data) for one in events] == [b"7"]
 

@@ -107,9 +107,7 @@ async def test_rule_22_settlements_are_judged_by_the_leases_before_the_transacti
 async def test_rule_22_required_leases_allow_settlements_without_a_lease_id(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
-    outcome = await q.transact(
-        settlement(held, lease=None), message("bills", "p1", 2), required_leases=[held.lease]
-    )
+    outcome = await q.transact(settlement(held, lease=None), message("bills", "p1", 2), required_leases=[held.lease])
     assert outcome.success
     assert await q.cursor("orders", "p1") == 1
 
@@ -135,9 +133,7 @@ async def test_rule_22_a_settlement_without_lease_id_must_be_held_under_a_requir
     assert (await q.ack(theirs)).success
 
 
-async def test_rule_22_without_lease_id_and_required_leases_a_live_lease_is_enough(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_22_without_lease_id_and_required_leases_a_live_lease_is_enough(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
     assert (await q.transact(settlement(held, lease=None))).success

@@ -16,15 +16,11 @@ def keys(views: list[MessageView]) -> list[str]:
     return [one.transaction_id for one in views]
 
 
-async def test_messages_are_listed_newest_first_without_payloads(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_messages_are_listed_newest_first_without_payloads(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.configure("shop.ship", namespace="shop", task="ship", priority=4)
     start = clock.now()
     for number in range(3):
-        await q.push(
-            "shop.ship", "p1", number, transaction_id=f"t{number}", trace_id="x", producer="me", priority=2
-        )
+        await q.push("shop.ship", "p1", number, transaction_id=f"t{number}", trace_id="x", producer="me", priority=2)
         clock.advance(10)
     views = await engine.messages(MessageFilter(queue="shop.ship"))
     assert keys(views) == ["t2", "t1", "t0"]
@@ -43,17 +39,17 @@ async def test_messages_are_listed_newest_first_without_payloads(
 async def test_messages_are_filtered_and_paged(q: Driver, engine: Engine, clock: FakeClock) -> None:
     start = clock.now()
     for queue, partition, key in (
-        ("a.x", "p1", "1"),
-        ("a.y", "p1", "2"),
-        ("b.x", "p2", "3"),
-        ("a.x", "p2", "4"),
+        ("a.x.1", "p1", "1"),
+        ("a.y.2", "p1", "2"),
+        ("b.x.3", "p2", "3"),
+        ("a.x.1", "p2", "4"),
     ):
         await q.push(queue, partition, key, transaction_id=key)
         clock.advance(10)
     for where, wanted in (
         (MessageFilter(), ["4", "3", "2", "1"]),
-        (MessageFilter(queue="a.x"), ["4", "1"]),
-        (MessageFilter(queue="a.x", partition="p1"), ["1"]),
+        (MessageFilter(queue="a.x.1"), ["4", "1"]),
+        (MessageFilter(queue="a.x.1", partition="p1"), ["1"]),
         (MessageFilter(namespace="a"), ["4", "2", "1"]),
         (MessageFilter(task="x"), ["4", "3", "1"]),
         (MessageFilter(namespace="b", task="x"), ["3"]),
@@ -83,9 +79,7 @@ async def test_messages_by_state(q: Driver, engine: Engine) -> None:
         assert {one.state for one in views} == {state}
 
 
-async def test_a_message_with_its_payload_and_what_each_group_did(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_a_message_with_its_payload_and_what_each_group_did(q: Driver, engine: Engine, clock: FakeClock) -> None:
     [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1")
     assert outcome.partition_id
     [done] = await q.pop("orders", group="done")
@@ -150,9 +144,7 @@ async def test_counts_are_those_of_the_group_that_is_furthest_behind(q: Driver) 
     assert (counts.total, counts.pending, counts.completed) == (3, 2, 1)
 
 
-async def test_partition_stats_by_name_with_counts_and_times(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_partition_stats_by_name_with_counts_and_times(q: Driver, engine: Engine, clock: FakeClock) -> None:
     start = clock.now()
     for name in ("b", "a", "ab"):
         await q.push("orders", name, 1)

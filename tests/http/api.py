@@ -20,9 +20,7 @@ class Api:
         """GET under /api/v1."""
         return self.client.get(f"/api/v1{path}", params=_texts(query))
 
-    def post(
-        self, path: str, body: Json = None, *, content: bytes | None = None, **query: Any
-    ) -> httpx.Response:
+    def post(self, path: str, body: Json = None, *, content: bytes | None = None, **query: Any) -> httpx.Response:
         """POST under /api/v1, with a JSON body, or with any bytes, or with none."""
         if content is None and body is not None:
             return self.client.post(f"/api/v1{path}", json=body, params=_texts(query))
@@ -123,6 +121,5 @@ def refusal(response: httpx.Response, status: int, code: str | None = None) -> s
 
 def _texts(query: dict[str, Any]) -> dict[str, str]:
     return {
-        name.rstrip("_"): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in query.items()
+        name.rstrip("_"): str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()
     }

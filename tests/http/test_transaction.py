@@ -28,9 +28,7 @@ def test_an_ack_and_pushes_happen_together(api: Api, queue: str) -> None:
     out = f"{queue}-out"
     api.push(queue, "in", transactionId="t1")
     message = api.pop_one(queue)
-    answer = api.transact(
-        ack(message, leaseId=message["leaseId"]), push(out, 1, 2, transactionId="t7"), push(out, 3)
-    )
+    answer = api.transact(ack(message, leaseId=message["leaseId"]), push(out, 1, 2, transactionId="t7"), push(out, 3))
     assert answer["success"] is True
     assert answer["transactionId"]
     assert "error" not in answer

@@ -156,7 +156,7 @@ class Broker:
             return PopResult(reason="paused")
         batcher = self._pop_auto_ack if request.auto_ack else self._pop
         if wait_seconds <= 0:
-            result = await batcher.submit(request)
+            result = await self._pop_once(batcher, request)
         else:
             result = await self._pop_waiting(batcher, request, wait_seconds)
         if self._sealer.enabled or self._sealed_queues:
@@ -169,7 +169,7 @@ class Broker:
         deadline = self._clock.now() + round(seconds * SECOND)
         with self._room.enter(request) as waiter:
             while True:
-                result = await batcher.submit(request)
+                result = await self._pop_once(batcher, request)
                 now = self._clock.now()
                 if result.messages or now >= deadline or self._room.closed:
                     return result
@@ -177,6 +177,16 @@ class Broker:
                 if result.look_again_at is not None:
                     until = min(until, result.look_again_at)
                 await waiter.wait((until - now) / SECOND)
+
+    async def _pop_once(self, batcher: Batcher[PopRequest, PopResult], request: PopRequest) -> PopResult:
+        answer = batcher.submit(request)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # The answer may have arrived in the very turn in which its client left.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._give_back(answer.result())
+            raise
 
     def _give_back(self, result: PopResult) -> None:
         """The client that asked has gone: what it would have got is free again, uncounted."""

@@ -406,17 +406,13 @@ def _measure(url: str, first: Sequence[Load], measured: Sequence[Load], queue: s
 
 def bench(
     *,
-    mode: Annotated[
-        Mode, typer.Option(help="Pop and ack are measured on a backlog pushed before.")
-    ] = Mode.push,
+    mode: Annotated[Mode, typer.Option(help="Pop and ack are measured on a backlog pushed before.")] = Mode.push,
     connections: Annotated[int, typer.Option(min=1, help="Connections, in all.")] = 32,
     batch: Annotated[int, typer.Option(min=1, help="Messages per request.")] = 1,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions to spread over.")] = 1000,
     size: Annotated[int, typer.Option(min=10, help="Bytes of a payload.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5,
-    rate: Annotated[
-        float, typer.Option(min=0, help="Requests per second (open loop); 0: as fast as it goes.")
-    ] = 0,
+    rate: Annotated[float, typer.Option(min=0, help="Requests per second (open loop); 0: as fast as it goes.")] = 0,
     backlog: Annotated[int, typer.Option(min=1, help="Messages pushed before --mode pop.")] = 50_000,
     url: Url = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -132,7 +132,7 @@ def _push_lines(url: str, items: Iterable[Item], as_json: bool) -> None:
         for batch in _batches(items):
             counts.update(outcome.status for outcome in _push(url, batch, as_json))
     except Failure:
-        complain(f"before that: {_summary(counts)}")
+        complain(f"so far: {_summary(counts)}")
         raise
     if not as_json:
         say(_summary(counts))

@@ -104,8 +104,7 @@ def parse_time(text: str, field: str) -> int:
         since = moment - _EPOCH
     except (ValueError, OverflowError):
         raise InvalidInput(
-            f"{field}: expected a time such as 2026-01-02T03:04:05Z, or milliseconds since 1970, "
-            f"got {short(text)}"
+            f"{field}: expected a time such as 2026-01-02T03:04:05Z, or milliseconds since 1970, got {short(text)}"
         ) from None
     return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
 
@@ -199,9 +198,7 @@ def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] 
     except msgspec.DecodeError as error:
         raise InvalidInput(f"Invalid JSON: {error}", code="invalid_json") from None
     except UnicodeDecodeError as error:
-        raise InvalidInput(
-            f"Invalid JSON: not valid UTF-8 at byte {error.start}", code="invalid_json"
-        ) from None
+        raise InvalidInput(f"Invalid JSON: not valid UTF-8 at byte {error.start}", code="invalid_json") from None
     except RecursionError:
         raise InvalidInput("Invalid JSON: nested too deeply", code="invalid_json") from None
 

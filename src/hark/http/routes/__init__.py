@@ -34,9 +34,7 @@ _THEMES = (
 
 def routes() -> list[Route]:
     """All of them; where two patterns fit, the first counts."""
-    return [
-        SegmentRoute(pattern, endpoints) for theme in _THEMES for pattern, endpoints in theme.TABLE.items()
-    ]
+    return [SegmentRoute(pattern, endpoints) for theme in _THEMES for pattern, endpoints in theme.TABLE.items()]
 
 
 __all__ = ["routes"]

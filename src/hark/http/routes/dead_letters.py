@@ -51,7 +51,7 @@ async def delete_dead_letter(request: Request) -> Response:
     letter = await _find(request)
     deleted = await broker_of(request).engine.delete_dead_letters(DeadLetterFilter(id=letter.id))
     if not deleted:
-        raise NotFound("Dead letter not found")
+        raise NotFound("Dead letter not found", code="dead_letter_not_found")
     return reply({"success": True, "deadLetterId": letter.id, "deleted": deleted})
 
 
@@ -81,11 +81,10 @@ async def _find(request: Request) -> DeadLetter:
     where = DeadLetterFilter(id=text_in_path(request, "id"), group=group, limit=2)
     found = (await broker_of(request).engine.dead_letters(where)).items
     if not found:
-        raise NotFound("Dead letter not found")
+        raise NotFound("Dead letter not found", code="dead_letter_not_found")
     if len(found) > 1:
         raise Conflict(
-            "this message is a dead letter in several groups; name one with consumerGroup, "
-            "or use the deadLetterId",
+            "this message is a dead letter in several groups; name one with consumerGroup, or use the deadLetterId",
             code="ambiguous",
         )
     return found[0]

@@ -14,6 +14,8 @@ from hark.http.routes.table import Table
 from hark.model import GroupStats, TrackStats
 
 LAGGING_SECONDS = 300
+DEAD_SECONDS = 86_400
+"""Engines note only about once an hour that a group was seen."""
 
 
 async def list_groups(request: Request) -> Response:
@@ -112,7 +114,7 @@ async def resume_group(request: Request) -> Response:
 async def _set_paused(request: Request, paused: bool) -> Response:
     queue, group = name_in_path(request, "queue"), name_in_path(request, "group")
     if not await broker_of(request).engine.pause(queue, group, paused):
-        raise NotFound("Consumer group not found")
+        raise NotFound("Consumer group not found", code="group_not_found")
     return reply({"success": True, "queue": queue, "consumerGroup": group, "paused": paused})
 
 
@@ -121,7 +123,7 @@ async def purge_group(request: Request) -> Response:
     queue, group = name_in_path(request, "queue"), name_in_path(request, "group")
     engine = broker_of(request).engine
     if not await engine.group_stats(group, queue):
-        raise NotFound("Consumer group not found")
+        raise NotFound("Consumer group not found", code="group_not_found")
     purged = await engine.purge(queue, group)
     return reply({"success": True, "queue": queue, "consumerGroup": group, "purged": purged})
 
@@ -133,8 +135,9 @@ def _age_seconds(since: int | None, moment: int) -> float:
 def _group(stats: GroupStats, moment: int) -> dict[str, object]:
     age = _age_seconds(stats.oldest_waiting, moment)
     since = stats.subscription.since
-    # Only its first contact was ever seen, and it left messages behind: nobody consumes for it.
-    dead = stats.lag > 0 and stats.leases == 0 and stats.last_seen <= stats.created_at
+    # Messages wait, nobody holds any, and nobody came for long: the group has no consumers any more.
+    idle = _age_seconds(stats.last_seen, moment) > DEAD_SECONDS
+    dead = stats.lag > 0 and stats.leases == 0 and idle
     return {
         "name": stats.group,
         "topics": [stats.queue],
@@ -164,9 +167,7 @@ def _lagging(track: TrackStats, moment: int) -> dict[str, object]:
         "offset_lag": track.lag,
         "time_lag_seconds": int(age),
         "lag_hours": round(age / 3600, 2),
-        "oldest_unconsumed_at": None
-        if track.oldest_waiting is None
-        else format_time_ms(track.oldest_waiting),
+        "oldest_unconsumed_at": None if track.oldest_waiting is None else format_time_ms(track.oldest_waiting),
         "last_consumed_at": None if track.last_settled is None else format_time_ms(track.last_settled),
     }
 

@@ -48,11 +48,9 @@ async def list_messages(request: Request) -> Response:
 async def show_message(request: Request) -> Response:
     """One message with its payload and what each group did with it."""
     broker = broker_of(request)
-    view = await broker.message(
-        text_in_path(request, "partition_id"), text_in_path(request, "transaction_id")
-    )
+    view = await broker.message(text_in_path(request, "partition_id"), text_in_path(request, "transaction_id"))
     if view is None:
-        raise NotFound("Message not found")
+        raise NotFound("Message not found", code="message_not_found")
     infos = await broker.engine.queue_infos([view.queue])
     options = infos[0].options if infos else QueueOptions()
     main = _main_group(view.groups)
@@ -63,7 +61,7 @@ async def show_message(request: Request) -> Response:
             "payload": view.payload,
             "isEncrypted": view.sealed,
             "errorMessage": next((group.error for group in view.groups if group.error), None),
-            "retryCount": 0 if main is None else main.attempts,
+            "retryCount": 0 if main is None else main.attempts - (main.state == "dead_letter"),
             "queueConfig": {
                 "leaseTime": options.lease_time,
                 "retryLimit": options.retry_limit,
@@ -100,7 +98,7 @@ async def delete_message_by_id(request: Request) -> Response:
     message_id = text_in_path(request, "id")
     [removed] = await broker_of(request).engine.delete_messages([message_id])
     if not removed:
-        raise NotFound("Message not found")
+        raise NotFound("Message not found", code="message_not_found")
     return reply({"success": True, "id": message_id})
 
 

@@ -53,8 +53,6 @@ def _read_option(name: str, value: bytes) -> int | float | bool:
     if name == "retryMultiplier":
         multiplier = decode_json(value, float, where)
         if not 1 <= multiplier <= _MAX_MULTIPLIER:
-            raise InvalidInput(
-                f"{where}: expected a number from 1 to {_MAX_MULTIPLIER}, got {short(multiplier)}"
-            )
+            raise InvalidInput(f"{where}: expected a number from 1 to {_MAX_MULTIPLIER}, got {short(multiplier)}")
         return multiplier
     return decode_json(value, bool, where)

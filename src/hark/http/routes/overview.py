@@ -52,9 +52,7 @@ async def show_overview(request: Request) -> Response:
     queues, groups = await engine.queue_stats(), await engine.group_stats()
     moment = now()
     waiting = [
-        max(0.0, (moment - group.oldest_waiting) / SECOND)
-        for group in groups
-        if group.oldest_waiting is not None
+        max(0.0, (moment - group.oldest_waiting) / SECOND) for group in groups if group.oldest_waiting is not None
     ]
     return reply(
         {

@@ -137,9 +137,7 @@ async def show_depth(request: Request) -> Response:
             "partitionsPending": partitions,
             "conflation": False,
             "effectivePending": pending,
-            "partitions": [
-                {"partition": partition, "pending": depth} for partition, depth in depths if depth
-            ],
+            "partitions": [{"partition": partition, "pending": depth} for partition, depth in depths if depth],
         }
     )
 
@@ -164,7 +162,7 @@ async def resume_queue(request: Request) -> Response:
 async def _set_paused(request: Request, paused: bool) -> Response:
     name = name_in_path(request, "queue")
     if not await broker_of(request).engine.pause(name, None, paused):
-        raise NotFound("Queue not found")
+        raise NotFound("Queue not found", code="queue_not_found")
     return reply({"success": True, "queue": name, "paused": paused})
 
 
@@ -173,14 +171,14 @@ async def purge_queue(request: Request) -> Response:
     name = name_in_path(request, "queue")
     engine = broker_of(request).engine
     if not await engine.queue_infos([name]):
-        raise NotFound("Queue not found")
+        raise NotFound("Queue not found", code="queue_not_found")
     return reply({"success": True, "queue": name, "purged": await engine.purge(name)})
 
 
 async def _stats(request: Request, name: str) -> QueueStats:
     found = await broker_of(request).engine.queue_stats(name)
     if not found:
-        raise NotFound("Queue not found")
+        raise NotFound("Queue not found", code="queue_not_found")
     return found[0]
 
 

@@ -69,9 +69,7 @@ async def read_optional_json(request: Request, type: type[T], what: str) -> T:
     return decode_json(await read_body(request) or b"{}", type, what)
 
 
-def page_params(
-    request: Request, default: int = 100, most: int = MAX_PAGE, name: str = "limit"
-) -> tuple[int, int]:
+def page_params(request: Request, default: int = 100, most: int = MAX_PAGE, name: str = "limit") -> tuple[int, int]:
     """`limit` and `offset` of a list."""
     query = request.query_params
     return int_param(query, name, default, 1, most), int_param(query, "offset", 0, 0, MAX_NUMBER)

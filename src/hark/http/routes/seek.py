@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.broker.broker import first
-from hark.errors import InvalidInput
+from hark.errors import InvalidInput, NotFound
 from hark.http.checks import MAX_NUMBER, check_int, format_time_ms, parse_moment
 from hark.http.routes.requests import broker_of, name_in_path, read_optional_json, reply
 from hark.http.routes.table import Table
-from hark.model import Seek
+from hark.model import Seek, SeekOutcome
 
 
 class SeekBody(msgspec.Struct, rename="camel"):
@@ -26,7 +26,7 @@ async def seek_queue(request: Request) -> Response:
     """Move a group in all partitions of a queue."""
     body = await read_optional_json(request, SeekBody, "seek")
     wish = _wish(request, body, None)
-    outcome = first(await broker_of(request).engine.seek([wish]))
+    outcome = await _seek(request, wish)
     return reply(
         {
             "success": True,
@@ -46,7 +46,7 @@ async def seek_partition(request: Request) -> Response:
     if body == SeekBody():
         body = SeekBody(to_end=True)
     wish = _wish(request, body, name_in_path(request, "partition"))
-    outcome = first(await broker_of(request).engine.seek([wish]))
+    outcome = await _seek(request, wish)
     return reply(
         {
             "success": True,
@@ -58,6 +58,15 @@ async def seek_partition(request: Request) -> Response:
             "nextOffset": outcome.next_offset,
         }
     )
+
+
+async def _seek(request: Request, wish: Seek) -> SeekOutcome:
+    try:
+        return first(await broker_of(request).engine.seek([wish]))
+    except NotFound as error:
+        # The words of the contract, which its clients may look for.
+        what = "Partition" if error.code == "partition_not_found" else "Queue"
+        raise NotFound(f"{what} not found", code=error.code) from error
 
 
 def _wish(request: Request, body: SeekBody, partition: str | None) -> Seek:

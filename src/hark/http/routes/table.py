@@ -29,8 +29,7 @@ class SegmentRoute(Route):
 
         super().__init__(pattern, endpoint, methods=list(endpoints), name=pattern)
         self._pattern = [
-            (segment[1:-1], True) if segment.startswith("{") else (segment, False)
-            for segment in pattern.split("/")[1:]
+            (segment[1:-1], True) if segment.startswith("{") else (segment, False) for segment in pattern.split("/")[1:]
         ]
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -66,9 +66,7 @@ async def list_of_message(request: Request) -> Response:
 async def list_by_name(request: Request) -> Response:
     """The events of one name over all messages, newest first."""
     limit, offset = page_params(request, 100)
-    traces, total = await broker_of(request).traces(
-        name=name_in_path(request, "name"), limit=limit, offset=offset
-    )
+    traces, total = await broker_of(request).traces(name=name_in_path(request, "name"), limit=limit, offset=offset)
     return reply(
         {
             "traces": [

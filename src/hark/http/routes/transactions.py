@@ -14,7 +14,7 @@ from hark.http.checks import check_int, check_name, check_status, check_text
 from hark.http.push_items import ITEM_TEXTS, MAX_DELAY_MS, NO_PAYLOAD, PushItem, to_new_message
 from hark.http.routes.requests import broker_of, read_json, reply, settings_of
 from hark.http.routes.table import Table
-from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction
+from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, Transaction, TransactionOutcome
 
 _EMPTY_OBJECT = msgspec.Raw(b"{}")
 _TEXTS = {name: text for name, text in ITEM_TEXTS.items() if name not in {"items", "transactionId"}} | {
@@ -63,8 +63,8 @@ async def transact(request: Request) -> Response:
     outcome = await broker_of(request).transact(Transaction(operations, leases))
     answer: dict[str, object] = {"transactionId": str(uuid.uuid4()), "success": outcome.success}
     if not outcome.success:
-        answer |= {"error": _failure(operations, outcome.failed_index, outcome.error), "code": outcome.code}
-    answer["results"] = _results(operations, outcome.results)
+        answer |= {"error": outcome.error, "code": outcome.code}
+    answer["results"] = _results(operations, outcome)
     return reply(answer)
 
 
@@ -109,19 +109,13 @@ def _settlement(operation: AckOperation, where: str) -> Settlement:
     )
 
 
-def _failure(operations: Sequence[NewMessage | Settlement], index: int | None, error: str | None) -> str:
-    text = error or "refused"
-    if index is None:
-        return text
-    kind = "ACK" if isinstance(operations[index], Settlement) else "PUSH"
-    return f"{kind} operation failed: {text}"
-
-
-def _results(
-    operations: Sequence[NewMessage | Settlement], outcomes: Sequence[PushOutcome | SettleOutcome]
-) -> list[dict[str, object]]:
+def _results(operations: Sequence[NewMessage | Settlement], transaction: TransactionOutcome) -> list[dict[str, object]]:
+    # Of a transaction that failed the last result is that of the operation that failed.
+    failed, count = transaction.failed_index, len(transaction.results)
+    start = 0 if failed is None else max(0, failed + 1 - count)
     results: list[dict[str, object]] = []
-    for index, (operation, outcome) in enumerate(zip(operations, outcomes, strict=False)):
+    for index, outcome in enumerate(transaction.results, start):
+        operation = operations[index]
         if isinstance(outcome, PushOutcome):
             success = outcome.status != "failed"
             result: dict[str, object] = {

@@ -1,0 +1,69 @@
+"""Acknowledgements: how they look on the wire, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hark.errors import InvalidInput
+from hark.http.checks import MAX_NUMBER, check_int, check_name, check_status
+from hark.model import QUEUE_MODE, Settlement
+
+MAX_ERROR_CHARACTERS = 10_000
+"""Longer error texts are cut: they are for people."""
+
+
+class AckBody(msgspec.Struct, gc=False, rename="camel"):
+    """What a consumer says of one message."""
+
+    transaction_id: str | None = None
+    partition_id: str | None = None
+    status: str | None = None
+    consumer_group: str | None = None
+    lease_id: str | None = None
+    error: str | None = None
+    delay: int | None = None
+
+
+class AckBatchBody(msgspec.Struct, gc=False, rename="camel"):
+    """What a consumer says of many; one group for all."""
+
+    acknowledgments: list[AckBody]
+    consumer_group: str | None = None
+
+
+def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
+    """The checked settlements; errors name them as `where[index].field`, or by the field alone without `where`."""
+    name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
+    settlements = []
+    for index, ack in enumerate(acks):
+        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
+            settlements.append(
+                Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
+            )
+        else:
+            settlements.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
+    return settlements
+
+
+def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
+    """One checked settlement."""
+    if not ack.transaction_id:
+        text = "transactionId is required" if not where else "must have a valid transactionId string"
+        raise InvalidInput(text if not where else f"{where}transactionId: each acknowledgment {text}")
+    if not ack.partition_id:
+        text = "partitionId is required to ensure message uniqueness"
+        raise InvalidInput(
+            text
+            if not where
+            else f"{where}partitionId: each acknowledgment must have a valid "
+            "partitionId string to ensure message uniqueness"
+        )
+    status = check_status(ack.status or "completed", f"{where}status")
+    if ack.delay is not None:
+        if status != "retry":
+            raise InvalidInput(f"{where}delay: only with status retry (a failure waits for its queue's schedule)")
+        check_int(ack.delay, f"{where}delay", 0, MAX_NUMBER)
+    error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
+    return Settlement(ack.transaction_id, ack.partition_id, status, ack.lease_id, error, ack.delay, group)

@@ -1,0 +1,61 @@
+"""Answers of the raw ASGI routes: JSON bodies and errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from hark.errors import HarkError
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+encode = msgspec.json.Encoder().encode
+_JSON = (b"content-type", b"application/json")
+
+
+async def send_json(send: Send, status: int, body: bytes) -> None:
+    """A JSON answer whose body is ready."""
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_empty(send: Send) -> None:
+    """204: there is nothing."""
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def error_body(error: HarkError) -> dict[str, str]:
+    """The body of every error."""
+    return {"error": error.text, "code": error.code}
+
+
+def error_headers(error: HarkError) -> dict[str, str]:
+    """When to try again, for errors that pass."""
+    return {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
+
+
+async def send_error(send: Send, error: HarkError, *, close: bool = False) -> None:
+    """An error as every route answers it; `close` where the rest of the body will not be read."""
+    body = encode(error_body(error))
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    headers += [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def internal_error(error: Exception) -> HarkError:
+    """What a client hears of a defect of ours; the log hears the rest."""
+    log.error("a request failed because of a bug", exc_info=error)
+    return HarkError("internal error; it has been logged", code="internal")

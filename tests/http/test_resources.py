@@ -1,0 +1,191 @@
+"""Queues as resources: list, show, delete, depth, pause, resume, purge; namespaces, tasks, overview."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.http.api import Api, data, read, refusal
+
+SIX = {"total", "pending", "processing", "completed", "failed", "deadLetter"}
+
+
+def test_queues_are_listed_newest_first_with_their_counts(fresh_api: Api) -> None:
+    fresh_api.push("n.t.first", 1, 2, 3)
+    fresh_api.pop("n.t.first")
+    read(fresh_api.post("/configure", {"queue": "second", "namespace": "n", "task": "u"}))
+    newest, oldest = read(fresh_api.get("/resources/queues"))["queues"]
+    assert newest["name"] == "second"
+    assert oldest.pop("id")
+    assert oldest.pop("createdAt").endswith("Z")
+    messages = oldest.pop("messages")
+    assert oldest == {
+        "name": "n.t.first",
+        "namespace": "n",
+        "task": "t",
+        "partitions": 1,
+        "paused": False,
+    }
+    assert (messages["total"], messages["pending"] + messages["processing"]) == (3, 3)
+    assert messages["processing"] >= 1
+    [found] = read(fresh_api.get("/resources/queues", task="u"))["queues"]
+    assert found["name"] == "second"
+    [found] = read(fresh_api.get("/resources/queues", limit=1, offset=1))["queues"]
+    assert found["name"] == "n.t.first"
+
+
+def test_namespaces_tasks_and_overview_sum_up(fresh_api: Api) -> None:
+    fresh_api.push("n.t.first", 1, 2)
+    fresh_api.push("n.u.second", 3, partition="p")
+    [namespace] = read(fresh_api.get("/resources/namespaces"))["namespaces"]
+    assert (namespace["namespace"], namespace["queues"]) == ("n", 2)
+    assert namespace["messages"] == {"total": 3, "pending": 3}
+    tasks = read(fresh_api.get("/resources/tasks"))["tasks"]
+    assert [(task["task"], task["queues"], task["partitions"]) for task in tasks] == [("t", 1, 1), ("u", 1, 1)]
+    overview = read(fresh_api.get("/resources/overview"))
+    assert (overview["queues"], overview["partitions"]) == (2, 2)
+    assert (overview["namespaces"], overview["tasks"]) == (1, 2)
+    assert set(overview["messages"]) == SIX
+    assert overview["messages"]["total"] == 3
+    assert set(overview["lag"]) == {"time", "offset"}
+    assert set(overview["lag"]["time"]) == {"avg", "median", "min", "max"}
+    assert set(overview["throughput"]) == {"ingestedPerSecond", "processedPerSecond"}
+    assert overview["timestamp"].endswith("Z")
+
+
+def test_one_queue_is_shown_with_its_partitions(api: Api, queue: str) -> None:
+    api.push(queue, 1, 2, 3, partition="p")
+    first, second = api.pop(queue, "p", batch=2)
+    api.ack(first)
+    api.ack(second, "dlq")
+    shown = read(api.get(f"/resources/queues/{queue}"))
+    assert shown["name"] == queue
+    assert set(shown["totals"]) == SIX
+    assert (shown["totals"]["total"], shown["totals"]["deadLetter"]) == (3, 1)
+    assert (shown["totals"]["pending"], shown["totals"]["processing"]) == (1, 0)
+    [partition] = [item for item in shown["partitions"] if item["name"] == "p"]
+    assert set(partition) == {"id", "name", "createdAt", "stats", "oldestMessage", "newestMessage"}
+    assert partition["id"] == first["partitionId"]
+    assert set(partition["stats"]) == SIX
+    assert partition["stats"]["total"] == 3
+    assert partition["oldestMessage"] <= partition["newestMessage"]
+
+
+def test_partitions_of_a_queue_are_paged(api: Api, queue: str) -> None:
+    for number in range(5):
+        api.push(queue, number, partition=f"p{number}")
+    names = [
+        [item["name"] for item in read(api.get(f"/resources/queues/{queue}", **page))["partitions"]]
+        for page in ({"limit": 2}, {"limit": 2, "offset": 2}, {"search": "p4"})
+    ]
+    assert names == [["p0", "p1"], ["p2", "p3"], ["p4"]]
+    assert read(api.get(f"/resources/queues/{queue}", limit=2))["partitionCount"] == 5
+
+
+def test_an_unknown_queue_is_not_found(api: Api, queue: str) -> None:
+    path = f"/resources/queues/{queue}"
+    assert refusal(api.get(path), 404, "queue_not_found") == "Queue not found"
+    assert refusal(api.get(f"{path}/depth"), 404, "queue_not_found") == "Queue not found"
+    for verb in ("pause", "resume", "purge"):
+        assert refusal(api.post(f"{path}/{verb}"), 404, "queue_not_found") == "Queue not found"
+
+
+def test_deleting_a_queue_removes_everything_in_it(api: Api, queue: str) -> None:
+    api.push(queue, 1, transactionId="t")
+    api.pop(queue, consumerGroup="g", subscriptionMode="new")
+    api.kill(queue, 2, partition="p")
+    path = f"/resources/queues/{queue}"
+    assert read(api.delete(path)) == {"deleted": True, "queue": queue, "existed": True}
+    assert read(api.delete(path)) == {"deleted": True, "queue": queue, "existed": False}
+    refusal(api.get(path), 404)
+    assert api.dead_letters(queue) == []
+    [pushed] = api.push(queue, "anew", transactionId="t")
+    assert pushed["status"] == "queued"
+    assert data(api.pop(queue, consumerGroup="g", batch=10)) == ["anew"], "its subscription is gone too"
+
+
+def test_depth_is_what_a_group_has_still_to_do(api: Api, queue: str) -> None:
+    api.push(queue, 1, 2, 3, partition="p1")
+    api.push(queue, 4, partition="p2")
+    first, _ = api.pop(queue, "p1", consumerGroup="g", batch=2)
+    api.ack(first)
+    path = f"/resources/queues/{queue}/depth"
+    depth = read(api.get(path, group="g"))
+    depth["partitions"].sort(key=lambda item: item["partition"])
+    assert depth == {
+        "queue": queue,
+        "group": "g",
+        "pending": 3,
+        "partitionsPending": 2,
+        "conflation": False,
+        "effectivePending": 3,
+        "partitions": [{"partition": "p1", "pending": 2}, {"partition": "p2", "pending": 1}],
+    }
+    unknown = read(api.get(path, group="never-came"))
+    assert (unknown["pending"], unknown["partitionsPending"]) == (4, 2)
+    whole = read(api.get(path))
+    assert (whole["group"], whole["pending"]) == (None, 3)
+
+
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    path = f"/resources/queues/{queue}"
+    assert read(api.post(f"{path}/pause")) == {"success": True, "queue": queue, "paused": True}
+    assert read(api.get(path))["paused"] is True
+    assert api.pop(queue) == []
+    api.push(queue, 2)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(api.pop, queue, batch=10, wait=True, timeout=20_000)
+        assert read(api.post(f"{path}/resume")) == {"success": True, "queue": queue, "paused": False}
+        assert data(waiting.result()) == [1, 2]
+
+
+def test_a_paused_group_does_not_stop_the_others(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    for group in ("g", "h"):
+        api.ack(api.pop_one(queue, consumerGroup=group), "retry")
+    path = f"/resources/queues/{queue}/groups/g"
+    answer = read(api.post(f"{path}/pause"))
+    assert answer == {"success": True, "queue": queue, "consumerGroup": "g", "paused": True}
+    assert api.pop(queue, consumerGroup="g") == []
+    assert data(api.pop(queue, consumerGroup="h")) == [1]
+    read(api.post(f"{path}/resume"))
+    assert data(api.pop(queue, consumerGroup="g")) == [1]
+
+
+def test_purging_a_queue_removes_its_messages_leased_ones_too(api: Api, queue: str) -> None:
+    api.push(queue, 1, 2, 3)
+    leased = api.pop_one(queue)
+    answer = read(api.post(f"/resources/queues/{queue}/purge"))
+    assert answer == {"success": True, "queue": queue, "purged": 3}
+    assert api.ack(leased)["success"] is False
+    api.push(queue, 4)
+    assert data(api.pop(queue, batch=10)) == [4]
+    assert data(api.pop(queue, consumerGroup="late", batch=10)) == [4]
+
+
+def test_purging_a_group_leaves_the_messages_to_others(api: Api, queue: str) -> None:
+    api.push(queue, 1, 2)
+    api.pop(queue, consumerGroup="g")
+    answer = read(api.post(f"/resources/queues/{queue}/groups/g/purge"))
+    assert answer == {"success": True, "queue": queue, "consumerGroup": "g", "purged": 2}
+    assert api.pop(queue, consumerGroup="g", batch=10) == []
+    assert data(api.pop(queue, consumerGroup="h", batch=10)) == [1, 2]
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "purge"])
+def test_an_unknown_group_is_not_found(api: Api, queue: str, verb: str) -> None:
+    api.push(queue, 1)
+    text = refusal(api.post(f"/resources/queues/{queue}/groups/nobody/{verb}"), 404, "group_not_found")
+    assert text == "Consumer group not found"
+
+
+@pytest.mark.parametrize("path", ["/resources/queues", "/resources/namespaces", "/resources/tasks"])
+def test_limits_of_lists_are_checked(api: Api, path: str) -> None:
+    for limit in ("0", "10001", "x", ""):
+        assert refusal(api.get(path, limit=limit), 400).startswith("limit: expected an integer from 1 to 10000")
+
+
+def test_refreshing_statistics_has_nothing_to_do(api: Api) -> None:
+    assert read(api.post("/stats/refresh"))["skipped"] is True

@@ -1,0 +1,71 @@
+"""The server itself: health, and maintenance that outlives a restart."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import hark
+from tests.conftest import running_server
+from tests.http.api import Api, data, read, refusal
+
+
+def test_health(api: Api) -> None:
+    answer = read(api.client.get("/health"))
+    assert (answer["status"], answer["database"]) == ("healthy", "connected")
+    assert answer["version"] == hark.__version__
+    assert {"server", "worker_id", "shared_state", "queen"} <= set(answer)
+    assert api.client.head("/health").status_code == 200
+
+
+def test_push_maintenance_refuses_pushes_and_stores_nothing(fresh_api: Api, queue: str) -> None:
+    fresh_api.push(queue, "before")
+    answer = read(fresh_api.post("/system/maintenance", {"enabled": True}))
+    assert (answer["maintenanceMode"], answer["bufferedMessages"], answer["bufferHealthy"]) == (True, 0, True)
+    assert answer["message"]
+    response = fresh_api.post("/push", {"items": [{"queue": queue, "payload": "lost"}]})
+    assert refusal(response, 503, "maintenance")
+    assert int(response.headers["retry-after"]) >= 1
+    operations = [{"type": "push", "queue": queue, "payload": "lost"}]
+    refusal(fresh_api.post("/transaction", {"operations": operations}), 503, "maintenance")
+    shown = read(fresh_api.get("/system/maintenance"))
+    assert (shown["maintenanceMode"], shown["popMaintenanceMode"]) == (True, False)
+    assert shown["bufferStats"]["failedFiles"]["count"] == 0
+    assert data(fresh_api.pop(queue, batch=10)) == ["before"], "pops go on"
+    read(fresh_api.post("/system/maintenance", {"enabled": False}))
+    fresh_api.push(queue, "after")
+
+
+def test_pop_maintenance_answers_empty_and_wakes_those_who_wait_at_its_end(fresh_api: Api, queue: str) -> None:
+    fresh_api.push(queue, 1)
+    assert read(fresh_api.post("/system/maintenance/pop", {"enabled": True}))["popMaintenanceMode"] is True
+    assert read(fresh_api.get("/system/maintenance/pop"))["popMaintenanceMode"] is True
+    assert fresh_api.pop(queue) == []
+    with ThreadPoolExecutor() as pool:
+        # Whether the answer is empty at once or comes at the end, nothing is lost.
+        waiting = pool.submit(fresh_api.pop, queue, wait=True, timeout=20_000)
+        answer = read(fresh_api.post("/system/maintenance/pop", {"enabled": False}))
+        got = waiting.result()
+    assert answer["popMaintenanceMode"] is False
+    assert data(got or fresh_api.pop(queue)) == [1]
+
+
+@pytest.mark.parametrize("path", ["/system/maintenance", "/system/maintenance/pop"])
+@pytest.mark.parametrize("body", [{}, {"enabled": None}, {"enabled": "true"}, {"enabled": 1}])
+def test_a_switch_needs_true_or_false(api: Api, path: str, body: Any) -> None:
+    assert refusal(api.post(path, body), 400) == "enabled (boolean) is required"
+    assert read(api.get("/system/maintenance"))["maintenanceMode"] is False
+
+
+def test_maintenance_outlives_a_restart(tmp_path: Path, queue: str) -> None:
+    engine = f"sqlite:///{tmp_path / 'hark.db'}"
+    with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
+        read(Api(client).post("/system/maintenance", {"enabled": True}))
+    with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
+        again = Api(client)
+        assert read(again.get("/system/maintenance"))["maintenanceMode"] is True
+        refusal(again.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
