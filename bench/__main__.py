@@ -4,62 +4,79 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
 from bench import report, special
-from bench.figures import Figure, Run, median_of
+from bench.figures import Figure, Run, compared, medians
 from bench.measure import Bench
 from bench.rows import ALL, QUICK, ROWS, Row
+from bench.servers import Kind
 
 NOT_A_DISK = "tmpfs"
 PIPE_WIDTH = 220
+IDLE_FACTOR = 1.5
+ONCE = frozenset({"limits", "start"})
+"""Rows that repeat themselves, or vary little."""
 
 
-def rounds(bench: Bench, row: Row, repeat: int, console: Console) -> list[Figure]:
-    """A row at each server it is for, the servers taking turns, as medians over the rounds."""
-    seen: defaultdict[str, list[Figure]] = defaultdict(list)
-    for _ in range(repeat):
-        empty = bench.measure_e()
-        e = empty.throughput
-        seen["empty"].append(empty)
-        if row.load.kind == "pop":
-            seen["hark"].append(bench.measure_pop(row, e))
-            continue
-        floor = bench.measure_push(row, "floor", e) if row.floor else None
-        hark = bench.measure_push(row, "hark", e)
-        if floor is not None:
-            seen["floor"].append(floor)
-            hark = msgspec.structs.replace(hark, ratio_floor=hark.throughput / max(floor.throughput, 1))
-        seen["hark"].append(hark)
-    figures = [median_of(seen[server]) for server in ("empty", "floor", "hark") if seen[server]]
-    for figure in figures:
-        console.print("  " + "  ".join(cell for cell in report.cells(figure) if cell), highlight=False)
-    return figures
+def one_round(bench: Bench, row: Row, before: Figure) -> list[Figure]:
+    """A row at each server it is for, right after each other, between two measurements of E; the last is E."""
+    if row.load.kind == "pop":
+        figures = [bench.measure_pop(row, row.guess * before.throughput * bench.seconds)]
+    else:
+        servers: tuple[Kind, ...] = ("floor", "hark") if row.floor else ("hark",)
+        figures = [bench.measure_push(row, kind) for kind in servers]
+    after = bench.measure_e()
+    return [*compared(figures, before, after), after]
 
 
-def measure(bench: Bench, run: Run, name: str, repeat: int, console: Console) -> None:
-    """One row, whatever its kind."""
-    console.print(f"[bold]{name}")
+def special_round(bench: Bench, run: Run, name: str) -> list[Figure]:
+    """One round of a row that is not a closed loop."""
     match name:
         case "limits":
             special.measure_limits(bench, run)
         case "start":
             special.measure_start(bench, run)
         case "idle":
-            special.measure_idle(bench, run, bench.seconds * 1.5)
+            return list(special.measure_idle(bench, run, bench.seconds * IDLE_FACTOR))
         case "mixed":
-            special.measure_mixed(bench, run)
+            return list(special.measure_mixed(bench))
         case "backlog":
-            e = bench.measure_e().throughput
-            special.measure_backlog(bench, run, bench.folder / "history", e)
-        case _:
-            run.figures += rounds(bench, ROWS[name], repeat, console)
+            return list(special.measure_backlog(bench, run))
+    return []
+
+
+def measure(bench: Bench, run: Run, name: str, repeat: int) -> list[Figure]:
+    """All rounds of a row, as medians."""
+    figures: list[Figure] = []
+    if name in ROWS:
+        before = bench.measure_e()
+        for _ in range(repeat):
+            figures += one_round(bench, ROWS[name], before)
+            before = figures[-1]
+    else:
+        for _ in range(1 if name in ONCE else repeat):
+            figures += special_round(bench, run, name)
+    return medians(figures)
+
+
+def measure_all(bench: Bench, run: Run, names: list[str], repeat: int, console: Console) -> None:
+    """All rows; one that breaks does not keep the others from being measured."""
+    for name in names:
+        console.print(f"[bold]{name}")
+        try:
+            figures = measure(bench, run, name, repeat)
+        except (RuntimeError, ConnectionError) as error:
+            run.broken[name] = str(error)
+            console.print(f"{name} broke: {error}", style="red", markup=False, highlight=False)
+            continue
+        run.figures += figures
+        for figure in figures:
+            console.print("  " + "  ".join(cell for cell in report.cells(figure) if cell), highlight=False)
 
 
 def chosen(names: str | None, quick: bool) -> list[str]:
@@ -91,12 +108,7 @@ def main(
         if run.machine["file system"] == NOT_A_DISK:
             console.print("[red]The data folder is in memory: choose a real disk with --data.")
         try:
-            for name in names:
-                try:
-                    measure(bench, run, name, repeat, console)
-                except (RuntimeError, ConnectionError) as error:
-                    run.broken[name] = str(error)
-                    console.print(f"{name} broke: {error}", style="red", markup=False, highlight=False)
+            measure_all(bench, run, names, repeat, console)
         finally:
             report.show(console, run)
             console.print(f"kept in {report.save(run)}")

@@ -45,9 +45,7 @@ def build(folder: Path, partitions: int = PARTITIONS, messages: int = MESSAGES) 
         for load in (push, settle):
             outcome = generate(url, load)[0]
             if outcome.messages != messages:
-                raise RuntimeError(
-                    f"building the backlog: {load.kind} moved {outcome.messages:,} of {messages:,}"
-                )
+                raise RuntimeError(f"building the backlog: {load.kind} moved {outcome.messages:,} of {messages:,}")
 
 
 @contextmanager
@@ -63,9 +61,9 @@ def compare(bench: Bench, history: Path, e: float) -> Iterator[tuple[Figure, Fig
             pair = []
             for server, kind in zip(servers, ("hark, empty store", "hark, long history"), strict=True):
                 if row.load.kind == "push":
-                    pair.append(bench.push_at(server, row, kind, e))
+                    pair.append(bench.push_at(server, row, kind))
                 else:
-                    pair.append(bench.pop_at(server, row, kind, e, row.guess * e * bench.seconds)[0])
+                    pair.append(bench.pop_at(server, row, kind, row.guess * e * bench.seconds)[0])
             yield pair[0], pair[1]
 
 

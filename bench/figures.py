@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import msgspec
 
 from bench.procfs import Cpu
 from bench.wrk import BUSY, Sample
+
+MUCH_DRIFT = 0.15
+"""Two measurements of E around a row that differ by more say that the machine was not quiet."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,15 +60,17 @@ class Run(msgspec.Struct, kw_only=True):
     figures: list[Figure] = []
     limits: list[Limits] = []
     disk: Disk | None = None
-    values: dict[str, float] = {}
-    """Single figures for the table of what must hold, by name."""
+    values: dict[str, list[float]] = {}
+    """Single figures for the table of what must hold, by name, one of each round; the median counts."""
     broken: dict[str, str] = {}
     """Rows that could not be measured, and why."""
 
+    def note(self, name: str, value: float) -> None:
+        """Keep a single figure of this round."""
+        self.values.setdefault(name, []).append(value)
 
-def figure_of(
-    row: str, title: str, server: str, sample: Sample, *, cpu: Cpu, rss: float, e: float | None = None
-) -> Figure:
+
+def figure_of(row: str, title: str, server: str, sample: Sample, *, cpu: Cpu, rss: float) -> Figure:
     """The figure of one sample."""
     messages = max(1, sample.messages)
     notes = []
@@ -80,7 +85,6 @@ def figure_of(
         title=title,
         server=server,
         throughput=sample.throughput,
-        ratio_e=sample.throughput / e if e else None,
         p50_ms=sample.p50_ms,
         p99_ms=sample.p99_ms,
         cpu_us=cpu.total_us / messages,
@@ -90,6 +94,29 @@ def figure_of(
         errors=sample.errors,
         note="; ".join(notes),
     )
+
+
+def compared(figures: Sequence[Figure], before: Figure, after: Figure) -> list[Figure]:
+    """The figures of one round with their ratios to E, as it was before and after, and Hark's to the floor."""
+    e = (before.throughput + after.throughput) / 2
+    drift = abs(before.throughput - after.throughput) / e
+    warning = f"E drifted by {drift:.0%}" if drift > MUCH_DRIFT else ""
+    floor = next((figure.throughput for figure in figures if figure.server == "floor"), None)
+    made = []
+    for figure in figures:
+        over_floor = figure.throughput / floor if floor and figure.server != "floor" else None
+        note = "; ".join(filter(None, (figure.note, warning)))
+        ratio = figure.throughput / e
+        made.append(msgspec.structs.replace(figure, ratio_e=ratio, ratio_floor=over_floor, note=note))
+    return made
+
+
+def medians(figures: Iterable[Figure]) -> list[Figure]:
+    """One figure for each title and server, in the order they were first seen."""
+    rounds: dict[tuple[str, str], list[Figure]] = {}
+    for figure in figures:
+        rounds.setdefault((figure.title, figure.server), []).append(figure)
+    return [median_of(same) for same in rounds.values()]
 
 
 def median_of(figures: Sequence[Figure]) -> Figure:

@@ -46,9 +46,7 @@ def insertion(folder: Path, method: str, partitions: int, seconds: float, size: 
         serial += ROWS_PER_TRANSACTION
     elapsed, used = time.perf_counter() - began, time.process_time() - cpu
     connection.close()
-    return Limits(
-        method=method, partitions=partitions, rows_per_second=serial / elapsed, cpu_us=used * 1e6 / serial
-    )
+    return Limits(method=method, partitions=partitions, rows_per_second=serial / elapsed, cpu_us=used * 1e6 / serial)
 
 
 def sync_times(folder: Path, seconds: float, rate: float) -> list[float]:

@@ -54,51 +54,48 @@ class Bench:
             wrk.run(server.port, EMPTY_ROW.load, WARM_SECONDS)
             return self._loaded(server, EMPTY_ROW, "empty", self.e_seconds)
 
-    def measure_push(self, row: Row, kind: Kind, e: float) -> Figure:
+    def measure_push(self, row: Row, kind: Kind) -> Figure:
         """A push row on a fresh server."""
         with self.fresh(kind) as server:
-            return self.push_at(server, row, kind, e)
+            return self.push_at(server, row, kind)
 
-    def push_at(self, server: Server, row: Row, kind: str, e: float) -> Figure:
+    def push_at(self, server: Server, row: Row, kind: str) -> Figure:
         """A push row on a server that runs."""
         wrk.run(server.port, row.load, WARM_SECONDS)
-        return self._loaded(server, row, kind, self.seconds, e)
+        return self._loaded(server, row, kind, self.seconds)
 
-    def measure_pop(self, row: Row, e: float) -> Figure:
+    def measure_pop(self, row: Row, messages: float) -> Figure:
         """A pop row on a fresh server, again with a larger backlog where it ran dry."""
-        messages = row.guess * e * self.seconds
         for _ in range(3):
             with self.fresh("hark") as server:
-                figure, dry = self.pop_at(server, row, "hark", e, messages)
+                figure, dry = self.pop_at(server, row, "hark", messages)
             if not dry:
                 break
             messages *= 2
         return figure
 
-    def pop_at(self, server: Server, row: Row, kind: str, e: float, messages: float) -> tuple[Figure, bool]:
+    def pop_at(self, server: Server, row: Row, kind: str, messages: float) -> tuple[Figure, bool]:
         """A pop row on a server that runs; and whether the backlog ran dry."""
         # Warming up on a queue of its own: leases that its end leaves open do not block the measured one.
         fill(server.port, replace(row.load, queue=WARM_QUEUE), messages / self.seconds * WARM_SECONDS)
         fill(server.port, row.load, messages)
         wrk.run(server.port, replace(row.load, queue=WARM_QUEUE), WARM_SECONDS)
-        figure = self._loaded(server, row, kind, self.seconds, e)
+        figure = self._loaded(server, row, kind, self.seconds)
         return figure, "empty pops" in figure.note
 
-    def _loaded(self, server: Server, row: Row, kind: str, seconds: float, e: float | None = None) -> Figure:
+    def _loaded(self, server: Server, row: Row, kind: str, seconds: float) -> Figure:
         before = cpu_of(server.pid)
         sample = wrk.run(server.port, row.load, seconds)
         used = cpu_of(server.pid).since(before)
         if sample.empty <= sample.messages * DRY / row.load.batch:
             sample = replace(sample, empty=0)
-        return figure_of(row.name, row.title, kind, sample, cpu=used, rss=rss_mb(server.pid), e=e)
+        return figure_of(row.name, row.title, kind, sample, cpu=used, rss=rss_mb(server.pid))
 
 
 def fill(port: int, load: Load, messages: float) -> None:
     """Push at least so many messages, the same number to each partition."""
     rounds = max(1, -(-int(messages) // (load.partitions * FILL_BATCH)))
-    push = replace(
-        load, kind="push", connections=8, batch=FILL_BATCH, spread=False, requests=rounds * load.partitions
-    )
+    push = replace(load, kind="push", connections=8, batch=FILL_BATCH, spread=False, requests=rounds * load.partitions)
     outcome = generate(f"http://127.0.0.1:{port}", push)[0]
     if outcome.errors:
         raise RuntimeError(f"{outcome.errors} of {outcome.requests} pushes failed while filling the backlog")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from statistics import median
 
 import msgspec
 
@@ -38,12 +39,10 @@ AT_LEAST_E = (
 )
 FLOOR = 0.8
 BACKLOG_COST = 1.5
+COMPARED = frozenset(f"backlog_{row.name}" for row in BACKLOG)
 AT_MOST = (
     ("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
-    *(
-        (f"backlog_{row.name}", f"{row.name} with a long history", BACKLOG_COST, "x empty store")
-        for row in BACKLOG
-    ),
+    *((f"backlog_{row.name}", f"{row.name} with a long history", BACKLOG_COST, "x empty store") for row in BACKLOG),
     ("rss", "memory of an idle server", 80.0, "MB"),
     ("start", "start to first answer, empty store", 1.0, "s"),
     ("start_backlog", "start to first answer, long history", 1.0, "s"),
@@ -52,17 +51,20 @@ AT_MOST = (
 
 def demands(run: Run) -> Iterator[Demand]:
     """All demands, measured or not."""
-    at_hark = {figure.row: figure for figure in run.figures if figure.server == "hark"}
+    # A generator that is itself Python slows what is fast and so flatters every ratio: such a run judges none.
+    judged = run.machine.get("generator") == "wrk"
+    at_hark = {figure.row: figure for figure in run.figures if judged and figure.server == "hark"}
 
-    def measured(name: str, field: Callable[[str], float | None]) -> float | None:
-        return field(name) if name in at_hark else None
+    def single(name: str) -> float | None:
+        values = run.values.get(name) if judged or name not in COMPARED else None
+        return median(values) if values else None
 
     for row in PUSHES:
         if row.floor:
-            value = measured(row.name, lambda name: at_hark[name].ratio_floor)
+            value = at_hark[row.name].ratio_floor if row.name in at_hark else None
             yield Demand(text=row.title, bound=FLOOR, unit="x floor", at_most=False, measured=value)
     for name, text, bound in AT_LEAST_E:
-        value = measured(name, lambda name: at_hark[name].ratio_e)
+        value = at_hark[name].ratio_e if name in at_hark else None
         yield Demand(text=text, bound=bound, unit="E", at_most=False, measured=value)
     for name, text, bound, unit in AT_MOST:
-        yield Demand(text=text, bound=bound, unit=unit, at_most=True, measured=run.values.get(name))
+        yield Demand(text=text, bound=bound, unit=unit, at_most=True, measured=single(name))

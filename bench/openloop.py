@@ -42,9 +42,7 @@ def idle_pushes(port: int, seconds: float) -> Sample:
 
 def mixed(port: int, seconds: float, rate: float) -> tuple[Sample, Sample]:
     """Single pushes and single pops with acks, each at a fixed rate, at the same time."""
-    push = Load(
-        kind="push", queue=QUEUE, connections=32, partitions=PARTITIONS, size=SIZE, seconds=seconds, rate=rate
-    )
+    push = Load(kind="push", queue=QUEUE, connections=32, partitions=PARTITIONS, size=SIZE, seconds=seconds, rate=rate)
     pop = Load(kind="pop", queue=QUEUE, connections=32, partitions=PARTITIONS, seconds=seconds, rate=rate)
     pushed, popped = generate(f"http://127.0.0.1:{port}", push, pop)
     return sample_of(pushed), sample_of(popped)

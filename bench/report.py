@@ -81,9 +81,7 @@ def demands_table(all_demands: Iterable[Demand]) -> Table:
     known = [demand for demand in all_demands if demand.measured is not None]
     for demand in known:
         sign = "<=" if demand.at_most else ">="
-        table.add_row(
-            demand.text, f"{sign} {demand.bound:g} {demand.unit}", number(demand.measured), verdict(demand)
-        )
+        table.add_row(demand.text, f"{sign} {demand.bound:g} {demand.unit}", number(demand.measured), verdict(demand))
     return table
 
 
@@ -95,6 +93,8 @@ def show(console: Console, run: Run) -> None:
     console.print(demands_table(everything))
     if missing := sum(demand.measured is None for demand in everything):
         console.print(f"{missing} of {len(everything)} demands were not measured in this run.")
+    if run.machine["generator"] != "wrk":
+        console.print("Without wrk no ratio is judged: the built-in generator would be part of what is compared.")
 
 
 def save(run: Run) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
-from pathlib import Path
-from statistics import median
+from collections.abc import Iterator
 
 from bench import backlog, limits, openloop
-from bench.figures import Run, figure_of
+from bench.figures import Figure, Run, figure_of
 from bench.measure import Bench
 from bench.procfs import cpu_of, rss_mb
 from bench.servers import Kind, running
@@ -23,21 +24,19 @@ def measure_limits(bench: Bench, run: Run) -> None:
     folder.mkdir()
     for partitions in (1, 1000):
         for method in limits.METHODS:
-            run.limits.append(limits.insertion(folder, method, partitions, bench.seconds / 2))
+            run.limits.append(limits.insertion(folder, method, partitions, bench.seconds))
 
 
 def measure_start(bench: Bench, run: Run) -> None:
     """Start to first answer on an empty folder, and what the server then holds while it idles."""
-    starts, memory = [], []
     for _ in range(STARTS):
         with bench.fresh("hark") as server:
             time.sleep(SETTLE_SECONDS)
-            starts.append(server.start_seconds)
-            memory.append(rss_mb(server.pid))
-    run.values |= {"start": median(starts), "rss": median(memory)}
+            run.note("start", server.start_seconds)
+            run.note("rss", rss_mb(server.pid))
 
 
-def measure_idle(bench: Bench, run: Run, seconds: float) -> None:
+def measure_idle(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
     """Single pushes at a low rate, with the disk alone before and after."""
     folder = bench.new_folder("disk")
     folder.mkdir()
@@ -51,13 +50,13 @@ def measure_idle(bench: Bench, run: Run, seconds: float) -> None:
             sample = openloop.idle_pushes(server.port, seconds)
             used, rss = cpu_of(server.pid).since(before), rss_mb(server.pid)
         syncs += limits.sync_times(folder, seconds / 2, openloop.IDLE_RATE)
-        disk = limits.disk_of(syncs)
-        run.figures.append(figure_of("idle", title, kind, sample, cpu=used, rss=rss))
-    run.disk = disk
-    run.values["idle"] = sample.p99_ms / disk.p99_ms
+        yield figure_of("idle", title, kind, sample, cpu=used, rss=rss)
+        if kind == "hark":
+            run.disk = limits.disk_of(syncs)
+            run.note("idle", sample.p99_ms / run.disk.p99_ms)
 
 
-def measure_mixed(bench: Bench, run: Run) -> None:
+def measure_mixed(bench: Bench) -> Iterator[Figure]:
     """Pushes and pops with acks at the same time, at fixed rates."""
     for rate in MIXED_RATES:
         with bench.fresh("hark") as server:
@@ -65,19 +64,21 @@ def measure_mixed(bench: Bench, run: Run) -> None:
             samples = openloop.mixed(server.port, bench.seconds, rate)
             used, rss = cpu_of(server.pid).since(before), rss_mb(server.pid)
         for verb, sample in zip(("push 1", "pop 1 + ack"), samples, strict=True):
-            title = f"{verb}, both at {rate:,.0f}/s"
-            run.figures.append(figure_of("mixed", title, "hark", sample, cpu=used, rss=rss))
+            yield figure_of("mixed", f"{verb}, both at {rate:,.0f}/s", "hark", sample, cpu=used, rss=rss)
 
 
-def measure_backlog(bench: Bench, run: Run, history: Path, e: float) -> None:
-    """What a long history costs: at start, in memory, and per message."""
+def measure_backlog(bench: Bench, run: Run) -> Iterator[Figure]:
+    """What a long history costs: at start, and per message."""
+    history = bench.folder / "history"
     if not history.exists():
         backlog.build(history)
-    starts = []
-    for _ in range(STARTS):
-        with running("hark", history) as server:
-            starts.append(server.start_seconds)
-    run.values["start_backlog"] = median(starts)
-    for empty, old in backlog.compare(bench, history, e):
-        run.figures += [empty, old]
-        run.values[f"backlog_{empty.row}"] = backlog.cost(empty, old)
+        for _ in range(STARTS):
+            with running("hark", history) as server:
+                run.note("start_backlog", server.start_seconds)
+    used = bench.new_folder("history")
+    shutil.copytree(history, used)
+    os.sync()  # else the copy is still being written while the rows are measured
+    for empty, old in backlog.compare(bench, used, bench.measure_e().throughput):
+        run.note(f"backlog_{empty.row}", backlog.cost(empty, old))
+        yield from (empty, old)
+    shutil.rmtree(used)

@@ -19,6 +19,7 @@ def open_table(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path))
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", "full")
+    connection.pragma("cache_size", -64 * 1024)  # KiB: else a commit over 1000 partitions writes its pages twice
     connection.execute(MESSAGES)
     return connection
 

@@ -68,9 +68,7 @@ def lua_script(load: Load) -> str:
     }
     config = ", ".join(f"{name} = {_literal(value)}" for name, value in values.items())
     names = ("push.lua" if load.kind == "push" else "consume.lua", "done.lua")
-    return "\n".join(
-        [f"config = {{{config}}}", *((LUA / name).read_text(encoding="utf-8") for name in names)]
-    )
+    return "\n".join([f"config = {{{config}}}", *((LUA / name).read_text(encoding="utf-8") for name in names)])
 
 
 def _literal(value: str | int | bool) -> str:

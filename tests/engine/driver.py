@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -131,13 +131,18 @@ def given(answer: T | HarkError) -> T:
 class Driver:
     """A consumer, a producer and an administrator of one engine."""
 
-    def __init__(self, kind: EngineKind, place: Path, clock: FakeClock) -> None:
-        self._kind = kind
-        self._place = place
+    def __init__(
+        self,
+        kind: EngineKind,
+        place: Path,
+        clock: FakeClock,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    ) -> None:
+        self._open: Callable[[], Engine] = lambda: wrap(kind.open(place, clock))
         self._news = asyncio.Event()
         self.clock = clock
         self.hints: list[Hint] = []
-        self.engine: Engine = kind.open(place, clock)
+        self.engine: Engine = self._open()
 
     def _listen(self, hints: Sequence[Hint]) -> None:
         self.hints.extend(hints)
@@ -150,7 +155,7 @@ class Driver:
     async def reopen(self) -> None:
         """Close the engine and open the same store with a new one."""
         await self.engine.close()
-        self.engine = self._kind.open(self._place, self.clock)
+        self.engine = self._open()
         await self.start()
 
     # Producing and consuming -------------------------------------------------------------------------------
@@ -272,7 +277,10 @@ class Driver:
     async def configure(self, queue: str, *, namespace: str = "", task: str = "", **options: float) -> QueueInfo:
         """Make a queue with these options; the others have their defaults."""
         wanted = msgspec.structs.replace(QueueOptions(), **options)
-        spec = QueueSpec(name=queue, namespace=namespace, task=task, options=wanted)
+        return await self.configure_spec(QueueSpec(name=queue, namespace=namespace, task=task, options=wanted))
+
+    async def configure_spec(self, spec: QueueSpec) -> QueueInfo:
+        """Make a queue, or replace all options of one that exists."""
         [answer] = await self.engine.configure([spec])
         return given(answer)
 

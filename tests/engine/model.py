@@ -8,6 +8,7 @@ single tests show them better: ttl, retention, delayed processing, the window bu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
 from hark.clock import MILLISECOND, SECOND
@@ -77,7 +78,7 @@ class Model:
         queue = self.queues[new.queue]
         partition = self._partition(queue, new.partition)
         for one in partition.log:
-            if new.key is not None and one.push.key == new.key and one.only_for is None:
+            if new.key is not None and one.push.key == new.key:
                 return "duplicate", one
         if queue.options.max_size and self.size(queue) >= queue.options.max_size:
             return "failed", None
@@ -130,15 +131,15 @@ class Model:
 
     def settle(self, verdicts: list[Verdict]) -> list[Answer]:
         """Settle; every item is judged before anything is done."""
-        judged = [self._judge(one) for one in verdicts]
-        return [self._apply(one, answer) for one, answer in zip(verdicts, judged, strict=True)]
+        judged = [(one, self.judge(one), self._is_done(one)) for one in verdicts]
+        return [self._apply(*one) for one in judged]
 
     def transact(self, verdicts: list[Verdict], required: list[int]) -> int | None:
         """The index of the settlement that is refused (-1: a required lease), or None: all is done."""
         if any(not self.is_live(one) for one in required):
             return -1
         for index, one in enumerate(verdicts):
-            if not self._judge(one, required).success:
+            if not self.judge(one, required).success:
                 return index
         self.settle(verdicts)
         return None
@@ -159,9 +160,15 @@ class Model:
             for message in [one for one, lease in track.holder.items() if lease.id == lease_id]:
                 del track.holder[message]
 
-    def is_live(self, lease_id: int) -> bool:
-        """Whether a lease holds a partition."""
-        return any(one.lease is not None and one.lease.id == lease_id for one in self.tracks.values())
+    def is_live(self, lease_id: int) -> bool | None:
+        """Whether a lease holds a partition; None: no longer, but settlements under it may still count."""
+        if any(one.lease is not None and one.lease.id == lease_id for one in self.tracks.values()):
+            return True
+        return (
+            None
+            if any(lease.id == lease_id for one in self.tracks.values() for lease in one.holder.values())
+            else False
+        )
 
     # Administration ----------------------------------------------------------------------------------------
 
@@ -178,10 +185,12 @@ class Model:
         return len(tracks)
 
     def requeue(self, letter: DeadLetter) -> Message:
-        """Put a dead letter in front of its partition, for its group."""
+        """Put a dead letter in front of its partition, for its group; its key stays with the one that died."""
         self.dead.remove(letter)
         old = letter.message
-        return self._append(old.partition, old.push, old.deliver_at, letter.group)
+        taken = any(one.push.key == old.push.key for one in old.partition.log)
+        push = replace(old.push, key=None) if taken else old.push
+        return self._append(old.partition, push, old.deliver_at, letter.group)
 
     def purge(self, queue: str, group: str | None) -> int:
         """Remove all messages, or settle all that a group has open; how many."""
@@ -242,16 +251,17 @@ class Model:
                 self.tracks[queue, partition.name, group] = Track(group, partition, todo)
 
     def _reasons(self, queue: str, name: str, group: str) -> frozenset[str]:
+        paused = self.queues[queue].paused or self.groups[queue, group]
         if name not in self.queues[queue].partitions:
-            return frozenset({"partition_not_found"})
-        if self.queues[queue].paused or self.groups[queue, group]:
+            return frozenset({"partition_not_found", "paused"} if paused else {"partition_not_found"})
+        if paused:
             return frozenset({"paused"})
         track = self.tracks[queue, name, group]
         if track.lease is not None:
             return frozenset({"lease_held"})
         return frozenset({"waiting"} if track.todo else {"nothing_ready"})
 
-    def _judge(self, verdict: Verdict, required: list[int] | None = None) -> Answer:
+    def judge(self, verdict: Verdict, required: list[int] | None = None) -> Answer:
         message = verdict.message
         partition = message.partition
         track = self.tracks.get((partition.queue.name, partition.name, verdict.group))
@@ -261,8 +271,9 @@ class Model:
             return Answer(False, STALE)
         if message not in track.todo:
             dead = any(one.message is message and one.group == verdict.group for one in self.dead)
-            refused = dead or verdict.status != "completed"
-            return Answer(not refused, STALE | {"dead_lettered"} if refused else frozenset())
+            if verdict.status == "completed":
+                return Answer(None if dead else True)
+            return Answer(False, STALE | {"dead_lettered"})
         lease = track.holder.get(message)
         known = lease is not None and lease.expires_at > self.now
         if known and verdict.lease is None:
@@ -271,14 +282,18 @@ class Model:
             known = lease.id == verdict.lease
         return Answer(known, frozenset() if known else STALE)
 
-    def _apply(self, verdict: Verdict, answer: Answer) -> Answer:
+    def _is_done(self, verdict: Verdict) -> bool:
+        place = (verdict.message.partition.queue.name, verdict.message.partition.name, verdict.group)
+        return place in self.tracks and verdict.message not in self.tracks[place].todo
+
+    def _apply(self, verdict: Verdict, answer: Answer, before: bool) -> Answer:
         message = verdict.message
         if not answer.success:
             return answer
         track = self.tracks[message.partition.queue.name, message.partition.name, verdict.group]
         lease = track.holder.pop(message, None)
-        if lease is None:
-            return answer  # Completed before, or said twice in one request.
+        if lease is None:  # Completed before, or said twice in one request: the first word counts.
+            return answer if before else Answer(None)
         if verdict.status == "completed":
             track.settled(message)
         elif verdict.status == "dlq":

@@ -49,6 +49,10 @@ class Message:
     only_for: str | None = None
     """A requeued message is for one group."""
 
+    def __repr__(self) -> str:
+        """Short: where it is and what it says."""
+        return f"<{self.partition.queue.name}/{self.partition.name}/{self.offset}: {self.push.payload}>"
+
 
 @dataclass(eq=False)
 class Partition:
@@ -155,7 +159,8 @@ class Verdict:
 class Answer:
     """What must come back for a settlement."""
 
-    success: bool
+    success: bool | None
+    """None: nothing is promised but that nothing changes."""
     codes: frozenset[str] = frozenset()
     dead_lettered: bool = False
     lease_released: bool | None = None

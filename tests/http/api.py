@@ -8,6 +8,8 @@ from urllib.parse import quote
 import httpx
 
 Json = Any
+WAIT: dict[str, Any] = {"wait": True, "timeout": 20_000}
+"""The parameters of a pop that waits until there is something."""
 
 
 class Api:
@@ -75,6 +77,16 @@ class Api:
         """The dead letters of a queue."""
         messages: list[Json] = read(self.get("/dlq", queue=queue, **query))["messages"]
         return messages
+
+    def show(self, message: Json) -> Json:
+        """A delivered message as an administrator sees it."""
+        return read(self.get(f"/messages/{message['partitionId']}/{message['transactionId']}"))
+
+    def let_pass(self, queue: str, milliseconds: int) -> None:
+        """Return when that much time has passed for the server: when a message with that delay arrives."""
+        clock = f"{queue}-clock"
+        self.push(clock, "tick", delay=milliseconds)
+        self.pop_one(clock, autoAck=True, **WAIT)
 
     def kill(self, queue: str, payload: Json, group: str | None = None, **fields: Any) -> Json:
         """Push a message and make it a dead letter; the message as it was delivered."""

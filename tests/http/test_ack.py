@@ -158,11 +158,11 @@ def test_a_wrong_ack_names_its_field_and_changes_nothing(
         ({"acknowledgments": {}}, "acknowledgments array is required"),
         (
             {"acknowledgments": [{"partitionId": "p"}]},
-            "Each acknowledgment must have a valid transactionId string",
+            "acknowledgments[0].transactionId: each acknowledgment must have a valid transactionId string",
         ),
         (
             {"acknowledgments": [{"transactionId": 5, "partitionId": "p"}]},
-            "Each acknowledgment must have a valid transactionId string",
+            "acknowledgments[0].transactionId: ",
         ),
         ({"acknowledgments": [{"transactionId": "t"}]}, "valid partitionId string"),
         ({"acknowledgments": ["t"]}, "acknowledgments[0]"),

@@ -156,7 +156,7 @@ class TestSeek:
             "targetOffset": None,
             "partitionsUpdated": 1,
         }
-        assert api.ack(leased)["success"] is False, "open leases are void"
+        assert api.ack(leased, "failed")["success"] is False, "open leases are void"
         api.push(queue, 3)
         assert data(api.pop(queue, consumerGroup="g", batch=10)) == [3]
 

@@ -64,7 +64,7 @@ def test_a_body_that_is_no_object_is_refused(api: Api, path: str, body: bytes) -
 @pytest.mark.parametrize("path", ["/", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico"])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_route_is_404_in_json(http: httpx.Client, method: str, path: str) -> None:
-    refusal(http.request(method, path), 404, "not_found")
+    refusal(http.request(method, path), 404, "route_not_found")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,18 @@ def test_ten_megabytes_is_the_limit_by_default(api: Api, queue: str) -> None:
     refusal(api.post("/push", content=head + b"x" * (room + 1) + tail), 413, "body_too_large")
     read(api.post("/push", content=head + b"x" * room + tail), 201)
     assert len(api.pop_one(queue)["data"]) == room
+
+
+@pytest.mark.parametrize("path", ["/pop/queue/q", "/pop", "/dlq", "/messages", "/resources/queues"])
+def test_a_query_that_is_not_utf_8_is_refused(http: httpx.Client, path: str) -> None:
+    text = refusal(http.get(f"/api/v1{path}?queue=%FF&batch=1"), 400, "invalid_input")
+    assert text == "the query string is not valid UTF-8"
+
+
+def test_of_a_parameter_given_twice_the_first_counts(http: httpx.Client, queue: str) -> None:
+    api = Api(http)
+    api.kill(queue, 1)
+    assert read(http.get(f"/api/v1/dlq?queue={queue}&queue=other"))["total"] == 1
 
 
 def test_a_client_that_vanishes_in_the_middle_of_a_body_disturbs_nobody(api: Api, server_url: str, queue: str) -> None:

@@ -15,7 +15,7 @@ def listed(api: Api, queue: str, **query: Any) -> list[Any]:
 
 
 def test_messages_are_listed_newest_first_without_payloads(api: Api, queue: str) -> None:
-    name = f"{queue}.task"
+    name = f"{queue}.task.x"
     api.push(name, {"n": 1}, partition="p", transactionId="t1")
     [second] = api.push(name, {"n": 2}, partition="p")
     answer = read(api.get("/messages", queue=name))
@@ -56,7 +56,7 @@ def test_the_list_can_be_filtered_by_state(api: Api, queue: str) -> None:
 
 
 def test_the_list_can_be_filtered_by_place_and_time_and_paged(api: Api, queue: str) -> None:
-    name = f"{queue}.task"
+    name = f"{queue}.task.x"
     ids = [api.push(name, number, partition=f"p{number % 2}")[0]["message_id"] for number in range(4)]
     assert listed(api, name, partition="p1") == [ids[3], ids[1]]
     by_label = read(api.get("/messages", ns=queue, task="task"))["messages"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -165,6 +166,20 @@ def test_a_waiting_pop_is_woken_by_a_nack(api: Api, queue: str) -> None:
     assert (again["id"], again["deliveryAttempt"]) == (message["id"], 2)
 
 
+def test_a_client_that_leaves_while_it_waits_takes_nothing_with_it(api: Api, server_url: str, queue: str) -> None:
+    address = urlsplit(server_url)
+    assert address.hostname is not None
+    assert address.port is not None
+    for _ in range(20):
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            head = f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=20000 HTTP/1.1\r\nHost: x\r\n\r\n"
+            connection.sendall(head.encode())
+        api.push(queue, "kept")
+        message = api.pop_one(queue, wait=True, timeout=20_000)
+        assert (message["data"], message["deliveryAttempt"]) == ("kept", 1)
+        api.ack(message)
+
+
 def test_autopilot_takes_up_to_200(api: Api, queue: str) -> None:
     api.push(queue, *range(201))
     assert len(api.pop(queue, autopilot=True)) == 200
@@ -196,21 +211,7 @@ class TestGroups:
         api.push(queue, "new")
         assert data(api.pop(queue, consumerGroup="g", subscriptionFrom=created, batch=10)) == ["new"]
 
-    def test_a_shared_group_hands_one_partition_to_many(self, api: Api, queue: str) -> None:
-        api.push(queue, 1, 2)
-        query: dict[str, Any] = {"consumerGroup": "s", "groupMode": "shared"}
-        first, second = api.pop_one(queue, **query), api.pop_one(queue, **query)
-        assert {first["data"], second["data"]} == {1, 2}
-        assert api.ack(second)["success"]
-        assert api.ack(first)["success"]
-
-    def test_another_mode_for_a_known_group_is_a_conflict(self, api: Api, queue: str) -> None:
+    def test_shared_groups_are_refused_until_there_are_work_queues(self, api: Api, queue: str) -> None:
         api.push(queue, 1)
-        api.pop(queue, consumerGroup="g")
-        refusal(api.try_pop(queue, consumerGroup="g", groupMode="shared"), 409, "group_mode_conflict")
-
-    def test_a_shared_group_takes_the_highest_priority_first(self, api: Api, queue: str) -> None:
-        for priority in (0, 9, 5):
-            api.push(queue, priority, priority=priority)
-        messages = api.pop(queue, consumerGroup="s", groupMode="shared", batch=10)
-        assert data(messages) == [9, 5, 0]
+        refusal(api.try_pop(queue, consumerGroup="s", groupMode="shared"), 501, "not_supported")
+        assert data(api.pop(queue, consumerGroup="s", groupMode="ordered")) == [1]

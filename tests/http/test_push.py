@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -136,6 +137,17 @@ def test_a_refused_request_leaves_its_neighbours_alone(api: Api, queue: str) -> 
     refusal(api.post("/push", {"items": [{"queue": queue, "traceId": "bad"}]}), 400)
     api.push(queue, "second")
     assert data(api.pop(queue, batch=10)) == ["first", "second"]
+
+
+def test_of_racing_producers_with_one_transaction_id_exactly_one_wins(api: Api, queue: str) -> None:
+    def push(number: int) -> Any:
+        return api.push(queue, number, transactionId="once")[0]
+
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(push, range(64)))
+    assert sorted(result["status"] for result in results) == ["duplicate"] * 63 + ["queued"]
+    assert len({result["message_id"] for result in results}) == 1
+    assert len(api.pop(queue, batch=100)) == 1
 
 
 def test_a_full_queue_refuses_with_429_and_says_when_to_come_back(api: Api, queue: str) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 import hark
+from hark.errors import EngineFailure
+from hark.http.routes import routes
 from tests.conftest import running_server
 from tests.http.api import Api, data, read, refusal
 
@@ -69,3 +72,23 @@ def test_maintenance_outlives_a_restart(tmp_path: Path, queue: str) -> None:
         again = Api(client)
         assert read(again.get("/system/maintenance"))["maintenanceMode"] is True
         refusal(again.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
+
+
+class _LostStore:
+    """A broker whose store can't be reached."""
+
+    def __init__(self) -> None:
+        self.engine = self
+
+    async def ping(self) -> None:
+        """Fail."""
+        raise EngineFailure("the disk is gone")
+
+
+async def test_health_is_503_when_the_store_is_lost() -> None:
+    app = Starlette(routes=routes())
+    app.state.broker = _LostStore()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        answer = read(await client.get("/health"), 503)
+    assert (answer["status"], answer["database"]) == ("unhealthy", "disconnected")
+    assert (answer["error"], answer["code"]) == ("the disk is gone", "unhealthy")

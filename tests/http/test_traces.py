@@ -92,7 +92,7 @@ def test_an_unknown_message_is_not_found(api: Api, message: Json) -> None:
         ({"transactionId": 5}, "transactionId: expected a string, got an integer"),
         ({"eventType": 5}, "eventType: expected a string, got an integer"),
         ({"eventType": "x" * 256}, "eventType: at most 255 bytes of UTF-8, got 256"),
-        ({"traceNames": 5}, "traceNames: expected an array or a string, got an integer"),
+        ({"traceNames": 5}, "traceNames: expected a string or an array, got an integer"),
         ({"traceNames": ["ok", 5]}, "traceNames[1]: expected a string, got an integer"),
         ({"traceNames": ["ok", ""]}, "traceNames[1]: must not be empty"),
         ({"traceNames": ["x"] * 101}, "traceNames: at most 100 names, got 101"),

@@ -150,8 +150,15 @@ def test_dlq_in_a_transaction_is_reported(api: Api, queue: str) -> None:
             {"operations": [{"type": "push", "queue": "q", "partition": None}]},
             "operations[0].partition: Partition must be a string",
         ),
-        ({"operations": [{"type": "ack", "partitionId": "p"}]}, "operations[0].transactionId: is required"),
-        ({"operations": [{"type": "ack", "transactionId": "t"}]}, "operations[0].partitionId: is required"),
+        (
+            {"operations": [{"type": "ack", "partitionId": "p"}]},
+            "operations[0].transactionId: each acknowledgment must have a valid transactionId string",
+        ),
+        (
+            {"operations": [{"type": "ack", "transactionId": "t"}]},
+            "operations[0].partitionId: each acknowledgment must have a valid partitionId string"
+            " to ensure message uniqueness",
+        ),
         (
             {"operations": [{"type": "ack", "transactionId": "t", "partitionId": "p", "status": "ok"}]},
             "operations[0].status: expected completed, failed, retry or dlq, got 'ok'",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from bench import must, report
 from bench.backlog import cost
-from bench.figures import Figure, Run, figure_of, median_of
+from bench.figures import Figure, Run, compared, figure_of, median_of, medians
 from bench.limits import METHODS, insertion
 from bench.procfs import Cpu, cpu_of, parse_stat, rss_mb
 from bench.rows import ALL, ROWS
@@ -114,8 +114,8 @@ def test_output_of_wrk_without_a_report_is_an_error() -> None:
 
 
 def test_a_figure_is_per_message_and_says_when_the_generator_was_the_limit() -> None:
-    made = figure_of("r", "t", "hark", sample(generator_cpu=0.97), cpu=Cpu(1000, 400), rss=50, e=25)
-    assert (made.throughput, made.ratio_e, made.cpu_us, made.store_us) == (50, 2, 10, 4)
+    made = figure_of("r", "t", "hark", sample(generator_cpu=0.97), cpu=Cpu(1000, 400), rss=50)
+    assert (made.throughput, made.cpu_us, made.store_us) == (50, 10, 4)
     assert "97% of a core" in made.note
 
 
@@ -129,20 +129,44 @@ def test_the_median_is_taken_field_by_field_and_errors_are_the_worst() -> None:
     assert (middle.throughput, middle.ratio_e, middle.ratio_floor, middle.errors) == (20, 2, None, 4)
 
 
+def test_medians_are_by_title_and_server_in_the_order_they_came() -> None:
+    first = [figure(server="empty", throughput=1), figure(throughput=10)]
+    second = [figure(server="empty", throughput=3), figure(throughput=30)]
+    got = [(each.server, each.throughput) for each in medians([*first, *second])]
+    assert got == [("empty", 2), ("hark", 20)]
+
+
 def test_the_cost_of_a_history_is_the_worse_of_clock_and_cpu() -> None:
     assert cost(figure(throughput=200, cpu_us=10), figure(throughput=100, cpu_us=12)) == 2
     assert cost(figure(throughput=100, cpu_us=10), figure(throughput=100, cpu_us=13)) == pytest.approx(1.3)
 
 
+def test_ratios_are_to_e_around_the_row_and_to_the_floor_of_the_round() -> None:
+    figures = [figure(server="floor", throughput=50), figure(throughput=40)]
+    floor, hark = compared(figures, figure(throughput=110), figure(throughput=90))
+    assert (floor.ratio_e, floor.ratio_floor) == (0.5, None)
+    assert (hark.ratio_e, hark.ratio_floor) == (0.4, 0.8)
+    assert "drifted by 20%" in hark.note
+
+
 def test_demands_pass_fail_or_were_not_measured() -> None:
-    run = Run(machine={}, figures=[figure(ratio_e=0.5, ratio_floor=0.7)], values={"rss": 79.9, "start": 1.2})
+    figures = [figure(ratio_e=0.5, ratio_floor=0.7)]
+    values = {"rss": [79.9], "start": [0.9, 1.2, 9.0], "backlog_push1": [1.6]}
+    run = Run(machine={"generator": "wrk"}, figures=figures, values=values)
     verdicts = {(demand.text, demand.unit): demand.holds for demand in must.demands(run)}
     title = ROWS["push1"].title
     assert verdicts[title, "x floor"] is False
     assert verdicts["push 1, 64 connections", "E"] is True
     assert verdicts["memory of an idle server", "MB"] is True
     assert verdicts["start to first answer, empty store", "s"] is False
+    assert verdicts["push1 with a long history", "x empty store"] is False
     assert verdicts["pop 100 + ack", "E"] is None
+
+
+def test_without_wrk_only_what_is_no_ratio_of_loads_is_judged() -> None:
+    values = {"rss": [79.9], "backlog_push1": [1.6]}
+    run = Run(machine={"generator": "hark bench"}, figures=[figure(ratio_e=9, ratio_floor=9)], values=values)
+    assert [demand.text for demand in must.demands(run) if demand.holds is not None] == ["memory of an idle server"]
 
 
 def test_every_demand_names_a_row_of_the_benchmark() -> None:
@@ -153,7 +177,7 @@ def test_every_demand_names_a_row_of_the_benchmark() -> None:
 def test_tables_show_figures_and_dashes_for_what_is_missing() -> None:
     assert report.cells(figure(row="idle", p50_ms=1.234))[:7] == ["t", "hark", "100", "-", "-", "1.23", "-"]
     assert report.figures_table([figure()]).row_count == 1
-    assert report.demands_table(must.demands(Run(machine={}, values={"rss": 1}))).row_count == 1
+    assert report.demands_table(must.demands(Run(machine={}, values={"rss": [1.0]}))).row_count == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeVar, cast
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
@@ -135,6 +135,15 @@ def _second_text(seconds: str) -> str:
 
 
 # Query parameters and paths --------------------------------------------------------------------------------
+
+
+def query_params(query_string: bytes) -> dict[str, str]:
+    """The parameters of a query string; of one that is given twice the first counts."""
+    try:
+        pairs = parse_qsl(query_string.decode(), keep_blank_values=True, errors="strict")
+    except (UnicodeDecodeError, ValueError):
+        raise InvalidInput("the query string is not valid UTF-8") from None
+    return dict(reversed(pairs))
 
 
 def int_param(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -84,7 +84,7 @@ class Claim(Call):
 class Committed:
     """What the commit thread reports."""
 
-    def __init__(self, error: apsw.Error | None) -> None:
+    def __init__(self, error: Exception | None) -> None:
         self.error = error
 
 
@@ -286,12 +286,12 @@ class StoreThread:
 
     def _commit(self) -> None:
         if self._store.memory:
-            self._store.writer.execute("commit")
+            self._store.commit()
             self._committed(None)
         else:
             self._commits.put(True)
 
-    def _committed(self, error: apsw.Error | None) -> None:
+    def _committed(self, error: Exception | None) -> None:
         assert self._running is not None
         transaction, writes = self._running
         self._running = None
@@ -321,7 +321,7 @@ class StoreThread:
             if len(writes) > 1:
                 try:
                     self._running = self._execute([write], self._clock.now()), [write]
-                    self._store.writer.execute("commit")
+                    self._store.commit()
                 except Exception as own:
                     self._reset()
                     write.error = _translate(own)
@@ -367,13 +367,11 @@ class StoreThread:
     def _run_commits(self) -> None:
         while self._commits.get():
             try:
-                self._store.writer.execute("commit")
-            except apsw.Error as error:
+                self._store.commit()
+            except Exception as error:
                 self._inbox.put(Committed(error))
             else:
                 self._inbox.put(Committed(None))
-                if self._pages >= _BLOCKING_CHECKPOINT_PAGES:
-                    self._checkpoint_wanted.set()
         self._pages = -1
         self._checkpoint_wanted.set()
 

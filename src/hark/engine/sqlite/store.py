@@ -73,6 +73,10 @@ class Store:
             os.close(self._lock_file)
             self._lock_file = None
 
+    def commit(self) -> None:
+        """End the writer's transaction; returns when it is on stable storage."""
+        self.writer.execute("commit")
+
     def connect_reader(self) -> apsw.Connection:
         """Another connection that sees what is committed and never waits for the writer."""
         connection = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=100)

@@ -11,15 +11,16 @@ from starlette.responses import Response
 from hark.broker.broker import first
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.checks import check_text, format_time_ms, name_param, time_param
-from hark.http.routes.requests import broker_of, page_params, reply, text_in_path
+from hark.http.routes.requests import broker_of, page_params, query_of, reply, text_in_path
 from hark.http.routes.table import Table
 from hark.model import DeadLetter, DeadLetterFilter
 
 
 async def list_dead_letters(request: Request) -> Response:
     """A page of dead letters, newest failure first."""
-    limit, offset = page_params(request)
-    where = msgspec.structs.replace(_filter(request.query_params), limit=limit, offset=offset)
+    query = query_of(request)
+    limit, offset = page_params(query)
+    where = msgspec.structs.replace(_filter(query), limit=limit, offset=offset)
     page = await broker_of(request).dead_letters(where)
     return reply(
         {
@@ -57,7 +58,7 @@ async def delete_dead_letter(request: Request) -> Response:
 
 async def purge_dead_letters(request: Request) -> Response:
     """Remove the dead letters of a queue, or those of it that match."""
-    where = _filter(request.query_params)
+    where = _filter(query_of(request))
     if where.queue is None:
         raise InvalidInput("queue is required")
     deleted = await broker_of(request).engine.delete_dead_letters(where)
@@ -77,7 +78,7 @@ def _filter(query: Mapping[str, str]) -> DeadLetterFilter:
 
 async def _find(request: Request) -> DeadLetter:
     """The dead letter with this id, or the only one of the message with this id."""
-    group = name_param(request.query_params, "consumerGroup")
+    group = name_param(query_of(request), "consumerGroup")
     where = DeadLetterFilter(id=text_in_path(request, "id"), group=group, limit=2)
     found = (await broker_of(request).engine.dead_letters(where)).items
     if not found:

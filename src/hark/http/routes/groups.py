@@ -9,7 +9,7 @@ from starlette.responses import Response
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.checks import MAX_NUMBER, bool_param, format_time_ms, int_param, name_param, parse_moment
-from hark.http.routes.requests import MAX_LIST, broker_of, name_in_path, now, page_params, read_json, reply
+from hark.http.routes.requests import MAX_LIST, broker_of, name_in_path, now, page_params, query_of, read_json, reply
 from hark.http.routes.table import Table
 from hark.model import GroupStats, TrackStats
 
@@ -20,16 +20,18 @@ DEAD_SECONDS = 86_400
 
 async def list_groups(request: Request) -> Response:
     """One entry per group and queue."""
-    limit, offset = page_params(request, MAX_LIST, MAX_LIST)
-    groups = await broker_of(request).engine.group_stats(queue=name_param(request.query_params, "queue"))
+    query = query_of(request)
+    limit, offset = page_params(query, MAX_LIST, MAX_LIST)
+    groups = await broker_of(request).engine.group_stats(queue=name_param(query, "queue"))
     moment = now()
     return reply([_group(stats, moment) for stats in groups[offset : offset + limit]])
 
 
 async def list_lagging(request: Request) -> Response:
     """Places of groups in partitions where a message has waited long."""
-    seconds = int_param(request.query_params, "minLagSeconds", 3600, 0, MAX_NUMBER // SECOND)
-    limit, _ = page_params(request, 1000, MAX_LIST)
+    query = query_of(request)
+    seconds = int_param(query, "minLagSeconds", 3600, 0, MAX_NUMBER // SECOND)
+    limit, _ = page_params(query, 1000, MAX_LIST)
     tracks = await broker_of(request).engine.track_stats(min_lag_seconds=seconds, limit=limit)
     moment = now()
     return reply([_lagging(track, moment) for track in tracks])
@@ -38,7 +40,7 @@ async def list_lagging(request: Request) -> Response:
 async def show_group(request: Request) -> Response:
     """A group's place in every partition, by queue."""
     group = name_in_path(request, "group")
-    limit, _ = page_params(request, 1000, MAX_LIST)
+    limit, _ = page_params(query_of(request), 1000, MAX_LIST)
     moment = now()
     queues: dict[str, dict[str, list[object]]] = {}
     for track in await broker_of(request).engine.track_stats(group, limit=limit):
@@ -49,7 +51,7 @@ async def show_group(request: Request) -> Response:
 async def delete_group(request: Request) -> Response:
     """Forget a group in all queues."""
     group = name_in_path(request, "group")
-    forget = bool_param(request.query_params, "deleteMetadata", True)
+    forget = bool_param(query_of(request), "deleteMetadata", True)
     deleted = await broker_of(request).engine.delete_group(group, None, forget)
     return reply(
         {
@@ -64,7 +66,7 @@ async def delete_group(request: Request) -> Response:
 async def delete_group_of_queue(request: Request) -> Response:
     """Forget a group in one queue."""
     group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
-    forget = bool_param(request.query_params, "deleteMetadata", True)
+    forget = bool_param(query_of(request), "deleteMetadata", True)
     deleted = await broker_of(request).engine.delete_group(group, queue, forget)
     return reply(
         {

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.checks import format_time, format_time_ms, name_param, short, time_param
-from hark.http.routes.requests import broker_of, now, page_params, reply, text_in_path
+from hark.http.routes.requests import broker_of, now, page_params, query_of, reply, text_in_path
 from hark.http.routes.table import Table
 from hark.model import QUEUE_MODE, GroupView, MessageFilter, MessageState, MessageView, QueueOptions
 
@@ -22,8 +22,8 @@ _STATES = ("pending", "processing", "completed", "dead_letter")
 
 async def list_messages(request: Request) -> Response:
     """Messages of the last hour, or of the time that is asked for, newest first."""
-    query = request.query_params
-    limit, offset = page_params(request, 200)
+    query = query_of(request)
+    limit, offset = page_params(query, 200)
     queue = name_param(query, "queue")
     since, until = time_param(query, "from"), time_param(query, "to")
     if until is not None and until % _MINUTE == 0:

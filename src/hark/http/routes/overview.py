@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hark.clock import SECOND
 from hark.http.checks import format_time_ms
 from hark.http.routes.queues import counts_of
-from hark.http.routes.requests import MAX_LIST, broker_of, now, page_params, reply
+from hark.http.routes.requests import MAX_LIST, broker_of, now, page_params, query_of, reply
 from hark.http.routes.table import Table
 from hark.model import Counts, QueueStats
 
@@ -27,7 +27,7 @@ async def list_tasks(request: Request) -> Response:
 
 
 async def _by_label(request: Request, name: str, label: Callable[[QueueStats], str]) -> list[object]:
-    limit, offset = page_params(request, MAX_LIST, MAX_LIST)
+    limit, offset = page_params(query_of(request), MAX_LIST, MAX_LIST)
     queues: dict[str, list[QueueStats]] = {}
     for stats in await broker_of(request).engine.queue_stats():
         if label(stats):

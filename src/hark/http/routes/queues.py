@@ -15,6 +15,7 @@ from hark.http.routes.requests import (
     broker_of,
     name_in_path,
     page_params,
+    query_of,
     read_json,
     reply,
 )
@@ -60,8 +61,8 @@ async def configure(request: Request) -> Response:
 
 async def list_queues(request: Request) -> Response:
     """Queues with their counts, newest first."""
-    limit, offset = page_params(request, MAX_LIST, MAX_LIST)
-    query = request.query_params
+    query = query_of(request)
+    limit, offset = page_params(query, MAX_LIST, MAX_LIST)
     search, namespace, task = query.get("search"), name_param(query, "namespace"), name_param(query, "task")
     queues = [
         stats
@@ -91,10 +92,11 @@ async def list_queues(request: Request) -> Response:
 async def show_queue(request: Request) -> Response:
     """One queue with its options and a page of its partitions."""
     name = name_in_path(request, "queue")
-    limit, offset = page_params(request, MAX_PAGE, MAX_LIST)
+    query = query_of(request)
+    limit, offset = page_params(query, MAX_PAGE, MAX_LIST)
     engine = broker_of(request).engine
     stats = await _stats(request, name)
-    search = request.query_params.get("search") or None
+    search = query.get("search") or None
     partitions = await engine.partition_stats(name, search, limit, offset)
     return reply(
         _head(stats)
@@ -112,8 +114,9 @@ async def show_queue(request: Request) -> Response:
 async def show_depth(request: Request) -> Response:
     """What one group, or the one furthest behind, has still to do: the sum and a page of partitions."""
     name = name_in_path(request, "queue")
-    group = name_param(request.query_params, "group")
-    limit, _ = page_params(request, MAX_LIST, MAX_LIST)
+    query = query_of(request)
+    group = name_param(query, "group")
+    limit, _ = page_params(query, MAX_LIST, MAX_LIST)
     engine = broker_of(request).engine
     stats = await _stats(request, name)
     if group is not None and (known := await engine.group_stats(group, name)):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from hark.broker import Broker
 from hark.errors import BodyTooLarge, InvalidInput
-from hark.http.checks import MAX_NUMBER, check_name, check_text, decode_json, int_param
+from hark.http.checks import MAX_NUMBER, check_name, check_text, decode_json, int_param, query_params
 from hark.settings import Settings
 
 T = TypeVar("T")
@@ -69,10 +69,14 @@ async def read_optional_json(request: Request, type: type[T], what: str) -> T:
     return decode_json(await read_body(request) or b"{}", type, what)
 
 
-def page_params(request: Request, default: int = 100, most: int = MAX_PAGE, name: str = "limit") -> tuple[int, int]:
+def query_of(request: Request) -> dict[str, str]:
+    """The parameters of the request; starlette would take the last of several, and repair what is not UTF-8."""
+    return query_params(request.scope["query_string"])
+
+
+def page_params(query: Mapping[str, str], default: int = 100, most: int = MAX_PAGE) -> tuple[int, int]:
     """`limit` and `offset` of a list."""
-    query = request.query_params
-    return int_param(query, name, default, 1, most), int_param(query, "offset", 0, 0, MAX_NUMBER)
+    return int_param(query, "limit", default, 1, most), int_param(query, "offset", 0, 0, MAX_NUMBER)
 
 
 def now() -> int:

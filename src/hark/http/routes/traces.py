@@ -10,7 +10,7 @@ from hark.broker.broker import first
 from hark.errors import InvalidInput
 from hark.http.checks import check_name, check_text, format_time_ms
 from hark.http.push_items import MAX_DEPTH, payload_too_deep
-from hark.http.routes.requests import broker_of, name_in_path, page_params, read_json, reply, text_in_path
+from hark.http.routes.requests import broker_of, name_in_path, page_params, query_of, read_json, reply, text_in_path
 from hark.http.routes.table import Table
 from hark.model import QUEUE_MODE, NewTrace, Trace
 
@@ -53,7 +53,7 @@ async def record(request: Request) -> Response:
 
 async def list_of_message(request: Request) -> Response:
     """The events of one message, oldest first."""
-    limit, offset = page_params(request, 1000)
+    limit, offset = page_params(query_of(request), 1000)
     traces, _ = await broker_of(request).traces(
         text_in_path(request, "partition_id"),
         text_in_path(request, "transaction_id"),
@@ -65,7 +65,7 @@ async def list_of_message(request: Request) -> Response:
 
 async def list_by_name(request: Request) -> Response:
     """The events of one name over all messages, newest first."""
-    limit, offset = page_params(request, 100)
+    limit, offset = page_params(query_of(request), 100)
     traces, total = await broker_of(request).traces(name=name_in_path(request, "name"), limit=limit, offset=offset)
     return reply(
         {
@@ -88,7 +88,7 @@ async def list_by_name(request: Request) -> Response:
 
 async def list_names(request: Request) -> Response:
     """The names that events were recorded under."""
-    limit, offset = page_params(request, 50)
+    limit, offset = page_params(query_of(request), 50)
     names, total = await broker_of(request).engine.trace_names(limit, offset)
     return reply(
         {

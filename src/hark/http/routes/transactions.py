@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.errors import InvalidInput, Refused
-from hark.http.checks import check_int, check_name, check_status, check_text
-from hark.http.push_items import ITEM_TEXTS, MAX_DELAY_MS, NO_PAYLOAD, PushItem, to_new_message
+from hark.http.acks import AckBody, settlement_of
+from hark.http.checks import check_name
+from hark.http.push_items import ITEM_TEXTS, NO_PAYLOAD, PushItem, to_new_message
 from hark.http.routes.requests import broker_of, read_json, reply, settings_of
 from hark.http.routes.table import Table
 from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, Transaction, TransactionOutcome
@@ -30,16 +31,8 @@ class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
     items: list[PushItem] | None = None
 
 
-class AckOperation(msgspec.Struct, tag_field="type", tag="ack", rename="camel", gc=False):
-    """A settlement; null means absent."""
-
-    transaction_id: str
-    partition_id: str
-    status: str | None = None
-    consumer_group: str | None = None
-    lease_id: str | None = None
-    error: str | None = None
-    delay: int | None = None
+class AckOperation(AckBody, tag_field="type", tag="ack"):
+    """A settlement."""
 
 
 class TransactionBody(msgspec.Struct, rename="camel"):
@@ -73,7 +66,8 @@ def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> l
     flat: list[NewMessage | Settlement] = []
     for index, operation in enumerate(operations):
         if isinstance(operation, AckOperation):
-            flat.append(_settlement(operation, f"operations[{index}]"))
+            group = check_name(operation.consumer_group or QUEUE_MODE, f"operations[{index}].consumerGroup")
+            flat.append(settlement_of(operation, group, f"operations[{index}]."))
         elif operation.items is None:
             flat.append(_message(operation, index, "operations"))
         else:
@@ -91,22 +85,6 @@ def _message(item: PushItem, index: int, where: str) -> NewMessage:
     if item.payload is NO_PAYLOAD:
         item.payload = _EMPTY_OBJECT  # Only a push of its own makes a missing payload null.
     return to_new_message(item, index, where)
-
-
-def _settlement(operation: AckOperation, where: str) -> Settlement:
-    if not operation.transaction_id:
-        raise InvalidInput(f"{where}.transactionId: must not be empty")
-    if not operation.partition_id:
-        raise InvalidInput(f"{where}.partitionId: must not be empty")
-    return Settlement(
-        check_text(operation.transaction_id, f"{where}.transactionId"),
-        check_text(operation.partition_id, f"{where}.partitionId"),
-        check_status(operation.status or "completed", f"{where}.status"),
-        check_text(operation.lease_id or "", f"{where}.leaseId") or None,
-        operation.error,
-        None if operation.delay is None else check_int(operation.delay, f"{where}.delay", 0, MAX_DELAY_MS),
-        check_name(operation.consumer_group or QUEUE_MODE, f"{where}.consumerGroup"),
-    )
 
 
 def _results(operations: Sequence[NewMessage | Settlement], transaction: TransactionOutcome) -> list[dict[str, object]]:

@@ -1,0 +1,133 @@
+"""A recorded history of operations, and the checkers that find in it what a queue must never do.
+
+One JSON line per operation: process, operation, arguments, result (None: unknown), call and return time. Unknown
+means that the reply was lost: the operation may have happened or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+Message = tuple[str, int, str]
+"""Partition, offset, value."""
+
+
+class Operation(msgspec.Struct, kw_only=True):
+    """One call and what is known of its outcome."""
+
+    process: str
+    name: str
+    called: float
+    returned: float = float("inf")
+    known: bool = False
+    messages: list[Message] = []
+    """Pushed (offset 0), delivered, or settled."""
+    lease: str = ""
+
+
+class History:
+    """Operations in the order in which they were called."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def call(self, process: str, name: str, messages: list[Message] | None = None, lease: str = "") -> Operation:
+        """Note that a call begins."""
+        operation = Operation(process=process, name=name, called=time.monotonic(), messages=messages or [], lease=lease)
+        self.operations.append(operation)
+        return operation
+
+    def done(self, operation: Operation, messages: list[Message] | None = None, lease: str = "") -> None:
+        """Note that its reply arrived."""
+        operation.returned = time.monotonic()
+        operation.known = True
+        if messages is not None:
+            operation.messages = messages
+        operation.lease = lease or operation.lease
+
+    def save(self, path: Path) -> None:
+        """One JSON line per operation."""
+        path.write_bytes(b"".join(msgspec.json.encode(operation) + b"\n" for operation in self.operations))
+
+    def named(self, name: str) -> list[Operation]:
+        """The operations of one kind."""
+        return [operation for operation in self.operations if operation.name == name]
+
+
+def problems(history: History) -> list[str]:
+    """Everything that is wrong with a history; empty when the queue kept its promises."""
+    return [
+        *lost_or_invented(history),
+        *offsets_disagree(history),
+        *settled_but_delivered_again(history),
+        *delivered_over_unsettled(history),
+    ]
+
+
+def lost_or_invented(history: History) -> list[str]:
+    """Every acknowledged push is delivered; nothing is delivered that nobody pushed."""
+    pushes = history.named("push")
+    attempted = {(partition, value) for push in pushes for partition, _, value in push.messages}
+    acknowledged = {(partition, value) for push in pushes if push.known for partition, _, value in push.messages}
+    delivered = {(partition, value) for pop in history.named("pop") for partition, _, value in pop.messages}
+    return [f"lost: {item}" for item in sorted(acknowledged - delivered)] + [
+        f"invented: {item}" for item in sorted(delivered - attempted)
+    ]
+
+
+def offsets_disagree(history: History) -> list[str]:
+    """A place holds one message for ever, and a producer's messages have places in the order it pushed them."""
+    found = []
+    values: dict[tuple[str, int], str] = {}
+    for pop in history.named("pop"):
+        for partition, offset, value in pop.messages:
+            if values.setdefault((partition, offset), value) != value:
+                found.append(f"two messages at one place: {partition} {offset}: {values[partition, offset]}, {value}")
+    by_partition: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for (partition, offset), value in values.items():
+        by_partition[partition].append((offset, int(value)))
+    for partition, placed in by_partition.items():
+        numbers = [number for _, number in sorted(placed)]
+        if numbers != sorted(set(numbers)):
+            found.append(f"reordered or doubled: {partition}: {numbers}")
+    return found
+
+
+def settled_but_delivered_again(history: History) -> list[str]:
+    """A settlement that was answered with success is for ever."""
+    settled: dict[tuple[str, int], float] = {}
+    for ack in history.named("ack"):
+        if ack.known:
+            for partition, offset, _ in ack.messages:
+                settled[partition, offset] = min(ack.returned, settled.get((partition, offset), ack.returned))
+    return [
+        f"delivered after it was settled: {partition} {offset}"
+        for pop in history.named("pop")
+        for partition, offset, _ in pop.messages
+        if settled.get((partition, offset), float("inf")) < pop.called
+    ]
+
+
+def delivered_over_unsettled(history: History) -> list[str]:
+    """Nothing is handed out while an earlier message of its partition is unsettled, but behind it in one batch."""
+    attempts: dict[tuple[str, int], float] = {}
+    for ack in history.named("ack"):
+        for partition, offset, _ in ack.messages:
+            attempts[partition, offset] = min(ack.called, attempts.get((partition, offset), ack.called))
+    found = []
+    for pop in history.named("pop"):
+        heads: dict[str, int] = {}
+        for partition, offset, _ in pop.messages:
+            if heads.setdefault(partition, offset) > offset:
+                found.append(f"a batch out of order: {partition}: {offset} after {heads[partition]}")
+        for partition, head in heads.items():
+            found += [
+                f"{partition} {head} was handed out while {offset} was unsettled"
+                for offset in range(1, head)
+                if attempts.get((partition, offset), float("inf")) > pop.returned
+            ]
+    return found

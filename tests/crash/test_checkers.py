@@ -1,0 +1,63 @@
+"""The checkers find what they are for: each of these histories breaks one promise."""
+
+from __future__ import annotations
+
+from tests.crash.history import History, Message, problems
+
+
+def history_of(*operations: tuple[str, list[Message], bool]) -> History:
+    """A history of calls that follow each other; the last field says whether the reply arrived."""
+    history = History()
+    for moment, (name, messages, known) in enumerate(operations):
+        operation = history.call("test", name, messages)
+        operation.called, operation.returned = moment, moment + 0.5 if known else float("inf")
+        operation.known = known
+    return history
+
+
+def test_a_good_history_has_no_problems() -> None:
+    history = history_of(
+        ("push", [("p", 0, "1"), ("p", 0, "2")], True),
+        ("push", [("p", 0, "3")], False),
+        ("pop", [("p", 1, "1")], True),
+        ("ack", [("p", 1, "1")], True),
+        ("pop", [("p", 2, "2")], True),
+    )
+    assert problems(history) == []
+
+
+def test_an_acknowledged_message_that_is_never_delivered_is_lost() -> None:
+    assert problems(history_of(("push", [("p", 0, "1")], True))) == ["lost: ('p', '1')"]
+
+
+def test_a_message_that_nobody_pushed_is_invented() -> None:
+    assert problems(history_of(("pop", [("p", 1, "7")], True))) == ["invented: ('p', '7')"]
+
+
+def test_two_messages_at_one_offset_are_found() -> None:
+    history = history_of(
+        ("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 1, "2")], True)
+    )
+    assert any(problem.startswith("two messages at one place") for problem in problems(history))
+
+
+def test_messages_in_another_order_than_pushed_are_found() -> None:
+    history = history_of(("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "2"), ("p", 2, "1")], True))
+    assert any(problem.startswith("reordered") for problem in problems(history))
+
+
+def test_a_lost_settlement_is_found() -> None:
+    history = history_of(
+        ("push", [("p", 0, "1")], True),
+        ("pop", [("p", 1, "1")], True),
+        ("ack", [("p", 1, "1")], True),
+        ("pop", [("p", 1, "1")], True),
+    )
+    assert problems(history) == ["delivered after it was settled: p 1"]
+
+
+def test_delivery_over_an_unsettled_message_is_found() -> None:
+    history = history_of(
+        ("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 2, "2")], True)
+    )
+    assert problems(history) == ["p 2 was handed out while 1 was unsettled"]

@@ -1,0 +1,153 @@
+"""The database file: what the engine refuses to start on, and what it says then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.sqlite import SqliteEngine, schema
+from hark.errors import StoreUnusable
+from hark.model import NewMessage, PopRequest
+
+
+async def opened(path: Path) -> SqliteEngine:
+    """An engine on a file."""
+    engine = SqliteEngine(str(path), clock=FakeClock())
+    await engine.start(lambda _: None)
+    return engine
+
+
+async def refusal(path: Path) -> str:
+    """What the engine says of a file that it does not start on."""
+    with pytest.raises(StoreUnusable) as caught:
+        await opened(path)
+    return caught.value.text
+
+
+async def filled(path: Path) -> None:
+    """A database with messages in it, closed."""
+    engine = await opened(path)
+    await engine.push([[NewMessage("orders", "p", b'"%d"' % number) for number in range(500)]])
+    await engine.close()
+
+
+async def test_a_store_is_durable_and_in_wal_mode_with_full_sync(tmp_path: Path) -> None:
+    engine = await opened(tmp_path / "hark.db")
+    assert engine._store.writer.pragma("journal_mode") == "wal"
+    assert engine._store.writer.pragma("synchronous") == 2
+    await engine.close()
+
+
+async def test_a_second_engine_on_the_same_file_is_refused_and_names_the_first(tmp_path: Path) -> None:
+    engine = await opened(tmp_path / "hark.db")
+    text = await refusal(tmp_path / "hark.db")
+    assert "in use by another Hark server" in text
+    assert str(os.getpid()) in text
+    await engine.close()
+    await (await opened(tmp_path / "hark.db")).close()
+
+
+async def test_the_lock_goes_with_a_killed_process(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    script = f"""
+import asyncio, os, signal
+from hark.clock import FakeClock
+from hark.engine.sqlite import SqliteEngine
+async def main():
+    await SqliteEngine({str(path)!r}, clock=FakeClock()).start(lambda _: None)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], check=False)
+    assert killed.returncode == -9
+    await (await opened(path)).close()
+
+
+async def test_a_file_with_a_bad_header_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    path.write_bytes(b"this is not a database" * 1000)
+    assert "corrupt" in await refusal(path)
+    assert path.read_bytes() == b"this is not a database" * 1000
+
+
+async def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    await filled(path)
+    path.write_bytes(path.read_bytes()[:8192])
+    assert "corrupt" in await refusal(path)
+
+
+async def test_overwritten_pages_are_an_error_and_never_an_empty_queue(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    await filled(path)
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    assert "corrupt" in await refusal(path)
+
+
+async def test_a_missing_database_beside_its_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hark.db-wal").write_bytes(b"log")
+    assert "is missing but its log" in await refusal(tmp_path / "hark.db")
+
+
+async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "other.db") as other:
+        other.execute("create table theirs (id)")
+    other.close()
+    assert "another program" in await refusal(tmp_path / "other.db")
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    await filled(path)
+    with apsw.Connection(str(path)) as connection:
+        connection.pragma("user_version", schema.CURRENT_VERSION + 1)
+    connection.close()
+    assert "use the newer Hark" in await refusal(path)
+
+
+async def test_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "check the permissions or choose another --data" in await refusal(tmp_path / "file" / "hark.db")
+
+
+async def test_migrations_go_step_by_step_and_keep_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    await filled(path)
+    connection = apsw.Connection(str(path))
+    schema.migrate(connection, (*schema.MIGRATIONS, "create table later (id)", "insert into later values (7)"))
+    assert schema.version_of(connection) == schema.CURRENT_VERSION + 2
+    assert connection.execute("select id from later").get == 7
+    assert connection.execute("select count(*) from messages").get == 500
+    connection.close()
+
+
+async def test_a_failed_migration_leaves_the_version_before_it(tmp_path: Path) -> None:
+    connection = apsw.Connection(str(tmp_path / "hark.db"))
+    with pytest.raises(apsw.SQLError):
+        schema.migrate(connection, (*schema.MIGRATIONS, "create table later (id); nonsense"))
+    assert schema.version_of(connection) == schema.CURRENT_VERSION
+    assert connection.execute("select count(*) from sqlite_schema where name = 'later'").get == 0
+    connection.close()
+
+
+async def test_the_log_is_moved_into_the_database_beside_the_writer(tmp_path: Path) -> None:
+    engine = await opened(tmp_path / "hark.db")
+    moved = engine._thread
+    assert moved is not None
+    for _ in range(40):
+        await engine.push([[NewMessage("orders", "p", b'"%s"' % (b"x" * 4000)) for _ in range(100)]])
+    answer = (await engine.pop([PopRequest(queue="orders", batch=3)]))[0]
+    assert not isinstance(answer, Exception)
+    assert len(answer.messages) == 3
+    await engine.close()
+    assert (tmp_path / "hark.db").stat().st_size > 40 * 100 * 4000

@@ -1,0 +1,179 @@
+"""Who waits for the disk and who does not; and what a failed commit leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import EngineFailure, HarkError
+from hark.model import MessageFilter, NewMessage, PopRequest, PopResult, PushOutcome, Renewal, Settlement
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[SqliteEngine]:
+    engine = SqliteEngine(str(tmp_path / "hark.db"), clock=FakeClock())
+    await engine.start(lambda _: None)
+    yield engine
+    await engine.close()
+
+
+class SlowDisk:
+    """A disk whose next commits do not end before they are told to."""
+
+    def __init__(self, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self._commit = engine._store.commit
+        monkeypatch.setattr(engine._store, "commit", self._slowly)
+
+    def _slowly(self) -> None:
+        self.begun.set()
+        assert self.go_on.wait(5)
+        self._commit()
+
+    async def wait_until_busy(self) -> None:
+        """Wait until a commit is under way."""
+        assert await asyncio.to_thread(self.begun.wait, 20)
+
+
+def pop_of(answers: list[PopResult | HarkError]) -> PopResult:
+    """The answer to the only pop."""
+    assert isinstance(answers[0], PopResult)
+    return answers[0]
+
+
+async def contact(engine: SqliteEngine) -> None:
+    """Let the default group meet the queue."""
+    await engine.push([[NewMessage("orders", "a", b"1"), NewMessage("orders", "b", b"2")]])
+    first = pop_of(await engine.pop([PopRequest(queue="orders", partition="a")]))
+    await engine.release([first.lease_id])
+
+
+async def test_a_pop_that_only_leases_a_renewal_and_a_look_do_not_wait_for_a_commit(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await contact(engine)
+    disk = SlowDisk(engine, monkeypatch)
+    push = asyncio.ensure_future(engine.push([[NewMessage("orders", "a", b"3")]]))
+    await disk.wait_until_busy()
+    got = pop_of(await engine.pop([PopRequest(queue="orders", batch=10, partitions=10)]))
+    assert sorted(bytes(message.payload) for message in got.messages) == [b"1", b"2"]
+    assert (await engine.renew([Renewal(got.lease_id, 900)]))[0]
+    assert len(await engine.messages(MessageFilter())) == 2
+    assert not push.done()
+    disk.go_on.set()
+    await push
+
+
+async def test_a_pop_with_auto_ack_waits_for_its_commit(engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await contact(engine)
+    disk = SlowDisk(engine, monkeypatch)
+    pop = asyncio.ensure_future(engine.pop([PopRequest(queue="orders", auto_ack=True)]))
+    await disk.wait_until_busy()
+    assert not pop.done()
+    disk.go_on.set()
+    assert len(pop_of(await pop).messages) == 1
+
+
+async def test_verbs_that_wait_during_a_commit_share_the_next_one(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await contact(engine)
+    held = pop_of(await engine.pop([PopRequest(queue="orders", partition="b")]))
+    commits: list[None] = []
+    disk = SlowDisk(engine, monkeypatch)
+    slowly = engine._store.commit
+    monkeypatch.setattr(engine._store, "commit", lambda: (commits.append(None), slowly()))
+    first = asyncio.ensure_future(engine.push([[NewMessage("orders", "a", b"3")]]))
+    await disk.wait_until_busy()
+    message = held.messages[0]
+    waiting = [
+        *(asyncio.ensure_future(engine.push([[NewMessage("orders", "c", b"4")]])) for _ in range(20)),
+        asyncio.ensure_future(
+            engine.settle([[Settlement(message.transaction_id, message.partition_id, lease_id=held.lease_id)]])
+        ),
+    ]
+    await engine.renew([Renewal(held.lease_id)])  # All of them have arrived when this has.
+    disk.go_on.set()
+    await asyncio.gather(first, *waiting)
+    assert len(commits) == 2
+
+
+async def test_nothing_is_handed_out_of_a_partition_whose_settlement_is_not_on_disk_yet(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.push([[NewMessage("orders", "a", b"1"), NewMessage("orders", "a", b"2")]])
+    held = pop_of(await engine.pop([PopRequest(queue="orders")]))
+    disk = SlowDisk(engine, monkeypatch)
+    message = held.messages[0]
+    settle = asyncio.ensure_future(
+        engine.settle([[Settlement(message.transaction_id, message.partition_id, lease_id=held.lease_id)]])
+    )
+    await disk.wait_until_busy()
+    pop = asyncio.ensure_future(engine.pop([PopRequest(queue="orders")]))
+    await engine.renew([Renewal("unknown")])
+    if pop.done():
+        assert pop_of(await pop).messages == ()
+    disk.go_on.set()
+    await settle
+    await pop
+
+
+def failing(error: type[apsw.Error], times: int) -> Callable[[], None]:
+    """A commit that fails so many times, as a full disk makes it."""
+    left = [times]
+
+    def commit() -> None:
+        if left[0]:
+            left[0] -= 1
+            raise error("on purpose")
+
+    return commit
+
+
+async def test_a_failed_commit_keeps_nothing_and_the_engine_goes_on(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.push([[NewMessage("orders", "a", b"1")]])
+    real = engine._store.commit
+    monkeypatch.setattr(engine._store, "commit", failing(apsw.FullError, 1))
+    with pytest.raises(EngineFailure) as caught:
+        await engine.push([[NewMessage("orders", "a", b"2")]])
+    assert caught.value.code == "disk_full"
+    monkeypatch.setattr(engine._store, "commit", real)
+    (answer,) = await engine.push([[NewMessage("orders", "a", b"3")]])
+    assert isinstance(answer, list)
+    assert isinstance(answer[0], PushOutcome)
+    got = pop_of(await engine.pop([PopRequest(queue="orders", batch=10)]))
+    assert [(message.offset, bytes(message.payload)) for message in got.messages] == [(1, b"1"), (2, b"3")]
+
+
+async def test_when_a_shared_commit_fails_only_the_call_that_can_not_be_done_fails(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await contact(engine)
+    disk = SlowDisk(engine, monkeypatch)
+    first = asyncio.ensure_future(engine.push([[NewMessage("orders", "a", b"3")]]))
+    await disk.wait_until_busy()
+    poison = NewMessage("orders", "a", object())  # type: ignore[arg-type]  # SQLite can't store it
+    calls = [
+        asyncio.ensure_future(engine.push([[NewMessage("orders", "c", b"4")]])),
+        asyncio.ensure_future(engine.push([[poison]])),
+        asyncio.ensure_future(engine.push([[NewMessage("orders", "c", b"5")]])),
+    ]
+    await engine.renew([Renewal("unknown")])
+    disk.go_on.set()
+    await first
+    good, bad, also_good = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(bad, EngineFailure)
+    assert isinstance(good, list)
+    assert isinstance(also_good, list)
+    got = pop_of(await engine.pop([PopRequest(queue="orders", partition="c", batch=10)]))
+    assert [bytes(message.payload) for message in got.messages] == [b"4", b"5"]
