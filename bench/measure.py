@@ -52,7 +52,8 @@ class Bench:
         """E: requests per second of the empty app."""
         with self.fresh("empty") as server:
             wrk.run(server.port, EMPTY_ROW.load, WARM_SECONDS)
-            return self._loaded(server, EMPTY_ROW, "empty", self.e_seconds)
+            figure = self._loaded(server, EMPTY_ROW, "empty", self.e_seconds)
+            return replace(figure, title="requests of the size of push1, 64 connections")
 
     def measure_push(self, row: Row, kind: Kind) -> Figure:
         """A push row on a fresh server."""

@@ -77,11 +77,13 @@ def verdict(demand: Demand) -> str:
 
 def demands_table(all_demands: Iterable[Demand]) -> Table:
     """What must hold."""
-    table = Table("what", "required", "measured", "", title="Must hold")
+    table = Table("what", "required", "measured", "", "note", title="Must hold")
     known = [demand for demand in all_demands if demand.measured is not None]
     for demand in known:
         sign = "<=" if demand.at_most else ">="
-        table.add_row(demand.text, f"{sign} {demand.bound:g} {demand.unit}", number(demand.measured), verdict(demand))
+        table.add_row(
+            demand.text, f"{sign} {demand.bound:g} {demand.unit}", number(demand.measured), verdict(demand), demand.note
+        )
     return table
 
 
@@ -101,10 +103,7 @@ def save(run: Run) -> Path:
     """Keep a run, with its verdicts."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{run.machine['time'].replace(':', '')}.json"
-    verdicts = [
-        {"text": d.text, "bound": d.bound, "unit": d.unit, "measured": d.measured, "holds": d.holds}
-        for d in demands(run)
-    ]
+    verdicts = [msgspec.to_builtins(demand) | {"holds": demand.holds} for demand in demands(run)]
     text = msgspec.json.encode(msgspec.to_builtins(run) | {"demands": verdicts})
     path.write_bytes(msgspec.json.format(text, indent=2))
     return path

@@ -31,8 +31,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         else:
             verb = f"pop {load.batch} " + ("auto-ack" if load.auto_ack else "+ ack")
             spread = ""
-        places = "1 partition" if load.partitions == 1 else f"{load.partitions:,} partitions"
-        return f"{verb}, {load.connections} connections, {places}{spread}"
+        return f"{verb}, {_many(load.connections, 'connection')}, {_many(load.partitions, 'partition')}{spread}"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _push(

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -19,8 +19,6 @@ import pytest
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 _LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
-
-ServerStarter = Callable[..., AbstractContextManager[str]]
 
 
 @contextmanager
@@ -96,16 +94,6 @@ def fresh_server_url(tmp_path: Path) -> Iterator[str]:
     """A server on the memory engine for one test alone."""
     with running_server(tmp_path) as url:
         yield url
-
-
-@pytest.fixture
-def start_server(tmp_path: Path) -> ServerStarter:
-    """Start servers with other engines or settings, in the test's own directory."""
-
-    def start(**options: object) -> AbstractContextManager[str]:
-        return running_server(tmp_path, **options)  # type: ignore[arg-type]  # checked by the callee
-
-    return start
 
 
 @pytest.fixture

@@ -42,7 +42,9 @@ class Recorder:
                 answer = self.answer(path, await reader.readexactly(length))
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer))
         except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+            pass
+        finally:
+            writer.transport.abort()
 
     def answer(self, path: str, body: bytes) -> bytes:
         """The body of the answer."""
@@ -97,6 +99,7 @@ async def _stop(server: asyncio.Server) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0)  # the sockets of aborted connections are closed in the next turn of the loop
 
 
 def test_a_script_carries_its_load_as_lua_values() -> None:

@@ -33,7 +33,7 @@ from hark.engine.sqlite.store import Store
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
-from hark.model import Hint, PopRequest, PopResult
+from hark.model import Expired, Hint, PopRequest, PopResult
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,14 @@ class Write(Call):
     def __init__(self, future: asyncio.Future[Any] | None, body: Callable[[WriteTransaction], object]) -> None:
         super().__init__(future)
         self.body = body
+
+
+class Expire(Write):
+    """The verb expire: does what every transaction does first, but no more of it than it was asked to."""
+
+    def __init__(self, future: asyncio.Future[Any], limit: int) -> None:
+        super().__init__(future, lambda transaction: Expired(transaction.expired, transaction.state.next_expiry()))
+        self.limit = limit
 
 
 class Look(Call):
@@ -164,6 +172,9 @@ class StoreThread:
         elif isinstance(message, Claim):
             auto_ack = any(request.auto_ack for request in message.requests)
             (self._writes if auto_ack else self._claims).append(message)
+        elif isinstance(message, Expire) and not self._is_due(self._clock.now()):
+            message.result = Expired(0, self.state.next_expiry())
+            self._finish(message)
         elif isinstance(message, Write):
             self._writes.append(message)
         elif isinstance(message, Look):
@@ -178,7 +189,8 @@ class StoreThread:
             due = self._is_due(now)
             if not due:
                 self._serve(now)
-            if self._running is not None or not (self._writes or due or self._has_notes()):
+            waiting = self._writes or self._has_notes() or (due and (self._claims or self._looks))
+            if self._running is not None or not waiting:
                 return
             self._begin(now)
 
@@ -190,7 +202,8 @@ class StoreThread:
         return bool(self._stepped or self._expired_counts or self._seen)
 
     def _serve(self, now: int) -> None:
-        looks, self._looks = self._looks, []
+        # Those who look must see what is due as done: not before it is committed.
+        looks, self._looks = ([], self._looks) if self.state.expiring else (self._looks, [])
         for look in looks:
             try:
                 look.result = look.body(self.state, now)
@@ -245,7 +258,9 @@ class StoreThread:
         connection = self._store.writer
         connection.execute("begin immediate")
         transaction = WriteTransaction(connection, self.state, now, self._ids)
-        expire(transaction, _EXPIRE_AT_ONCE)
+        only_expire = writes and all(isinstance(write, Expire) for write in writes)
+        limit = max(write.limit for write in writes if isinstance(write, Expire)) if only_expire else _EXPIRE_AT_ONCE
+        expire(transaction, limit)
         self._save_notes(transaction)
         for write in writes:
             if isinstance(write, Claim):

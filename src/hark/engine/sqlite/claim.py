@@ -20,7 +20,7 @@ from hark.engine.sqlite.state import MAX_RANGES, Draft, Group, Lease, Part, Queu
 from hark.engine.sqlite.store import scalar
 from hark.errors import Conflict, HarkError, Refused
 from hark.ids import IdSource
-from hark.model import Delivery, EmptyReason, GroupMode, PopRequest, PopResult, Subscription
+from hark.model import QUEUE_MODE, Delivery, EmptyReason, GroupMode, PopRequest, PopResult, Subscription
 
 MAX_REPLY_BYTES = 64 << 20
 """A pop ends with the message that takes it beyond this, whatever its batch."""
@@ -81,13 +81,19 @@ class Claimer:
 
     def contacts(self, request: PopRequest) -> list[Contact]:
         """The groups that this request is the first contact of; to be made before it is served."""
+        if request.group_mode == "shared":
+            return []  # Refused when it is served.
         mode: GroupMode = request.group_mode or "ordered"
-        subscription = request.subscription if request.group != "__QUEUE_MODE__" else Subscription()
-        return [
-            (name, request.group, mode, subscription)
-            for name in self._queue_names(request)
-            if self._group(name, request.group) is None
+        subscription = request.subscription if request.group != QUEUE_MODE else Subscription()
+        label = None
+        missing: list[str | None] = [
+            name for name in self._queue_names(request) if self._group(name, request.group) is None
         ]
+        if request.queue is None:
+            label = (request.group, request.namespace, request.task)
+            if label not in self._state.labels and not self._loader.label(label):
+                missing.insert(0, None)
+        return [Contact(name, request.group, mode, subscription, label) for name in missing]
 
     def _queue_names(self, request: PopRequest) -> list[str]:
         if request.queue is not None:
@@ -155,10 +161,12 @@ class Claimer:
             assert job.lease is not None
             self._state.add_lease(job.lease)
             return PopResult(job.messages, job.lease.id, job.tracks)
-        if job.met_dirty:
+        if job.met_dirty or any(group in self._state.expiring for _, group in job.groups):
             return None
         for _, group in job.groups:
             change = group.next_change(self._state.leases)
+            if job.reason == "nothing_ready" and group.waking:
+                job.reason = min(group.waking.values())[1]
             if change is not None and (job.look_again_at is None or change < job.look_again_at):
                 job.look_again_at = change
         return PopResult((), "", 0, job.reason, job.look_again_at)
@@ -226,7 +234,7 @@ class Claimer:
             job.reason = "partition_not_found"
             return None
         if partition.id in group.waking:
-            job.reason = "waiting"
+            job.reason = group.waking[partition.id][1]
             return None
         track = self._track(group, partition.id)
         if track is None or not self._may_take(job, track) or not track.has_work:
@@ -317,7 +325,7 @@ class Claimer:
         due = self._window_due(fetch) if options.window_buffer and fetch.rows else None
         if due is not None:
             job.reason = "window_buffer"
-            group.wake_at(track.partition.id, due)
+            group.wake_at(track.partition.id, due, "window_buffer")
             return
         deliverable: list[MessageRow] = []
         room = job.request.batch - len(job.messages)
@@ -348,9 +356,10 @@ class Claimer:
         extra, ttl = row.extra, fetch.queue.info.options.ttl
         if extra is not None and extra.g and extra.g != fetch.track.group.id:
             return True
-        if (extra is not None and extra.x and extra.x <= self._now) or (
-            ttl and row.created_at + ttl * SECOND <= self._now and not (extra is not None and extra.g)
-        ):
+        expires_at = 0 if extra is None else extra.x
+        if not expires_at and ttl and not (extra is not None and extra.g):
+            expires_at = row.created_at + ttl * SECOND
+        if expires_at and expires_at <= self._now:
             self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
             return True
         return False

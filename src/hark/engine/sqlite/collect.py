@@ -119,8 +119,8 @@ class Collector:
         options = queue.info.options
         age = transaction.now - created_at
         extra = NO_EXTRA if text is None else decode_extra(text)
-        expired = (extra.x and extra.x <= transaction.now) or (options.ttl and age >= options.ttl * SECOND)
-        if expired and not extra.g:
+        expires_at = extra.x or (created_at + options.ttl * SECOND if options.ttl and not extra.g else 0)
+        if expires_at and expires_at <= transaction.now:
             if offset > keeper.fastest:  # Nobody has stepped over it, and so nobody has counted it.
                 transaction.count(queue.name, "expired")
             return True

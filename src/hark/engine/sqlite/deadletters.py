@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hark.engine.sqlite.groups import first_contact
+from hark.engine.sqlite.groups import Contact, first_contact
 from hark.engine.sqlite.places import find_partitions
 from hark.engine.sqlite.rows import NO_EXTRA, decode_extra, encode_extra
 from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
-from hark.model import DeadLetterFilter, Subscription
+from hark.model import DeadLetterFilter
 
 CONDITIONS = """
     (?1 is null or queue = ?1) and (?2 is null or grp = ?2) and (?3 is null or partition_name = ?3)
@@ -58,7 +58,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     row_id, queue_name, partition_name, group_name, payload, transaction_id, extra = rows[0]
     place = (queue_name, partition_name)
     partition = find_partitions(transaction, [place])[place]
-    first_contact(transaction, [(queue_name, group_name, "ordered", Subscription())])
+    first_contact(transaction, [Contact(queue_name, group_name)])
     group = state.groups[queue_name, group_name]
     track = transaction.loader.track(group, partition.id)
     assert track is not None

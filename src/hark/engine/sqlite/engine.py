@@ -14,7 +14,7 @@ import apsw
 from hark.clock import SECOND, Clock
 from hark.engine.api import Answers, Listener
 from hark.engine.sqlite import deadletters, expire, groups, leases, messages, push, queues, settle, views
-from hark.engine.sqlite.actor import Call, Claim, Look, Stop, StoreThread, Write
+from hark.engine.sqlite.actor import Call, Claim, Expire, Look, Stop, StoreThread, Write
 from hark.engine.sqlite.browse import Browser
 from hark.engine.sqlite.collect import Collector
 from hark.engine.sqlite.leases import LeaseView
@@ -176,12 +176,9 @@ class SqliteEngine:
 
     async def expire(self, limit: int = 1000) -> Expired:
         """See `Engine.expire`."""
-        due = await self._look(lambda state, now: (state.next_expiry(), now))
-        if due[0] is None or due[0] > due[1]:
-            return Expired(0, due[0])
-        # Every transaction applies what is due before anything else.
-        done = await self._write(lambda t: expire.expire(t, limit))
-        return Expired(done, (await self._look(lambda state, _: state.next_expiry())))
+        future: asyncio.Future[Expired] = asyncio.get_running_loop().create_future()
+        self._submit(Expire(future, limit))
+        return await future
 
     async def collect(self, limit: int = 1000) -> Collected:
         """See `Engine.collect`."""

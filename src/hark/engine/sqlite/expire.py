@@ -11,10 +11,9 @@ from hark.engine.sqlite.transaction import WriteTransaction
 EXPIRED_TEXT = "Lease expired: the consumer neither settled nor renewed in time"
 
 
-def expire(transaction: WriteTransaction, limit: int) -> int:
+def expire(transaction: WriteTransaction, limit: int) -> None:
     """Apply what is due, at most `limit` leases, as of the time each was due (rule 16)."""
-    done = 0
-    while done < limit:
+    while transaction.expired < limit:
         lease = transaction.state.pop_expired(transaction.now)
         if lease is None:
             break
@@ -22,8 +21,8 @@ def expire(transaction: WriteTransaction, limit: int) -> int:
         del transaction.state.leases[lease.id]
         for track, part in lease.parts.items():
             _expire_part(transaction, lease, track, part)
-        done += 1
-    return done
+            transaction.state.expiring.add(track.group)
+        transaction.expired += 1
 
 
 def _expire_part(transaction: WriteTransaction, lease: Lease, track: Track, part: Part) -> None:

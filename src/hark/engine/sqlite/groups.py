@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hark.engine.sqlite.loader import adopt_group, make_group
 from hark.engine.sqlite.queues import drop_leases
-from hark.engine.sqlite.state import Group, Queue, Track
+from hark.engine.sqlite.state import Group, Label, Queue, Track
 from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import HarkError, NotFound
 from hark.model import GroupDeletion, GroupMode, Seek, SeekOutcome, Subscription
 
-Contact = tuple[str, str, GroupMode, Subscription]
-"""A group that is seen for the first time: the queue's name, its own, how and from where it wants to read."""
+
+class Contact(NamedTuple):
+    """A group that is seen for the first time: how and from where it wants to read a queue."""
+
+    queue: str | None
+    """None: the namespace and task themselves, whose queues may come later."""
+    group: str
+    mode: GroupMode = "ordered"
+    subscription: Subscription = Subscription()
+    label: Label | None = None
+    """The namespace and task by which the group came to the queue: it started when it first asked for those."""
 
 
 def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) -> None:
     """Remember where groups start (rule 20), also when the queue does not exist yet."""
     state, connection, now = transaction.state, transaction.connection, transaction.now
-    for queue_name, name, mode, subscription in contacts:
+    for queue_name, name, mode, subscription, label in contacts:
+        if queue_name is None:
+            _first_label_contact(transaction, label, subscription)
+            continue
         transaction.loader.groups(queue_name)
         if (queue_name, name) in state.groups:
             continue
-        since = now if subscription.mode == "new" else subscription.since
-        highest = int(scalar(connection, "select ifnull(max(id), 0) from partitions") or 0)
+        if label is None:
+            since = now if subscription.mode == "new" else subscription.since
+            highest = _highest_partition(transaction)
+        else:
+            subscription, highest = state.labels[label]
+            since = subscription.since
         row = (queue_name, name, mode, subscription.mode, since, highest, 0, now, now)
         connection.execute(
             "insert into groups (queue, name, mode, subscription, since, highest_partition, paused, created_at,"
@@ -35,9 +52,25 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
         queue = state.queues.get(queue_name)
         if queue is not None:
             queue.open = None
-            if subscription.mode == "new":
+            if subscription.mode == "new" and since is not None:
                 # What is pushed from now on, even in this very microsecond, is new to the group.
-                queue.created_floor = max(queue.created_floor, now + 1)
+                queue.created_floor = max(queue.created_floor, since + 1)
+
+
+def _first_label_contact(transaction: WriteTransaction, label: Label | None, wanted: Subscription) -> None:
+    if label is None or label in transaction.state.labels or transaction.loader.label(label):
+        return
+    start = Subscription("new", transaction.now) if wanted.mode == "new" else wanted
+    highest = _highest_partition(transaction)
+    transaction.connection.execute(
+        "insert into labels (grp, namespace, task, subscription, since, highest_partition) values (?, ?, ?, ?, ?, ?)",
+        (*label, start.mode, start.since, highest),
+    )
+    transaction.state.labels[label] = start, highest
+
+
+def _highest_partition(transaction: WriteTransaction) -> int:
+    return int(scalar(transaction.connection, "select ifnull(max(id), 0) from partitions"))
 
 
 def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
@@ -66,7 +99,7 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
     queue = transaction.state.queues.get(request.queue)
     if queue is None:
         raise NotFound(f"queue {request.queue!r} does not exist", code="queue_not_found")
-    first_contact(transaction, [(queue.name, request.group, "ordered", Subscription())])
+    first_contact(transaction, [Contact(queue.name, request.group)])
     group = transaction.state.groups[queue.name, request.group]
     tracks = _tracks(transaction, queue, group, request.partition)
     cursor = None
@@ -116,6 +149,9 @@ def delete_group(transaction: WriteTransaction, name: str, queue: str | None, fo
     rows = rows_of(
         connection, "select id, queue from groups where name = ?1 and (?2 is null or queue = ?2)", name, queue
     )
+    if forget and queue is None:
+        run(connection, "delete from labels where grp = ?1", name)
+        transaction.on_commit(transaction.state.labels.clear)  # Loaded again when next asked for.
     partitions = 0
     for group_id, queue_name in rows:
         partitions += int(scalar(connection, "select count(*) from tracks where grp = ?1", group_id))

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from hark.engine.sqlite.state import Group, Partition, PartitionRow, Queue, Retry, State, Track
+from hark.engine.sqlite.state import Group, Label, Partition, PartitionRow, Queue, Retry, State, Track
 from hark.engine.sqlite.store import rows_of, scalar
 from hark.model import QueueInfo, QueueOptions, Subscription
 
@@ -181,6 +181,18 @@ class Loader:
         for row in rows_of(self._connection, _GROUPS, queue_name):
             if (queue_name, row[2]) not in state.groups:
                 adopt_group(state, make_group(row))
+
+    def label(self, label: Label) -> bool:
+        """Where a group started that pops by namespace or task; False when it never did."""
+        rows = rows_of(
+            self._connection,
+            "select subscription, since, highest_partition from labels"
+            " where grp = ?1 and namespace is ?2 and task is ?3",
+            *label,
+        )
+        for subscription, since, highest in rows:
+            self._state.labels[label] = Subscription(subscription, since), highest
+        return bool(rows)
 
     def discover(self, group: Group, queue: Queue) -> None:
         """Find what is ready for a group; once per group and start."""

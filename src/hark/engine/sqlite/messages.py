@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hark.engine.sqlite.places import find_message
 from hark.engine.sqlite.state import Track
-from hark.engine.sqlite.store import run, scalar
+from hark.engine.sqlite.store import run
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import HarkError, NotFound
 from hark.ids import Place
@@ -31,10 +32,13 @@ def _delete(transaction: WriteTransaction, place: Place) -> bool:
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
     delete_traces(transaction, place)
-    for group in list(partition.queue.groups.values()):
-        track = group.tracks.get(partition.id)
+    queue = partition.queue
+    transaction.loader.groups(queue.name)
+    for group in list(queue.groups.values()):
+        track = transaction.loader.track(group, partition.id)
         if track is not None and not track.is_settled(place.offset):
             _settle_removed(transaction, track, place.offset)
+    transaction.on_commit(lambda: setattr(queue, "open", None))
     return True
 
 
@@ -58,28 +62,12 @@ def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None
     run(connection, "delete from traces where partition = ?1 and offset = ?2", *place)
 
 
-def find_offset(transaction: WriteTransaction, partition_id: str, transaction_id: str) -> Place | None:
-    """A retained message by its transaction id or its own id."""
-    codec, connection = transaction.state.codec, transaction.connection
-    place = codec.decode(partition_id)
-    if place is None or place.offset:
-        return None
-    by_transaction = "select offset from messages where partition = ?1 and transaction_id = ?2"
-    offset = scalar(connection, by_transaction, place.partition, transaction_id)
-    if offset is None:
-        own = codec.decode(transaction_id)
-        if own is None or own.partition != place.partition or not own.offset:
-            return None
-        by_offset = "select offset from messages where partition = ?1 and offset = ?2"
-        offset = scalar(connection, by_offset, *own)
-    return None if offset is None else Place(place.partition, int(offset))
-
-
 def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> list[str | HarkError]:
     """Record events about messages; their ids."""
     answers: list[str | HarkError] = []
     for item in traces:
-        place = find_offset(transaction, item.partition_id, item.transaction_id)
+        partition = transaction.state.codec.decode(item.partition_id)
+        place = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
         if place is None:
             answers.append(NotFound("Message not found", code="message_not_found"))
             continue

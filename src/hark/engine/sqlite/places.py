@@ -8,8 +8,9 @@ import msgspec
 
 from hark.engine.sqlite.loader import adopt_group, adopt_partition
 from hark.engine.sqlite.state import Partition, Queue
-from hark.engine.sqlite.store import run
+from hark.engine.sqlite.store import run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
+from hark.ids import Place
 from hark.model import QueueInfo, QueueSpec
 
 Places = dict[tuple[str, str], Partition]
@@ -18,8 +19,8 @@ Places = dict[tuple[str, str], Partition]
 encode_options = msgspec.json.Encoder().encode
 
 
-def find_partitions(transaction: WriteTransaction, names: Iterable[tuple[str, str]]) -> Places:
-    """The partitions with these names (of a queue, of a partition), made where they are missing."""
+def find_partitions(transaction: WriteTransaction, names: Iterable[tuple[str, str]], *, make: bool = True) -> Places:
+    """The partitions with these names (of a queue, of a partition); with `make`, made where they are missing."""
     places: Places = {}
     missing: dict[tuple[str, str], Queue] = {}
     queues = transaction.state.queues
@@ -28,6 +29,8 @@ def find_partitions(transaction: WriteTransaction, names: Iterable[tuple[str, st
             continue
         queue = queues.get(key[0])
         if queue is None:
+            if not make:
+                continue
             queue = make_queue(transaction, key[0])
         partition = queue.partitions.get(key[1])
         if partition is None:
@@ -37,7 +40,11 @@ def find_partitions(transaction: WriteTransaction, names: Iterable[tuple[str, st
     if missing:
         transaction.loader.partitions([(queue, name) for (_, name), queue in missing.items()])
         for key, queue in missing.items():
-            places[key] = queue.partitions.get(key[1]) or make_partition(transaction, queue, key[1])
+            partition = queue.partitions.get(key[1])
+            if partition is None and make:
+                partition = make_partition(transaction, queue, key[1])
+            if partition is not None:
+                places[key] = partition
     return places
 
 
@@ -93,3 +100,17 @@ def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
         if queue_name == spec.name:
             adopt_group(transaction.state, group)
     return queue
+
+
+def find_message(transaction: WriteTransaction, partition: int, transaction_id: str) -> Place | None:
+    """A stored message of a partition by its transaction id or by its own id."""
+    connection = transaction.connection
+    by_transaction = "select offset from messages where partition = ?1 and transaction_id = ?2"
+    offset = scalar(connection, by_transaction, partition, transaction_id)
+    if offset is not None:
+        return Place(partition, int(offset))
+    place = transaction.state.codec.decode(transaction_id)
+    if place is None or place.partition != partition:
+        return None
+    by_offset = "select 1 from messages where partition = ?1 and offset = ?2"
+    return None if scalar(connection, by_offset, *place) is None else place

@@ -40,8 +40,9 @@ where groups.queue = ?2
 group by groups.id
 """
 _COUNT_RETAINED = """
-select total(max(tail, ifnull((select max(offset) from messages where messages.partition = partitions.id), 0)) - floor)
-from partitions where queue = ?1
+select count(*) from partitions as place
+join messages on messages.partition = place.id and messages.offset > place.floor
+where place.queue = ?1
 """
 NO_GROUP = 0
 

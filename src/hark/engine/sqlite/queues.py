@@ -69,7 +69,8 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
         run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
         transaction.want_sweep()
     run(connection, "delete from groups where queue = ?1", name)
-    transaction.on_commit(lambda: _forget(transaction, queue, groups))
+    # At once, so that what follows in this transaction finds nothing; a rollback forgets everything anyway.
+    _forget(transaction, queue, groups)
     return queue is not None
 
 

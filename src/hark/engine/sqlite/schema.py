@@ -72,6 +72,17 @@ create table groups (
     unique (queue, name)
 );
 
+-- Groups that pop by namespace or task: they start when they first do, also in queues that come later.
+create table labels (
+    grp text not null,
+    namespace text,
+    task text,
+    subscription text not null check (subscription in ('all', 'new', 'timestamp')),
+    since integer,
+    highest_partition integer not null
+);
+create unique index labels_key on labels (grp, ifnull(namespace, ''), ifnull(task, ''));
+
 -- A group's place in a partition. probe: up to that offset messages are handed out one at a time.
 create table tracks (
     grp integer not null,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hark.clock import MILLISECOND
-from hark.engine.sqlite.places import find_partitions
+from hark.engine.sqlite.places import find_message, find_partitions
 from hark.engine.sqlite.push import find_duplicates, push_one, room_left
 from hark.engine.sqlite.state import Held, Partition, Retry, Track
 from hark.engine.sqlite.store import scalar
@@ -111,19 +111,8 @@ class Judge:
         return Verdict(track, None, EXPIRED if expired else SUPERSEDED)
 
     def _offset(self, partition: Partition, transaction_id: str) -> int | None:
-        connection = self._transaction.connection
-        offset = scalar(
-            connection,
-            "select offset from messages where partition = ?1 and transaction_id = ?2",
-            partition.id,
-            transaction_id,
-        )
-        if offset is None:
-            place = self._transaction.state.codec.decode(transaction_id)
-            if place is None or place.partition != partition.id or not place.offset:
-                return None
-            offset = place.offset if place.offset <= partition.tail else None
-        return int(offset) if offset is not None and offset > partition.floor else None
+        place = find_message(self._transaction, partition.id, transaction_id)
+        return None if place is None or place.offset <= partition.floor else place.offset
 
     def _is_dead(self, track: Track, offset: int) -> bool:
         sql = "select 1 from dead_letters where partition = ?1 and offset = ?2 and grp = ?3"
@@ -221,7 +210,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
                 refused = apply(transaction, operation, verdict)
                 return TransactionOutcome(False, [refused], code, f"ACK operation failed: {text}", index)
     pushes = [operation for operation in request.operations if isinstance(operation, NewMessage)]
-    refusal = _refuse_pushes(transaction, request)
+    refusal = _refuse_pushes(transaction, request, pushes)
     if refusal is not None:
         return refusal
     places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes])
@@ -235,16 +224,34 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
     return TransactionOutcome(True, results)
 
 
-def _refuse_pushes(transaction: WriteTransaction, request: Transaction) -> TransactionOutcome | None:
-    """The failure of a transaction whose pushes can't all be taken, found before anything is done."""
+def _refuse_pushes(
+    transaction: WriteTransaction, request: Transaction, pushes: Sequence[NewMessage]
+) -> TransactionOutcome | None:
+    """The failure of a transaction whose pushes can't all be taken, found before anything is made or done."""
+    places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
+    old = [item for item in pushes if (item.queue, item.partition) in places]
+    known = find_duplicates(transaction, old, places)
+    seen: set[tuple[str, str, str]] = set()
     wanted: dict[str, int] = {}
     for index, operation in enumerate(request.operations):
         if not isinstance(operation, NewMessage):
             continue
+        place = places.get((operation.queue, operation.partition))
+        if operation.transaction_id is not None:
+            key = (operation.queue, operation.partition, operation.transaction_id)
+            repeated = key in seen or (
+                place is not None
+                and (
+                    (place.id, operation.transaction_id) in known
+                    or (place.id, operation.transaction_id) in transaction.new_transaction_ids
+                )
+            )
+            seen.add(key)
+            if repeated:
+                continue
         queue = transaction.state.queues.get(operation.queue)
         if operation.sealed is not (queue is not None and queue.info.options.encryption_enabled):
-            text = "the queue's encryption was changed"
-            return TransactionOutcome(False, (), "sealing_mismatch", text, index)
+            return TransactionOutcome(False, (), "sealing_mismatch", "the queue's encryption was changed", index)
         if queue is not None and queue.info.options.max_size:
             wanted[queue.name] = wanted.get(queue.name, 0) + 1
             if wanted[queue.name] > room_left(transaction, queue):

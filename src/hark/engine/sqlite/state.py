@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from itertools import count
 
 from hark.ids import IdCodec
-from hark.model import GroupMode, QueueInfo, QueueOptions, Subscription
+from hark.model import EmptyReason, GroupMode, QueueInfo, QueueOptions, Subscription
 
 MAX_RANGES = 10_000
 """Beyond so many ranges only the head of a partition is delivered (rule 13)."""
+_NEVER = (-1, "")
 
 
 class Queue:
@@ -304,8 +305,8 @@ class Group:
         self.ready: dict[int, int] = {}
         """Partitions believed ready, with the turn in which they were last served (0: never)."""
         self.ready_heap: list[tuple[int, int]] = []
-        self.waking: dict[int, int] = {}
-        """Partitions that will be ready at a time."""
+        self.waking: dict[int, tuple[int, EmptyReason]] = {}
+        """Partitions that will be ready at a time, and what they wait for."""
         self.waking_heap: list[tuple[int, int]] = []
         self.leases: list[tuple[int, int, Lease]] = []
         """Heap of leases by expiry; entries of leases that ended or were renewed are dropped when met."""
@@ -320,11 +321,11 @@ class Group:
         self.ready[partition] = served
         heapq.heappush(self.ready_heap, (served, partition))
 
-    def wake_at(self, partition: int, due: int) -> None:
+    def wake_at(self, partition: int, due: int, reason: EmptyReason = "waiting") -> None:
         """Note that a partition may be taken from a time on."""
         self.ready.pop(partition, None)
-        if self.waking.get(partition) != due:
-            self.waking[partition] = due
+        if self.waking.get(partition) != (due, reason):
+            self.waking[partition] = due, reason
             heapq.heappush(self.waking_heap, (due, partition))
 
     def refresh(self, track: Track) -> bool:
@@ -341,7 +342,7 @@ class Group:
         heap = self.waking_heap
         while heap and heap[0][0] <= now:
             due, partition = heapq.heappop(heap)
-            if self.waking.get(partition) == due:
+            if self.waking.get(partition, _NEVER)[0] == due:
                 self.make_ready(partition)
 
     def next_ready(self) -> tuple[int, int] | None:
@@ -365,7 +366,7 @@ class Group:
         earliest = None
         while self.waking_heap:
             due, partition = self.waking_heap[0]
-            if self.waking.get(partition) == due:
+            if self.waking.get(partition, _NEVER)[0] == due:
                 earliest = due
                 break
             heapq.heappop(self.waking_heap)
@@ -375,6 +376,10 @@ class Group:
                 return expires_at if earliest is None else min(earliest, expires_at)
             heapq.heappop(self.leases)
         return earliest
+
+
+Label = tuple[str, str | None, str | None]
+"""A group's name with the namespace and task that it pops from."""
 
 
 class State:
@@ -390,9 +395,13 @@ class State:
         self.queues: dict[str, Queue] = {}
         self.partitions: dict[int, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
+        self.labels: dict[Label, tuple[Subscription, int]] = {}
+        """Where groups started that pop by namespace or task, and the highest partition then."""
         self.leases: dict[str, Lease] = {}
         self.lease_heap: list[tuple[int, int, Lease]] = []
         self.largest_payload = 0
+        self.expiring: set[Group] = set()
+        """Groups with leases whose expiry is being committed: what those held is as good as free."""
 
     def next_turn(self) -> int:
         """A number higher than all before: who was served when, and ties among heap entries."""

@@ -71,6 +71,8 @@ class WriteTransaction:
         self.pushed: dict[Partition, None] = {}
         self.new_transaction_ids: dict[tuple[int, str], int] = {}
         self.pushed_count: dict[Queue, int] = {}
+        self.expired = 0
+        """Leases whose expiry it applied."""
         self._drafted: dict[Track, None] = {}
         self._dead: list[tuple[str, str, int, str, str, int, int, str, int]] = []
         self._counts: dict[tuple[str, str], int] = {}
@@ -206,6 +208,7 @@ class WriteTransaction:
 
     def publish(self) -> list[Hint]:
         """The commit is through: take it over into memory, and answer the hints."""
+        self.state.expiring.clear()
         for action in self._on_commit:
             action()
         for group, number in self._settled_count.items():

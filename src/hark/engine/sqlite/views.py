@@ -136,7 +136,7 @@ def _counts(total: int, open_: int, processing: int, failed: int, dead: int) -> 
         total=total,
         pending=max(0, open_ - processing),
         processing=processing,
-        completed=max(0, total - open_),
+        completed=max(0, total - open_ - dead),
         failed=failed,
         dead_letter=dead,
     )
