@@ -113,6 +113,5 @@ EMPTY_ROW = msgspec.structs.replace(PUSHES[0], name="E")
 ROWS = {row.name: row for row in (*PUSHES, *POPS)}
 BACKLOG = tuple(ROWS[name] for name in ("pop100", "pop1", "push1", "push100s"))
 """Measured on an empty store and on one with a long history; pops first, as pushes leave messages behind."""
-SPECIAL = ("limits", "start", "idle", "mixed", "backlog")
 QUICK = ("limits", "start", "idle", "push1", "push100", "push100s", "pop1", "pop100", "pop100auto")
 ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog")
