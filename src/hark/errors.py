@@ -60,6 +60,10 @@ class MethodNotAllowed(HarkError):
     code = "method_not_allowed"
     status = 405
 
+    def __init__(self, text: str, *, allow: str) -> None:
+        super().__init__(text)
+        self.allow = allow
+
 
 class Conflict(HarkError):
     """The request contradicts what is stored."""

@@ -158,7 +158,7 @@ def test_a_wrong_ack_names_its_field_and_changes_nothing(
         ({"acknowledgments": {}}, "acknowledgments array is required"),
         (
             {"acknowledgments": [{"partitionId": "p"}]},
-            "acknowledgments[0].transactionId: each acknowledgment must have a valid transactionId string",
+            "acknowledgments[0].transactionId: Each acknowledgment must have a valid transactionId string",
         ),
         (
             {"acknowledgments": [{"transactionId": 5, "partitionId": "p"}]},

@@ -152,11 +152,11 @@ def test_dlq_in_a_transaction_is_reported(api: Api, queue: str) -> None:
         ),
         (
             {"operations": [{"type": "ack", "partitionId": "p"}]},
-            "operations[0].transactionId: each acknowledgment must have a valid transactionId string",
+            "operations[0].transactionId: Each acknowledgment must have a valid transactionId string",
         ),
         (
             {"operations": [{"type": "ack", "transactionId": "t"}]},
-            "operations[0].partitionId: each acknowledgment must have a valid partitionId string"
+            "operations[0].partitionId: Each acknowledgment must have a valid partitionId string"
             " to ensure message uniqueness",
         ),
         (

@@ -296,6 +296,11 @@ class Broker:
         return [self._sealed(item) if item.queue in self._sealed_queues and not item.sealed else item for item in items]
 
     def _sealed(self, item: NewMessage) -> NewMessage:
+        if not self._sealer.enabled:
+            raise Unavailable(
+                f"queue {item.queue!r} is encrypted and this server has no key; set encryption.key",
+                code="encryption_unavailable",
+            )
         return msgspec.structs.replace(item, payload=self._sealer.seal(item.queue, item.payload), sealed=True)
 
     async def _push_again(self, items: Sequence[NewMessage], outcomes: list[PushOutcome]) -> list[PushOutcome]:
@@ -313,11 +318,6 @@ class Broker:
 
     def _resealed(self, item: NewMessage) -> NewMessage:
         if item.queue in self._sealed_queues:
-            if not self._sealer.enabled:
-                raise Unavailable(
-                    f"queue {item.queue!r} is encrypted and this server has no key; set encryption.key",
-                    code="encryption_unavailable",
-                )
             return item if item.sealed else self._sealed(item)
         if not item.sealed:
             return item

@@ -13,6 +13,13 @@ from hark.model import QUEUE_MODE, Settlement
 MAX_ERROR_CHARACTERS = 10_000
 """Longer error texts are cut: they are for people."""
 
+ACK_TEXTS = {
+    "acknowledgments": "acknowledgments array is required",
+    "transactionId": "Each acknowledgment must have a valid transactionId string",
+    "partitionId": "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
+}
+"""The words of the contract, for `decode_json`."""
+
 
 class AckBody(msgspec.Struct, gc=False, rename="camel"):
     """What a consumer says of one message."""
@@ -50,16 +57,11 @@ def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> li
 def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
     """One checked settlement."""
     if not ack.transaction_id:
-        text = "transactionId is required" if not where else "must have a valid transactionId string"
-        raise InvalidInput(text if not where else f"{where}transactionId: each acknowledgment {text}")
+        text = f"{where}transactionId: {ACK_TEXTS['transactionId']}" if where else "transactionId is required"
+        raise InvalidInput(text)
     if not ack.partition_id:
-        text = "partitionId is required to ensure message uniqueness"
-        raise InvalidInput(
-            text
-            if not where
-            else f"{where}partitionId: each acknowledgment must have a valid "
-            "partitionId string to ensure message uniqueness"
-        )
+        required = "partitionId is required to ensure message uniqueness"
+        raise InvalidInput(f"{where}partitionId: {ACK_TEXTS['partitionId']}" if where else required)
     status = check_status(ack.status or "completed", f"{where}status")
     if ack.delay is not None:
         if status != "retry":

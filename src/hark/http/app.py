@@ -47,13 +47,13 @@ class App:
                 if method == "POST":
                     await handler(scope, receive, send)
                 else:
-                    await send_error(send, MethodNotAllowed(f"{path} takes POST, not {method}"))
+                    await send_error(send, MethodNotAllowed(f"{path} takes POST, not {method}", allow="POST"))
                 return
             if path == _POP or path.startswith(_POP + "/"):
                 if method == "GET":
                     await self._pop(scope, receive, send)
                 else:
-                    await send_error(send, MethodNotAllowed(f"{_POP} takes GET, not {method}"))
+                    await send_error(send, MethodNotAllowed(f"{_POP} takes GET, not {method}", allow="GET"))
                 return
         await self._rest(scope, receive, send)
 
@@ -74,7 +74,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return _respond(NotFound(f"no such route: {request.method} {request.url.path}", code="route_not_found"))
     if error.status_code == 405:
-        return _respond(MethodNotAllowed(f"{request.url.path} does not take {request.method}"))
+        allow = (error.headers or {}).get("Allow", "")
+        return _respond(MethodNotAllowed(f"{request.url.path} takes {allow}, not {request.method}", allow=allow))
     known = HarkError(str(error.detail))
     known.status = error.status_code
     return _respond(known)

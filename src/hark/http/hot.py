@@ -13,7 +13,7 @@ import msgspec
 
 from hark.broker import Broker
 from hark.errors import BodyTooLarge, HarkError, InvalidInput, Overloaded
-from hark.http.acks import AckBatchBody, AckBody, settlements_of
+from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, settlements_of
 from hark.http.checks import decode_json
 from hark.http.pops import Pop, parse_pop, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, to_new_message
@@ -174,8 +174,7 @@ class HotRoutes:
             try:
                 batch = _decode_ack_batch(body)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                texts = {"acknowledgments": "acknowledgments array is required"}
-                batch = decode_json(body, AckBatchBody, "body", texts)
+                batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
             acks = batch.acknowledgments
             if len(acks) > self._max_batch:
                 raise _too_many("acknowledgments", len(acks), self._max_batch)

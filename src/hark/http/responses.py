@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hark.errors import HarkError
+from hark.errors import HarkError, MethodNotAllowed
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,13 @@ def error_body(error: HarkError) -> dict[str, str]:
 
 
 def error_headers(error: HarkError) -> dict[str, str]:
-    """When to try again, for errors that pass."""
-    return {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
+    """When to try again, for errors that pass; what to try instead, for wrong methods."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after))
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.allow
+    return headers
 
 
 async def send_error(send: Send, error: HarkError, *, close: bool = False) -> None:

@@ -24,6 +24,8 @@ MEMORY = ":memory:"
 _HEADER = b"SQLite format 3\x00"
 _ROWS_PER_INSERT = (64, 8, 1)
 _MESSAGE_COLUMNS = 6
+_WRITER_CACHE_KIB = 64 * 1024
+_READER_CACHE_KIB = 8 * 1024
 _INSERTS = {
     rows: "insert into messages (partition, offset, created_at, payload, transaction_id, extra) values "
     + ", ".join(["(?, ?, ?, ?, ?, ?)"] * rows)
@@ -53,6 +55,8 @@ class Store:
                 # A commit returns when the log is on stable storage; checkpoints run in a thread of their own.
                 self.writer.pragma("synchronous", "full")
                 self.writer.wal_autocheckpoint(0)
+                # A large commit that outgrows the page cache would be written twice.
+                self.writer.pragma("cache_size", -_WRITER_CACHE_KIB)
             schema.migrate(self.writer)
             self.tag = self._tag()
             self.reader = self.writer if self.memory else self.connect_reader()
@@ -82,6 +86,7 @@ class Store:
         connection = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=100)
         connection.set_busy_timeout(10_000)
         connection.pragma("query_only", True)
+        connection.pragma("cache_size", -_READER_CACHE_KIB)
         return connection
 
     def connect_checkpointer(self) -> apsw.Connection:
