@@ -476,6 +476,63 @@ class TraceName(msgspec.Struct, frozen=True):
     last_seen: int
 
 
+# Key-value -------------------------------------------------------------------------------------------------
+
+KeyPart = str | float | bool
+Key = tuple[KeyPart, ...]
+"""1 to 20 parts, ordered by type (string, number, boolean) and then by value (rule 25)."""
+
+
+class KeyEntry(msgspec.Struct, frozen=True):
+    """A stored value; its version changes with every write."""
+
+    key: Key
+    value: msgspec.Raw
+    version: int
+    expires_at: int | None = None
+
+
+class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Strict descendants of a prefix, a page of them."""
+
+    prefix: Key
+    after: Key | None = None
+    limit: int = 100
+    reverse: bool = False
+
+
+class KeyCheck(msgspec.Struct, frozen=True):
+    """A version that a key must have for a write to happen; None: it must be absent."""
+
+    key: Key
+    version: int | None
+
+
+class KeyMutation(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of one key."""
+
+    kind: Literal["set", "delete", "sum", "min", "max", "append"]
+    key: Key
+    value: bytes = NULL_PAYLOAD
+    ttl_ms: int | None = None
+
+
+class KeyWrite(msgspec.Struct, frozen=True):
+    """Checks, changes and messages that happen together or not at all."""
+
+    checks: Sequence[KeyCheck] = ()
+    mutations: Sequence[KeyMutation] = ()
+    messages: Sequence[NewMessage] = ()
+
+
+class KeyWritten(msgspec.Struct, frozen=True):
+    """The version of all that was written, or the first check that failed."""
+
+    success: bool
+    version: int | None = None
+    failed_check: int | None = None
+
+
 class Hint(msgspec.Struct, frozen=True):
     """News that there may be work in a queue, for one group or (None) for all. Losing one costs latency only."""
 

@@ -21,13 +21,17 @@ from typing import Protocol, TypeVar
 from hark.errors import HarkError
 from hark.model import (
     Collected,
-    DeadLetter,
     DeadLetterFilter,
     DeadLetters,
     Expired,
     GroupDeletion,
     GroupStats,
     Hint,
+    Key,
+    KeyEntry,
+    KeyRange,
+    KeyWrite,
+    KeyWritten,
     MessageFilter,
     MessageView,
     NewMessage,
@@ -200,4 +204,21 @@ class Engine(Protocol):
         """Set such a switch."""
 
 
-__all__ = ["Answers", "DeadLetter", "Engine", "HarkError", "Listener"]
+class KeyValueEngine(Protocol):
+    """The key-value half of a store (rule 25). Engines gain it together with shared groups.
+
+    It shares the transactions of `Engine`: a dead letter and the values under its keys are one commit, and a
+    `KeyWrite` may carry messages.
+    """
+
+    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+        """The entries of these keys; None where there is none, or where it has expired."""
+
+    async def list_keys(self, ranges: Sequence[KeyRange]) -> Answers[list[KeyEntry]]:
+        """Entries below prefixes, in the order of their keys; the cost depends on what is returned."""
+
+    async def count_keys(self, prefix: Key) -> int:
+        """How many entries are below a prefix."""
+
+    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
+        """Apply each request whole or not at all, if all its checks hold."""

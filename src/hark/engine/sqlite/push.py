@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
 from hark.clock import MILLISECOND
-from hark.engine.sqlite.places import Places, find_partitions
+from hark.engine.sqlite.places import find_partitions
 from hark.engine.sqlite.rows import Extra, encode_extra
 from hark.engine.sqlite.state import Partition, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
@@ -46,27 +47,43 @@ where place.queue = ?1
 """
 NO_GROUP = 0
 
+Known = dict[tuple[int, str], int]
+"""Offsets of messages by the number of their partition and their transaction id."""
+
 
 def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]) -> list[list[PushOutcome]]:
     """Append the messages of all requests."""
-    items = [item for request in requests for item in request]
-    places = find_partitions(transaction, [(item.queue, item.partition) for item in items])
+    items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]
+    places = _places(transaction, items)
     known = find_duplicates(transaction, items, places)
-    return [[push_one(transaction, item, places, known) for item in request] for request in requests]
+    outcomes = [push_one(transaction, item, place, known) for item, place in zip(items, places, strict=True)]
+    if len(requests) == 1:
+        return [outcomes]
+    answered = iter(outcomes)
+    return [list(islice(answered, len(request))) for request in requests]
 
 
-def find_duplicates(
-    transaction: WriteTransaction, items: Iterable[NewMessage], places: Places
-) -> dict[tuple[int, str], int]:
+def _places(transaction: WriteTransaction, items: Sequence[NewMessage]) -> list[Partition]:
+    """The partition of each message."""
+    queues = transaction.state.queues
+    try:
+        return [queues[item.queue].partitions[item.partition] for item in items]
+    except KeyError:  # Some are new, or were not touched since the start.
+        names = [(item.queue, item.partition) for item in items]
+        found = find_partitions(transaction, names)
+        return [found[name] for name in names]
+
+
+def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], places: Iterable[Partition]) -> Known:
     """Offsets of retained messages whose transaction ids are used again."""
     given = [
-        (places[item.queue, item.partition].id, item.transaction_id)
-        for item in items
+        (place.id, item.transaction_id)
+        for item, place in zip(items, places, strict=True)
         if item.transaction_id is not None
     ]
     if not given:
         return {}
-    found: dict[tuple[int, str], int] = {}
+    found: Known = {}
     for partition_id, transaction_id, offset in rows_of(
         transaction.connection, _FIND_TRANSACTION_IDS, msgspec.json.encode(given).decode()
     ):
@@ -97,70 +114,67 @@ def _exists(transaction: WriteTransaction, place: tuple[int, int]) -> bool:
     return scalar(transaction.connection, sql, *place) is not None
 
 
-def push_one(
-    transaction: WriteTransaction, item: NewMessage, places: Places, known: dict[tuple[int, str], int]
-) -> PushOutcome:
-    """Append one message, or say why not."""
-    partition = places[item.queue, item.partition]
-    queue = partition.queue
-    options = queue.info.options
+def push_one(transaction: WriteTransaction, item: NewMessage, partition: Partition, known: Known) -> PushOutcome:
+    """Append one message, or say why not. Every line here is paid for by every message."""
     transaction_id = item.transaction_id
-    codec = transaction.state.codec
+    if transaction_id is not None or item.sealed or not partition.queue.plain:
+        refusal = _refuse(transaction, item, partition, known)
+        if refusal is not None:
+            return refusal
+    offset = partition.next_tail = partition.next_tail + 1
+    if partition not in transaction.pushed:
+        transaction.pushed[partition] = None
+        partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
+    created_at, payload = partition.last_created, item.payload
+    extra = None if _is_plain(item) else extra_of(transaction, item, created_at)
+    transaction.messages += (partition.id, offset, created_at, payload, transaction_id, extra)
+    if len(payload) > transaction.state.largest_payload:
+        note_largest(transaction, len(payload))
+    message_id = transaction.state.codec.with_prefix(partition.prefix, offset)
+    if transaction_id is None:
+        return PushOutcome("queued", message_id, message_id, partition.uid)
+    transaction.new_transaction_ids[partition.id, transaction_id] = offset
+    return PushOutcome("queued", transaction_id, message_id, partition.uid)
+
+
+def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partition, known: Known) -> PushOutcome | None:
+    """The outcome of a message that is not appended: known already, no room, wrongly sealed."""
+    transaction_id, queue = item.transaction_id, partition.queue
+    options = queue.info.options
     if transaction_id is not None:
         key = (partition.id, transaction_id)
         earlier = known.get(key) or transaction.new_transaction_ids.get(key)
         if earlier is not None:
-            message_id = codec.with_prefix(partition.prefix, earlier)
+            message_id = transaction.state.codec.with_prefix(partition.prefix, earlier)
             return PushOutcome("duplicate", transaction_id, message_id, partition.uid)
     if item.sealed is not options.encryption_enabled:
-        return PushOutcome(
-            "failed",
-            transaction_id,
-            None,
-            partition.uid,
-            "sealing_mismatch",
-            "the queue's encryption was changed",
-        )
-    if options.max_size and room_left(transaction, queue) <= 0:
-        text = f"queue {queue.name!r} is full: {options.max_size} messages wait to be settled (maxSize)"
-        return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
-    offset = append(transaction, partition, item)
-    if transaction_id is not None:
-        transaction.new_transaction_ids[partition.id, transaction_id] = offset
-        message_id = codec.with_prefix(partition.prefix, offset)
-        return PushOutcome("queued", transaction_id, message_id, partition.uid)
-    message_id = codec.with_prefix(partition.prefix, offset)
-    return PushOutcome("queued", message_id, message_id, partition.uid)
+        text = "the queue's encryption was changed"
+        return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
+    if options.max_size:
+        if room_left(transaction, queue) <= 0:
+            text = f"queue {queue.name!r} is full: {options.max_size} messages wait to be settled (maxSize)"
+            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
+        transaction.pushed_count[queue] = transaction.pushed_count.get(queue, 0) + 1
+    return None
 
 
-def append(transaction: WriteTransaction, partition: Partition, item: NewMessage) -> int:
-    """Give a message its place."""
-    offset = partition.next_tail = partition.next_tail + 1
-    queue = partition.queue
-    created_at = partition.last_created = max(transaction.now, partition.last_created, queue.created_floor)
-    transaction.messages += (
-        partition.id,
-        offset,
-        created_at,
-        item.payload,
-        item.transaction_id,
-        extra_of(item, created_at),
+def _is_plain(item: NewMessage) -> bool:
+    return (
+        item.trace_id is None
+        and not item.delay_ms
+        and not item.priority
+        and item.deliver_at is None
+        and item.backoff_ms is None
+        and item.ttl_ms is None
+        and not item.sealed
+        and item.producer is None
     )
-    transaction.pushed[partition] = None
-    transaction.pushed_count[queue] = transaction.pushed_count.get(queue, 0) + 1
+
+
+def extra_of(transaction: WriteTransaction, item: NewMessage, created_at: int) -> str:
+    """The column for what few messages have."""
     if item.ttl_ms is not None:
         transaction.want_sweep()
-    if len(item.payload) > transaction.state.largest_payload:
-        note_largest(transaction, len(item.payload))
-    return offset
-
-
-def extra_of(item: NewMessage, created_at: int) -> str | None:
-    """The column for what few messages have; None for most."""
-    if not (item.trace_id or item.producer or item.sealed or item.priority or item.delay_ms or item.deliver_at) and (
-        item.backoff_ms is None and item.ttl_ms is None
-    ):
-        return None
     deliver_at = item.deliver_at or 0
     if item.delay_ms:
         deliver_at = max(deliver_at, created_at + item.delay_ms * MILLISECOND)

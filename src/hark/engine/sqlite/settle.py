@@ -214,13 +214,14 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
     if refusal is not None:
         return refusal
     places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes])
-    known = find_duplicates(transaction, pushes, places)
+    known = find_duplicates(transaction, pushes, [places[item.queue, item.partition] for item in pushes])
     results: list[PushOutcome | SettleOutcome] = []
     for index, operation in enumerate(request.operations):
         if isinstance(operation, Settlement):
             results.append(apply(transaction, operation, verdicts[index]))
         else:
-            results.append(push_one(transaction, operation, places, known))
+            place = places[operation.queue, operation.partition]
+            results.append(push_one(transaction, operation, place, known))
     return TransactionOutcome(True, results)
 
 
@@ -230,7 +231,7 @@ def _refuse_pushes(
     """The failure of a transaction whose pushes can't all be taken, found before anything is made or done."""
     places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
     old = [item for item in pushes if (item.queue, item.partition) in places]
-    known = find_duplicates(transaction, old, places)
+    known = find_duplicates(transaction, old, [places[item.queue, item.partition] for item in old])
     seen: set[tuple[str, str, str]] = set()
     wanted: dict[str, int] = {}
     for index, operation in enumerate(request.operations):

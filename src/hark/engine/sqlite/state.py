@@ -23,7 +23,7 @@ _NEVER = (-1, "")
 class Queue:
     """A queue: its options and the partitions and groups that were touched since the start."""
 
-    __slots__ = ("created_floor", "groups", "id", "info", "open", "partitions", "schedule")
+    __slots__ = ("created_floor", "groups", "id", "info", "open", "partitions", "plain", "schedule")
 
     def __init__(self, queue_id: int, info: QueueInfo) -> None:
         self.id = queue_id
@@ -39,6 +39,8 @@ class Queue:
         """Take over new options."""
         self.info = info
         self.schedule = compile_schedule(info.options)
+        self.plain = not (info.options.max_size or info.options.encryption_enabled)
+        """Nothing is ever refused."""
 
     @property
     def name(self) -> str:
