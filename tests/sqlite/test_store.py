@@ -142,7 +142,7 @@ async def test_a_failed_migration_leaves_the_version_before_it(tmp_path: Path) -
 
 async def test_the_log_is_moved_into_the_database_beside_the_writer(tmp_path: Path) -> None:
     engine = await opened(tmp_path / "hark.db")
-    moved = engine._thread
+    moved = engine._threads
     assert moved is not None
     for _ in range(40):
         await engine.push([[NewMessage("orders", "p", b'"%s"' % (b"x" * 4000)) for _ in range(100)]])

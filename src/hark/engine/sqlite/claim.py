@@ -353,24 +353,31 @@ class Claimer:
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
         """Whether a message is not, or no longer, for this group."""
+        if row.extra is not None and row.extra.g and row.extra.g != fetch.track.group.id:
+            return True
+        expiry = self._expiry(fetch, row)
+        if expiry is None or expiry > self._now:
+            return False
+        self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
+        return True
+
+    def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
+        """When a message's time to live is over: its own, else the queue's; a requeued one has none."""
         extra, ttl = row.extra, fetch.queue.info.options.ttl
-        if extra is not None and extra.g and extra.g != fetch.track.group.id:
-            return True
-        expires_at = 0 if extra is None else extra.x
-        if not expires_at and ttl and not (extra is not None and extra.g):
-            expires_at = row.created_at + ttl * SECOND
-        if expires_at and expires_at <= self._now:
-            self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
-            return True
-        return False
+        if extra is not None and (extra.x or extra.g):
+            return extra.x or None
+        return row.created_at + ttl * SECOND if ttl else None
 
     def _due(self, fetch: Fetch, row: MessageRow) -> int | None:
-        """When a message may be delivered; None: now."""
+        """When to look at a message again that may not be delivered yet; None: now."""
         due = 0 if row.extra is None else row.extra.d
         delayed = fetch.queue.info.options.delayed_processing
         if delayed:
             due = max(due, row.created_at + delayed * SECOND)
-        return due if due > self._now else None
+        if due <= self._now:
+            return None
+        expiry = self._expiry(fetch, row)
+        return due if expiry is None else min(due, expiry)
 
     def _window_due(self, fetch: Fetch) -> int | None:
         """When a partition with a window buffer may be delivered; None: now (rule 11)."""

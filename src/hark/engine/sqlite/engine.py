@@ -14,12 +14,12 @@ import apsw
 from hark.clock import SECOND, Clock
 from hark.engine.api import Answers, Listener
 from hark.engine.sqlite import deadletters, expire, groups, leases, messages, push, queues, settle, views
-from hark.engine.sqlite.actor import Call, Claim, Expire, Look, Stop, StoreThread, Write
 from hark.engine.sqlite.browse import Browser
 from hark.engine.sqlite.collect import Collector
 from hark.engine.sqlite.leases import LeaseView
 from hark.engine.sqlite.state import State
 from hark.engine.sqlite.store import Store, rows_of, run
+from hark.engine.sqlite.threads import Call, Claim, Expire, Look, Stop, StoreThreads, Write
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure
 from hark.ids import IdSource
@@ -74,7 +74,7 @@ class SqliteEngine:
         self._clock = clock
         self._ids = IdSource(clock)
         self._collector = Collector(completed_retention_seconds, idle_group_seconds)
-        self._thread: StoreThread | None = None
+        self._threads: StoreThreads | None = None
         self._local = threading.local()
         self._reader_connections: list[apsw.Connection] = []
 
@@ -87,13 +87,13 @@ class SqliteEngine:
         """Open the database."""
         self._store.open()
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-store-read")
-        self._thread = StoreThread(self._store, self._clock, self._ids, listener)
-        self._codec = self._thread.state.codec
-        self._thread.start()
+        self._threads = StoreThreads(self._store, self._clock, self._ids, listener)
+        self._codec = self._threads.state.codec
+        self._threads.start()
 
     async def close(self) -> None:
         """Finish what was accepted and close the database."""
-        thread, self._thread = self._thread, None
+        thread, self._threads = self._threads, None
         if thread is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,9 +112,9 @@ class SqliteEngine:
     # How calls travel --------------------------------------------------------------------------------------
 
     def _submit(self, call: Call) -> None:
-        if self._thread is None:
+        if self._threads is None:
             raise EngineFailure("the server is stopping", code="stopping")
-        self._thread.submit(call)
+        self._threads.submit(call)
 
     async def _write(self, body: Callable[[WriteTransaction], T]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

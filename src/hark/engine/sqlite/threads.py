@@ -1,0 +1,390 @@
+"""The threads of the store: who may touch the state when, and the order in which calls are served.
+
+Two threads share the state under one lock. The writer runs all write calls that wait as one transaction; it holds the
+lock while their bodies run and again to publish what was committed, but not while it waits for the disk. Meanwhile
+the claimer goes on with what needs only memory and reads: pops that lease, renewals, looks.
+
+    event loop --writes--> writer thread --(lock) bodies; write rows, commit; (lock) publish--+
+        |                     ^  |  calls that a commit is in the way of, or has to go before  |
+        |                     |  v                                                             |
+        +--pops, looks---> claimer thread --(lock) claims--+                                   |
+        ^                                                  |                                   |
+        +---------------------answers and hints------------+-----------------------------------+
+
+There is no handing over between "run" and "commit": with a busy event loop each change of thread can cost
+a turn of the interpreter lock.
+
+When a commit fails everything in memory is thrown away and read again, and the calls are tried one by one: only
+the one that can't be done fails. (Leases are lost then, as in a crash: their messages are delivered again.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import apsw
+
+from hark.clock import Clock
+from hark.engine.api import Listener
+from hark.engine.sqlite.checkpoint import Checkpointer
+from hark.engine.sqlite.claim import Claimer
+from hark.engine.sqlite.expire import expire, settle_held
+from hark.engine.sqlite.groups import first_contact, note_seen
+from hark.engine.sqlite.loader import Loader
+from hark.engine.sqlite.state import Group, State, Track
+from hark.engine.sqlite.store import Store
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.errors import EngineFailure, HarkError
+from hark.ids import IdCodec, IdSource
+from hark.model import Expired, Hint, PopRequest, PopResult
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_EXPIRE_AT_ONCE = 10_000
+
+
+class Call:
+    """A verb on its way: what to do, and who waits for it."""
+
+    def __init__(self, future: asyncio.Future[Any] | None) -> None:
+        self.future = future
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class Write(Call):
+    """A call that changes the store; answered after the commit."""
+
+    def __init__(self, future: asyncio.Future[Any] | None, body: Callable[[WriteTransaction], object]) -> None:
+        super().__init__(future)
+        self.body = body
+
+
+class Expire(Write):
+    """The verb expire: does what every transaction does first, but no more of it than it was asked to."""
+
+    def __init__(self, future: asyncio.Future[Any], limit: int) -> None:
+        super().__init__(future, lambda transaction: Expired(transaction.expired, transaction.state.next_expiry()))
+        self.limit = limit
+
+
+class Look(Call):
+    """A call that only needs memory, such as a renewal; answered at once."""
+
+    def __init__(self, future: asyncio.Future[Any] | None, body: Callable[[State, int], object]) -> None:
+        super().__init__(future)
+        self.body = body
+
+
+class Claim(Call):
+    """Pops; answered at once, or with auto-ack after the commit that settles them."""
+
+    def __init__(self, future: asyncio.Future[Any], requests: Sequence[PopRequest]) -> None:
+        super().__init__(future)
+        self.requests = requests
+        self.answers: list[PopResult | HarkError | None] = [None] * len(requests)
+
+    @property
+    def open(self) -> list[int]:
+        """Positions without an answer."""
+        return [index for index, answer in enumerate(self.answers) if answer is None]
+
+
+class Stop(Call):
+    """The last call."""
+
+
+class Nudge(Write):
+    """Nothing but a reason to write down what claims have noted."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda _: None)
+
+
+class StoreThreads:
+    """Runs the store: see the module's text."""
+
+    def __init__(self, store: Store, clock: Clock, ids: IdSource, listener: Listener) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self.state = State(IdCodec(store.tag))
+        self._lock = threading.Lock()
+        self._writes: SimpleQueue[Call] = SimpleQueue()
+        self._claims: SimpleQueue[Call] = SimpleQueue()
+        self._parked: list[Call] = []
+        """Calls that a transaction is in the way of; they go on when it is published."""
+        self._stepped: dict[Track, set[int]] = {}
+        self._expired_counts: dict[str, int] = {}
+        self._seen: dict[Group, None] = {}
+        self._writer = threading.Thread(target=self._run_writer, name="hark-store", daemon=True)
+        self._claimer = threading.Thread(target=self._run_claimer, name="hark-store-pop", daemon=True)
+        self._checkpointer = None if store.memory else Checkpointer(store)
+
+    def start(self) -> None:
+        """Load what is always in memory, and begin."""
+        Loader(self._store.reader, self.state).queues()
+        if self._checkpointer is not None:
+            self._checkpointer.start()
+        self._writer.start()
+        self._claimer.start()
+
+    def submit(self, call: Call) -> None:
+        """Hand in a call from the event loop."""
+        needs_commit = isinstance(call, (Write, Stop)) or (
+            isinstance(call, Claim) and any(request.auto_ack for request in call.requests)
+        )
+        (self._writes if needs_commit else self._claims).put(call)
+
+    def join(self) -> None:
+        """Wait for the threads to end after a `Stop`."""
+        self._writer.join()
+        self._claimer.join()
+        if self._checkpointer is not None:
+            self._checkpointer.stop()
+
+    # The claimer -------------------------------------------------------------------------------------------
+
+    def _run_claimer(self) -> None:
+        stopping = False
+        while not stopping:
+            calls = take_all(self._claims)
+            answered: list[Call] = []
+            with self._lock:
+                now = self._clock.now()
+                for call in calls:
+                    if isinstance(call, Stop):
+                        stopping = True
+                    elif self._is_due(now):
+                        self._writes.put(call)  # What is due comes first, and takes a transaction.
+                    elif self._serve(call, now):
+                        answered.append(call)
+                if self._stepped or self._expired_counts or self._seen:
+                    self._writes.put(Nudge())
+            self._deliver(answered, [])
+
+    def _is_due(self, now: int) -> bool:
+        due = self.state.next_expiry()
+        return due is not None and due <= now
+
+    def _serve(self, call: Call, now: int) -> bool:
+        """Serve a call from memory; False when it has to wait for a transaction."""
+        try:
+            if isinstance(call, Claim):
+                return self._serve_claim(call, now)
+            assert isinstance(call, Look)
+            if self.state.expiring:
+                self._parked.append(call)  # Those who look must see what is due as done.
+                return False
+            call.result = call.body(self.state, now)
+        except Exception as error:
+            call.error = _translate(error)
+        return True
+
+    def _serve_claim(self, claim: Claim, now: int) -> bool:
+        claimer = Claimer(self._store.reader, self.state, now, self._ids)
+        positions = claim.open
+        if any(claimer.contacts(claim.requests[position]) for position in positions):
+            # First contact has to be on stable storage before the answer: through a transaction.
+            self._writes.put(claim)
+            return False
+        answers = claimer.serve([claim.requests[position] for position in positions])
+        self._note(claimer)
+        for position, answer in zip(positions, answers, strict=True):
+            claim.answers[position] = answer
+        if claim.open:
+            self._parked.append(claim)
+            return False
+        claim.result = claim.answers
+        return True
+
+    def _note(self, claimer: Claimer) -> None:
+        for track, touched in claimer.stepped.items():
+            self._stepped.setdefault(track, set()).update(touched)
+        for queue, number in claimer.expired.items():
+            self._expired_counts[queue] = self._expired_counts.get(queue, 0) + number
+        self._seen.update(claimer.seen)
+
+    # The writer --------------------------------------------------------------------------------------------
+
+    def _run_writer(self) -> None:
+        stop: Stop | None = None
+        while stop is None or not self._writes.empty():
+            calls = take_all(self._writes)
+            stop = next((call for call in calls if isinstance(call, Stop)), stop)
+            writes = [call for call in calls if not isinstance(call, Stop)]
+            if writes:
+                self._deliver(*self._transact(writes))
+        self._claims.put(Stop(None))
+        self._deliver([stop], [])
+
+    def _transact(self, writes: list[Call]) -> tuple[list[Call], list[Hint]]:
+        """One transaction for all these calls; the calls that are answered, and the hints."""
+        try:
+            with self._lock:
+                now = self._clock.now()
+                if not self._is_due(now) and all(isinstance(write, Expire) for write in writes):
+                    return self._nothing_due(writes), []
+                transaction = self._run_bodies(writes, now)
+                if self._store.memory:  # One connection for all: nobody else may use it meanwhile.
+                    self._write_down(transaction)
+            if not self._store.memory:
+                self._write_down(transaction)
+        except Exception as error:
+            with self._lock:
+                return self._recover(writes, error)
+        with self._lock:
+            return self._publish(transaction, writes)
+
+    def _nothing_due(self, writes: Sequence[Call]) -> list[Call]:
+        for write in writes:
+            write.result = Expired(0, self.state.next_expiry())
+        return list(writes)
+
+    def _run_bodies(self, writes: Sequence[Call], now: int) -> WriteTransaction:
+        self._store.writer.execute("begin immediate")
+        transaction = WriteTransaction(self._store.writer, self.state, now, self._ids)
+        limits = [write.limit for write in writes if isinstance(write, Expire)]
+        expire(transaction, max(limits) if len(limits) == len(writes) else _EXPIRE_AT_ONCE)
+        self._save_notes(transaction)
+        for write in writes:
+            if isinstance(write, Claim):
+                self._claim_in(transaction, write)
+            elif isinstance(write, Write):
+                write.result = write.body(transaction)
+        return transaction
+
+    def _save_notes(self, transaction: WriteTransaction) -> None:
+        stepped, self._stepped = self._stepped, {}
+        counts, self._expired_counts = self._expired_counts, {}
+        seen, self._seen = self._seen, {}
+        for track, touched in stepped.items():
+            if track.group.tracks.get(track.partition.id) is track:
+                transaction.draft(track).touched_ranges.update(touched)
+        for queue, number in counts.items():
+            transaction.count(queue, "expired", number)
+        note_seen(transaction, seen)
+
+    def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
+        """First contacts; and pops with auto-ack, which settle what they claim in the same transaction."""
+        claimer = Claimer(self._store.reader, self.state, transaction.now, self._ids)
+        first_contact(
+            transaction,
+            [contact for position in claim.open for contact in claimer.contacts(claim.requests[position])],
+        )
+        positions = [position for position in claim.open if claim.requests[position].auto_ack]
+        answers = claimer.serve([claim.requests[position] for position in positions])
+        self._note(claimer)
+        for position, answer in zip(positions, answers, strict=True):
+            claim.answers[position] = answer
+            if isinstance(answer, PopResult) and answer.lease_id:
+                lease = self.state.leases.pop(answer.lease_id)
+                for track in lease.parts:
+                    settle_held(transaction, lease, track)
+                answer.lease_id = ""
+
+    def _write_down(self, transaction: WriteTransaction) -> None:
+        transaction.flush()
+        self._store.commit()
+
+    def _publish(self, transaction: WriteTransaction, writes: Sequence[Call]) -> tuple[list[Call], list[Hint]]:
+        hints = transaction.publish()
+        answered: list[Call] = []
+        for write in writes:
+            if isinstance(write, Look):
+                self._claims.put(write)
+            elif isinstance(write, Claim) and write.open:
+                self.submit(write)
+            else:
+                if isinstance(write, Claim):
+                    write.result = write.answers
+                answered.append(write)
+        self._unpark()
+        if self._stepped or self._expired_counts or self._seen:
+            self._writes.put(Nudge())
+        return answered, hints
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, []
+        for call in parked:
+            self._claims.put(call)
+
+    def _recover(self, writes: Sequence[Call], error: Exception) -> tuple[list[Call], list[Hint]]:
+        """Roll back, forget everything in memory, and try the calls one by one."""
+        self._reset()
+        known = isinstance(error, apsw.Error)
+        log.error("a transaction of %d calls failed: %s", len(writes), error, exc_info=None if known else error)
+        answered: list[Call] = []
+        hints: list[Hint] = []
+        for write in writes:
+            if len(writes) > 1:
+                try:
+                    transaction = self._run_bodies([write], self._clock.now())
+                    self._write_down(transaction)
+                except Exception as own:
+                    self._reset()
+                    error = own
+                else:
+                    done, told = self._publish(transaction, [write])
+                    answered += done
+                    hints += told
+                    continue
+            write.error = _translate(error)
+            answered.append(write)
+        self._unpark()
+        return answered, hints
+
+    def _reset(self) -> None:
+        if self._store.writer.in_transaction:
+            self._store.writer.execute("rollback")
+        self._stepped, self._expired_counts, self._seen = {}, {}, {}
+        self.state.clear()
+        Loader(self._store.writer, self.state).queues()
+
+    # Answers -----------------------------------------------------------------------------------------------
+
+    def _deliver(self, answers: list[Call], hints: list[Hint]) -> None:
+        """Answers and hints to the event loop, in one go."""
+        if answers or hints:
+            self._loop.call_soon_threadsafe(self._hand_over, answers, hints)
+
+    def _hand_over(self, answers: list[Call], hints: list[Hint]) -> None:
+        for call in answers:
+            future = call.future
+            if future is None or future.done():
+                continue
+            if call.error is not None:
+                future.set_exception(call.error)
+            else:
+                future.set_result(call.result)
+        if hints:
+            self._listener(hints)
+
+
+def take_all(inbox: SimpleQueue[T]) -> list[T]:
+    """Wait for a message, and take all that are there."""
+    messages = [inbox.get()]
+    try:
+        while True:
+            messages.append(inbox.get_nowait())
+    except Empty:
+        return messages
+
+
+def _translate(error: Exception) -> Exception:
+    if isinstance(error, HarkError):
+        return error
+    if isinstance(error, apsw.FullError):
+        return EngineFailure("the disk is full: nothing of this request was kept", code="disk_full", retry_after=10)
+    if isinstance(error, apsw.Error):
+        return EngineFailure(f"the store failed: {error}; nothing of this request was kept")
+    log.exception("a bug in the SQLite engine", exc_info=error)
+    return EngineFailure(f"internal error: {type(error).__name__}; nothing of this request was kept", code="internal")
