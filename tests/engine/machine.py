@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -83,7 +84,8 @@ class QueueMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Look once more, let everything fall due, drain, and close."""
         try:
-            if hasattr(self, "q"):
+            # Also called after a failure, which another one must not hide.
+            if hasattr(self, "q") and sys.exc_info()[0] is None:
                 self.look()
                 self.drain()
         finally:
@@ -184,10 +186,11 @@ class QueueMachine(RuleBasedStateMachine):
     def draw_verdict(self, data: st.DataObject) -> tuple[Settlement, Verdict]:
         """Draw a settlement, mostly of something that is held."""
         hand = pick(data, self.hands[-12:], "in hand")
+        about = self.model.named(hand.message)
         status = data.draw(st.sampled_from(STATUSES), "status")
         delay_ms = data.draw(st.sampled_from([None, 1000]), "delay") if status == "retry" else None
         lease = data.draw(st.sampled_from(["own"] * 5 + ["none", "never given", "another"]), "lease")
-        verdict = Verdict(hand.message, hand.held.group, status, hand.lease, f"error {self.payload}", delay_ms)
+        verdict = Verdict(about, hand.held.group, status, hand.lease, f"error {self.payload}", delay_ms)
         name: str | None = hand.held.lease
         if lease == "none":
             name, verdict.lease = None, None

@@ -144,6 +144,11 @@ class Model:
         self.settle(verdicts)
         return None
 
+    def named(self, message: Message) -> Message:
+        """The message that a settlement names: a key outlives a removed message if another one has it now."""
+        same = [one for one in message.partition.log if one.push.key == message.push.key is not None]
+        return same[0] if same and message not in message.partition.log else message
+
     def renew(self, lease_id: int, seconds: int) -> int | None:
         """The lease's new end, or None when it is over."""
         held = [one.lease for one in self.tracks.values() if one.lease is not None and one.lease.id == lease_id]
