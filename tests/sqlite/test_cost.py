@@ -1,0 +1,138 @@
+"""The cost of a push, a pop and a settlement depends on what they carry, not on what the store holds.
+
+Cost is counted in steps of SQLite's machine, which do not depend on the time of day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.sqlite import SqliteEngine, loader, push, rows, transaction
+from hark.model import NewMessage, PopRequest, PopResult, Settlement
+
+SPREAD = 20
+FACTOR = 1.5
+FRESH = count()
+"""For transaction ids that were never used before."""
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[SqliteEngine]:
+    engine = SqliteEngine(str(tmp_path / "hark.db"), clock=FakeClock())
+    await engine.start(lambda _: None)
+    yield engine
+    await engine.close()
+
+
+class Steps:
+    """Counts the steps of the connections that serve requests."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self.number = 0
+        for connection in (engine._store.writer, engine._store.reader):
+            connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._note)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.number += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+
+async def push_to_all(engine: SqliteEngine, partitions: int) -> None:
+    """One message for each partition."""
+    for start in range(0, partitions, 1000):
+        names = range(start, min(start + 1000, partitions))
+        await engine.push([[NewMessage("orders", f"p{name}", b"1") for name in names]])
+
+
+async def pop(engine: SqliteEngine, batch: int, *, auto_ack: bool = False) -> PopResult:
+    """A pop over any partitions."""
+    (answer,) = await engine.pop([PopRequest(queue="orders", batch=batch, partitions=batch, auto_ack=auto_ack)])
+    assert isinstance(answer, PopResult)
+    return answer
+
+
+async def cost_of_a_round(engine: SqliteEngine) -> int:
+    """Steps to push to some known partitions, pop and settle them."""
+    steps = Steps(engine)
+    await engine.push([[NewMessage("orders", f"p{name}", b"2", f"{name} {next(FRESH)}") for name in range(SPREAD)]])
+    got = await pop(engine, SPREAD)
+    assert len(got.messages) == SPREAD
+    items = [Settlement(m.transaction_id, m.partition_id, lease_id=got.lease_id) for m in got.messages]
+    (settled,) = await engine.settle([items])
+    assert isinstance(settled, list)
+    assert all(item.success for item in settled)
+    return steps.number
+
+
+async def drained(engine: SqliteEngine, partitions: int) -> None:
+    """A store with so many partitions whose messages are all settled."""
+    await push_to_all(engine, partitions)
+    while (await pop(engine, 1000, auto_ack=True)).messages:
+        pass
+
+
+async def test_the_cost_does_not_grow_with_settled_history(engine: SqliteEngine) -> None:
+    await drained(engine, SPREAD)
+    on_an_empty_store = await cost_of_a_round(engine)
+    await drained(engine, 5000)
+    assert await cost_of_a_round(engine) <= FACTOR * on_an_empty_store
+
+
+async def test_the_cost_does_not_grow_with_a_backlog_in_other_partitions(engine: SqliteEngine) -> None:
+    await drained(engine, SPREAD)
+    with_nothing_else = await cost_of_a_round(engine)
+    for start in range(0, 5000, 1000):
+        await engine.push([[NewMessage("orders", f"other{start + n}", b"1") for n in range(1000)]])
+    await pop(engine, 1)  # Meets the new partitions for the first time.
+    steps = Steps(engine)
+    got = await pop(engine, SPREAD)
+    assert len(got.messages) == SPREAD
+    assert steps.number <= FACTOR * with_nothing_else
+
+
+async def test_the_cost_does_not_grow_with_waiting_messages(engine: SqliteEngine) -> None:
+    await drained(engine, SPREAD)
+    with_nothing_else = await cost_of_a_round(engine)
+    later = [NewMessage("orders", f"later{n % 500}", b"1", delay_ms=3_600_000) for n in range(5000)]
+    await engine.push([later])
+    while (await pop(engine, 1000)).messages:
+        pass
+    assert await cost_of_a_round(engine) <= FACTOR * with_nothing_else
+
+
+async def test_the_cost_does_not_grow_with_the_length_of_the_partition(engine: SqliteEngine) -> None:
+    await drained(engine, SPREAD)
+    at_the_start = await cost_of_a_round(engine)
+    for _ in range(10):
+        await engine.push([[NewMessage("orders", f"p{n % SPREAD}", b"1") for n in range(1000)]])
+        while (await pop(engine, 1000, auto_ack=True)).messages:
+            pass
+    assert await cost_of_a_round(engine) <= FACTOR * at_the_start
+
+
+HOT = {
+    "reading messages": (rows.SELECT_MESSAGES, ("[[1,1,5]]",)),
+    "finding transaction ids": (push._FIND_TRANSACTION_IDS, ('[[1,"t"]]',)),
+    "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
+    "loading partitions by number": (loader._PARTITIONS_BY_ID, ("[1]",)),
+    "loading tracks": (loader._TRACKS, (1, "[1]")),
+    "saving tracks": (transaction._SAVE_TRACKS, ("[]",)),
+    "deleting ranges": (transaction._DELETE_RANGES, ("[]",)),
+    "deleting retries": (transaction._DELETE_RETRIES, ("[]",)),
+    "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
+}
+TABLES = ("messages", "message", "partitions", "partition", "tracks", "ranges", "retries", "fronts", "dead_letters")
+
+
+@pytest.mark.parametrize("statement", HOT)
+async def test_no_hot_statement_scans_a_table(engine: SqliteEngine, statement: str) -> None:
+    sql, parameters = HOT[statement]
+    plan = [str(row[3]) for row in engine._store.reader.execute(f"explain query plan {sql}", parameters)]
+    assert plan
+    assert [line for line in plan if line.startswith("SCAN") and line.split()[1] in TABLES] == []
