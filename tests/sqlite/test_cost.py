@@ -34,10 +34,16 @@ async def engine(tmp_path: Path) -> AsyncIterator[SqliteEngine]:
 class Steps:
     """Counts the steps of the connections that serve requests."""
 
-    def __init__(self, engine: SqliteEngine) -> None:
+    def __init__(self) -> None:
         self.number = 0
-        for connection in (engine._store.writer, engine._store.reader):
-            connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._note)
+
+    async def watch(self, engine: SqliteEngine) -> None:
+        """Begin to count, from the threads that the connections belong to."""
+        await engine._write(lambda transaction: self._trace(transaction.connection))
+        await engine._look(lambda _state, _now: self._trace(engine._store.reader))
+
+    def _trace(self, connection: apsw.Connection) -> None:
+        connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._note)
 
     def _note(self, event: dict[str, Any]) -> None:
         self.number += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
@@ -59,7 +65,8 @@ async def pop(engine: SqliteEngine, batch: int, *, auto_ack: bool = False) -> Po
 
 async def cost_of_a_round(engine: SqliteEngine) -> int:
     """Steps to push to some known partitions, pop and settle them."""
-    steps = Steps(engine)
+    steps = Steps()
+    await steps.watch(engine)
     await engine.push([[NewMessage("orders", f"p{name}", b"2", f"{name} {next(FRESH)}") for name in range(SPREAD)]])
     got = await pop(engine, SPREAD)
     assert len(got.messages) == SPREAD
@@ -90,7 +97,8 @@ async def test_the_cost_does_not_grow_with_a_backlog_in_other_partitions(engine:
     for start in range(0, 5000, 1000):
         await engine.push([[NewMessage("orders", f"other{start + n}", b"1") for n in range(1000)]])
     await pop(engine, 1)  # Meets the new partitions for the first time.
-    steps = Steps(engine)
+    steps = Steps()
+    await steps.watch(engine)
     got = await pop(engine, SPREAD)
     assert len(got.messages) == SPREAD
     assert steps.number <= FACTOR * with_nothing_else
