@@ -389,13 +389,15 @@ class Claimer:
 
     def _step_over(self, fetch: Fetch, kept: set[int], stop: int | None) -> None:
         """Settle in memory what is gone among the offsets before `stop`; saved with the next transaction."""
+        looked_at = [offset for first, last in fetch.intervals for offset in range(first, last + 1)]
+        if stop is not None:
+            del looked_at[looked_at.index(stop) :]
+        gone = [offset for offset in looked_at if offset not in kept]
+        if not gone:
+            return
         track = fetch.track
         draft = Draft(track)
-        for offset in (offset for first, last in fetch.intervals for offset in range(first, last + 1)):
-            if offset == stop:
-                break
-            if offset in kept:
-                continue
+        for offset in gone:
             if offset in draft.front:
                 draft.front.remove(offset)
             else:
