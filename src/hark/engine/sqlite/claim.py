@@ -266,7 +266,7 @@ class Claimer:
         return track
 
     def _intervals(self, track: Track, need: int) -> tuple[list[tuple[int, int]], int]:
-        """What may be handed out of a track, as far as memory knows; empty when it has to wait."""
+        """What may be handed out of a track, as far as memory knows, and how much that is."""
         if track.cursor < track.partition.floor:
             track.rise_to(track.partition.floor)
         if len(track.ranges) > MAX_RANGES:
@@ -277,28 +277,11 @@ class Claimer:
             if track.probe and first <= track.probe:
                 need = 1
             last = min(last, first + need - planned - 1)
-            if track.retries:
-                blocked = self._first_waiting(track, first, last)
-                if blocked is not None:
-                    if blocked > first:
-                        intervals.append((first, blocked - 1))
-                        planned += blocked - first
-                    break
             intervals.append((first, last))
             planned += last - first + 1
             if planned >= need:
                 break
-        if not planned and track.has_work:
-            due = min((retry.due for retry in track.retries.values() if retry.due > self._now), default=None)
-            if due is not None:
-                track.group.wake_at(track.partition.id, due)
         return intervals, planned
-
-    def _first_waiting(self, track: Track, first: int, last: int) -> int | None:
-        waiting = [
-            offset for offset, retry in track.retries.items() if retry.due > self._now and first <= offset <= last
-        ]
-        return min(waiting, default=None)
 
     def _read(self, fetches: list[Fetch]) -> None:
         """The messages of all fetches, in one step of SQLite."""
@@ -374,6 +357,9 @@ class Claimer:
         delayed = fetch.queue.info.options.delayed_processing
         if delayed:
             due = max(due, row.created_at + delayed * SECOND)
+        retry = fetch.track.retries.get(row.offset)
+        if retry is not None:
+            due = max(due, retry.due)
         if due <= self._now:
             return None
         expiry = self._expiry(fetch, row)

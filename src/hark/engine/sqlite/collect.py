@@ -148,6 +148,7 @@ class Collector:
         )
         run(connection, "delete from retries where partition = ?1 and offset <= ?2", partition_id, floor)
         run(connection, "delete from fronts where partition = ?1 and offset <= ?2", partition_id, floor)
+        run(connection, "delete from requeued where partition = ?1 and offset <= ?2", partition_id, floor)
         partition.floor = floor
         queue = partition.queue
         transaction.on_commit(lambda: setattr(queue, "open", None))
@@ -155,7 +156,7 @@ class Collector:
     def _finish_sweep(self, transaction: WriteTransaction) -> None:
         connection = transaction.connection
         gone = "select id from partitions where queue = 0 and id not in (select partition from messages)"
-        for table in ("tracks", "ranges", "retries", "fronts"):
+        for table in ("tracks", "ranges", "retries", "fronts", "requeued"):
             run(connection, f"delete from {table} where partition in ({gone})")
         run(connection, f"delete from partitions where id in ({gone})")
         run(connection, "delete from meta where key = 'sweep'")

@@ -76,6 +76,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
         encode_extra(options).decode(),
     )
     transaction.pushed[partition] = None
+    run(connection, "insert into requeued values (?1, ?2, ?3)", partition.id, offset, group.id)
     draft = transaction.draft(track)
     draft.front.append(offset)
     draft.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.

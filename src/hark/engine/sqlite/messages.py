@@ -31,6 +31,7 @@ def _delete(transaction: WriteTransaction, place: Place) -> bool:
     if not connection.changes():
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
+    run(connection, "delete from requeued where partition = ?1 and offset = ?2", *place)
     delete_traces(transaction, place)
     queue = partition.queue
     transaction.loader.groups(queue.name)

@@ -10,6 +10,7 @@ import msgspec
 from hark.clock import MILLISECOND
 from hark.engine.sqlite.places import find_partitions
 from hark.engine.sqlite.rows import Extra, encode_extra
+from hark.engine.sqlite.sql import OPEN, WANTS_PLACE
 from hark.engine.sqlite.state import Partition, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
@@ -22,22 +23,12 @@ cross join messages as message indexed by messages_transaction
 where message.partition = wanted.value ->> 0 and message.transaction_id = wanted.value ->> 1
 """
 
-# A group without a track in a partition has everything open there, unless it started after the partition's end.
-_COUNT_OPEN = """
-select groups.id, total(
-    max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))
-    - max(partition.floor, ifnull(track.cursor, 0))
-    - ifnull((select sum(last - first + 1) from ranges
-             where grp = groups.id and ranges.partition = partition.id
-               and first > max(partition.floor, ifnull(track.cursor, 0))), 0)
-    + (select count(*) from fronts where grp = groups.id and fronts.partition = partition.id))
+_COUNT_OPEN = f"""
+select groups.id, total({OPEN})
 from groups
-join partitions as partition on partition.queue = ?1
-left join tracks as track on track.grp = groups.id and track.partition = partition.id
-where groups.queue = ?2
-  and (track.cursor is not null or groups.since is null or partition.id > groups.highest_partition
-       or ifnull((select created_at from messages where messages.partition = partition.id
-                  order by offset desc limit 1), 0) > groups.since)
+join partitions as place on place.queue = ?1
+left join tracks as track on track.grp = groups.id and track.partition = place.id
+where groups.queue = ?2 and {WANTS_PLACE}
 group by groups.id
 """
 _COUNT_RETAINED = """

@@ -8,9 +8,11 @@ import msgspec
 
 from hark.engine.sqlite.places import encode_options, find_partitions, insert_queue
 from hark.engine.sqlite.state import Group, Queue
-from hark.engine.sqlite.store import rows_of, run
+from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.model import DEFAULT_PARTITION, QueueInfo, QueueSpec
+
+_COUNT = "select count(*) from messages where partition = ?1 and offset > ?2"
 
 
 def configure(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> list[QueueInfo]:
@@ -132,7 +134,11 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
         _settle_all(transaction, group, list(group.tracks))
     removed = 0
     for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
-        removed += partition.next_tail - partition.floor
+        removed += (
+            partition.next_tail
+            - partition.tail
+            + int(scalar(transaction.connection, _COUNT, partition.id, partition.floor))
+        )
         partition.floor = partition.next_tail
         run(
             transaction.connection,

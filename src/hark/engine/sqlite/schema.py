@@ -122,6 +122,14 @@ create table fronts (
     primary key (grp, partition, offset)
 ) without rowid;
 
+-- Messages that are for one group only: requeued dead letters, for as long as they are retained.
+create table requeued (
+    partition integer not null,
+    offset integer not null,
+    grp integer not null,
+    primary key (partition, offset)
+) without rowid;
+
 create table dead_letters (
     id integer primary key autoincrement,
     uid text not null unique,

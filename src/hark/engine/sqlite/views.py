@@ -5,36 +5,27 @@ from __future__ import annotations
 import apsw
 
 from hark.engine.sqlite.leases import LeaseView
+from hark.engine.sqlite.sql import CURSOR, OPEN, TAIL, WANTS_PLACE
 from hark.engine.sqlite.store import rows_of, scalar
 from hark.ids import IdCodec
 from hark.model import Counts, GroupStats, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
 
-_TAIL = "max(place.tail, ifnull((select max(offset) from messages where messages.partition = place.id), 0))"
-_LAST = "ifnull((select created_at from messages where messages.partition = place.id order by offset desc limit 1), 0)"
-
 # One row per partition and group of the chosen queues: where the group stands and what it has open.
 _OPEN = f"""
 select queues.name as queue, groups.id as grp, groups.name as group_name, place.id as partition, place.name as name,
-    max(place.floor, ifnull(track.cursor, 0)) as cursor, track.settled_at as settled_at,
-    {_TAIL} - max(place.floor, ifnull(track.cursor, 0))
-    - ifnull((select sum(last - first + 1) from ranges
-              where grp = groups.id and ranges.partition = place.id
-                and first > max(place.floor, ifnull(track.cursor, 0))), 0)
-    + (select count(*) from fronts where grp = groups.id and fronts.partition = place.id) as open
+    {CURSOR} as cursor, track.settled_at as settled_at, {OPEN} as open
 from groups
 join queues on queues.name = groups.queue
 join partitions as place on place.queue = queues.id
 left join tracks as track on track.grp = groups.id and track.partition = place.id
-where (?1 is null or queues.name = ?1)
-  and (track.cursor is not null or groups.since is null or place.id > groups.highest_partition
-       or {_LAST} > groups.since)
+where (?1 is null or queues.name = ?1) and {WANTS_PLACE}
 """
 
 _QUEUES = f"""
 with open as materialized ({_OPEN}),
 worst as (select queue, grp, max(open) as open from
     (select queue, grp, sum(open) as open from open group by queue, grp) group by queue),
-sizes as (select place.queue as queue, count(*) as partitions, sum({_TAIL} - place.floor) as total
+sizes as (select place.queue as queue, count(*) as partitions, sum({TAIL} - place.floor) as total
     from partitions as place where place.queue != 0 group by place.queue)
 select queues.name, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
     ifnull(worst.open, ifnull(sizes.total, 0)), queues.expired, queues.discarded,
@@ -54,18 +45,12 @@ with page as (
     where place.queue = (select id from queues where name = ?1) and (?2 is null or instr(place.name, ?2))
     order by place.name limit ?3 offset ?4),
 open as (
-    select place.id as partition, groups.id as grp,
-        {_TAIL} - max(place.floor, ifnull(track.cursor, 0))
-        - ifnull((select sum(last - first + 1) from ranges
-                  where grp = groups.id and ranges.partition = place.id
-                    and first > max(place.floor, ifnull(track.cursor, 0))), 0)
-        + (select count(*) from fronts where grp = groups.id and fronts.partition = place.id) as open
+    select place.id as partition, groups.id as grp, {OPEN} as open
     from page as place
     join groups on groups.queue = ?1
     left join tracks as track on track.grp = groups.id and track.partition = place.id
-    where track.cursor is not null or groups.since is null or place.id > groups.highest_partition
-       or {_LAST} > groups.since)
-select place.id, place.name, place.created_at, {_TAIL} - place.floor,
+    where {WANTS_PLACE})
+select place.id, place.name, place.created_at, {TAIL} - place.floor,
     (select max(open) from open where open.partition = place.id),
     (select grp from open where open.partition = place.id order by open desc limit 1),
     (select count(*) from dead_letters where dead_letters.partition = place.id),
@@ -84,6 +69,8 @@ select created_at from messages as message
 where message.partition = ?1 and message.offset > ?2
   and not exists (select 1 from ranges where grp = ?3 and ranges.partition = ?1
                   and first <= message.offset and last >= message.offset)
+  and not exists (select 1 from requeued where requeued.partition = ?1 and requeued.offset = message.offset
+                  and requeued.grp != ?3)
 order by message.offset limit 1
 """
 
