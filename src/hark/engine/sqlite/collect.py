@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from hark.clock import SECOND
 from hark.engine.sqlite.leases import LeaseView
+from hark.engine.sqlite.messages import leave_hole
 from hark.engine.sqlite.rows import NO_EXTRA, decode_extra
 from hark.engine.sqlite.state import Partition, Queue
 from hark.engine.sqlite.store import for_each, rows_of, run, scalar
@@ -84,7 +85,7 @@ class Collector:
         held = LeaseView(transaction.state).held_places()
         keepers: dict[int, Keeper] = {}
         gone: list[int] = []
-        touched: set[int] = set()
+        touched: dict[int, list[int]] = {}
         active_since = transaction.now - self._idle_group_seconds * SECOND
         for seq, partition_id, offset, created_at, extra in rows:
             partition = transaction.loader.partition(partition_id)
@@ -96,15 +97,15 @@ class Collector:
                 if not self._is_over(transaction, partition.queue, keepers[partition_id], offset, created_at, extra):
                     continue
             gone.append(seq)
-            touched.add(partition_id)
+            touched.setdefault(partition_id, []).append(offset)
         if gone:
             connection = transaction.connection
             sql = "delete from traces where (partition, offset) in (select partition, offset from messages where seq in"
             for_each(connection, f"{sql} (select value from json_each(?1)))", gone)
             run(connection, "delete from trace_names where trace not in (select id from traces)")
             for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
-            for partition_id in touched:
-                self._raise_floor(transaction, partition_id)
+            for partition_id, offsets in touched.items():
+                self._raise_floor(transaction, partition_id, offsets)
         return len(gone)
 
     def _is_over(
@@ -131,7 +132,7 @@ class Collector:
             return age >= (completed or self._completed_seconds) * SECOND
         return bool(options.max_wait_time_seconds) and age >= options.max_wait_time_seconds * SECOND
 
-    def _raise_floor(self, transaction: WriteTransaction, partition_id: int) -> None:
+    def _raise_floor(self, transaction: WriteTransaction, partition_id: int, removed: list[int]) -> None:
         """What is below the first message that is left can be forgotten altogether."""
         partition = transaction.loader.partition(partition_id)
         if partition is None:
@@ -148,15 +149,18 @@ class Collector:
         )
         run(connection, "delete from retries where partition = ?1 and offset <= ?2", partition_id, floor)
         run(connection, "delete from fronts where partition = ?1 and offset <= ?2", partition_id, floor)
-        run(connection, "delete from requeued where partition = ?1 and offset <= ?2", partition_id, floor)
+        run(connection, "delete from holes where partition = ?1 and offset <= ?2", partition_id, floor)
         partition.floor = floor
+        for offset in removed:
+            if offset > floor:
+                leave_hole(transaction, partition, offset)
         queue = partition.queue
         transaction.on_commit(lambda: setattr(queue, "open", None))
 
     def _finish_sweep(self, transaction: WriteTransaction) -> None:
         connection = transaction.connection
         gone = "select id from partitions where queue = 0 and id not in (select partition from messages)"
-        for table in ("tracks", "ranges", "retries", "fronts", "requeued"):
+        for table in ("tracks", "ranges", "retries", "fronts", "holes"):
             run(connection, f"delete from {table} where partition in ({gone})")
         run(connection, f"delete from partitions where id in ({gone})")
         run(connection, "delete from meta where key = 'sweep'")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hark.engine.sqlite.groups import Contact, first_contact
+from hark.engine.sqlite.messages import leave_hole
 from hark.engine.sqlite.places import find_partitions
 from hark.engine.sqlite.rows import NO_EXTRA, decode_extra, encode_extra
 from hark.engine.sqlite.store import rows_of, run, scalar
@@ -76,7 +77,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
         encode_extra(options).decode(),
     )
     transaction.pushed[partition] = None
-    run(connection, "insert into requeued values (?1, ?2, ?3)", partition.id, offset, group.id)
+    leave_hole(transaction, partition, offset, but_for=group)
     draft = transaction.draft(track)
     draft.front.append(offset)
     draft.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.

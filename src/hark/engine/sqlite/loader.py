@@ -50,7 +50,9 @@ select json_group_array(json_array(
     json((select json_group_array(json_array(offset, attempts, due, error)) from retries
         where grp = ?1 and partition = wanted.value)),
     json((select json_group_array(offset) from
-        (select offset from fronts where grp = ?1 and partition = wanted.value order by offset)))))
+        (select offset from fronts where grp = ?1 and partition = wanted.value order by offset))),
+    json((select json_group_array(offset) from
+        (select offset from holes where partition = wanted.value order by offset)))))
 from json_each(?2) as wanted
 """
 
@@ -103,6 +105,7 @@ class _TrackRow(msgspec.Struct, array_like=True):
     ranges: list[tuple[int, int]]
     retries: list[tuple[int, int, int, str | None]]
     front: list[int]
+    holes: list[int]
 
 
 _decode_queues = msgspec.json.Decoder(list[_QueueRow]).decode
@@ -220,10 +223,10 @@ class Loader:
                 continue
             track = Track(group, partition)
             if row.track is None:
-                track.cursor = self._start(group, partition)
+                track.begin(self._start(group, partition), row.holes)
             else:
                 track.cursor, track.probe, track.settled_at = row.track
-            track.ranges = row.ranges
+                track.ranges = row.ranges
             track.rise_to(partition.floor)
             track.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
             track.front = row.front

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hark.engine.sqlite.places import find_message
-from hark.engine.sqlite.state import Track
+from hark.engine.sqlite.state import Group, Partition, Track
 from hark.engine.sqlite.store import run
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import HarkError, NotFound
@@ -31,16 +31,21 @@ def _delete(transaction: WriteTransaction, place: Place) -> bool:
     if not connection.changes():
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
-    run(connection, "delete from requeued where partition = ?1 and offset = ?2", *place)
     delete_traces(transaction, place)
+    leave_hole(transaction, partition, place.offset)
     queue = partition.queue
-    transaction.loader.groups(queue.name)
-    for group in list(queue.groups.values()):
-        track = transaction.loader.track(group, partition.id)
-        if track is not None and not track.is_settled(place.offset):
-            _settle_removed(transaction, track, place.offset)
     transaction.on_commit(lambda: setattr(queue, "open", None))
     return True
+
+
+def leave_hole(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
+    """There is no message at an offset (any more): every group is done with it, also those to come."""
+    run(transaction.connection, "insert or ignore into holes values (?1, ?2)", partition.id, offset)
+    transaction.loader.groups(partition.queue.name)
+    for group in list(partition.queue.groups.values()):
+        track = None if group is but_for else transaction.loader.track(group, partition.id)
+        if track is not None and not track.is_settled(offset):
+            _settle_removed(transaction, track, offset)
 
 
 def _settle_removed(transaction: WriteTransaction, track: Track, offset: int) -> None:

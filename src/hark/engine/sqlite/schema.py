@@ -122,11 +122,10 @@ create table fronts (
     primary key (grp, partition, offset)
 ) without rowid;
 
--- Messages that are for one group only: requeued dead letters, for as long as they are retained.
-create table requeued (
+-- Offsets beyond the floor with no message for groups to come: removed ones, and those requeued for one group.
+create table holes (
     partition integer not null,
     offset integer not null,
-    grp integer not null,
     primary key (partition, offset)
 ) without rowid;
 

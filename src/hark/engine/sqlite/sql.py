@@ -23,10 +23,8 @@ OPEN = f"""
 ({TAIL} - {CURSOR}
 - ifnull((select sum(last - first + 1) from ranges
           where ranges.grp = groups.id and ranges.partition = place.id and first > {CURSOR}), 0)
-- (select count(*) from requeued
-   where requeued.partition = place.id and requeued.grp != groups.id and requeued.offset > {CURSOR}
-     and not exists (select 1 from ranges where ranges.grp = groups.id and ranges.partition = place.id
-                     and requeued.offset between first and last))
+- case when track.cursor is null
+    then (select count(*) from holes where holes.partition = place.id and holes.offset > place.floor) else 0 end
 + (select count(*) from fronts where fronts.grp = groups.id and fronts.partition = place.id))
 """
-"""How many messages of a partition a group has yet to settle."""
+"""How many messages of a partition a group has yet to settle. Holes are among the ranges of those with a track."""

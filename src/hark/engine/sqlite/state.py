@@ -152,7 +152,7 @@ class Draft:
         """Transaction ids that are no longer held."""
         self.voided = False
         """All leases on the track are void."""
-        self.touched_ranges: set[int] = set()
+        self.touched_ranges: set[int] = set(track.unsaved)
         """First offsets of ranges that were added, changed or removed."""
         self.wiped = False
         """Nothing that is stored about the track beyond its cursor counts any more."""
@@ -200,6 +200,7 @@ class Track:
         "retries",
         "served",
         "settled_at",
+        "unsaved",
     )
 
     def __init__(self, group: Group, partition: Partition) -> None:
@@ -215,6 +216,17 @@ class Track:
         self.held: dict[str, Held] = {}
         self.served = 0
         self.draft: Draft | None = None
+        self.unsaved: set[int] = set()
+        """First offsets of ranges that are not stored yet, because the track itself is not."""
+
+    def begin(self, cursor: int, holes: list[int]) -> None:
+        """Start where the group has not been before; where there is no message it is done already."""
+        self.cursor = cursor
+        draft = Draft(self)
+        for offset in holes:
+            draft.settle(offset, offset)
+        self.cursor, self.ranges = draft.cursor, draft.ranges
+        self.unsaved = {first for first, _ in self.ranges}
 
     @property
     def has_work(self) -> bool:
@@ -261,6 +273,7 @@ class Track:
         self.draft = None
         self.cursor, self.ranges, self.retries = draft.cursor, draft.ranges, draft.retries
         self.front, self.probe, self.settled_at = draft.front, draft.probe, draft.settled_at
+        self.unsaved = set()
         if draft.voided:
             self.held.clear()
         for transaction_id in draft.gone:
