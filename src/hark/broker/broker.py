@@ -44,6 +44,7 @@ T = TypeVar("T")
 PUSH_MAINTENANCE = "push_maintenance"
 POP_MAINTENANCE = "pop_maintenance"
 _SEALING_TRIES = 3
+_BYTES_PER_ITEM = 16 * 1024
 
 
 class Broker:
@@ -144,7 +145,7 @@ class Broker:
             )
         if self._sealed_queues:
             items = self._seal(items)
-        outcomes = await self._push.submit(items, len(items))
+        outcomes = await self._push.submit(items, _weight(items))
         for outcome in outcomes:
             if outcome.code == "sealing_mismatch":
                 return await self._push_again(items, outcomes)
@@ -169,6 +170,8 @@ class Broker:
         deadline = self._clock.now() + round(seconds * SECOND)
         with self._room.enter(request) as waiter:
             while True:
+                if self._flags.get(POP_MAINTENANCE):
+                    return PopResult(reason="paused")
                 result = await self._pop_once(batcher, request)
                 now = self._clock.now()
                 if result.messages or now >= deadline or self._room.closed:
@@ -245,8 +248,7 @@ class Broker:
         """Stop or resume all pushes or all pops, over restarts too."""
         await self.engine.write_flag(flag, enabled)
         self._flags[flag] = enabled
-        if flag == POP_MAINTENANCE and not enabled:
-            self._room.wake_all()
+        self._room.wake_all()
 
     def maintenance(self, flag: str) -> bool:
         """Whether pushes or pops are stopped."""
@@ -345,6 +347,11 @@ class Broker:
             self._sealed_queues.add(info.name)
         else:
             self._sealed_queues.discard(info.name)
+
+
+def _weight(items: Sequence[NewMessage]) -> int:
+    """What a push counts against the bound of what may wait: large payloads count for more than one."""
+    return len(items) + sum(len(item.payload) for item in items) // _BYTES_PER_ITEM
 
 
 def first(answers: Sequence[T | HarkError]) -> T:

@@ -72,7 +72,7 @@ class Sealer:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
             raise InvalidSetting(
-                "encryption.key: needs the cryptography package; install it with: pip install 'hark[encryption]'"
+                "encryption.key: needs the cryptography package; install it beside Hark with: pip install cryptography"
             ) from error
         key_id = hashlib.sha256(raw).hexdigest()[:8]
         self._keys[key_id] = AESGCM(raw)

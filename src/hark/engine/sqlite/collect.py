@@ -13,6 +13,7 @@ from hark.clock import SECOND
 from hark.engine.sqlite.leases import LeaseView
 from hark.engine.sqlite.messages import leave_hole
 from hark.engine.sqlite.rows import NO_EXTRA, decode_extra
+from hark.engine.sqlite.sql import CURSOR
 from hark.engine.sqlite.state import Partition, Queue
 from hark.engine.sqlite.store import for_each, rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
@@ -27,18 +28,18 @@ class Keeper:
     def __init__(self, transaction: WriteTransaction, partition: Partition, active_since: int) -> None:
         rows = rows_of(
             transaction.connection,
-            """
-            select track.cursor, groups.last_seen >= ?3 from groups
-            left join tracks as track on track.grp = groups.id and track.partition = ?2
+            f"""
+            select {CURSOR}, groups.last_seen >= ?3 from groups
+            join partitions as place on place.id = ?2
+            left join tracks as track on track.grp = groups.id and track.partition = place.id
             where groups.queue = ?1
             """,
             partition.queue.name,
             partition.id,
             active_since,
         )
-        # A group without a track here has settled nothing yet.
-        self.slowest_active = min((cursor or 0 for cursor, active in rows if active), default=0)
-        self.fastest = max((cursor or 0 for cursor, _ in rows), default=0)
+        self.slowest_active = min((cursor for cursor, active in rows if active), default=0)
+        self.fastest = max((cursor for cursor, _ in rows), default=0)
         fronts = rows_of(transaction.connection, "select offset from fronts where partition = ?1", partition.id)
         self.fronts = {offset for (offset,) in fronts}
 
@@ -100,9 +101,12 @@ class Collector:
             touched.setdefault(partition_id, []).append(offset)
         if gone:
             connection = transaction.connection
-            sql = "delete from traces where (partition, offset) in (select partition, offset from messages where seq in"
-            for_each(connection, f"{sql} (select value from json_each(?1)))", gone)
-            run(connection, "delete from trace_names where trace not in (select id from traces)")
+            traces = """
+                from traces where (partition, offset) in
+                    (select partition, offset from messages where seq in (select value from json_each(?1)))
+            """
+            for_each(connection, f"delete from trace_names where trace in (select id {traces})", gone)
+            for_each(connection, f"delete {traces}", gone)
             for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
             for partition_id, offsets in touched.items():
                 self._raise_floor(transaction, partition_id, offsets)

@@ -107,7 +107,7 @@ class SqliteEngine:
 
     async def ping(self) -> None:
         """Raise unless the store thread answers and the database can be read."""
-        await self._read(lambda connection, _: connection.execute("select 1 from meta limit 1").fetchall())
+        await self._look(lambda _state, _now: self._store.reader.execute("select 1 from meta limit 1").get)
 
     # How calls travel --------------------------------------------------------------------------------------
 

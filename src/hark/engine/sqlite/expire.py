@@ -18,7 +18,7 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
         if lease is None:
             break
         # Not live from here on: what settles later in this transaction must be refused.
-        del transaction.state.leases[lease.id]
+        transaction.state.note_expired(lease)
         for track, part in lease.parts.items():
             _expire_part(transaction, lease, track, part)
             transaction.state.expiring.add(track.group)

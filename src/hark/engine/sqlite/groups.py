@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hark.engine.sqlite.loader import adopt_group, make_group
 from hark.engine.sqlite.queues import drop_leases
+from hark.engine.sqlite.sql import LAST_CREATED
 from hark.engine.sqlite.state import Group, Label, Queue, Track
 from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
@@ -37,7 +38,7 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
         if (queue_name, name) in state.groups:
             continue
         if label is None:
-            since = now if subscription.mode == "new" else subscription.since
+            since = _newest(transaction, queue_name) if subscription.mode == "new" else subscription.since
             highest = _highest_partition(transaction)
         else:
             subscription, highest = state.labels[label]
@@ -60,13 +61,31 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
 def _first_label_contact(transaction: WriteTransaction, label: Label | None, wanted: Subscription) -> None:
     if label is None or label in transaction.state.labels or transaction.loader.label(label):
         return
-    start = Subscription("new", transaction.now) if wanted.mode == "new" else wanted
+    start = wanted
+    if wanted.mode == "new":
+        names = [
+            queue.name
+            for queue in transaction.state.queues.values()
+            if label[1] in (None, queue.info.namespace) and label[2] in (None, queue.info.task)
+        ]
+        start = Subscription("new", max((_newest(transaction, name) for name in names), default=transaction.now))
     highest = _highest_partition(transaction)
     transaction.connection.execute(
         "insert into labels (grp, namespace, task, subscription, since, highest_partition) values (?, ?, ?, ?, ?, ?)",
         (*label, start.mode, start.since, highest),
     )
     transaction.state.labels[label] = start, highest
+
+
+def _newest(transaction: WriteTransaction, queue_name: str) -> int:
+    """Now, or the creation of the queue's newest message: that may be later, as times never decrease."""
+    queue = transaction.state.queues.get(queue_name)
+    if queue is None:
+        return transaction.now
+    newest = f"select max({LAST_CREATED}) from partitions as place where queue = ?1"
+    stored = scalar(transaction.connection, newest, queue.id)
+    pushed = [partition.last_created for partition in transaction.pushed if partition.queue is queue]
+    return max(transaction.now, stored or 0, *pushed)
 
 
 def _highest_partition(transaction: WriteTransaction) -> int:

@@ -59,7 +59,10 @@ def renew(state: State, now: int, requests: list[Renewal]) -> list[RenewOutcome 
     for request in requests:
         lease = state.leases.get(request.lease_id)
         if lease is None:
-            answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found or already expired"))
+            if request.lease_id in state.expired_leases:
+                answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+            else:
+                answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
             continue
         wanted = now + request.seconds * 1_000_000
         if wanted > lease.expires_at:

@@ -106,8 +106,7 @@ class Judge:
                 return Verdict(track, None, None)
         if not item.lease_id:
             return Verdict(track, None, NOT_LEASED)
-        lease = self._transaction.state.leases.get(item.lease_id)
-        expired = lease is not None and lease.expires_at <= self._transaction.now
+        expired = item.lease_id in self._transaction.state.expired_leases
         return Verdict(track, None, EXPIRED if expired else SUPERSEDED)
 
     def _offset(self, partition: Partition, transaction_id: str) -> int | None:
@@ -198,7 +197,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
     for lease_id in request.required_leases:
         lease = transaction.state.leases.get(lease_id)
         if lease is None or lease.expires_at <= transaction.now:
-            code, text = EXPIRED
+            code, text = EXPIRED if lease_id in transaction.state.expired_leases else SUPERSEDED
             return TransactionOutcome(False, (), code, f"{text} (required lease {lease_id})")
     judge = Judge(transaction, request.required_leases)
     verdicts: dict[int, Verdict] = {}

@@ -18,6 +18,7 @@ from hark.model import EmptyReason, GroupMode, QueueInfo, QueueOptions, Subscrip
 MAX_RANGES = 10_000
 """Beyond so many ranges only the head of a partition is delivered (rule 13)."""
 _NEVER = (-1, "")
+_EXPIRED_REMEMBERED = 10_000
 
 
 class Queue:
@@ -414,6 +415,8 @@ class State:
         """Where groups started that pop by namespace or task, and the highest partition then."""
         self.leases: dict[str, Lease] = {}
         self.lease_heap: list[tuple[int, int, Lease]] = []
+        self.expired_leases: dict[str, None] = {}
+        """The last leases that expired, so that latecomers are told what happened."""
         self.largest_payload = 0
         self.expiring: set[Group] = set()
         """Groups with leases whose expiry is being committed: what those held is as good as free."""
@@ -450,6 +453,13 @@ class State:
         if expires_at is None or expires_at > now:
             return None
         return heapq.heappop(self.lease_heap)[2]
+
+    def note_expired(self, lease: Lease) -> None:
+        """A lease is over because its time was up."""
+        del self.leases[lease.id]
+        self.expired_leases[lease.id] = None
+        if len(self.expired_leases) > _EXPIRED_REMEMBERED:
+            del self.expired_leases[next(iter(self.expired_leases))]
 
     def end_part(self, lease: Lease, track: Track) -> None:
         """A lease has nothing to do with a track any more; it ends with its last one."""
