@@ -6,20 +6,35 @@ HARK_TEST_EXAMPLES=2000 looks longer than the default.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import cast
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from hark.engine.api import Engine
+
+from .broken import BROKEN, Broken
+from .comparing import Disagreement
 from .engines import ENGINES, EngineKind
 from .machine import QueueMachine
 
-EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "100"))
+STEPS = 40
+ENOUGH_FOR_A_BROKEN_ONE = 500
 
 
-def machine_of(kind: EngineKind) -> type[QueueMachine]:
-    """The state machine for one kind of engine."""
-    return type(f"QueueMachine_{kind.name}", (QueueMachine,), {"kind": kind})
+def machine_of(kind: EngineKind, wrapper: Callable[[Engine], Engine] | None = None) -> type[QueueMachine]:
+    """The state machine for one kind of engine, as it is or wrapped."""
+
+    class Machine(QueueMachine):
+        pass
+
+    Machine.kind = kind
+    if wrapper is not None:
+        Machine.wrap = staticmethod(wrapper)
+    return Machine
 
 
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
@@ -28,10 +43,30 @@ def test_an_engine_answers_as_the_model_does(kind: EngineKind) -> None:
         machine_of(kind),
         settings=settings(
             max_examples=EXAMPLES,
-            stateful_step_count=40,
+            stateful_step_count=STEPS,
             deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
             database=None,
+            print_blob=True,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("wrapper", BROKEN, ids=lambda wrapper: wrapper.__name__)
+def test_a_broken_engine_is_found(wrapper: type[Broken]) -> None:
+    """The checker that passes a broken engine is broken."""
+    with pytest.raises(Disagreement):
+        run_state_machine_as_test(
+            machine_of(ENGINES[-1], lambda engine: cast("Engine", wrapper(engine))),
+            settings=settings(
+                max_examples=ENOUGH_FOR_A_BROKEN_ONE,
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

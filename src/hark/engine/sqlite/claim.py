@@ -40,6 +40,8 @@ class Job:
         self.messages: list[Delivery] = []
         self.bytes = 0
         self.tracks = 0
+        self.more: list[tuple[Queue, Track, int]] = []
+        """Tracks that it holds and that may go on behind an offset."""
         self.look = 1
         """How many times what it needs it looks at: more after each look at messages that were all gone."""
         self.reason: EmptyReason = "nothing_ready"
@@ -180,7 +182,6 @@ class Claimer:
         while need > 0 and room > 0 and job.bytes < MAX_REPLY_BYTES:
             taken = self._take(job)
             if taken is None:
-                job.done = True
                 break
             queue, track = taken
             intervals, planned = self._intervals(track, min(need * job.look, bound))
@@ -191,8 +192,12 @@ class Claimer:
             need -= planned
             bound = max(1, bound - planned)
             room -= 1
-        if not fetches:
-            job.done = True
+        if not fetches and need > 0 and job.more and job.bytes < MAX_REPLY_BYTES:
+            # What other tracks promised was not there, but the ones that it has go on.
+            queue, track, after = job.more.pop(0)
+            intervals, _ = self._intervals(track, min(need * job.look, bound), after)
+            fetches = [Fetch(job, queue, track, intervals)] if intervals else self._plan(job)
+        job.done = not fetches
         return fetches
 
     def _take(self, job: Job) -> tuple[Queue, Track] | None:
@@ -265,8 +270,8 @@ class Claimer:
             track = group.tracks.get(partition_id)
         return track
 
-    def _intervals(self, track: Track, need: int) -> tuple[list[tuple[int, int]], int]:
-        """What may be handed out of a track, as far as memory knows, and how much that is."""
+    def _intervals(self, track: Track, need: int, after: int = 0) -> tuple[list[tuple[int, int]], int]:
+        """What may be handed out of a track behind an offset, as far as memory knows, and how much that is."""
         if track.cursor < track.partition.floor:
             track.rise_to(track.partition.floor)
         if len(track.ranges) > MAX_RANGES:
@@ -274,6 +279,9 @@ class Claimer:
         intervals: list[tuple[int, int]] = []
         planned = 0
         for first, last in track.open_intervals():
+            if last <= after:
+                continue
+            first = max(first, after + 1)
             if track.probe and first <= track.probe:
                 need = 1
             last = min(last, first + need - planned - 1)
@@ -305,7 +313,9 @@ class Claimer:
         job, track = fetch.job, fetch.track
         group = track.group
         options = fetch.queue.info.options
-        due = self._window_due(fetch) if options.window_buffer and fetch.rows else None
+        holds = track.lease is not None
+        """It got some of this track in an earlier look."""
+        due = self._window_due(fetch) if options.window_buffer and fetch.rows and not holds else None
         if due is not None:
             job.reason = "window_buffer"
             group.wake_at(track.partition.id, due, "window_buffer")
@@ -327,6 +337,9 @@ class Claimer:
             self._step_over(fetch, {row.offset for row in deliverable}, stop)
         if deliverable:
             self._hand_out(fetch, deliverable)
+        if deliverable or holds:
+            if stop is None and not (track.front or track.probe or len(track.ranges) > MAX_RANGES):
+                job.more.append((fetch.queue, track, fetch.intervals[-1][1]))
         elif due is not None:
             job.reason = "waiting"
             group.wake_at(track.partition.id, due)
@@ -426,7 +439,11 @@ class Claimer:
                     1 if retry is None else retry.attempts + 1,
                 )
             )
-        lease.parts[track] = Part(len(rows), max(rows[0].offset, rows[-1].offset))
+        last = max(rows[0].offset, rows[-1].offset)
+        if track in lease.parts:
+            lease.parts[track].extend(len(rows), last)
+            return
+        lease.parts[track] = Part(len(rows), last)
         track.lease = lease
         track.served = self._state.next_turn()
         job.tracks += 1

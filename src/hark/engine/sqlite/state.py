@@ -107,6 +107,12 @@ class Part:
         self.open = handed
         self.last = last
 
+    def extend(self, handed: int, last: int) -> None:
+        """More was handed out under the same lease."""
+        self.handed += handed
+        self.open += handed
+        self.last = max(self.last, last)
+
 
 class Lease:
     """One consumer's expiring hold, over one or more partitions."""
