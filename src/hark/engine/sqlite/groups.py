@@ -159,6 +159,8 @@ def move(transaction: WriteTransaction, track: Track, cursor: int) -> None:
     draft.wiped = True
     draft.cursor, draft.ranges, draft.probe = max(cursor, track.partition.floor), [], 0
     draft.retries, draft.front = {}, []
+    for hole in transaction.loader.holes(track.group, track.partition):
+        draft.settle(hole, hole)
     transaction.void_leases(track)
 
 

@@ -52,7 +52,7 @@ select json_group_array(json_array(
     json((select json_group_array(offset) from
         (select offset from fronts where grp = ?1 and partition = wanted.value order by offset))),
     json((select json_group_array(offset) from
-        (select offset from holes where partition = wanted.value order by offset)))))
+        (select offset from holes where partition = wanted.value and owner != ?1 order by offset)))))
 from json_each(?2) as wanted
 """
 
@@ -247,6 +247,11 @@ class Loader:
         if partition.id > group.highest_partition:
             return partition.floor
         return self.last_offset_at(partition, since)
+
+    def holes(self, group: Group, partition: Partition) -> list[int]:
+        """Offsets of a partition that have no message for a group."""
+        sql = "select offset from holes where partition = ?1 and owner != ?2 order by offset"
+        return [offset for (offset,) in rows_of(self._connection, sql, partition.id, group.id)]
 
     def last_offset_at(self, partition: Partition, time: int) -> int:
         """The last offset created at or before a time: times never decrease, so halving finds it."""

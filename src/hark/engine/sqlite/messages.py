@@ -40,7 +40,13 @@ def _delete(transaction: WriteTransaction, place: Place) -> bool:
 
 def leave_hole(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
     """There is no message at an offset (any more): every group is done with it, also those to come."""
-    run(transaction.connection, "insert or ignore into holes values (?1, ?2)", partition.id, offset)
+    run(
+        transaction.connection,
+        "insert or replace into holes (partition, offset, owner) values (?1, ?2, ?3)",
+        partition.id,
+        offset,
+        0 if but_for is None else but_for.id,
+    )
     transaction.loader.groups(partition.queue.name)
     for group in list(partition.queue.groups.values()):
         track = None if group is but_for else transaction.loader.track(group, partition.id)

@@ -122,10 +122,11 @@ create table fronts (
     primary key (grp, partition, offset)
 ) without rowid;
 
--- Offsets beyond the floor with no message for groups to come: removed ones, and those requeued for one group.
+-- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
 create table holes (
     partition integer not null,
     offset integer not null,
+    owner integer not null default 0,
     primary key (partition, offset)
 ) without rowid;
 

@@ -29,7 +29,8 @@ OPEN = f"""
 - ifnull((select sum(last - first + 1) from ranges
           where ranges.grp = groups.id and ranges.partition = place.id and first > {CURSOR}), 0)
 - case when track.cursor is null
-    then (select count(*) from holes where holes.partition = place.id and holes.offset > {CURSOR}) else 0 end
+    then (select count(*) from holes
+          where holes.partition = place.id and holes.offset > {CURSOR} and holes.owner != groups.id) else 0 end
 + (select count(*) from fronts where fronts.grp = groups.id and fronts.partition = place.id))
 """
 """How many messages of a partition a group has yet to settle. Holes are among the ranges of those with a track."""

@@ -69,7 +69,8 @@ select created_at from messages as message
 where message.partition = ?1 and message.offset > ?2
   and not exists (select 1 from ranges where grp = ?3 and ranges.partition = ?1
                   and first <= message.offset and last >= message.offset)
-  and not exists (select 1 from holes where holes.partition = ?1 and holes.offset = message.offset)
+  and not exists (select 1 from holes where holes.partition = ?1 and holes.offset = message.offset
+                  and holes.owner != ?3)
 order by message.offset limit 1
 """
 
