@@ -50,7 +50,10 @@ def leave_hole(transaction: WriteTransaction, partition: Partition, offset: int,
     transaction.loader.groups(partition.queue.name)
     for group in list(partition.queue.groups.values()):
         track = None if group is but_for else transaction.loader.track(group, partition.id)
-        if track is not None and not track.is_settled(offset):
+        if track is None:
+            continue
+        transaction.draft(track)  # Where a group starts can't be found by the message's time any more: keep it.
+        if not track.is_settled(offset):
             _settle_removed(transaction, track, offset)
 
 
