@@ -104,6 +104,20 @@ class NewMessage(msgspec.Struct, gc=False):
     """The message's own retry schedule; None: the queue's."""
     ttl_ms: int | None = None
 
+    @property
+    def has_options(self) -> bool:
+        """Whether it is more than a payload with a transaction id."""
+        return not (
+            self.trace_id is None
+            and not self.delay_ms
+            and not self.priority
+            and self.deliver_at is None
+            and self.backoff_ms is None
+            and self.ttl_ms is None
+            and not self.sealed
+            and self.producer is None
+        )
+
 
 class PushOutcome(msgspec.Struct, gc=False):
     """What became of one pushed message."""

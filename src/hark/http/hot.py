@@ -16,7 +16,7 @@ from hark.errors import BodyTooLarge, HarkError, InvalidInput, Overloaded
 from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, settlements_of
 from hark.http.checks import decode_json
 from hark.http.pops import Pop, parse_pop, pop_reply
-from hark.http.push_items import ITEM_TEXTS, PushBody, to_new_message
+from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
 from hark.http.responses import Receive, Scope, Send, encode, internal_error, send_empty, send_error, send_json
 from hark.model import NewMessage, PopResult, SettleOutcome
 from hark.settings import Settings
@@ -53,7 +53,6 @@ class AckAnswer(msgspec.Struct, gc=False, omit_defaults=True, rename="camel"):
     code: str | None = None
 
 
-_decode_push = msgspec.json.Decoder(PushBody).decode
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
 
@@ -100,16 +99,20 @@ class HotRoutes:
             await send_json(send, 201, answer)
 
     def _messages(self, body: bytes) -> list[NewMessage]:
-        try:
-            # Payloads stay raw, and the decoder does not look into their strings.
-            if not body.isascii():
-                body.decode()
-            items = _decode_push(body).items
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        messages = plain_messages(body)
+        if messages is None:
             items = decode_json(body, PushBody, "body", ITEM_TEXTS).items
-        if len(items) > self._max_batch:
-            raise _too_many("items", len(items), self._max_batch)
-        return [to_new_message(item, index) for index, item in enumerate(items)]
+            self._check_number("items", len(items))
+            return [to_new_message(item, index) for index, item in enumerate(items)]
+        self._check_number("items", len(messages))
+        return messages
+
+    def _check_number(self, field: str, number: int) -> None:
+        if number > self._max_batch:
+            raise InvalidInput(
+                f"{field}: at most {self._max_batch} in one request (limits.max_batch), got {number}",
+                code="batch_too_large",
+            )
 
     # Pop ---------------------------------------------------------------------------------------------------
 
@@ -176,8 +179,7 @@ class HotRoutes:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
             acks = batch.acknowledgments
-            if len(acks) > self._max_batch:
-                raise _too_many("acknowledgments", len(acks), self._max_batch)
+            self._check_number("acknowledgments", len(acks))
             items = settlements_of(acks, batch.consumer_group, "acknowledgments")
             answer = _ack_answer(await self._broker.settle(items) if items else [])
         except Exception as error:
@@ -228,12 +230,6 @@ def _ack_answer(outcomes: Sequence[SettleOutcome]) -> bytes:
             )
             for index, outcome in enumerate(outcomes)
         ]
-    )
-
-
-def _too_many(field: str, number: int, limit: int) -> InvalidInput:
-    return InvalidInput(
-        f"{field}: at most {limit} in one request (limits.max_batch), got {number}", code="batch_too_large"
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
 
 from hark.errors import InvalidInput, Refused
-from hark.http.checks import check_int, check_name, check_text, parse_moment, short
+from hark.http.checks import MAX_NAME_BYTES, check_int, check_name, check_text, parse_moment, short
 from hark.model import DEFAULT_PARTITION, NULL_PAYLOAD, NewMessage
 
 MAX_PRIORITY = 9
@@ -55,33 +56,51 @@ class PushBody(msgspec.Struct, gc=False):
     items: list[PushItem]
 
 
+_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
+"""A character has at most four bytes, so that a name this short needs no counting."""
+
+
+class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=True):
+    """A message without options, as nearly all are: what there is to check of it is checked while it is decoded."""
+
+    queue: _ShortName
+    partition: _ShortName = DEFAULT_PARTITION
+    payload: msgspec.Raw = NO_PAYLOAD
+    transaction_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES // 4)] = ""
+
+
+class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The body of a push of such messages."""
+
+    items: list[PlainItem]
+
+
+_decode_plain = msgspec.json.Decoder(PlainBody).decode
+
+
+def plain_messages(body: bytes) -> list[NewMessage] | None:
+    """The messages of a body in which all are plain and right; None: look again, item by item."""
+    # Strings of raw payloads are not looked into, and names must not contain NUL. (Looking for one byte is cheap.)
+    if not body.isascii() or (b"\\" in body and b"\\u0000" in body):
+        return None
+    try:
+        items = _decode_plain(body).items
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    messages = [
+        NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items
+    ]
+    for message in messages:
+        # What is too short for so many pairs of brackets can't be too deep.
+        if len(message.payload) > 2 * MAX_DEPTH and payload_too_deep(message.payload):
+            return None
+    return messages
+
+
 def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessage:
     """The checked message; errors name it as `where[index].field`."""
-    queue, partition, transaction_id = item.queue, item.partition, item.transaction_id
+    where = f"{where}[{index}]"
     payload = bytes(item.payload)
-    # The common item, decided in one expression: a character has at most four bytes, so that below 64 of them
-    # only NUL can be wrong; and a payload too short for 257 pairs of brackets is not too deep.
-    if (
-        0 < len(queue) < 64
-        and 0 < len(partition) < 64
-        and len(transaction_id) < 64
-        and len(payload) <= 2 * MAX_DEPTH
-        and "\0" not in queue
-        and "\0" not in partition
-        and "\0" not in transaction_id
-        and not item.trace_id
-        and item.priority is None
-        and item.delay is None
-        and item.deliver_at is None
-        and item.backoff_schedule is None
-        and item.ttl is None
-        and item.keys_if_undelivered is _NO_KEYS
-    ):
-        return NewMessage(queue, partition, payload, transaction_id or None)
-    return _checked(item, payload, f"{where}[{index}]")
-
-
-def _checked(item: PushItem, payload: bytes, where: str) -> NewMessage:
     message = NewMessage(
         check_name(item.queue, f"{where}.queue"),
         check_name(item.partition, f"{where}.partition"),

@@ -47,7 +47,7 @@ def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]
     items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]
     places = _places(transaction, items)
     known = find_duplicates(transaction, items, places)
-    outcomes = [push_one(transaction, item, place, known) for item, place in zip(items, places, strict=True)]
+    outcomes = push_all(transaction, items, places, known)
     if len(requests) == 1:
         return [outcomes]
     answered = iter(outcomes)
@@ -105,27 +105,36 @@ def _exists(transaction: WriteTransaction, place: tuple[int, int]) -> bool:
     return scalar(transaction.connection, sql, *place) is not None
 
 
-def push_one(transaction: WriteTransaction, item: NewMessage, partition: Partition, known: Known) -> PushOutcome:
-    """Append one message, or say why not. Every line here is paid for by every message."""
-    transaction_id = item.transaction_id
-    if transaction_id is not None or item.sealed or not partition.queue.plain:
-        refusal = _refuse(transaction, item, partition, known)
-        if refusal is not None:
-            return refusal
-    offset = partition.next_tail = partition.next_tail + 1
-    if partition not in transaction.pushed:
-        transaction.pushed[partition] = None
-        partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
-    created_at, payload = partition.last_created, item.payload
-    extra = None if _is_plain(item) else extra_of(transaction, item, created_at)
-    transaction.messages += (partition.id, offset, created_at, payload, transaction_id, extra)
-    if len(payload) > transaction.state.largest_payload:
-        note_largest(transaction, len(payload))
-    message_id = transaction.state.codec.with_prefix(partition.prefix, offset)
-    if transaction_id is None:
-        return PushOutcome("queued", message_id, message_id, partition.uid)
-    transaction.new_transaction_ids[partition.id, transaction_id] = offset
-    return PushOutcome("queued", transaction_id, message_id, partition.uid)
+def push_all(
+    transaction: WriteTransaction, items: Sequence[NewMessage], places: Sequence[Partition], known: Known
+) -> list[PushOutcome]:
+    """Append messages, or say why not. Every line of the loop is paid for by every message."""
+    rows, pushed = transaction.messages, transaction.pushed
+    message_id_of = transaction.state.codec.with_prefix
+    outcomes: list[PushOutcome] = []
+    for item, partition in zip(items, places, strict=True):
+        transaction_id = item.transaction_id
+        if transaction_id is not None or item.sealed or not partition.queue.plain:
+            refusal = _refuse(transaction, item, partition, known)
+            if refusal is not None:
+                outcomes.append(refusal)
+                continue
+        offset = partition.next_tail = partition.next_tail + 1
+        if partition not in pushed:
+            pushed[partition] = None
+            partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
+        payload = item.payload
+        extra = extra_of(transaction, item, partition.last_created) if item.has_options else None
+        rows += (partition.id, offset, partition.last_created, payload, transaction_id, extra)
+        if len(payload) > transaction.state.largest_payload:
+            note_largest(transaction, len(payload))
+        message_id = message_id_of(partition.prefix, offset)
+        if transaction_id is None:
+            transaction_id = message_id
+        else:
+            transaction.new_transaction_ids[partition.id, transaction_id] = offset
+        outcomes.append(PushOutcome("queued", transaction_id, message_id, partition.uid))
+    return outcomes
 
 
 def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partition, known: Known) -> PushOutcome | None:
@@ -147,19 +156,6 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
             return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
         transaction.pushed_count[queue] = transaction.pushed_count.get(queue, 0) + 1
     return None
-
-
-def _is_plain(item: NewMessage) -> bool:
-    return (
-        item.trace_id is None
-        and not item.delay_ms
-        and not item.priority
-        and item.deliver_at is None
-        and item.backoff_ms is None
-        and item.ttl_ms is None
-        and not item.sealed
-        and item.producer is None
-    )
 
 
 def extra_of(transaction: WriteTransaction, item: NewMessage, created_at: int) -> str:

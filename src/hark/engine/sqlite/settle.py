@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hark.clock import MILLISECOND
 from hark.engine.sqlite.places import find_message, find_partitions
-from hark.engine.sqlite.push import find_duplicates, push_one, room_left
+from hark.engine.sqlite.push import find_duplicates, push_all, room_left
 from hark.engine.sqlite.state import Held, Partition, Retry, Track
 from hark.engine.sqlite.store import scalar
 from hark.engine.sqlite.transaction import WriteTransaction
@@ -220,7 +220,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
             results.append(apply(transaction, operation, verdicts[index]))
         else:
             place = places[operation.queue, operation.partition]
-            results.append(push_one(transaction, operation, place, known))
+            results += push_all(transaction, [operation], [place], known)
     return TransactionOutcome(True, results)
 
 
