@@ -106,7 +106,7 @@ class SqliteEngine:
         self._store.close()
 
     async def ping(self) -> None:
-        """Raise unless the store thread answers and the database can be read."""
+        """Raise unless the claimer answers and the database can be read."""
         await self._look(lambda _state, _now: self._store.reader.execute("select 1 from meta limit 1").get)
 
     # How calls travel --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Leases as those see them who look from outside: a copy, made by the store thread."""
+"""Leases as those see them who look from outside: a copy, made under the lock."""
 
 from __future__ import annotations
 

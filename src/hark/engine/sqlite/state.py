@@ -1,8 +1,9 @@
 """What the SQLite engine keeps in memory: queues, partitions, groups, their tracks, and leases.
 
-All of it but the leases is a cache of committed rows, loaded when first touched. Only the store thread touches
-it. A write verb never changes these objects before its commit: it works on a track's `Draft`, which replaces the
-track's fields when the commit is through. A track with a draft is "dirty" and is not handed out meanwhile.
+All of it but the leases is a cache of committed rows, loaded when first touched. Only who holds the lock of
+`threads.py` touches it. A write verb never changes these objects before its commit: it works on a track's `Draft`,
+which replaces the track's fields when the commit is through. A track with a draft is "dirty" and is not handed out
+meanwhile.
 """
 
 from __future__ import annotations

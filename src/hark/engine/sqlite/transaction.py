@@ -161,7 +161,7 @@ class WriteTransaction:
         """Tell those who wait, after the commit."""
         self._hints.add((queue, group))
 
-    # What the store thread does with it --------------------------------------------------------------------
+    # What the writer does with it -------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Write everything that was collected."""
