@@ -69,6 +69,7 @@ def uvicorn_config(app: Any, host: str, port: int) -> uvicorn.Config:
         port=port,
         loop="uvloop",
         http="httptools",
+        interface="asgi3",
         ws="none",
         lifespan="off",
         access_log=False,

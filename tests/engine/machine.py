@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -164,7 +165,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def popped(self, wish: Wish, got: Got) -> None:
         """Pop from the model as well, and compare."""
-        places = list(dict.fromkeys((one.message.queue, one.message.partition) for one in got))
+        places = Counter((one.message.queue, one.message.partition) for one in got)
         popped = self.model.pop(wish, places)
         delivered = [
             (one.message.queue, one.message.partition, one.message.offset, one.payload, one.message.attempt)
@@ -276,7 +277,8 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kind.durable)
     @rule()
     def reopen(self) -> None:
-        """Close the store and open it again; leases are lost."""
+        """Close the store and open it again; leases are lost, even ended ones that nobody has seen yet."""
+        self.run(self.q.engine.expire())
         self.run(self.q.reopen())
         self.model.restart()
 

@@ -91,8 +91,12 @@ class Model:
             return sum(len(one.log) for one in queue.partitions.values())
         return max(sum(len(one.todo) for one in self.tracks_of(queue.name, name)) for name in names)
 
-    def pop(self, wish: Wish, preferred: list[tuple[str, str]]) -> Popped:
-        """Lease messages. Where the rules leave the order of partitions open, `preferred` decides."""
+    def pop(self, wish: Wish, answered: dict[tuple[str, str], int]) -> Popped:
+        """Lease messages.
+
+        What the rules leave open is as `answered`, which says how many messages came from where: the order of
+        partitions after a restart, and how a batch is shared out among its partitions.
+        """
         for name in wish.queues:
             self._contact(name, wish.group, wish.mode)
         candidates = [
@@ -104,15 +108,15 @@ class Model:
         ]
 
         def turn(track: Track) -> tuple[int, int, int, int]:
-            place = (track.partition.queue.name, track.partition.name)
-            known = self.order_is_known or track.served or place not in preferred
-            rank = len(preferred) if known else preferred.index(place)
+            known = self.order_is_known or track.served or track.place not in answered
+            rank = len(answered) if known else list(answered).index(track.place)
             return (-track.partition.queue.options.priority, track.served, rank, track.partition.age)
 
         lease = Lease(next(self._numbers), self.now + (1 << 60))
         popped = Popped(lease.id, [])
-        for track in sorted(candidates, key=turn)[: wish.partitions]:
-            taken = track.ready(self.now)[: wish.batch - len(popped.messages)]
+        chosen = sorted(candidates, key=turn)[: wish.partitions]
+        for track, share in zip(chosen, self._shares(wish, chosen, answered), strict=True):
+            taken = track.ready(self.now)[:share]
             if not taken:
                 break
             popped.messages += [(one, track.attempts.get(one, 0) + 1) for one in taken]
@@ -254,6 +258,15 @@ class Model:
             for partition in self.queues[queue].partitions.values():
                 todo = [one for one in partition.log if mode == "all" and one.only_for is None]
                 self.tracks[queue, partition.name, group] = Track(group, partition, todo)
+
+    def _shares(self, wish: Wish, chosen: list[Track], answered: dict[tuple[str, str], int]) -> list[int]:
+        """How many messages each partition gives: as answered if that fills the batch, else as many as it can."""
+        ready = [len(one.ready(self.now)) for one in chosen]
+        asked = [min(number, answered.get(one.place, 0)) for number, one in zip(ready, chosen, strict=True)]
+        used = sum(one > 0 for one in asked)
+        if sum(asked) == min(wish.batch, sum(ready)) and all(asked[:used]):
+            return asked
+        return [max(0, min(one, wish.batch - sum(ready[:index]))) for index, one in enumerate(ready)]
 
     def _reasons(self, queue: str, name: str, group: str) -> frozenset[str]:
         paused = self.queues[queue].paused or self.groups[queue, group]

@@ -104,6 +104,11 @@ class Track:
     suspects: set[Message] = field(default_factory=set)
     """The batch that may hold a message that kills its consumers."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The names of queue and partition."""
+        return self.partition.queue.name, self.partition.name
+
     def not_before(self, message: Message) -> int:
         """When a message may be delivered."""
         return max(message.deliver_at, self.due.get(message, 0))

@@ -39,7 +39,8 @@ class Batcher(Generic[Q, A]):
         self._waiting: list[tuple[Q, asyncio.Future[A], int]] = []
         self._waiting_items = 0
         self._pending_items = 0
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._calls = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._flush_handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -57,7 +58,7 @@ class Batcher(Generic[Q, A]):
         if self._waiting_items >= self._max_items:
             self._flush()
         elif self._flush_handle is None:
-            if self._in_flight:
+            if self._calls:
                 self._flush_handle = self._loop.call_later(self._max_wait, self._flush)
             else:
                 self._flush_handle = self._loop.call_soon(self._flush)
@@ -66,8 +67,8 @@ class Batcher(Generic[Q, A]):
     async def drain(self) -> None:
         """Wait until everything submitted so far has been answered."""
         self._flush()
-        while self._in_flight:
-            await asyncio.wait(self._in_flight)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _flush(self) -> None:
         if self._flush_handle is not None:
@@ -76,14 +77,10 @@ class Batcher(Generic[Q, A]):
         if not self._waiting:
             return
         batch, self._waiting, self._waiting_items = self._waiting, [], 0
+        self._calls += 1
         task = self._loop.create_task(self._run(batch))
-        self._in_flight.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
-        if self._waiting and not self._in_flight:
-            self._flush()
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, batch: list[tuple[Q, asyncio.Future[A], int]]) -> None:
         answers: Sequence[A | HarkError | Exception]
@@ -91,6 +88,10 @@ class Batcher(Generic[Q, A]):
             answers = await self._call([request for request, _, _ in batch])
         except Exception as error:
             answers = [error] * len(batch)
+        self._calls -= 1
+        if self._waiting and not self._calls:
+            # Before anybody is answered: the engine works on the next batch while the answers are written.
+            self._flush()
         for (_, future, items), answer in zip(batch, answers, strict=True):
             self._pending_items -= items
             if future.done():  # The client went away meanwhile.

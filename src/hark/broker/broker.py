@@ -351,7 +351,9 @@ class Broker:
 
 def _weight(items: Sequence[NewMessage]) -> int:
     """What a push counts against the bound of what may wait: large payloads count for more than one."""
-    return len(items) + sum(len(item.payload) for item in items) // _BYTES_PER_ITEM
+    if len(items) == 1:
+        return 1 + len(items[0].payload) // _BYTES_PER_ITEM
+    return len(items) + sum([len(item.payload) for item in items]) // _BYTES_PER_ITEM
 
 
 def first(answers: Sequence[T | HarkError]) -> T:

@@ -75,7 +75,7 @@ class HotRoutes:
             body = await self._body(receive)
             messages = self._messages(body)
             outcomes = await self._broker.push(messages) if messages else []
-            if outcomes and all(outcome.code == "queue_full" for outcome in outcomes):
+            if outcomes and outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
                 raise Overloaded(outcomes[0].error or "the queue is full", code="queue_full")
             answer = encode(
                 [

@@ -14,8 +14,9 @@ from hark.errors import HarkError, MethodNotAllowed
 log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
 
 encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
