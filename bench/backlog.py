@@ -10,7 +10,7 @@ from bench.figures import Figure
 from bench.measure import Bench
 from bench.rows import BACKLOG, QUEUE, SIZE
 from bench.servers import Server, running
-from hark.cli.bench import Load, generate
+from hark.cli.load import Load, generate
 
 PARTITIONS = 100_000
 MESSAGES = 1_000_000

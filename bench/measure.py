@@ -15,7 +15,7 @@ from bench.figures import Figure, figure_of
 from bench.procfs import cpu_of, rss_mb
 from bench.rows import EMPTY_ROW, Row
 from bench.servers import Kind, Server, running
-from hark.cli.bench import Load, generate
+from hark.cli.load import Load, generate
 
 FILL_BATCH = 100
 WARM_SECONDS = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hark.cli.bench import Load
+from hark.cli.load import Load
 
 QUEUE = "bench"
 PARTITIONS = 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
@@ -25,8 +24,6 @@ EVERY = [(), *((*path, name) for path, names in COMMANDS.items() for name in nam
 
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)
 def test_every_help_has_examples(hark: Run, path: tuple[str, ...]) -> None:
-    if path == ("bench",) and find_spec("hark.cli.bench") is None:
-        pytest.skip("the benchmark is not there")
     result = hark(*path, "--help")
     assert result.exit_code == 0
     assert "Examples:\n    hark " in result.stdout

@@ -15,7 +15,8 @@ from bench.procfs import Cpu, cpu_of, parse_stat, rss_mb
 from bench.rows import ALL, ROWS
 from bench.wrk import Sample, parse_report
 
-from hark.cli.bench import Load, Mode, ack_body, payload_of, percentile, plan, push_bodies
+from hark.cli.bench import Mode, plan
+from hark.cli.load import Load, ack_body, payload_of, percentile, push_bodies
 
 
 def sample(**changes: float) -> Sample:

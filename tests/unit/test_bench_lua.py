@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from bench import wrk
 
-from hark.cli.bench import Load, generate
+from hark.cli.load import Load, generate
 
 needs_wrk = pytest.mark.skipif(not wrk.available(), reason="wrk is not installed")
 

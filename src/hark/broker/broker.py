@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -40,6 +40,8 @@ from hark.settings import Settings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 PUSH_MAINTENANCE = "push_maintenance"
 POP_MAINTENANCE = "pop_maintenance"
@@ -79,37 +81,31 @@ class Broker:
         ]
 
     def _make_batchers(self) -> None:
-        batching, limits = self._settings.batching, self._settings.limits
-        max_items, max_wait, max_pending = batching.max_items, batching.max_wait_ms / 1000, limits.max_pending
-        self._push: Batcher[Sequence[NewMessage], list[PushOutcome]] = Batcher(
-            "push", self.engine.push, max_items=max_items, max_wait=max_wait, max_pending=max_pending
-        )
+        engine = self.engine
+        self._push: Batcher[Sequence[NewMessage], list[PushOutcome]] = self._batcher("push", engine.push)
         # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
-        self._pop: Batcher[PopRequest, PopResult] = Batcher(
-            "pop",
-            self.engine.pop,
-            max_items=max_items,
-            max_wait=max_wait,
-            max_pending=max_pending,
-            orphaned=self._give_back,
-        )
-        self._pop_auto_ack: Batcher[PopRequest, PopResult] = Batcher(
-            "pop", self.engine.pop, max_items=max_items, max_wait=max_wait, max_pending=max_pending
-        )
-        self._settle: Batcher[Sequence[Settlement], list[SettleOutcome]] = Batcher(
-            "ack", self.engine.settle, max_items=max_items, max_wait=max_wait, max_pending=max_pending
-        )
-        self._transact: Batcher[Transaction, TransactionOutcome] = Batcher(
-            "transaction",
-            self.engine.transact,
-            max_items=max_items,
-            max_wait=max_wait,
-            max_pending=max_pending,
-        )
-        self._renew: Batcher[Renewal, RenewOutcome] = Batcher(
-            "renew", self.engine.renew, max_items=max_items, max_wait=max_wait, max_pending=max_pending
-        )
+        self._pop: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop, self._give_back)
+        self._pop_auto_ack: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop)
+        self._settle: Batcher[Sequence[Settlement], list[SettleOutcome]] = self._batcher("ack", engine.settle)
+        self._transact: Batcher[Transaction, TransactionOutcome] = self._batcher("transaction", engine.transact)
+        self._renew: Batcher[Renewal, RenewOutcome] = self._batcher("renew", engine.renew)
         self._releases: set[asyncio.Task[None]] = set()
+
+    def _batcher(
+        self,
+        name: str,
+        call: Callable[[Sequence[Q]], Awaitable[Sequence[A | HarkError]]],
+        orphaned: Callable[[A], None] | None = None,
+    ) -> Batcher[Q, A]:
+        batching, limits = self._settings.batching, self._settings.limits
+        return Batcher(
+            name,
+            call,
+            max_items=batching.max_items,
+            max_wait=batching.max_wait_ms / 1000,
+            max_pending=limits.max_pending,
+            orphaned=orphaned,
+        )
 
     def stop_waiting(self) -> None:
         """Answer all waiting pops now; the server is about to stop."""

@@ -62,7 +62,7 @@ register_doctor(app)
 )
 def bench(context: typer.Context) -> None:
     """Hand all arguments on; the benchmark imports too much to be loaded for every command."""
-    from hark.cli.bench import bench as run  # the include of the benchmark, written elsewhere
+    from hark.cli.bench import bench as run
 
     inner = make_app("", complete=False)
     inner.command(epilog=examples("hark bench", "hark bench --mode both --batch 10 --seconds 10"))(run)

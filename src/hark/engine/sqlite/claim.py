@@ -16,8 +16,9 @@ from hark.clock import SECOND
 from hark.engine.sqlite.groups import Contact
 from hark.engine.sqlite.loader import Loader
 from hark.engine.sqlite.rows import NO_EXTRA, SELECT_MESSAGES, MessageRow, decode_messages
-from hark.engine.sqlite.state import MAX_RANGES, Draft, Group, Lease, Part, Queue, State, Track
+from hark.engine.sqlite.state import Group, Queue, State
 from hark.engine.sqlite.store import scalar
+from hark.engine.sqlite.track import MAX_RANGES, Draft, Lease, Part, Track
 from hark.errors import Conflict, HarkError, Refused
 from hark.ids import IdSource
 from hark.model import QUEUE_MODE, Delivery, EmptyReason, GroupMode, PopRequest, PopResult, Subscription

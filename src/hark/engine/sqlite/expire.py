@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hark.engine.sqlite.settle import fail
-from hark.engine.sqlite.state import Lease, Part, Track
+from hark.engine.sqlite.track import Lease, Part, Track
 from hark.engine.sqlite.transaction import WriteTransaction
 
 EXPIRED_TEXT = "Lease expired: the consumer neither settled nor renewed in time"

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from hark.engine.sqlite.loader import adopt_group, make_group
 from hark.engine.sqlite.queues import drop_leases
 from hark.engine.sqlite.sql import LAST_CREATED
-from hark.engine.sqlite.state import Group, Label, Queue, Track
+from hark.engine.sqlite.state import Group, Label, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
+from hark.engine.sqlite.track import Track
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import HarkError, NotFound
 from hark.model import GroupDeletion, GroupMode, Seek, SeekOutcome, Subscription

@@ -8,8 +8,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from hark.engine.sqlite.state import Group, Label, Partition, PartitionRow, Queue, Retry, State, Track
+from hark.engine.sqlite.state import Group, Label, Partition, PartitionRow, Queue, State
 from hark.engine.sqlite.store import rows_of, scalar
+from hark.engine.sqlite.track import Retry, Track
 from hark.model import QueueInfo, QueueOptions, Subscription
 
 _QUEUES = """

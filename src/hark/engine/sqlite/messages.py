@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hark.engine.sqlite.places import find_message
-from hark.engine.sqlite.state import Group, Partition, Track
+from hark.engine.sqlite.state import Group, Partition
 from hark.engine.sqlite.store import run
+from hark.engine.sqlite.track import Track
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import HarkError, NotFound
 from hark.ids import Place

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hark.clock import MILLISECOND
 from hark.engine.sqlite.places import find_message, find_partitions
 from hark.engine.sqlite.push import find_duplicates, push_all, room_left
-from hark.engine.sqlite.state import Held, Partition, Retry, Track
+from hark.engine.sqlite.state import Partition
 from hark.engine.sqlite.store import scalar
+from hark.engine.sqlite.track import Held, Retry, Track
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
 

@@ -36,8 +36,9 @@ from hark.engine.sqlite.claim import Claimer
 from hark.engine.sqlite.expire import expire, settle_held
 from hark.engine.sqlite.groups import first_contact, note_seen
 from hark.engine.sqlite.loader import Loader
-from hark.engine.sqlite.state import Group, State, Track
+from hark.engine.sqlite.state import Group, State
 from hark.engine.sqlite.store import Store
+from hark.engine.sqlite.track import Track
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource

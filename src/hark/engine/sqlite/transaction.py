@@ -7,8 +7,9 @@ from collections.abc import Callable
 import apsw
 
 from hark.engine.sqlite.loader import Loader
-from hark.engine.sqlite.state import Draft, Group, Lease, Partition, Queue, State, Track
+from hark.engine.sqlite.state import Group, Partition, Queue, State
 from hark.engine.sqlite.store import Value, for_each, insert_messages, run
+from hark.engine.sqlite.track import Draft, Lease, Track
 from hark.ids import IdSource
 from hark.model import Hint
 

@@ -1,0 +1,338 @@
+"""A load generator over raw sockets, in a process of its own: it must cost less than the server it measures.
+
+Closed loop: each connection sends its next request when the last one is answered. Open loop (`rate`): requests are due
+at fixed times, and latency counts from the time a request was due, so that a slow server can't hide it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import count, cycle
+from multiprocessing.connection import Connection
+from typing import Literal, cast
+from urllib.parse import quote, urlsplit
+
+import httptools
+import msgspec
+
+GRACE_SECONDS = 5.0
+SPIN_BELOW_RATE = 400
+clock = time.perf_counter
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream of requests of one kind."""
+
+    kind: Literal["push", "pop"]
+    queue: str
+    connections: int = 32
+    batch: int = 1
+    partitions: int = 1000
+    size: int = 256
+    spread: bool = False
+    """Each message of a push goes to another partition; else each request has one partition."""
+    transaction_ids: bool = False
+    auto_ack: bool = False
+    claims: int = 1
+    """Partitions that one pop may take from."""
+    wait: bool = False
+    """An empty pop waits on the server; else its connection ends, as the backlog is drained."""
+    seconds: float = 5
+    rate: float = 0
+    """Requests per second (open loop); 0: as fast as they are answered (closed loop)."""
+    requests: int = 0
+    """Stop after so many, whatever the time; 0: by time only."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stream did."""
+
+    kind: str
+    messages: int
+    requests: int
+    errors: int
+    empty: int
+    seconds: float
+    latencies_ms: list[float]
+    """Of each push, or of each pop with its ack."""
+
+    @property
+    def throughput(self) -> float:
+        """Messages per second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+
+class _Message(msgspec.Struct, rename="camel"):
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+
+
+class _Popped(msgspec.Struct):
+    messages: list[_Message] = []
+
+
+class _Acks(msgspec.Struct):
+    acknowledgments: list[_Message]
+
+
+Reply = tuple[int, bytes]
+_popped = msgspec.json.Decoder(_Popped)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` percent of the values do not exceed; 0 when there are none."""
+    if not values:
+        return 0.0
+    rank = -(-len(values) * percent // 100)
+    return sorted(values)[max(0, int(rank) - 1)]
+
+
+def payload_of(size: int) -> bytes:
+    """A JSON object of exactly `size` bytes (at least 10)."""
+    return b'{"pad":"' + b"x" * max(0, size - 10) + b'"}'
+
+
+def push_bodies(load: Load) -> Iterator[bytes]:
+    """Bodies of pushes, without end, turning through the partitions."""
+    payload = payload_of(load.size)
+    queue = msgspec.json.encode(load.queue)
+    tag, serial = secrets.token_hex(10), count()
+
+    def item(partition: int) -> bytes:
+        key = b',"transactionId":"%s-%012x"' % (tag.encode(), next(serial)) if load.transaction_ids else b""
+        return b'{"queue":%s,"partition":"p%d"%s,"payload":%s}' % (
+            queue,
+            partition % load.partitions,
+            key,
+            payload,
+        )
+
+    def body(turn: int) -> bytes:
+        places = (turn * load.batch + i if load.spread else turn for i in range(load.batch))
+        return b'{"items":[' + b",".join(map(item, places)) + b"]}"
+
+    if load.transaction_ids:
+        return map(body, count())
+    turns = -(-load.partitions // load.batch) if load.spread else load.partitions
+    return cycle([body(turn) for turn in range(turns)])
+
+
+def ack_body(reply: bytes) -> tuple[bytes, int]:
+    """The body that acknowledges all messages of a pop's reply, and how many they are."""
+    messages = _popped.decode(reply).messages
+    return msgspec.json.encode(_Acks(messages)), len(messages)
+
+
+class Wire(asyncio.Protocol):
+    """One kept-alive HTTP/1.1 connection with one request in flight."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host.encode()
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._reply: asyncio.Future[Reply] | None = None
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is one, but not by name
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._transport = None
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(exc or ConnectionResetError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        body, self._parts = b"".join(self._parts), []
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result((self._parser.get_status_code(), body))
+
+    async def request(self, method: bytes, path: bytes, body: bytes = b"") -> Reply:
+        """Send one request and wait for its answer."""
+        if self._transport is None:
+            raise ConnectionResetError("the connection is closed")
+        self._reply = asyncio.get_running_loop().create_future()
+        head = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method, path, self._host)
+        length = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) if body else b""
+        self._transport.write(head + length + b"\r\n" + body)
+        return await self._reply
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Stream:
+    """Runs one `Load` and keeps its numbers."""
+
+    def __init__(self, load: Load, prefix: str) -> None:
+        self.load = load
+        self._prefix = prefix.encode()
+        self._bodies = push_bodies(load)
+        self._pop = self._prefix + b"/api/v1/pop/queue/%s?batch=%d" % (
+            quote(load.queue, "").encode(),
+            load.batch,
+        )
+        self._pop += b"&partitions=%d" % load.claims if load.claims > 1 else b""
+        self._pop += b"&autoAck=true" if load.auto_ack else b""
+        self._pop += b"&wait=true&timeout=500" if load.wait else b""
+        self.messages = self.requests = self.errors = self.empty = 0
+        self.latencies: list[float] = []
+        self.start = self.end = 0.0
+
+    async def run(self, wires: Sequence[Wire]) -> Outcome:
+        """Load the connections until the time or the number of requests is over."""
+        self.start = self.end = clock()
+        await (self._open(wires) if self.load.rate else self._closed(wires))
+        return Outcome(
+            kind=self.load.kind,
+            messages=self.messages,
+            requests=self.requests,
+            errors=self.errors,
+            empty=self.empty,
+            seconds=self.end - self.start,
+            latencies_ms=self.latencies,
+        )
+
+    async def _closed(self, wires: Sequence[Wire]) -> None:
+        deadline = self.start + self.load.seconds
+        left = iter(range(self.load.requests)) if self.load.requests else count()
+
+        async def connection(wire: Wire) -> None:
+            while (self.load.requests or clock() < deadline) and next(left, None) is not None:
+                got = await self._step(wire, clock())
+                if not got and not self.load.wait:
+                    return
+
+        await asyncio.gather(*map(connection, wires))
+
+    async def _open(self, wires: Sequence[Wire]) -> None:
+        due_times: asyncio.Queue[float] = asyncio.Queue()
+        unanswered: set[float] = set()
+
+        async def connection(wire: Wire) -> None:
+            while True:
+                due = await due_times.get()
+                await self._step(wire, due)
+                unanswered.discard(due)
+                due_times.task_done()
+
+        workers = [asyncio.ensure_future(connection(wire)) for wire in wires]
+        for turn in range(int(self.load.rate * self.load.seconds)):
+            due = self.start + turn / self.load.rate
+            await _sleep_until(due, exact=self.load.rate < SPIN_BELOW_RATE)
+            unanswered.add(due)
+            due_times.put_nowait(due)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(due_times.join(), GRACE_SECONDS)
+        for worker in workers:
+            worker.cancel()
+        # What has no answer yet waited until now: leaving it out would flatter a server that can't keep up.
+        now = clock()
+        self.errors += len(unanswered)
+        self.latencies += [(now - due) * 1e3 for due in unanswered]
+
+    async def _step(self, wire: Wire, due: float) -> int:
+        """One push, or one pop with its ack; how many messages it moved."""
+        try:
+            got = await (self._push(wire) if self.load.kind == "push" else self._consume(wire))
+        except (OSError, msgspec.DecodeError):
+            got = -1
+        self.requests += 1
+        if got < 0:
+            self.errors += 1
+            return 0
+        if got == 0:
+            self.empty += 1
+            return 0
+        self.end = clock()
+        self.latencies.append((self.end - due) * 1e3)
+        self.messages += got
+        return got
+
+    async def _push(self, wire: Wire) -> int:
+        status, reply = await wire.request(b"POST", self._prefix + b"/api/v1/push", next(self._bodies))
+        return self.load.batch if status in {200, 201} and b'"failed"' not in reply else -1
+
+    async def _consume(self, wire: Wire) -> int:
+        status, reply = await wire.request(b"GET", self._pop)
+        if status != 200:
+            return 0 if status == 204 else -1
+        body, messages = ack_body(reply)
+        if self.load.auto_ack or not messages:
+            return messages
+        status, reply = await wire.request(b"POST", self._prefix + b"/api/v1/ack/batch", body)
+        return messages if status == 200 and reply.count(b'"success":true') == messages else -1
+
+
+async def _sleep_until(due: float, exact: bool) -> None:
+    # Event loop timers are exact to a millisecond, so for single latencies the last stretch is spun.
+    while (left := due - clock()) > 0:  # noqa: ASYNC110 (time is what it waits for)
+        await asyncio.sleep((left - 0.002 if left > 0.003 else 0) if exact else max(left, 0.001))
+
+
+async def _run(url: str, loads: Sequence[Load]) -> list[Outcome]:
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    host, port = parts.hostname or "127.0.0.1", parts.port or (443 if secure else 80)
+    loop = asyncio.get_running_loop()
+    streams: list[Awaitable[Outcome]] = []
+    opened: list[Wire] = []
+    for load in loads:
+        dials = (
+            loop.create_connection(lambda: Wire(parts.netloc), host, port, ssl=secure or None)
+            for _ in range(load.connections)
+        )
+        wires = [wire for _, wire in await asyncio.gather(*dials)]
+        opened += wires
+        streams.append(_Stream(load, parts.path.rstrip("/")).run(wires))
+    outcomes = list(await asyncio.gather(*streams))
+    for wire in opened:
+        wire.close()
+    return outcomes
+
+
+def _child(pipe: Connection, url: str, loads: bytes) -> None:
+    runner: Callable[..., list[Outcome]] = asyncio.run
+    with suppress(ImportError):
+        import uvloop
+
+        runner = uvloop.run
+    try:
+        pipe.send_bytes(msgspec.json.encode(runner(_run(url, msgspec.json.decode(loads, type=list[Load])))))
+    except OSError as error:
+        pipe.send_bytes(msgspec.json.encode(str(error)))
+
+
+def generate(url: str, *loads: Load) -> list[Outcome]:
+    """Run streams side by side in a process of their own; `ConnectionError` when there is no server."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(theirs, url, msgspec.json.encode(loads)), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        answer = msgspec.json.decode(ours.recv_bytes(), type=list[Outcome] | str)
+    except EOFError:
+        answer = "the load generator died"
+    child.join()
+    if isinstance(answer, str):
+        raise ConnectionError(answer)
+    return answer
