@@ -208,9 +208,9 @@ class StoreThreads:
         return True
 
     def _note(self, claimer: Claimer) -> None:
-        for track, touched in claimer.stepped.items():
+        for track, touched in claimer.hand_out.stepped.items():
             self._stepped.setdefault(track, set()).update(touched)
-        for queue, number in claimer.expired.items():
+        for queue, number in claimer.hand_out.expired.items():
             self._expired_counts[queue] = self._expired_counts.get(queue, 0) + number
         self._seen.update(claimer.seen)
 

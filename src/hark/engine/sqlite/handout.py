@@ -1,0 +1,199 @@
+"""The second half of a pop: what of the messages that were read is handed out, and what is stepped over."""
+
+from __future__ import annotations
+
+from hark.clock import SECOND
+from hark.engine.sqlite.rows import NO_EXTRA, MessageRow
+from hark.engine.sqlite.state import Group, Queue, State
+from hark.engine.sqlite.track import MAX_RANGES, Draft, Lease, Part, Track
+from hark.ids import IdSource
+from hark.model import Delivery, EmptyReason, PopRequest
+
+MAX_REPLY_BYTES = 64 << 20
+"""A pop ends with the message that takes it beyond this, whatever its batch."""
+_LOOK_AT_MOST = 1024
+
+
+class Job:
+    """One request on its way through a call."""
+
+    def __init__(self, request: PopRequest, groups: list[tuple[Queue, Group]]) -> None:
+        self.request = request
+        self.groups = groups
+        self.lease: Lease | None = None
+        self.messages: list[Delivery] = []
+        self.bytes = 0
+        self.tracks = 0
+        self.more: list[tuple[Queue, Track, int]] = []
+        """Tracks that it holds and that may go on behind an offset."""
+        self.look = 1
+        """How many times what it needs it looks at: more after each look at messages that were all gone."""
+        self.reason: EmptyReason = "nothing_ready"
+        self.look_again_at: int | None = None
+        self.met_dirty = False
+        self.done = False
+
+
+class Fetch:
+    """A track that a job has taken, and the ranges it wants of it."""
+
+    def __init__(self, job: Job, queue: Queue, track: Track, intervals: list[tuple[int, int]]) -> None:
+        self.job = job
+        self.queue = queue
+        self.track = track
+        self.intervals = intervals
+        self.rows: list[MessageRow] = []
+
+
+class HandOut:
+    """Judges messages at one moment, and puts them under leases."""
+
+    def __init__(self, state: State, now: int, ids: IdSource) -> None:
+        self._state = state
+        self._now = now
+        self._ids = ids
+        self.stepped: dict[Track, set[int]] = {}
+        """Tracks that moved over what is not there any more, with the ranges that changed; worth saving, not
+        worth waiting for."""
+        self.expired: dict[str, int] = {}
+        """Messages stepped over because their time to live was over, by queue."""
+
+    def accept(self, fetch: Fetch) -> None:
+        """Hand out what is really there and due; step over what is not there any more."""
+        job, track = fetch.job, fetch.track
+        group = track.group
+        options = fetch.queue.info.options
+        holds = track.lease is not None
+        """It got some of this track in an earlier look."""
+        due = self._window_due(fetch) if options.window_buffer and fetch.rows and not holds else None
+        if due is not None:
+            job.reason = "window_buffer"
+            group.wake_at(track.partition.id, due, "window_buffer")
+            return
+        deliverable: list[MessageRow] = []
+        room = job.request.batch - len(job.messages)
+        stop: int | None = None
+        """The first offset that stays for later, due or not."""
+        for row in fetch.rows:
+            if self._is_gone(fetch, row):
+                continue
+            due = self._due(fetch, row)
+            if due is not None or len(deliverable) >= room or job.bytes >= MAX_REPLY_BYTES:
+                stop = row.offset
+                break
+            deliverable.append(row)
+            job.bytes += len(memoryview(row.payload))
+        if len(deliverable) < sum(last - first + 1 for first, last in fetch.intervals):
+            self._step_over(fetch, {row.offset for row in deliverable}, stop)
+        if deliverable:
+            self._hand_out(fetch, deliverable)
+        if deliverable or holds:
+            if stop is None and not (track.front or track.probe or len(track.ranges) > MAX_RANGES):
+                job.more.append((fetch.queue, track, fetch.intervals[-1][1]))
+        elif due is not None:
+            job.reason = "waiting"
+            group.wake_at(track.partition.id, due)
+        else:  # All of it was gone: look again at what is behind, and at more of it.
+            job.look = min(job.look * 4, _LOOK_AT_MOST)
+            group.refresh(track)
+
+    def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
+        """Whether a message is not, or no longer, for this group."""
+        if row.extra is not None and row.extra.g and row.extra.g != fetch.track.group.id:
+            return True
+        expiry = self._expiry(fetch, row)
+        if expiry is None or expiry > self._now:
+            return False
+        self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
+        return True
+
+    def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
+        """When a message's time to live is over: its own, else the queue's; a requeued one has none."""
+        extra, ttl = row.extra, fetch.queue.info.options.ttl
+        if extra is not None and (extra.x or extra.g):
+            return extra.x or None
+        return row.created_at + ttl * SECOND if ttl else None
+
+    def _due(self, fetch: Fetch, row: MessageRow) -> int | None:
+        """When to look at a message again that may not be delivered yet; None: now."""
+        due = 0 if row.extra is None else row.extra.d
+        delayed = fetch.queue.info.options.delayed_processing
+        if delayed:
+            due = max(due, row.created_at + delayed * SECOND)
+        retry = fetch.track.retries.get(row.offset)
+        if retry is not None:
+            due = max(due, retry.due)
+        if due <= self._now:
+            return None
+        expiry = self._expiry(fetch, row)
+        return due if expiry is None else min(due, expiry)
+
+    def _window_due(self, fetch: Fetch) -> int | None:
+        """When a partition with a window buffer may be delivered; None: now (rule 11)."""
+        window = fetch.queue.info.options.window_buffer * SECOND
+        quiet = fetch.track.partition.last_created + window
+        longest = fetch.rows[0].created_at + 10 * window
+        due = min(quiet, longest)
+        return due if due > self._now else None
+
+    def _step_over(self, fetch: Fetch, kept: set[int], stop: int | None) -> None:
+        """Settle in memory what is gone among the offsets before `stop`; saved with the next transaction."""
+        looked_at = [offset for first, last in fetch.intervals for offset in range(first, last + 1)]
+        if stop is not None:
+            del looked_at[looked_at.index(stop) :]
+        gone = [offset for offset in looked_at if offset not in kept]
+        if not gone:
+            return
+        track = fetch.track
+        draft = Draft(track)
+        for offset in gone:
+            if offset in draft.front:
+                draft.front.remove(offset)
+            else:
+                draft.settle(offset, offset)
+            draft.retries.pop(offset, None)
+        track.draft = draft
+        track.publish()
+        self.stepped.setdefault(track, set()).update(draft.touched_ranges)
+
+    def _hand_out(self, fetch: Fetch, rows: list[MessageRow]) -> None:
+        job, track, queue = fetch.job, fetch.track, fetch.queue
+        lease = job.lease
+        if lease is None:
+            expires_at = self._now + queue.info.options.lease_time * SECOND
+            lease = job.lease = Lease(self._ids.new(), expires_at)
+        else:
+            lease.expires_at = min(lease.expires_at, self._now + queue.info.options.lease_time * SECOND)
+        partition, codec, held, retries = track.partition, self._state.codec, track.held, track.retries
+        prefix, uid, name, queue_name = partition.prefix, partition.uid, partition.name, queue.name
+        for row in rows:
+            message_id = codec.with_prefix(prefix, row.offset)
+            transaction_id = row.transaction_id or message_id
+            extra = row.extra or NO_EXTRA
+            retry = retries.get(row.offset) if retries else None
+            held[transaction_id] = (row.offset, lease, extra.b)
+            job.messages.append(
+                Delivery(
+                    message_id,
+                    transaction_id,
+                    extra.t,
+                    row.payload,
+                    extra.s,
+                    extra.u,
+                    row.created_at,
+                    queue_name,
+                    name,
+                    uid,
+                    row.offset,
+                    extra.p,
+                    1 if retry is None else retry.attempts + 1,
+                )
+            )
+        last = max(rows[0].offset, rows[-1].offset)
+        if track in lease.parts:
+            lease.parts[track].extend(len(rows), last)
+            return
+        lease.parts[track] = Part(len(rows), last)
+        track.lease = lease
+        track.served = self._state.next_turn()
+        job.tracks += 1
