@@ -151,6 +151,8 @@ class Broker:
         """Lease messages; with `wait_seconds` wait that long for the first one."""
         if self._flags.get(POP_MAINTENANCE):
             return PopResult(reason="paused")
+        if request.auto_ack and self._may_be_sealed(request):
+            return await self._pop_sealed(request, wait_seconds)
         batcher = self._pop_auto_ack if request.auto_ack else self._pop
         if wait_seconds <= 0:
             result = await self._pop_once(batcher, request)
@@ -158,6 +160,24 @@ class Broker:
             result = await self._pop_waiting(batcher, request, wait_seconds)
         if self._sealer.enabled or self._sealed_queues:
             self._open_deliveries(result)
+        return result
+
+    def _may_be_sealed(self, request: PopRequest) -> bool:
+        return bool(self._sealed_queues) if request.queue is None else request.queue in self._sealed_queues
+
+    async def _pop_sealed(self, request: PopRequest, wait_seconds: float) -> PopResult:
+        """Auto-ack where payloads are sealed: what can't be opened must not be settled, so it is opened first."""
+        result = await self.pop(msgspec.structs.replace(request, auto_ack=False), wait_seconds)
+        if result.messages:
+            await self.settle(
+                [
+                    Settlement(
+                        message.transaction_id, message.partition_id, "completed", result.lease_id, group=request.group
+                    )
+                    for message in result.messages
+                ]
+            )
+            result.lease_id = ""
         return result
 
     async def _pop_waiting(
@@ -208,15 +228,14 @@ class Broker:
         if pushes and self._flags.get(PUSH_MAINTENANCE):
             raise Unavailable("pushes are stopped for maintenance; try again later", code="maintenance", retry_after=5)
         for _ in range(_SEALING_TRIES):
+            wanted = transaction
             if self._sealed_queues:
-                transaction = Transaction(
-                    [
-                        self._seal([operation])[0] if isinstance(operation, NewMessage) else operation
-                        for operation in transaction.operations
-                    ],
-                    transaction.required_leases,
-                )
-            outcome = await self._transact.submit(transaction, len(transaction.operations))
+                operations = [
+                    self._seal([operation])[0] if isinstance(operation, NewMessage) else operation
+                    for operation in transaction.operations
+                ]
+                wanted = Transaction(operations, transaction.required_leases)
+            outcome = await self._transact.submit(wanted, len(wanted.operations))
             if outcome.code != "sealing_mismatch":
                 return outcome
             await self._learn_sealed_queues()
@@ -335,8 +354,8 @@ class Broker:
                     raise
 
     async def _learn_sealed_queues(self) -> None:
-        for info in await self.engine.queue_infos():
-            self._note_sealing(info)
+        infos = await self.engine.queue_infos()
+        self._sealed_queues = {info.name for info in infos if info.options.encryption_enabled}
 
     def _note_sealing(self, info: QueueInfo) -> None:
         if info.options.encryption_enabled:

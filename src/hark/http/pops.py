@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from hark.errors import InvalidInput, NotFound
+from hark.errors import InvalidInput, NotFound, Refused
 from hark.http.checks import (
     bool_param,
     check_name,
@@ -77,6 +77,9 @@ def parse_pop(raw_path: bytes, query_string: bytes, settings: Settings) -> Pop:
         namespace, task = name_param(query, "namespace"), name_param(query, "task")
         if namespace is None and task is None:
             raise InvalidInput("queue, namespace or task is required: say what to pop from")
+    for later in ("conflation", "consumerPriority"):
+        if query.get(later) not in (None, "", "false", "0"):
+            raise Refused(f"{later}: this server does not have it (yet); leave it out")
     autopilot = bool_param(query, "autopilot")
     default_batch = AUTOPILOT_BATCH if autopilot else settings.pop.default_batch
     pop = settings.pop

@@ -19,7 +19,7 @@ from hark.engine.sqlite.loader import Loader
 from hark.engine.sqlite.rows import SELECT_MESSAGES, decode_messages
 from hark.engine.sqlite.state import Group, Queue, State
 from hark.engine.sqlite.store import scalar
-from hark.engine.sqlite.track import MAX_RANGES, Track
+from hark.engine.sqlite.track import MAX_RANGES, Lease, Track
 from hark.errors import Conflict, HarkError, Refused
 from hark.ids import IdSource
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
@@ -38,6 +38,11 @@ class Claimer:
         self._now = now
         self._loader = Loader(connection, state)
         self._reserved: set[Track] = set()
+        self._taken: set[Track] = set()
+        self._round_left = 0
+        """Messages that may still be read in this round."""
+        self.settled_at_once: dict[str, Lease] = {}
+        """Leases of pops with auto-ack, which end before anybody else can see them."""
         self.hand_out = HandOut(state, now, ids)
         self.seen: dict[Group, None] = {}
         """Groups whose last sight is to be saved."""
@@ -52,7 +57,9 @@ class Claimer:
         subscription = request.subscription if request.group != QUEUE_MODE else Subscription()
         label = None
         missing: list[str | None] = [
-            name for name in self._queue_names(request) if self._group(name, request.group) is None
+            name
+            for name in self._queue_names(request)
+            if name not in self._state.deleting and self._group(name, request.group) is None
         ]
         if request.queue is None:
             label = (request.group, request.namespace, request.task)
@@ -81,20 +88,28 @@ class Claimer:
         if request.group_mode == "shared":
             raise Refused("shared groups arrive with work queues; this server has ordered groups only")
         found = []
+        in_the_way = False
         for name in self._queue_names(request):
+            if name in self._state.deleting:
+                in_the_way = True  # What its tables say now is not true for long.
+                continue
             queue, group = self._state.queues.get(name), self._group(name, request.group)
             if group is not None and request.group_mode not in (None, group.mode):
                 raise Conflict(
                     f"group {request.group!r} of queue {name!r} is {group.mode}, not {request.group_mode}",
                     code="group_mode_conflict",
                 )
-            if queue is not None and group is not None:
+            if group is not None and group.pending:
+                in_the_way = True
+            elif queue is not None and group is not None:
                 self._note_seen(group)
                 self._loader.discover(group, queue)
                 group.wake_due(self._now)
                 found.append((queue, group))
         found.sort(key=lambda pair: -pair[0].info.options.priority)
-        return Job(request, found)
+        job = Job(request, found)
+        job.met_dirty = in_the_way
+        return job
 
     def _note_seen(self, group: Group) -> None:
         if self._now - group.last_seen >= _SEEN_INTERVAL:
@@ -112,19 +127,38 @@ class Claimer:
             except HarkError as error:
                 jobs.append(error)
         active = [job for job in jobs if isinstance(job, Job)]
-        while active:
-            fetches = [fetch for job in active for fetch in self._plan(job)]
-            self._read(fetches)
-            for fetch in fetches:
-                self.hand_out.accept(fetch)
-            self._reserved.clear()
-            active = [job for job in active if not job.done]
+        try:
+            while active:
+                # All that one round reads is one text of SQLite's, so it must have a bound.
+                self._round_left = max(1, MAX_REPLY_BYTES // max(1, self._state.largest_payload))
+                fetches = [fetch for job in active for fetch in self._plan(job)]
+                self._read(fetches)
+                for fetch in fetches:
+                    self.hand_out.accept(fetch)
+                self._reserved.clear()
+                active = [job for job in active if not job.done]
+        except BaseException:
+            self._undo([job for job in jobs if isinstance(job, Job)])
+            raise
         return [job if isinstance(job, HarkError) else self._answer(job) for job in jobs]
+
+    def _undo(self, jobs: list[Job]) -> None:
+        """Nobody gets anything: put back what was taken, or it would be out of reach until the next start."""
+        leases = {job.lease for job in jobs if job.lease is not None}
+        for track in self._taken:
+            if track.lease in leases:
+                track.lease = None
+                for transaction_id in [key for key, held in track.held.items() if held[1] in leases]:
+                    del track.held[transaction_id]
+            track.group.refresh(track)
 
     def _answer(self, job: Job) -> PopResult | None:
         if job.messages:
             assert job.lease is not None
-            self._state.add_lease(job.lease)
+            if job.request.auto_ack:
+                self.settled_at_once[job.lease.id] = job.lease
+            else:
+                self._state.add_lease(job.lease)
             return PopResult(job.messages, job.lease.id, job.tracks)
         if job.met_dirty or any(group in self._state.expiring for _, group in job.groups):
             return None
@@ -140,26 +174,31 @@ class Claimer:
         request = job.request
         need = request.batch - len(job.messages)
         room = (1 if request.partition is not None else request.partitions) - job.tracks
-        bound = max(1, MAX_REPLY_BYTES // max(1, self._state.largest_payload))
         fetches: list[Fetch] = []
         while need > 0 and room > 0 and job.bytes < MAX_REPLY_BYTES:
+            if self._round_left <= 0:
+                return fetches  # The rest of it in the next round.
             taken = self._take(job)
             if taken is None:
                 break
             queue, track = taken
-            intervals, planned = self._intervals(track, min(need * job.look, bound))
+            intervals, planned = self._intervals(track, min(need * job.look, self._round_left))
             if not intervals:
                 continue
             self._reserved.add(track)
             fetches.append(Fetch(job, queue, track, intervals))
             need -= planned
-            bound = max(1, bound - planned)
+            self._round_left -= planned
             room -= 1
-        if not fetches and need > 0 and job.more and job.bytes < MAX_REPLY_BYTES:
+        while not fetches and need > 0 and job.more and job.bytes < MAX_REPLY_BYTES:
             # What other tracks promised was not there, but the ones that it has go on.
-            queue, track, after = job.more.pop(0)
-            intervals, _ = self._intervals(track, min(need * job.look, bound), after)
-            fetches = [Fetch(job, queue, track, intervals)] if intervals else self._plan(job)
+            if self._round_left <= 0:
+                return []
+            queue, track, after = job.more.pop()
+            intervals, planned = self._intervals(track, min(need * job.look, self._round_left), after)
+            if intervals:
+                fetches.append(Fetch(job, queue, track, intervals))
+                self._round_left -= planned
         job.done = not fetches
         return fetches
 
@@ -217,6 +256,7 @@ class Claimer:
         return False
 
     def _may_take(self, job: Job, track: Track) -> bool:
+        self._taken.add(track)
         if track.draft is not None:
             job.met_dirty = True  # Ready again, if it still is, when its transaction is published.
             return False

@@ -55,21 +55,22 @@ class Collector:
         self._completed_seconds = completed_seconds
         self._idle_group_seconds = idle_group_seconds
         self._position = 0
-        self._sweeping = False
+        self._sweeping: int | None = None
+        """What the flag `sweep` was when this pass began."""
 
     def step(self, transaction: WriteTransaction, limit: int) -> Collected:
         """Look at the next messages, and remove those whose time is over."""
         connection = transaction.connection
         if not self._position:
-            self._sweeping = scalar(connection, "select value from meta where key = 'sweep'") is not None
+            self._sweeping = scalar(connection, "select value from meta where key = 'sweep'")
         rows = rows_of(connection, _SCAN, self._position, limit)
         youngest = transaction.now - self._shortest(transaction.state.queues.values()) * SECOND
         at_end = len(rows) < limit
-        if not self._sweeping and rows and rows[0][3] > youngest:
+        if self._sweeping is None and rows and rows[0][3] > youngest:
             rows, at_end = [], True
         removed = self._remove(transaction, rows) if rows else 0
         self._position = 0 if at_end else rows[-1][0]
-        if at_end and self._sweeping:
+        if at_end and self._sweeping is not None:
             self._finish_sweep(transaction)
         return Collected(len(rows), removed, not at_end)
 
@@ -163,11 +164,15 @@ class Collector:
 
     def _finish_sweep(self, transaction: WriteTransaction) -> None:
         connection = transaction.connection
-        gone = "select id from partitions where queue = 0 and id not in (select partition from messages)"
+        gone = """
+            select id from partitions
+            where queue = 0 and not exists (select 1 from messages where messages.partition = partitions.id)
+        """
         for table in ("tracks", "ranges", "retries", "fronts", "holes"):
             run(connection, f"delete from {table} where partition in ({gone})")
         run(connection, f"delete from partitions where id in ({gone})")
-        run(connection, "delete from meta where key = 'sweep'")
+        # Unless another one was wanted meanwhile.
+        run(connection, "delete from meta where key = 'sweep' and value = ?1", self._sweeping)
 
 
 def _enabled(options: QueueOptions) -> tuple[int, int]:

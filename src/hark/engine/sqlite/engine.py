@@ -106,8 +106,9 @@ class SqliteEngine:
         self._store.close()
 
     async def ping(self) -> None:
-        """Raise unless the claimer answers and the database can be read."""
+        """Raise unless the claimer can read and the writer can begin and end a transaction."""
         await self._look(lambda _state, _now: self._store.reader.execute("select 1 from meta limit 1").get)
+        await self._write(lambda _transaction: None)
 
     # How calls travel --------------------------------------------------------------------------------------
 

@@ -50,7 +50,10 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
             " last_seen) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             row,
         )
-        adopt_group(state, make_group((connection.last_insert_rowid(), *row)))
+        group = make_group((connection.last_insert_rowid(), *row))
+        group.pending = True
+        transaction.on_commit(lambda group=group: setattr(group, "pending", False))  # type: ignore[misc]
+        adopt_group(state, group)
         queue = state.queues.get(queue_name)
         if queue is not None:
             queue.open = None
@@ -181,6 +184,9 @@ def delete_group(transaction: WriteTransaction, name: str, queue: str | None, fo
             run(connection, f"delete from {table} where grp = ?1", group_id)
         if forget:
             run(connection, "delete from groups where id = ?1", group_id)
+        group = transaction.state.groups.get((queue_name, name))
+        if group is not None:
+            transaction.discard(group)
         transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
         transaction.hint(queue_name, name)
     return GroupDeletion(partitions, len(rows) if forget else 0)
@@ -201,7 +207,7 @@ def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
 def resubscribe(transaction: WriteTransaction, name: str, since: int) -> int:
     """Change where a group starts in partitions that it has not touched yet."""
     connection = transaction.connection
-    rows = rows_of(connection, "select queue from groups where name = ?1", name)
+    rows = rows_of(connection, "select id, queue from groups where name = ?1", name)
     run(
         connection,
         "update groups set subscription = 'timestamp', since = ?1,"
@@ -209,7 +215,25 @@ def resubscribe(transaction: WriteTransaction, name: str, since: int) -> int:
         since,
         name,
     )
-    for (queue_name,) in rows:
-        transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
+    highest = _highest_partition(transaction)
+    for group_id, queue_name in rows:
+        group = transaction.state.groups.get((queue_name, name))
         transaction.hint(queue_name, name)
+        if group is not None:
+            stored = rows_of(connection, "select partition from tracks where grp = ?1", group_id)
+            _restart(transaction, group, Subscription("timestamp", since), highest, {row[0] for row in stored})
     return len(rows)
+
+
+def _restart(
+    transaction: WriteTransaction, group: Group, subscription: Subscription, highest: int, stored: set[int]
+) -> None:
+    """Let a group find its start again, in memory, where it has no place that is stored or leased."""
+
+    def restart() -> None:
+        group.subscription, group.highest_partition, group.discovered = subscription, highest, False
+        for partition_id, track in list(group.tracks.items()):
+            if partition_id not in stored and track.lease is None and not track.held:
+                del group.tracks[partition_id]
+
+    transaction.on_commit(restart)

@@ -88,8 +88,10 @@ class HandOut:
         if deliverable:
             self._hand_out(fetch, deliverable)
         if deliverable or holds:
-            if stop is None and not (track.front or track.probe or len(track.ranges) > MAX_RANGES):
-                job.more.append((fetch.queue, track, fetch.intervals[-1][1]))
+            end = fetch.intervals[-1][1]
+            more = stop is None and end < track.partition.tail
+            if more and not (track.front or track.probe or len(track.ranges) > MAX_RANGES):
+                job.more.append((fetch.queue, track, end))
         elif due is not None:
             job.reason = "waiting"
             group.wake_at(track.partition.id, due)
@@ -189,7 +191,8 @@ class HandOut:
                     1 if retry is None else retry.attempts + 1,
                 )
             )
-        last = max(rows[0].offset, rows[-1].offset)
+        # A requeued message has a high offset but was not behind the others.
+        last = max((row.offset for row in rows if row.offset not in track.front), default=0)
         if track in lease.parts:
             lease.parts[track].extend(len(rows), last)
             return

@@ -230,7 +230,7 @@ class Loader:
                 track.ranges = row.ranges
             track.rise_to(partition.floor)
             track.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
-            track.front = row.front
+            track.front = [offset for offset in row.front if offset > partition.floor]
             group.tracks[row.partition] = track
 
     def track(self, group: Group, partition_id: int) -> Track | None:

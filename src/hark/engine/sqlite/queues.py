@@ -71,6 +71,10 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
         run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
         transaction.want_sweep()
     run(connection, "delete from groups where queue = ?1", name)
+    transaction.state.deleting.add(name)
+    transaction.discard_dead_letters(name)
+    for group in groups:
+        transaction.discard(group)
     # At once, so that what follows in this transaction finds nothing; a rollback forgets everything anyway.
     _forget(transaction, queue, groups)
     return queue is not None
@@ -132,6 +136,9 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
     transaction.want_sweep()
     for group in queue.groups.values():
         _settle_all(transaction, group, list(group.tracks))
+    inside = "partition in (select id from partitions where queue = ?1)"
+    for table in ("ranges", "retries", "fronts", "holes"):
+        run(transaction.connection, f"delete from {table} where {inside}", queue.id)
     removed = 0
     for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
         removed += (

@@ -17,6 +17,7 @@ from hark.model import EmptyReason, GroupMode, QueueInfo, QueueOptions, Subscrip
 
 _NEVER = (-1, "")
 _EXPIRED_REMEMBERED = 10_000
+_HEAP_SLACK = 64
 
 
 class Queue:
@@ -97,6 +98,7 @@ class Group:
         "mode",
         "name",
         "paused",
+        "pending",
         "queue_name",
         "ready",
         "ready_heap",
@@ -114,6 +116,8 @@ class Group:
         self.subscription = Subscription()
         self.highest_partition = 0
         self.paused = False
+        self.pending = False
+        """Its first contact is being committed: nobody may act on it yet."""
         self.created_at = 0
         self.last_seen = 0
         self.tracks: dict[int, Track] = {}
@@ -219,6 +223,8 @@ class State:
         self.expired_leases: dict[str, None] = {}
         """The last leases that expired, so that latecomers are told what happened."""
         self.largest_payload = 0
+        self.deleting: set[str] = set()
+        """Queues whose removal is being committed."""
         self.expiring: set[Group] = set()
         """Groups with leases whose expiry is being committed: what those held is as good as free."""
 
@@ -234,9 +240,16 @@ class State:
     def schedule_expiry(self, lease: Lease) -> None:
         """Note a lease's (new) end."""
         entry = (lease.expires_at, self.next_turn(), lease)
-        heapq.heappush(self.lease_heap, entry)
+        self._push_expiry(self.lease_heap, entry)
         for group in {track.group for track in lease.parts}:
-            heapq.heappush(group.leases, entry)
+            self._push_expiry(group.leases, entry)
+
+    def _push_expiry(self, heap: list[tuple[int, int, Lease]], entry: tuple[int, int, Lease]) -> None:
+        """Add to a schedule; when most of it is of leases that ended or were renewed, it is made anew."""
+        if len(heap) > 2 * len(self.leases) + _HEAP_SLACK:
+            heap[:] = [one for one in heap if self.leases.get(one[2].id) is one[2] and one[2].expires_at == one[0]]
+            heapq.heapify(heap)
+        heapq.heappush(heap, entry)
 
     def next_expiry(self) -> int | None:
         """When the next lease ends."""

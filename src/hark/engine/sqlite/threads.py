@@ -90,6 +90,8 @@ class Claim(Call):
         super().__init__(future)
         self.requests = requests
         self.answers: list[PopResult | HarkError | None] = [None] * len(requests)
+        self.uncommitted: dict[int, PopResult | HarkError | None] = {}
+        """Answers of pops with auto-ack, good once their transaction is."""
 
     @property
     def open(self) -> list[int]:
@@ -123,6 +125,8 @@ class StoreThreads:
         self._claims: SimpleQueue[Call] = SimpleQueue()
         self._parked: list[Call] = []
         """Calls that a transaction is in the way of; they go on when it is published."""
+        self._broken: HarkError | None = None
+        """Why memory can't be trusted: it could not be read back after a failure."""
         self._stepped: dict[Track, set[int]] = {}
         self._expired_counts: dict[str, int] = {}
         self._seen: dict[Group, None] = {}
@@ -140,37 +144,32 @@ class StoreThreads:
 
     def submit(self, call: Call) -> None:
         """Hand in a call from the event loop."""
-        needs_commit = isinstance(call, (Write, Stop)) or (
+        needs_commit = isinstance(call, Write) or (
             isinstance(call, Claim) and any(request.auto_ack for request in call.requests)
         )
         (self._writes if needs_commit else self._claims).put(call)
 
     def join(self) -> None:
         """Wait for the threads to end after a `Stop`."""
-        self._writer.join()
         self._claimer.join()
+        self._writer.join()
         if self._checkpointer is not None:
             self._checkpointer.stop()
 
     # The claimer -------------------------------------------------------------------------------------------
 
     def _run_claimer(self) -> None:
-        stopping = False
-        while not stopping:
+        stop: Stop | None = None
+        while stop is None:
             calls = take_all(self._claims)
-            answered: list[Call] = []
+            stop = next((call for call in calls if isinstance(call, Stop)), None)
             with self._lock:
                 now = self._clock.now()
-                for call in calls:
-                    if isinstance(call, Stop):
-                        stopping = True
-                    elif self._is_due(now):
-                        self._writes.put(call)  # What is due comes first, and takes a transaction.
-                    elif self._serve(call, now):
-                        answered.append(call)
+                answered = [call for call in calls if not isinstance(call, Stop) and self._serve(call, now)]
                 if self._stepped or self._expired_counts or self._seen:
                     self._writes.put(Nudge())
             self._deliver(answered, [])
+        self._writes.put(stop)
 
     def _is_due(self, now: int) -> bool:
         due = self.state.next_expiry()
@@ -179,6 +178,11 @@ class StoreThreads:
     def _serve(self, call: Call, now: int) -> bool:
         """Serve a call from memory; False when it has to wait for a transaction."""
         try:
+            if self._broken is not None:
+                raise self._broken
+            if self._is_due(now):
+                self._writes.put(call)  # What is due comes first, and takes a transaction.
+                return False
             if isinstance(call, Claim):
                 return self._serve_claim(call, now)
             assert isinstance(call, Look)
@@ -197,7 +201,14 @@ class StoreThreads:
             # First contact has to be on stable storage before the answer: through a transaction.
             self._writes.put(claim)
             return False
-        answers = claimer.serve([claim.requests[position] for position in positions])
+        requests = [claim.requests[position] for position in positions]
+        try:
+            answers = claimer.serve(requests)
+        except Exception:
+            if len(requests) == 1:
+                raise
+            # One of them can't be served: find out which, so that only that one fails.
+            answers = [self._serve_alone(claimer, request) for request in requests]
         self._note(claimer)
         for position, answer in zip(positions, answers, strict=True):
             claim.answers[position] = answer
@@ -206,6 +217,12 @@ class StoreThreads:
             return False
         claim.result = claim.answers
         return True
+
+    def _serve_alone(self, claimer: Claimer, request: PopRequest) -> PopResult | HarkError | None:
+        try:
+            return claimer.serve([request])[0]
+        except Exception as error:
+            return _translate(error)
 
     def _note(self, claimer: Claimer) -> None:
         for track, touched in claimer.hand_out.stepped.items():
@@ -223,9 +240,28 @@ class StoreThreads:
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             writes = [call for call in calls if not isinstance(call, Stop)]
             if writes:
-                self._deliver(*self._transact(writes))
-        self._claims.put(Stop(None))
-        self._deliver([stop], [])
+                self._deliver(*self._transact_or_fail(writes))
+        # The claimer has ended: what came back to it, or waits, will not be served any more.
+        left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
+        for call in left:
+            call.error = EngineFailure("the server is stopping", code="stopping")
+        self._deliver([*left, stop], [])
+
+    def _transact_or_fail(self, writes: list[Call]) -> tuple[list[Call], list[Hint]]:
+        """A transaction; when not even recovery works, everybody is told, and the next one tries again."""
+        try:
+            if self._broken is not None:
+                with self._lock:
+                    self._reset()
+            return self._transact(writes)
+        except Exception as error:
+            log.critical("the store can't be read back; trying again with the next request", exc_info=error)
+            with self._lock:
+                self._broken = _translate(error)
+                parked, self._parked = self._parked, []
+            for call in (*writes, *parked):
+                call.error = self._broken
+            return [*writes, *parked], []
 
     def _transact(self, writes: list[Call]) -> tuple[list[Call], list[Hint]]:
         """One transaction for all these calls; the calls that are answered, and the hints."""
@@ -270,8 +306,11 @@ class StoreThreads:
         for track, touched in stepped.items():
             if track.group.tracks.get(track.partition.id) is track:
                 transaction.draft(track).touched_ranges.update(touched)
-        for queue, number in counts.items():
-            transaction.count(queue, "expired", number)
+            queue = self.state.queues.get(track.group.queue_name)
+            if queue is not None:
+                queue.open = None
+        for name, number in counts.items():
+            transaction.count(name, "expired", number)
         note_seen(transaction, seen)
 
     def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
@@ -284,10 +323,10 @@ class StoreThreads:
         positions = [position for position in claim.open if claim.requests[position].auto_ack]
         answers = claimer.serve([claim.requests[position] for position in positions])
         self._note(claimer)
-        for position, answer in zip(positions, answers, strict=True):
-            claim.answers[position] = answer
+        claim.uncommitted = dict(zip(positions, answers, strict=True))
+        for answer in answers:
             if isinstance(answer, PopResult) and answer.lease_id:
-                lease = self.state.leases.pop(answer.lease_id)
+                lease = claimer.settled_at_once[answer.lease_id]
                 for track in lease.parts:
                     settle_held(transaction, lease, track)
                 answer.lease_id = ""
@@ -300,6 +339,9 @@ class StoreThreads:
         hints = transaction.publish()
         answered: list[Call] = []
         for write in writes:
+            if isinstance(write, Claim):
+                for position, answer in write.uncommitted.items():
+                    write.answers[position] = answer
             if isinstance(write, Look):
                 self._claims.put(write)
             elif isinstance(write, Claim) and write.open:
@@ -349,6 +391,7 @@ class StoreThreads:
         self._stepped, self._expired_counts, self._seen = {}, {}, {}
         self.state.clear()
         Loader(self._store.writer, self.state).queues()
+        self._broken = None
 
     # Answers -----------------------------------------------------------------------------------------------
 
@@ -380,7 +423,7 @@ def take_all(inbox: SimpleQueue[T]) -> list[T]:
         return messages
 
 
-def _translate(error: Exception) -> Exception:
+def _translate(error: Exception) -> HarkError:
     if isinstance(error, HarkError):
         return error
     if isinstance(error, apsw.FullError):

@@ -80,6 +80,7 @@ class WriteTransaction:
         self._settled_count: dict[Group, int] = {}
         self._on_commit: list[Callable[[], object]] = []
         self._hints: set[tuple[str, str | None]] = set()
+        self._swept = False
 
     # What verbs say ----------------------------------------------------------------------------------------
 
@@ -124,6 +125,16 @@ class WriteTransaction:
         )
         return True
 
+    def discard(self, group: Group) -> None:
+        """A group is removed: nothing that was to be written of it may be."""
+        for track in [track for track in self._drafted if track.group is group]:
+            del self._drafted[track]
+            self.on_commit(lambda track=track: setattr(track, "draft", None))  # type: ignore[misc]
+
+    def discard_dead_letters(self, queue: str) -> None:
+        """A queue is removed: nobody dies in it any more."""
+        self._dead = [one for one in self._dead if one[1] != queue]
+
     def count(self, queue: str, what: str, number: int = 1) -> None:
         """Add to one of a queue's counters."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
@@ -151,8 +162,13 @@ class WriteTransaction:
         self.on_commit(end)
 
     def want_sweep(self) -> None:
-        """Make the next pass of `collect` look at every message."""
-        run(self.connection, "insert or replace into meta values ('sweep', 1)")
+        """Make the next whole pass of `collect` look at every message."""
+        if not self._swept:
+            self._swept = True
+            run(
+                self.connection,
+                "insert into meta values ('sweep', 1) on conflict (key) do update set value = value + 1",
+            )
 
     def on_commit(self, action: Callable[[], object]) -> None:
         """Do something in memory once all is on stable storage."""
@@ -210,6 +226,7 @@ class WriteTransaction:
     def publish(self) -> list[Hint]:
         """The commit is through: take it over into memory, and answer the hints."""
         self.state.expiring.clear()
+        self.state.deleting.clear()
         for action in self._on_commit:
             action()
         for group, number in self._settled_count.items():

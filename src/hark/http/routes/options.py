@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _YEAR = 365 * 86_400
 _INTEGERS = {
     "leaseTime": (1, 10 * _YEAR),
-    "retryLimit": (0, 1_000_000),
+    "retryLimit": (0, 1000),
     "retryDelay": (0, 10 * _YEAR * 1000),
     "retryMaxDelay": (0, 10 * _YEAR * 1000),
     "delayedProcessing": (0, 10 * _YEAR),
