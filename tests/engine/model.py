@@ -148,6 +148,12 @@ class Model:
         self.settle(verdicts)
         return None
 
+    def holds(self, message: Message, group: str, lease_id: int) -> bool:
+        """Whether a message was last delivered under that lease, and its verdict is open."""
+        track = self.tracks.get((*message.place, group))
+        lease = None if track is None else track.holder.get(message)
+        return lease is not None and lease.id == lease_id and lease.expires_at > self.now
+
     def named(self, message: Message) -> Message:
         """The message that a settlement names: a key outlives a removed message if another one has it now."""
         same = [one for one in message.partition.log if one.push.key == message.push.key is not None]

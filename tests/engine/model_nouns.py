@@ -49,6 +49,11 @@ class Message:
     only_for: str | None = None
     """A requeued message is for one group."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The names of queue and partition."""
+        return self.partition.queue.name, self.partition.name
+
     def __repr__(self) -> str:
         """Short: where it is and what it says."""
         return f"<{self.partition.queue.name}/{self.partition.name}/{self.offset}: {self.push.payload}>"

@@ -105,6 +105,26 @@ async def test_purging_one_group_includes_what_was_requeued_for_it(q: Driver, en
     assert await q.pop("orders", group="a") == []
 
 
+async def test_purging_one_group_does_not_count_what_dies_at_that_moment(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1, 2)
+    await q.pop("orders", group="g")
+    clock.advance(10)
+    assert await engine.purge("orders", "g") == 1
+    assert len(await q.dead_letters("orders")) == 1
+
+
+async def test_a_key_that_was_purged_names_the_message_that_has_it_now(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    [old] = await q.pop("orders")
+    await engine.purge("orders")
+    await q.push("orders", "p1", 2, transaction_id="t1")
+    assert not (await q.ack(old)).success
+    assert await q.drain("orders") == [2]
+
+
 async def test_purging_what_does_not_exist_removes_nothing(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
     assert await engine.purge("nowhere") == 0

@@ -238,6 +238,17 @@ async def test_rule_17_what_is_over_can_not_be_renewed(q: Driver, engine: Engine
     assert all(isinstance(one, RenewOutcome) and one.code and one.error for one in answers[:4])
 
 
+async def test_rule_17_a_superseded_lease_can_not_be_renewed(q: Driver) -> None:
+    """It stopped blocking with the retry, and all that it held was handed out again: it holds nothing."""
+    await q.push("orders", "p1", 1, 2)
+    old = await q.pop("orders", batch=2)
+    await q.retry(old[1])
+    new = await q.pop("orders", batch=2)
+    assert payloads(new) == [1, 2]
+    assert not (await q.renew(old.lease, 600)).success
+    assert (await q.renew(new.lease, 600)).success
+
+
 async def test_rule_17_release_gives_back_uncounted(q: Driver, engine: Engine) -> None:
     await q.configure("orders", retry_limit=0)
     await q.push("orders", "p1", 1, 2)

@@ -6,7 +6,7 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
 
-from .driver import Driver, Got, message, payloads
+from .driver import NEW, Driver, Got, message, payloads
 
 TICK = 0.000_001
 
@@ -166,6 +166,21 @@ async def test_rule_11_a_queue_without_messages_has_nothing_ready(q: Driver) -> 
     empty = await q.pop("orders", "p1")
     assert (empty.reason, empty.look_again_at) == ("nothing_ready", None)
     assert (await q.pop("orders")).reason == "nothing_ready"
+
+
+async def test_rule_11_what_waits_in_one_partition_is_no_reason_in_another(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p2", 2, delay_ms=5000)
+    await q.pop("orders", batch=2, partitions=2, auto_ack=True)
+    assert (await q.pop("orders", "p1")).reason == "nothing_ready"
+    assert (await q.pop("orders", "p2")).reason == "waiting"
+
+
+async def test_rule_24_a_delay_is_exact_beside_a_new_group(q: Driver, clock: FakeClock) -> None:
+    """A group that began in the microsecond of the push must not move the delay by one."""
+    await q.pop("orders", group="g", subscription=NEW)
+    await q.push("orders", "p1", 1, delay_ms=2000)
+    await assert_comes_exactly_at(q, clock.now() + 2 * SECOND)
 
 
 async def test_rule_24_a_changed_option_has_effect_on_messages_that_wait(q: Driver, clock: FakeClock) -> None:

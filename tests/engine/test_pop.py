@@ -37,6 +37,20 @@ async def test_rule_8_batch_is_the_total_over_all_partitions(q: Driver) -> None:
     assert payloads(await q.pop("orders", batch=10, partitions=3)) == [["p3", 1], ["p3", 2], ["p3", 3]]
 
 
+async def test_rule_8_messages_that_wait_take_no_room_in_a_batch(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p1", 2, delay_ms=5000)
+    await q.push("orders", "p2", 3, 4)
+    assert len(await q.pop("orders", batch=3, partitions=2)) == 3
+
+
+async def test_rule_8_removed_messages_take_no_room_in_a_batch(q: Driver) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
+    await q.push("orders", "p2", 5, 6)
+    await q.engine.delete_messages(ids[1:3])
+    assert payloads(await q.pop("orders", batch=4, partitions=2)) == [1, 4, 5, 6]
+
+
 async def test_rule_8_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
     await spread(q, "orders", 4)
     got = await q.pop("orders", batch=10, partitions=3)
@@ -134,6 +148,17 @@ async def test_rule_9_the_one_served_longest_ago_comes_first(q: Driver) -> None:
         [held] = await q.pop("orders")
         order.append(held.message.partition)
     assert order == ["p2", "p3", "p1"]
+
+
+async def test_rule_9_a_partition_whose_lease_ends_now_has_its_turn(q: Driver, clock: FakeClock) -> None:
+    """Also for a pop with auto-ack, which is the one that notices the end of the lease."""
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2)
+    await q.push("orders", "p2", 3)
+    got = await q.pop("orders", batch=3, partitions=2)
+    await q.retry(got[2])
+    clock.advance(10)
+    assert payloads(await q.pop("orders", auto_ack=True)) == [1]
 
 
 async def test_rule_9_being_served_counts_per_group(q: Driver) -> None:

@@ -275,6 +275,13 @@ async def test_rule_7_a_group_that_starts_at_the_end_is_not_slow(q: Driver) -> N
     assert [one.status for one in await q.push("orders", "p1", 3, 4, 5)] == ["queued", "queued", "failed"]
 
 
+async def test_rule_7_the_only_group_may_start_at_the_end_of_a_full_queue(q: Driver) -> None:
+    await q.configure("orders", max_size=2)
+    await q.push("orders", "p1", 1, 2)
+    await q.pop("orders", group="late", subscription=NEW)
+    assert [one.status for one in await q.push("orders", "p1", 3, 4, 5)] == ["queued", "queued", "failed"]
+
+
 async def test_rule_7_settled_out_of_order_and_dead_ones_make_room(q: Driver) -> None:
     await q.configure("orders", max_size=3)
     await q.push("orders", "p1", 1, 2, 3)

@@ -255,6 +255,17 @@ async def test_rule_13_many_ranges(q: Driver) -> None:
     assert await q.cursor("orders", "p1") == 200
 
 
+async def test_rule_13_beyond_ten_thousand_ranges_only_the_head_is_delivered(q: Driver) -> None:
+    for _ in range(3):
+        await q.push("orders", "p1", *range(6_700))
+    got = await q.pop("orders", batch=20_100)
+    assert len(got) == 20_100
+    await q.settle(*(settlement(one) for one in got[1::2]))
+    await q.retry(got[0])
+    assert offsets(await q.pop("orders", batch=10, auto_ack=True)) == [1]
+    assert offsets(await q.pop("orders", batch=10, auto_ack=True)) == [3]
+
+
 async def test_rule_13_a_lease_ends_when_all_that_it_handed_out_is_settled(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=2)

@@ -20,7 +20,7 @@ from .comparing import Disagreement
 from .engines import ENGINES, EngineKind
 from .machine import QueueMachine
 
-EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "300"))
 STEPS = 40
 ENOUGH_FOR_A_BROKEN_ONE = 500
 

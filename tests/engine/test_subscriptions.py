@@ -80,6 +80,14 @@ async def test_rule_20_pushes_in_the_microsecond_of_the_contact_are_delivered(q:
     assert await q.drain("orders", group="g") == [2, 3]
 
 
+async def test_rule_20_what_was_pushed_before_the_contact_is_old_even_in_its_microsecond(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    assert await q.pop("orders", group="g", subscription=NEW) == []
+    await q.push("orders", "p1", 2)
+    assert await q.pop("orders", group="h", subscription=NEW) == []
+    assert await q.drain("orders", group="g") == [2]
+
+
 async def test_rule_20_newer_partitions_start_at_their_first_message(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "old", 1)
     clock.advance(1)

@@ -124,6 +124,15 @@ async def test_rule_22_a_required_lease_that_is_over_aborts(q: Driver, clock: Fa
     assert await q.pop("bills") == []
 
 
+async def test_rule_22_a_required_lease_that_was_superseded_aborts(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    old = await q.pop("orders", batch=2)
+    await q.retry(old[1])
+    await q.pop("orders", batch=2)
+    assert not (await q.transact(message("bills", "p1", 3), required_leases=[old.lease])).success
+    assert await q.pop("bills") == []
+
+
 async def test_rule_22_a_settlement_without_lease_id_must_be_held_under_a_required_lease(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)

@@ -99,8 +99,8 @@ class Claimer:
                     f"group {request.group!r} of queue {name!r} is {group.mode}, not {request.group_mode}",
                     code="group_mode_conflict",
                 )
-            if group is not None and group.pending:
-                in_the_way = True
+            if group is not None and (group.pending or group in self._state.expiring):
+                in_the_way = True  # Who is next can be said when it is committed.
             elif queue is not None and group is not None:
                 self._note_seen(group)
                 self._loader.discover(group, queue)
@@ -160,11 +160,11 @@ class Claimer:
             else:
                 self._state.add_lease(job.lease)
             return PopResult(job.messages, job.lease.id, job.tracks)
-        if job.met_dirty or any(group in self._state.expiring for _, group in job.groups):
+        if job.met_dirty:
             return None
         for _, group in job.groups:
             change = group.next_change(self._state.leases)
-            if job.reason == "nothing_ready" and group.waking:
+            if job.request.partition is None and job.reason == "nothing_ready" and group.waking:
                 job.reason = min(group.waking.values())[1]
             if change is not None and (job.look_again_at is None or change < job.look_again_at):
                 job.look_again_at = change

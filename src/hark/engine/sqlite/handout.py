@@ -158,6 +158,14 @@ class HandOut:
         track.publish()
         self.stepped.setdefault(track, set()).update(draft.touched_ranges)
 
+    def _supersede(self, track: Track, lease: Lease) -> None:
+        """A message is handed out again: the lease it was under has one less, and ends with the last."""
+        part = lease.parts.get(track)
+        if part is not None:
+            part.open -= 1
+            if part.open <= 0:
+                self._state.end_part(lease, track)
+
     def _hand_out(self, fetch: Fetch, rows: list[MessageRow]) -> None:
         job, track, queue = fetch.job, fetch.track, fetch.queue
         lease = job.lease
@@ -168,9 +176,12 @@ class HandOut:
             lease.expires_at = min(lease.expires_at, self._now + queue.info.options.lease_time * SECOND)
         partition, codec, held, retries = track.partition, self._state.codec, track.held, track.retries
         prefix, uid, name, queue_name = partition.prefix, partition.uid, partition.name, queue.name
+        handed_out_before = bool(held)
         for row in rows:
             message_id = codec.with_prefix(prefix, row.offset)
             transaction_id = row.transaction_id or message_id
+            if handed_out_before and transaction_id in held:
+                self._supersede(track, held[transaction_id][1])
             extra = row.extra or NO_EXTRA
             retry = retries.get(row.offset) if retries else None
             held[transaction_id] = (row.offset, lease, extra.b)

@@ -164,7 +164,7 @@ def extra_of(transaction: WriteTransaction, item: NewMessage, created_at: int) -
         transaction.want_sweep()
     deliver_at = item.deliver_at or 0
     if item.delay_ms:
-        deliver_at = max(deliver_at, created_at + item.delay_ms * MILLISECOND)
+        deliver_at = max(deliver_at, transaction.now + item.delay_ms * MILLISECOND)
     extra = Extra(
         t=item.trace_id,
         u=item.producer,
@@ -187,8 +187,13 @@ def note_largest(transaction: WriteTransaction, size: int) -> None:
 def room_left(transaction: WriteTransaction, queue: Queue) -> int:
     """How many messages a bounded queue still takes, by its slowest group (rule 7)."""
     if queue.open is None:
-        rows = rows_of(transaction.connection, _COUNT_OPEN, queue.id, queue.name)
-        retained = scalar(transaction.connection, _COUNT_RETAINED, queue.id)
-        queue.open = {group_id: int(open_) for group_id, open_ in rows} or {NO_GROUP: int(retained)}
+        connection = transaction.connection
+        groups = rows_of(connection, "select id from groups where queue = ?1", queue.name)
+        queue.open = {group_id: 0 for (group_id,) in groups}
+        queue.open |= {
+            group_id: int(open_) for group_id, open_ in rows_of(connection, _COUNT_OPEN, queue.id, queue.name)
+        }
+        if not groups:
+            queue.open = {NO_GROUP: int(scalar(connection, _COUNT_RETAINED, queue.id))}
     waiting = max(queue.open.values(), default=0) + transaction.pushed_count.get(queue, 0)
     return queue.info.options.max_size - waiting

@@ -188,11 +188,12 @@ class Track:
             self.cursor = max(self.cursor, self.ranges.pop(0)[1])
 
     def open_intervals(self) -> Iterator[tuple[int, int]]:
-        """Unsettled offsets in order of delivery, requeued ones first."""
-        for offset in self.front:
+        """Unsettled offsets in order of delivery, requeued ones first, as the running transaction sees them."""
+        seen = self.draft or self
+        for offset in seen.front:
             yield offset, offset
-        position = max(self.cursor, self.partition.floor) + 1
-        for first, last in self.ranges:
+        position = max(seen.cursor, self.partition.floor) + 1
+        for first, last in seen.ranges:
             if position < first:
                 yield position, first - 1
             position = max(position, last + 1)

@@ -1,0 +1,248 @@
+"""What a state machine can do to an engine and to the model: each step does it to both and compares."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from hypothesis import note
+from hypothesis import strategies as st
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.model import NewMessage, QueueOptions, Settlement, Status
+
+from .comparing import InHand, agree, compare_settlement, to_message
+from .driver import ALL, NEVER_GIVEN, NEW, Driver, Got, settlement
+from .engines import EngineKind
+from .model import Model
+from .model_nouns import Message, Push, Verdict, Wish
+
+T = TypeVar("T")
+NAMESPACE = "ns"
+QUEUES = ("a", "b")
+PARTITIONS = ("p1", "p2", "p3")
+GROUPS = ("g", "h")
+STATUSES: tuple[Status, ...] = ("completed", "completed", "failed", "retry", "dlq")
+OPTIONS = {
+    "strict": QueueOptions(lease_time=10, retry_limit=1),
+    "patient": QueueOptions(
+        lease_time=4, retry_limit=3, retry_delay=1000, retry_multiplier=2, retry_max_delay=3000, priority=5
+    ),
+    "small": QueueOptions(lease_time=10, retry_limit=0, max_size=6),
+    "forgetful": QueueOptions(lease_time=10, retry_limit=0, dead_letter_queue=False),
+}
+
+
+def pick(data: st.DataObject, items: Sequence[T], label: str) -> T:
+    """Draw one of the items, the newest first when a failure is made small."""
+    chosen = items[-1 - data.draw(st.integers(0, len(items) - 1), label)]
+    note(f"    {label}: {chosen!r}")
+    return chosen
+
+
+class Steps:
+    """The steps of producers, consumers and servers."""
+
+    kind: ClassVar[EngineKind]
+    wrap: ClassVar[Callable[[Engine], Engine]] = staticmethod(lambda engine: engine)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = tempfile.TemporaryDirectory(prefix="hark-machine-")
+        self.runner = asyncio.Runner()
+        self.clock = FakeClock()
+        self.model = Model(self.clock.now())
+        self.hands: list[InHand] = []
+        self.leases: dict[str, int] = {}
+        self.ids: dict[Message, str] = {}
+        self.cursors: dict[tuple[str, str, str], int] = {}
+        self.payload = 0
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """Let the engine work."""
+        return self.runner.run(work)
+
+    def open(self) -> None:
+        """An empty engine."""
+
+        async def begin() -> Driver:
+            driver = Driver(self.kind, Path(self.place.name), self.clock, type(self).wrap)
+            await driver.start()
+            return driver
+
+        self.q = self.run(begin())
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if hasattr(self, "q"):
+            self.run(self.q.engine.close())
+        self.runner.close()
+        self.place.cleanup()
+
+    # Messages ----------------------------------------------------------------------------------------------
+
+    def new_push(self, data: st.DataObject, queue: str, partition: str) -> Push:
+        """Draw a message to push."""
+        self.payload += 1
+        return Push(
+            queue,
+            partition,
+            self.payload,
+            key=data.draw(st.sampled_from([None, None, "k1", "k2"]), "key"),
+            delay_ms=data.draw(st.sampled_from([0, 0, 0, 2000]), "delay"),
+            backoff_ms=data.draw(st.sampled_from([None, None, (), (1000,), (0, 3000)]), "backoff"),
+        )
+
+    def pushed(self, new: Push, outcome: object) -> None:
+        """Push to the model as well, and compare."""
+        status, stored = self.model.push(new)
+        agree(f"status of {new}", getattr(outcome, "status", None), status)
+        if stored is not None:
+            found = str(getattr(outcome, "message_id", None))
+            agree(f"message id of {new}", found, self.ids.setdefault(stored, found))
+
+    def push_some(self, data: st.DataObject, queue: str, number: int) -> None:
+        """Push a few messages in one request."""
+        partitions = [data.draw(st.sampled_from(PARTITIONS), "partition") for _ in range(number)]
+        new = [self.new_push(data, queue, partition) for partition in partitions]
+        outcomes = self.run(self.q.push_messages(*map(to_message, new)))
+        for one, outcome in zip(new, outcomes, strict=True):
+            self.pushed(one, outcome)
+
+    def pop_once(self, wish: Wish) -> Got:
+        """Pop of a queue, a partition or the namespace."""
+        one_queue = wish.queues[0] if len(wish.queues) == 1 else None
+        got = self.run(
+            self.q.pop(
+                one_queue,
+                wish.partition,
+                namespace=None if one_queue else NAMESPACE,
+                group=wish.group,
+                batch=wish.batch,
+                partitions=wish.partitions,
+                auto_ack=wish.auto_ack,
+                subscription=NEW if wish.mode == "new" else ALL,
+            )
+        )
+        self.popped(wish, got)
+        return got
+
+    def popped(self, wish: Wish, got: Got) -> None:
+        """Pop from the model as well, and compare."""
+        places = Counter((one.message.queue, one.message.partition) for one in got)
+        popped = self.model.pop(wish, places)
+        delivered = [
+            (one.message.queue, one.message.partition, one.message.offset, one.payload, one.message.attempt)
+            for one in got
+        ]
+        expected = [
+            (one.partition.queue.name, one.partition.name, one.offset, one.push.payload, attempt)
+            for one, attempt in popped.messages
+        ]
+        # In a partition the order is promised; among the partitions of one batch it is not.
+        delivered.sort(key=lambda one: list(places).index(one[:2]))
+        agree(f"{wish}", delivered, expected)
+        agree("number of partitions", got.partitions, len(places))
+        if popped.reasons and got.reason not in popped.reasons:
+            agree(f"reason of empty {wish}", got.reason, popped.reasons)
+        if got and not wish.auto_ack:
+            agree("leases are fresh", got.lease in self.leases, False)
+            self.leases[got.lease] = popped.lease
+            self.hands += [InHand(held, one, popped.lease) for held, (one, _) in zip(got, popped.messages, strict=True)]
+
+    def held(self) -> list[InHand]:
+        """Deliveries whose verdict is open."""
+        return [one for one in self.hands if self.model.holds(one.message, one.held.group, one.lease)]
+
+    def draw_verdict(self, data: st.DataObject) -> tuple[Settlement, Verdict]:
+        """Draw a settlement, mostly of something that is held, mostly under its lease."""
+        held = self.held()
+        fresh = bool(held) and data.draw(st.sampled_from([True, True, True, False]), "held")
+        hand = pick(data, held if fresh else self.hands[-12:], "in hand")
+        status = data.draw(st.sampled_from(STATUSES), "status")
+        delay_ms = data.draw(st.sampled_from([None, 1000]), "delay") if status == "retry" else None
+        lease = data.draw(st.sampled_from(["own"] * 6 + ["none", "never given", "another"]), "lease")
+        about = self.model.named(hand.message)
+        verdict = Verdict(about, hand.held.group, status, hand.lease, f"error {self.payload}", delay_ms)
+        name: str | None = hand.held.lease
+        if lease == "none":
+            name, verdict.lease = None, None
+        elif lease == "never given":
+            name, verdict.lease = NEVER_GIVEN, 0
+        elif lease == "another":
+            name, verdict.lease = pick(data, list(self.leases.items()), "other lease")
+        return settlement(hand.held, status, verdict.error, delay_ms=delay_ms, lease=name), verdict
+
+    def settle_some(self, drawn: list[tuple[Settlement, Verdict]]) -> None:
+        """Settle in one request."""
+        outcomes = self.run(self.q.settle(*(one for one, _ in drawn)))
+        answers = self.model.settle([verdict for _, verdict in drawn])
+        for (_, verdict), outcome, answer in zip(drawn, outcomes, answers, strict=True):
+            compare_settlement(verdict, outcome, answer)
+
+    def transact_some(self, data: st.DataObject, settlements: int, pushes: int, name_leases: bool) -> None:
+        """Settle and push, all or nothing."""
+        drawn = [self.draw_verdict(data) for _ in range(settlements if self.hands else 0)]
+        verdicts = [verdict for _, verdict in drawn]
+        if len({(one.message, one.group) for one in verdicts}) < len(verdicts):
+            return  # What two verdicts on one message mean inside a transaction, the rules do not say.
+        if any(self.model.judge(one).success is None for one in verdicts):
+            return
+        open_queues = [one for one in QUEUES if not self.model.queues[one].options.max_size]
+        new = [
+            self.new_push(
+                data, data.draw(st.sampled_from(open_queues), "queue"), data.draw(st.sampled_from(PARTITIONS))
+            )
+            for _ in range(pushes if open_queues else 0)
+        ]
+        required = {}
+        if name_leases and self.leases:
+            name, lease = pick(data, [*self.leases.items(), (NEVER_GIVEN, 0)], "required lease")
+            if self.model.is_live(lease) is not None:
+                required[name] = lease
+        operations: list[Settlement | NewMessage] = [*(one for one, _ in drawn), *map(to_message, new)]
+        outcome = self.run(self.q.transact(*operations, required_leases=list(required)))
+        refused = self.model.transact(verdicts, list(required.values()))
+        agree(f"success of {verdicts} under {required}", outcome.success, refused is None)
+        if refused is None:
+            for one, result in zip(new, outcome.results[len(drawn) :], strict=True):
+                self.pushed(one, result)
+        elif refused >= 0:
+            agree("index of the refused operation", outcome.failed_index, refused)
+
+    # Leases and time ---------------------------------------------------------------------------------------
+
+    def renew_one(self, data: st.DataObject) -> None:
+        """Renew some lease, maybe an old one."""
+        name, lease = pick(data, list(self.leases.items())[-6:], "lease")
+        seconds = data.draw(st.sampled_from([1, 5, 20]), "seconds")
+        if self.model.is_live(lease) is not None:
+            outcome = self.run(self.q.renew(name, seconds))
+            agree("end of the renewed lease", outcome.expires_at, self.model.renew(lease, seconds))
+
+    def release_one(self, data: st.DataObject) -> None:
+        """Release some lease, maybe an old one."""
+        name, lease = pick(data, list(self.leases.items())[-6:], "lease")
+        self.run(self.q.engine.release([name]))
+        self.model.release(lease)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.advance(seconds)
+        self.model.advance(seconds)
+
+    def upkeep(self) -> None:
+        """What servers do beside: it must change nothing that anybody can see."""
+        self.run(self.q.engine.expire())
+        self.run(self.q.engine.collect())
+
+    def reopen(self) -> None:
+        """Close the store and open it again; leases are lost, even ended ones that nobody has seen yet."""
+        self.run(self.q.engine.expire())
+        self.run(self.q.reopen())
+        self.model.restart()
