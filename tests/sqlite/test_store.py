@@ -151,3 +151,14 @@ async def test_the_log_is_moved_into_the_database_beside_the_writer(tmp_path: Pa
     assert len(answer.messages) == 3
     await engine.close()
     assert (tmp_path / "hark.db").stat().st_size > 40 * 100 * 4000
+
+
+async def test_a_database_that_was_there_and_is_empty_or_gone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    await filled(path)
+    path.write_bytes(b"")
+    assert "was truncated to nothing" in await refusal(path)
+    path.unlink()
+    assert "is missing, but there was a database here" in await refusal(path)
+    Path(f"{path}.lock").unlink()
+    await (await opened(path)).close()

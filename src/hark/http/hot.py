@@ -17,7 +17,17 @@ from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, settlements_of
 from hark.http.checks import decode_json
 from hark.http.pops import Pop, parse_pop, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
-from hark.http.responses import Receive, Scope, Send, encode, internal_error, send_empty, send_error, send_json
+from hark.http.responses import (
+    Receive,
+    Scope,
+    Send,
+    encode,
+    internal_error,
+    send_empty,
+    send_error,
+    send_if_there,
+    send_json,
+)
 from hark.model import NewMessage, PopResult, SettleOutcome
 from hark.settings import Settings
 
@@ -127,14 +137,12 @@ class HotRoutes:
             if not result.messages:
                 await send_empty(send)
                 return
-            if _has_left(receive):
-                self._give_back(result)
-                return
             answer = encode(pop_reply(asked.request, result))
         except Exception as error:
             await _fail(send, error)
         else:
-            await send_json(send, 200, answer)
+            if not await send_if_there(send, receive, 200, answer):
+                self._give_back(result)
 
     async def _wait(self, asked: Pop, receive: Receive) -> PopResult:
         """Wait for messages, or for the client to leave: then what it would have got is free again."""
@@ -241,14 +249,3 @@ async def _fail(send: Send, error: Exception) -> None:
 async def _wait_until_left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _has_left(receive: Receive) -> bool:
-    """Whether the client is gone already: one step of `receive` answers at once only then."""
-    step = receive().__await__()
-    try:
-        next(step)
-    except StopIteration as answer:
-        return bool(answer.value["type"] == "http.disconnect")
-    step.close()
-    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any
 
 import msgspec
@@ -15,11 +15,12 @@ log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
+Receive = Callable[[], Coroutine[Any, Any, Event]]
+Send = Callable[[Event], Coroutine[Any, Any, None]]
 
 encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
+_PART_BYTES = 256 * 1024
 
 
 async def send_json(send: Send, status: int, body: bytes) -> None:
@@ -27,6 +28,36 @@ async def send_json(send: Send, status: int, body: bytes) -> None:
     headers = [_JSON, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_if_there(send: Send, receive: Receive, status: int, body: bytes) -> bool:
+    """A JSON answer for a client that may leave before it has all of it; False: it left.
+
+    A large body goes out in parts: a transport whose buffer is full makes `send` wait, and who leaves meanwhile is
+    noticed before the last part.
+    """
+    if has_left(receive):
+        return False
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for start in range(0, len(body), _PART_BYTES):
+        if start and has_left(receive):
+            return False
+        part = body[start : start + _PART_BYTES] if len(body) > _PART_BYTES else body
+        more = start + _PART_BYTES < len(body)
+        await send({"type": "http.response.body", "body": part, "more_body": more})
+    return True
+
+
+def has_left(receive: Receive) -> bool:
+    """Whether the client is gone already: one step of `receive` answers at once only then."""
+    step = receive().__await__()
+    try:
+        next(step)
+    except StopIteration as answer:
+        return bool(answer.value["type"] == "http.disconnect")
+    step.close()
+    return False
 
 
 async def send_empty(send: Send) -> None:

@@ -22,6 +22,7 @@ from hark.errors import StoreUnusable
 
 MEMORY = ":memory:"
 _HEADER = b"SQLite format 3\x00"
+_DATABASE_MARK = b"database\n"
 _ROWS_PER_INSERT = (64, 8, 1)
 _MESSAGE_COLUMNS = 6
 _WRITER_CACHE_KIB = 64 * 1024
@@ -42,12 +43,13 @@ class Store:
         self.path = path
         self.memory = path == MEMORY
         self._lock_file: int | None = None
+        self._was_there = False
 
     def open(self) -> None:
         """Open or create the database; raises `StoreUnusable` with what to do."""
-        if not self.memory:
-            self._lock()
         try:
+            if not self.memory:
+                self._lock()
             self.writer = self._connect()
             self._check_identity()
             if not self.memory:
@@ -60,6 +62,7 @@ class Store:
             schema.migrate(self.writer)
             self.tag = self._tag()
             self.reader = self.writer if self.memory else self.connect_reader()
+            self._sign_lock(_DATABASE_MARK)
         except apsw.Error as error:
             self.close()
             raise StoreUnusable(self._explain(error)) from error
@@ -112,15 +115,21 @@ class Store:
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.pread(self._lock_file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            owner = os.pread(self._lock_file, 32, 0).decode("ascii", "replace").partition("\n")[0] or "unknown"
             os.close(self._lock_file)
             self._lock_file = None
             raise StoreUnusable(
                 f"{path} is in use by another Hark server (process {owner}); stop it, or choose another --data"
             ) from error
-        os.ftruncate(self._lock_file, 0)
-        os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
+        # The second line outlives the owner: it says that there is a database beside the lock.
+        self._was_there = os.pread(self._lock_file, 64, 0).partition(b"\n")[2].startswith(_DATABASE_MARK)
         self._check_file(path)
+        self._sign_lock(_DATABASE_MARK if self._was_there else b"")
+
+    def _sign_lock(self, mark: bytes) -> None:
+        if self._lock_file is not None:
+            os.ftruncate(self._lock_file, 0)
+            os.pwrite(self._lock_file, f"{os.getpid()}\n".encode() + mark, 0)
 
     def _check_file(self, path: Path) -> None:
         try:
@@ -135,13 +144,21 @@ class Store:
                     f"{path} is missing but its log {wal.name} is there: the database was moved or deleted; "
                     "restore it, or move the log away to start empty"
                 ) from None
+            self._refuse_lost(path, "is missing")
             return
         except OSError as error:
             raise StoreUnusable(f"can't read {path}: {error.strerror}") from error
         if header and header != _HEADER:
             raise StoreUnusable(f"{path} is not a Hark database, or is corrupt (bad header); restore it from a backup")
-        if not header and path.stat().st_size == 0 and Path(f"{path}-wal").exists():
-            raise StoreUnusable(f"{path} was truncated to nothing; restore it from a backup")
+        if not header:
+            self._refuse_lost(path, "was truncated to nothing")
+
+    def _refuse_lost(self, path: Path, what: str) -> None:
+        if self._was_there:
+            raise StoreUnusable(
+                f"{path} {what}, but there was a database here; restore it from a backup, or remove {path}.lock "
+                "to start empty"
+            )
 
     def _check_identity(self) -> None:
         version = schema.version_of(self.writer)
