@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from hark.clock import Clock
@@ -17,6 +19,8 @@ MAX_PARTITION = (1 << 44) - 1
 MAX_OFFSET = (1 << 48) - 1
 TAG_BITS = 30
 _LOW_OFFSET_BITS = 32
+_ID_BYTES = 10
+_IDS_AT_ONCE = 256
 _SMALL_OFFSET = 1 << 48 - TAG_BITS
 _SHAPE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.ASCII)
 
@@ -73,10 +77,20 @@ class IdSource:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
+        self._random: Iterator[int] = iter(())
 
     def new(self) -> str:
         """A new unique id."""
-        random = int.from_bytes(os.urandom(10), "big")
+        with self._lock:
+            random = next(self._random, None)
+            if random is None:
+                # Many at once: each call of the system gives up the interpreter lock.
+                pool = os.urandom(_ID_BYTES * _IDS_AT_ONCE)
+                self._random = iter(
+                    [int.from_bytes(pool[at : at + _ID_BYTES], "big") for at in range(0, len(pool), _ID_BYTES)]
+                )
+                random = next(self._random)
         millis = self._clock.now() // 1000 & 0xFFFF_FFFF_FFFF
         number = millis << 80 | 0x7 << 76 | (random >> 66 & 0xFFF) << 64 | 0b10 << 62 | random & ((1 << 62) - 1)
         text = f"{number:032x}"

@@ -203,7 +203,9 @@ class HandOut:
                 )
             )
         # A requeued message has a high offset but was not behind the others.
-        last = max((row.offset for row in rows if row.offset not in track.front), default=0)
+        last = rows[-1].offset
+        if track.front:
+            last = max((row.offset for row in rows if row.offset not in track.front), default=0)
         if track in lease.parts:
             lease.parts[track].extend(len(rows), last)
             return

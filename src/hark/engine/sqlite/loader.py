@@ -274,7 +274,7 @@ class Loader:
 
 def adopt_partition(state: State, partition: Partition) -> None:
     """Make a partition known under its number and its name."""
-    state.partitions[partition.id] = partition
+    state.partitions[partition.id] = state.partitions_by_uid[partition.uid] = partition
     partition.queue.partitions[partition.name] = partition
 
 

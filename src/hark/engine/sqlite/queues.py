@@ -89,6 +89,7 @@ def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence
         state.queues.pop(queue.name, None)
         for partition in queue.partitions.values():
             state.partitions.pop(partition.id, None)
+            state.partitions_by_uid.pop(partition.uid, None)
 
 
 def drop_leases(transaction: WriteTransaction, group: Group) -> None:

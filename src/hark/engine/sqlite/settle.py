@@ -41,7 +41,6 @@ class Judge:
     def __init__(self, transaction: WriteTransaction, required_leases: Sequence[str] = ()) -> None:
         self._transaction = transaction
         self._required = frozenset(required_leases)
-        self._partitions: dict[str, Partition | None] = {}
         self._tracks: dict[tuple[str, str], Track | None] = {}
 
     def judge(self, item: Settlement) -> Verdict:
@@ -70,12 +69,11 @@ class Judge:
 
     def partition(self, partition_id: str) -> Partition | None:
         """The partition that an id stands for."""
-        if partition_id not in self._partitions:
-            place = self._transaction.state.codec.decode(partition_id)
-            self._partitions[partition_id] = (
-                None if place is None or place.offset else self._transaction.loader.partition(place.partition)
-            )
-        return self._partitions[partition_id]
+        partition = self._transaction.state.partitions_by_uid.get(partition_id)
+        if partition is not None:
+            return partition
+        place = self._transaction.state.codec.decode(partition_id)
+        return None if place is None or place.offset else self._transaction.loader.partition(place.partition)
 
     def _find_track(self, item: Settlement) -> Track | None:
         partition = self.partition(item.partition_id)

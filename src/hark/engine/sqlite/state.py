@@ -215,6 +215,7 @@ class State:
         """Forget everything; the object stays, as others hold it."""
         self.queues: dict[str, Queue] = {}
         self.partitions: dict[int, Partition] = {}
+        self.partitions_by_uid: dict[str, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self.labels: dict[Label, tuple[Subscription, int]] = {}
         """Where groups started that pop by namespace or task, and the highest partition then."""
