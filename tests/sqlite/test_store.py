@@ -160,5 +160,5 @@ async def test_a_database_that_was_there_and_is_empty_or_gone_is_refused(tmp_pat
     assert "was truncated to nothing" in await refusal(path)
     path.unlink()
     assert "is missing, but there was a database here" in await refusal(path)
-    Path(f"{path}.lock").unlink()
+    path.with_name("hark.db.lock").unlink()
     await (await opened(path)).close()

@@ -151,6 +151,8 @@ class Claimer:
                 for transaction_id in [key for key, held in track.held.items() if held[1] in leases]:
                     del track.held[transaction_id]
             track.group.refresh(track)
+        self._taken.clear()
+        self._reserved.clear()
 
     def _answer(self, job: Job) -> PopResult | None:
         if job.messages:

@@ -179,6 +179,7 @@ class StoreThreads:
         """Serve a call from memory; False when it has to wait for a transaction."""
         try:
             if self._broken is not None:
+                self._writes.put(Nudge())  # The next transaction tries to read everything back.
                 raise self._broken
             if self._is_due(now):
                 self._writes.put(call)  # What is due comes first, and takes a transaction.
