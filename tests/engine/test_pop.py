@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hark.clock import FakeClock
 
 from .driver import Driver, message, payloads
@@ -189,6 +191,29 @@ async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) 
         order.append(held.payload)
         await q.ack(held)
     assert order == [[name, number] for name in ("high", "middle", "low") for number in (1, 2)]
+
+
+@pytest.mark.parametrize("auto_ack", [False, True])
+async def test_rule_9_queue_priority_holds_at_the_moment_a_lease_ends(
+    q: Driver, clock: FakeClock, auto_ack: bool
+) -> None:
+    await q.configure("low", namespace="ns")
+    await q.configure("high", namespace="ns", priority=5, lease_time=4)
+    await q.push("high", "p1", 1, 2)
+    await q.pop(namespace="ns", batch=2)
+    await q.push("low", "p1", 3)
+    clock.advance(4)
+    assert payloads(await q.pop(namespace="ns", auto_ack=auto_ack)) == [1]
+
+
+@pytest.mark.parametrize("auto_ack", [False, True])
+async def test_rule_9_queue_priority_holds_at_the_first_contact_with_a_queue(q: Driver, auto_ack: bool) -> None:
+    await q.configure("high", namespace="ns", priority=5)
+    await q.configure("low", namespace="ns")
+    await q.push("high", "p1", 1)
+    assert await q.pop("low", group="g") == []
+    await q.push("low", "p1", 2, 3, 4)
+    assert payloads(await q.pop(namespace="ns", group="g", auto_ack=auto_ack)) == [1]
 
 
 async def test_rule_9_a_changed_queue_priority_has_effect_at_once(q: Driver) -> None:

@@ -107,7 +107,8 @@ class Claimer:
                 group.wake_due(self._now)
                 found.append((queue, group))
         found.sort(key=lambda pair: -pair[0].info.options.priority)
-        job = Job(request, found)
+        # With one of its queues in the way, nobody can say yet which partition is next.
+        job = Job(request, [] if in_the_way else found)
         job.met_dirty = in_the_way
         return job
 
