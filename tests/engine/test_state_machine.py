@@ -46,7 +46,7 @@ def test_an_engine_answers_as_the_model_does(kind: EngineKind) -> None:
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
-            # The same examples every time, so that a red build is about the change; `scripts/explore` looks for new ones.
+            # The same ones every time, so that a red build is about the change; scripts/explore looks for others.
             derandomize="HARK_TEST_EXAMPLES" not in os.environ,
             print_blob=True,
             report_multiple_bugs=False,
