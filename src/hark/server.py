@@ -26,8 +26,9 @@ from hark.settings import Loaded, Settings
 
 log = logging.getLogger(__name__)
 
-_SWITCH_INTERVAL = 0.001
-"""Seconds that a busy thread keeps the interpreter from the others; the default of 5 ms is longer than a commit."""
+_SWITCH_INTERVAL = 0.0003
+"""Seconds that a busy thread keeps the interpreter from the others; the default of 5 ms is longer than a commit.
+(Measured: batches of 100 and single pops gain a tenth over 1 ms, nothing loses.)"""
 
 
 def serve(loaded: Loaded) -> None:
