@@ -87,6 +87,28 @@ async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(q
     assert await q.drain("orders", group="g") == [1]
 
 
+async def test_rule_18_a_message_that_is_deleted_at_the_moment_it_dies_is_a_dead_letter(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    """The lease ended first: whoever deletes the message is the one who notices."""
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    clock.advance(10)
+    assert await engine.delete_messages([held.message.id]) == [True]
+    assert [bytes(one.payload) for one in await q.dead_letters("orders")] == [b"1"]
+
+
+async def test_rule_18_a_death_and_a_deletion_that_share_a_commit_leave_the_dead_letter(
+    q: Driver, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    dead, deleted = await asyncio.gather(q.kill(held), engine.delete_messages([held.message.id]))
+    assert deleted == [True]
+    assert len(await q.dead_letters("orders")) == int(dead.success)
+
+
 async def test_rule_18_retention_never_removes_dead_letters(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", retention_enabled=True, retention_seconds=60)
     await q.push("orders", "p1", 1)

@@ -102,6 +102,7 @@ class Collector:
             touched.setdefault(partition_id, []).append(offset)
         if gone:
             connection = transaction.connection
+            transaction.save_dead_letters()
             traces = """
                 from traces where (partition, offset) in
                     (select partition, offset from messages where seq in (select value from json_each(?1)))

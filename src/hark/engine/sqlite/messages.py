@@ -28,6 +28,7 @@ def _delete(transaction: WriteTransaction, place: Place) -> bool:
     if partition is None or not partition.floor < place.offset <= partition.tail:
         return False
     connection = transaction.connection
+    transaction.save_dead_letters()
     run(connection, "delete from messages where partition = ?1 and offset = ?2", *place)
     if not connection.changes():
         return False

@@ -82,6 +82,7 @@ def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], 
         if offset > partition.floor:
             found[partition_id, transaction_id] = offset
         else:  # Purged, but its row is still there and would stand in the way of the new one.
+            transaction.save_dead_letters()
             run(
                 transaction.connection,
                 "delete from messages where partition = ?1 and offset = ?2",

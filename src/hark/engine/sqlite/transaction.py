@@ -131,6 +131,11 @@ class WriteTransaction:
             del self._drafted[track]
             self.on_commit(lambda track=track: setattr(track, "draft", None))  # type: ignore[misc]
 
+    def save_dead_letters(self) -> None:
+        """Copy what died so far; to be done before any message is removed, or there is nothing left to copy."""
+        for_each(self.connection, _SAVE_DEAD_LETTERS, self._dead)
+        self._dead = []
+
     def discard_dead_letters(self, queue: str) -> None:
         """A queue is removed: nobody dies in it any more."""
         self._dead = [one for one in self._dead if one[1] != queue]
@@ -185,7 +190,7 @@ class WriteTransaction:
         connection = self.connection
         if self.messages:
             insert_messages(connection, self.messages)
-        for_each(connection, _SAVE_DEAD_LETTERS, self._dead)
+        self.save_dead_letters()
         if self._drafted:
             self._flush_tracks()
         for (queue, what), number in self._counts.items():
