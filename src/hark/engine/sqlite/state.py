@@ -11,9 +11,10 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
+from hark.engine.retries import compile_schedule
 from hark.engine.sqlite.track import Lease, Track
 from hark.ids import IdCodec
-from hark.model import EmptyReason, GroupMode, QueueInfo, QueueOptions, Subscription
+from hark.model import EmptyReason, GroupMode, QueueInfo, Subscription
 
 _NEVER = (-1, "")
 _EXPIRED_REMEMBERED = 10_000
@@ -46,16 +47,6 @@ class Queue:
     def name(self) -> str:
         """The queue's name."""
         return self.info.name
-
-
-def compile_schedule(options: QueueOptions) -> tuple[int, ...]:
-    """The delay before each retry in milliseconds (rule 14)."""
-    delays = []
-    delay = float(options.retry_delay)
-    for _ in range(options.retry_limit):
-        delays.append(int(min(delay, options.retry_max_delay)))
-        delay = min(delay * options.retry_multiplier, options.retry_max_delay)
-    return tuple(delays)
 
 
 class Partition:
