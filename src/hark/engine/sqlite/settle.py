@@ -9,7 +9,7 @@ from hark.engine.sqlite.places import find_message, find_partitions
 from hark.engine.sqlite.push import find_duplicates, push_all, room_left
 from hark.engine.sqlite.state import Partition
 from hark.engine.sqlite.store import scalar
-from hark.engine.sqlite.track import Held, Retry, Track
+from hark.engine.sqlite.track import Held, Lease, Retry, Track
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
 
@@ -195,7 +195,7 @@ def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> 
 def _transact(transaction: WriteTransaction, request: Transaction) -> TransactionOutcome:
     for lease_id in request.required_leases:
         lease = transaction.state.leases.get(lease_id)
-        if lease is None or lease.expires_at <= transaction.now:
+        if lease is None or lease.expires_at <= transaction.now or not _holds(lease):
             code, text = EXPIRED if lease_id in transaction.state.expired_leases else SUPERSEDED
             return TransactionOutcome(False, (), code, f"{text} (required lease {lease_id})")
     judge = Judge(transaction, request.required_leases)
@@ -221,6 +221,13 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
             place = places[operation.queue, operation.partition]
             results += push_all(transaction, [operation], [place], known)
     return TransactionOutcome(True, results)
+
+
+def _holds(lease: Lease) -> bool:
+    """Whether a lease still holds something, as the running transaction sees it."""
+    return any(
+        part.open > 0 and not (track.draft is not None and track.draft.voided) for track, part in lease.parts.items()
+    )
 
 
 def _refuse_pushes(
