@@ -71,6 +71,10 @@ def test_the_defaults_are_those_that_are_promised() -> None:
     assert settings.retention.completed_seconds == 7 * 86_400
     assert (settings.retention.idle_group_days, settings.retention.interval_ms) == (30, 300_000)
     assert (settings.encryption.key, settings.encryption.old_keys) == ("", ())
+    assert (settings.postgres.pool_size, settings.postgres.prepared) == (8, True)
+    assert (settings.postgres.statement_timeout_ms, settings.postgres.wait_ms) == (30_000, 10_000)
+    assert (settings.fallback.initial_ms, settings.fallback.max_ms) == (100, 5000)
+    assert (settings.fallback.threshold, settings.fallback.multiplier) == (3, 3)
 
 
 def test_environment_beats_file_and_flags_beat_both_field_by_field() -> None:
@@ -107,6 +111,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 def test_every_setting_can_be_set_in_the_environment_and_in_the_file() -> None:
     texts = {"host": "h", "engine": "memory", "data": "d", "log_level": "debug"}
     texts |= {"pop.default_subscription": "new", "encryption.key": KEY, "encryption.old_keys": OTHER_KEY}
+    texts |= {"postgres.prepared": "false"}
     values = {name: texts.get(name, "123") for name in SETTINGS}
     from_env = load({}, {SETTINGS[name].env: value for name, value in values.items()})
     assert from_env.sources == {name: setting.env for name, setting in SETTINGS.items()}
@@ -122,7 +127,8 @@ def _toml_value(name: str, value: str) -> str:
     """Write a text as the TOML value of a setting."""
     if name == "encryption.old_keys":
         return f'["{value}"]'
-    return value if value.isdigit() and not SETTINGS[name].choices else f'"{value}"'
+    bare = value == "false" or (value.isdigit() and not SETTINGS[name].choices)
+    return value if bare else f'"{value}"'
 
 
 def test_names_of_levels_may_be_written_in_capitals() -> None:
@@ -148,6 +154,17 @@ def test_old_keys_are_separated_by_commas_in_the_environment() -> None:
         ("DEFAULT_TIMEOUT", "7", "pop.default_timeout_ms", 7),
         ("DEFAULT_SUBSCRIPTION_MODE", "new", "pop.default_subscription", "new"),
         ("RETENTION_INTERVAL", "700", "retention.interval_ms", 700),
+        ("SIDECAR_POOL_SIZE", "50", "postgres.pool_size", 50),
+        ("SIDECAR_POP_WAIT_INITIAL_MS", "7", "fallback.initial_ms", 7),
+        ("SIDECAR_POP_WAIT_BACKOFF_THRESHOLD", "7", "fallback.threshold", 7),
+        ("SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER", "7", "fallback.multiplier", 7.0),
+        ("SIDECAR_POP_WAIT_MAX_MS", "7000", "fallback.max_ms", 7000),
+        ("POLL_DB_INTERVAL", "7", "fallback.initial_ms", 7),
+        ("POLL_BACKOFF_THRESHOLD", "7", "fallback.threshold", 7),
+        ("POLL_MAX_INTERVAL", "7000", "fallback.max_ms", 7000),
+        ("QUEUE_BACKOFF_THRESHOLD", "7", "fallback.threshold", 7),
+        ("QUEUE_BACKOFF_MULTIPLIER", "7", "fallback.multiplier", 7.0),
+        ("QUEUE_MAX_POLL_INTERVAL", "7000", "fallback.max_ms", 7000),
     ],
 )
 def test_an_alias_of_the_seeds_sets_its_setting(alias: str, text: str, name: str, value: object) -> None:
@@ -219,6 +236,11 @@ def test_a_wrong_value_names_setting_source_value_and_what_was_expected(text: st
 @pytest.mark.parametrize("value", ["nan", "inf", "-0.1", "10001", "5ms"])
 def test_a_number_that_is_no_duration_is_refused(value: str) -> None:
     assert "batching.max_wait_ms" in complaint({"HARK_BATCHING_MAX_WAIT_MS": value})
+
+
+def test_what_is_neither_true_nor_false_is_refused() -> None:
+    text = complaint({"HARK_POSTGRES_PREPARED": "perhaps"})
+    assert text == "setting postgres.prepared: HARK_POSTGRES_PREPARED says 'perhaps', expected true or false"
 
 
 @pytest.mark.parametrize("value", ["true", '"6632"', "6632.0", "2026-01-01", "[1]", "{a = 1}", "99999"])
@@ -324,6 +346,7 @@ def test_variables_that_kubernetes_invents_are_explained(env: dict[str, str]) ->
     [
         ({"HARK_POP_DEFAULT_TIMEOUT_MS": "9", "HARK_POP_MAX_TIMEOUT_MS": "8"}, "pop.max_timeout_ms"),
         ({"HARK_POP_DEFAULT_BATCH": "9", "HARK_LIMITS_MAX_BATCH": "8"}, "limits.max_batch"),
+        ({"HARK_FALLBACK_INITIAL_MS": "9", "HARK_FALLBACK_MAX_MS": "8"}, "fallback.max_ms"),
     ],
 )
 def test_a_default_above_its_own_limit_is_refused(env: dict[str, str], name: str) -> None:
@@ -354,6 +377,8 @@ def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
         return ", ".join(f"`{name}`" for name in found) or "-"
 
     def default(value: object) -> str:
+        if value is True:
+            return "`true`"
         return f"`{value}`" if value else "empty"
 
     expected = [

@@ -8,16 +8,18 @@
 
 from hark.settings.load import Loaded, load
 from hark.settings.table import LATER, SETTINGS, Setting, shown
-from hark.settings.tree import Batching, Encryption, Limits, Pop, Retention, Settings
+from hark.settings.tree import Batching, Encryption, Fallback, Limits, Pop, Postgres, Retention, Settings
 
 __all__ = [
     "LATER",
     "SETTINGS",
     "Batching",
     "Encryption",
+    "Fallback",
     "Limits",
     "Loaded",
     "Pop",
+    "Postgres",
     "Retention",
     "Setting",
     "Settings",

@@ -23,7 +23,11 @@ _NOT_SETTINGS_PREFIXES = ("HARK_TEST_", "HARK_BENCH_")
 # Prefixes that only the seeds use, so that an unknown name under them is surely meant for us.
 _SEED_PREFIXES = ("SIDECAR_", "QUEEN_UDP_", "QO_POLLING_")
 
-_NOT_ABOVE = (("pop.default_timeout_ms", "pop.max_timeout_ms"), ("pop.default_batch", "limits.max_batch"))
+_NOT_ABOVE = (
+    ("pop.default_timeout_ms", "pop.max_timeout_ms"),
+    ("pop.default_batch", "limits.max_batch"),
+    ("fallback.initial_ms", "fallback.max_ms"),
+)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

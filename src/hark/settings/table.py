@@ -17,19 +17,8 @@ HIDDEN = "******"
 _POLLING = "fallback polling between servers"
 LATER: Mapping[str, str] = MappingProxyType(
     {
-        "SIDECAR_POOL_SIZE": "the PostgreSQL engine",
-        "SIDECAR_POP_WAIT_INITIAL_MS": _POLLING,
-        "SIDECAR_POP_WAIT_BACKOFF_THRESHOLD": _POLLING,
-        "SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER": _POLLING,
-        "SIDECAR_POP_WAIT_MAX_MS": _POLLING,
         "POLL_WORKER_COUNT": _POLLING,
         "POLL_WORKER_INTERVAL": _POLLING,
-        "POLL_DB_INTERVAL": _POLLING,
-        "POLL_BACKOFF_THRESHOLD": _POLLING,
-        "POLL_MAX_INTERVAL": _POLLING,
-        "QUEUE_MAX_POLL_INTERVAL": _POLLING,
-        "QUEUE_BACKOFF_THRESHOLD": _POLLING,
-        "QUEUE_BACKOFF_MULTIPLIER": _POLLING,
         "QUEUE_BACKOFF_CLEANUP_THRESHOLD": _POLLING,
         "QUEEN_UDP_PEERS": "hints between servers",
         "QUEEN_UDP_NOTIFY_PORT": "hints between servers",
@@ -81,6 +70,8 @@ def _expected(of: inspect.Type) -> str:
             return _range("a whole number", of)
         case inspect.FloatType():
             return _range("a number", of)
+        case inspect.BoolType():
+            return "true or false"
         case inspect.LiteralType(values):
             return "one of: " + ", ".join(map(str, values))
         case _:

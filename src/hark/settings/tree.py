@@ -120,6 +120,73 @@ class Encryption(_Part, frozen=True):
         return "Encryption(******)"
 
 
+class Postgres(_Part, frozen=True):
+    """How a server talks to PostgreSQL."""
+
+    pool_size: Annotated[
+        int,
+        Meta(ge=1, le=1000),
+        _about("Connections to PostgreSQL that each server process opens at most.", "SIDECAR_POOL_SIZE"),
+    ] = 8
+    statement_timeout_ms: Annotated[
+        int,
+        Meta(ge=100, le=86_400_000),
+        _about("Milliseconds after which PostgreSQL ends a call that takes too long."),
+    ] = 30_000
+    wait_ms: Annotated[
+        Milliseconds,
+        _about("Milliseconds that a call waits while all connections are busy or the database is away, before a 503."),
+    ] = 10_000
+    prepared: Annotated[
+        bool,
+        _about(
+            "Use prepared statements and settings of the session; `false` behind a pooler that can't pass them on, "
+            "such as pgbouncer in transaction mode."
+        ),
+    ] = True
+
+
+class Fallback(_Part, frozen=True):
+    """How often waiting pops look for themselves, in case the hint that there is work was lost."""
+
+    initial_ms: Annotated[
+        int,
+        Meta(ge=1, le=86_400_000),
+        _about(
+            "Milliseconds between the first looks of a waiting pop.", "SIDECAR_POP_WAIT_INITIAL_MS", "POLL_DB_INTERVAL"
+        ),
+    ] = 100
+    threshold: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000),
+        _about(
+            "Looks that found nothing before the time between them grows.",
+            "SIDECAR_POP_WAIT_BACKOFF_THRESHOLD",
+            "QUEUE_BACKOFF_THRESHOLD",
+            "POLL_BACKOFF_THRESHOLD",
+        ),
+    ] = 3
+    multiplier: Annotated[
+        float,
+        Meta(ge=1, le=1000),
+        _about(
+            "What the time between two looks is multiplied by when it grows.",
+            "SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER",
+            "QUEUE_BACKOFF_MULTIPLIER",
+        ),
+    ] = 3.0
+    max_ms: Annotated[
+        int,
+        Meta(ge=1, le=86_400_000),
+        _about(
+            "Milliseconds between two looks at most.",
+            "SIDECAR_POP_WAIT_MAX_MS",
+            "QUEUE_MAX_POLL_INTERVAL",
+            "POLL_MAX_INTERVAL",
+        ),
+    ] = 5000
+
+
 class Settings(_Part, frozen=True):
     """Everything that a server can be told."""
 
@@ -132,7 +199,8 @@ class Settings(_Part, frozen=True):
     engine: Annotated[
         str,
         _about(
-            "Where messages are kept: `sqlite:///file.db` or `memory`; empty: `hark.db` under `data`.",
+            "Where messages are kept: `sqlite:///file.db`, `postgresql://user:password@host:port/database` or "
+            "`memory`; empty: `hark.db` under `data`.",
             expected="the URL of an engine",
         ),
     ] = ""
@@ -151,3 +219,5 @@ class Settings(_Part, frozen=True):
     pop: Pop = Pop()
     retention: Retention = Retention()
     encryption: Encryption = Encryption()
+    postgres: Postgres = Postgres()
+    fallback: Fallback = Fallback()
