@@ -12,6 +12,7 @@ from hark._version import __version__
 from hark.cli import dlq, group, messages, queue
 from hark.cli.command import command, examples, make_app
 from hark.cli.doctor import register_doctor
+from hark.cli.migrate import register_migrate
 from hark.cli.output import raw, say
 from hark.cli.push import register_push
 from hark.cli.serve import register_serve
@@ -45,6 +46,7 @@ def options(
 
 
 register_serve(app)
+register_migrate(app)
 register_push(app)
 messages.register_pop_and_ack(app)
 app.add_typer(queue.app, name="queue")

@@ -7,7 +7,8 @@ Rules that hold for all verbs:
 - When a verb returns, its effect is on stable storage, except where it says otherwise (leases).
 - The time is the engine's clock, given at construction, as are ids; nothing sleeps.
 - What is due is applied first: a verb never sees a lease that has expired, nor a delay that is over, as pending.
-- When the store itself fails the verb raises `EngineFailure`, and nothing of the batch happened.
+- When the store itself fails the verb raises `EngineFailure`, and nothing of the batch happened. With the code
+  `outcome_unknown` the way to the store broke in the middle: it happened or not, and nobody here can say.
 - Hints go to the listener on the event loop after the commit that caused them.
 
 The rule numbers are those of `docs/rules.md`.
@@ -64,6 +65,14 @@ Listener = Callable[[Sequence[Hint]], None]
 class Engine(Protocol):
     """A store with the rules of the queue."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other servers work on the same store.
+
+        Then hints tell of what this server did, not of all that happened: whoever waits must also look now and then.
+        And what was read once, such as flags, may have been changed by another server since.
+        """
+
     async def start(self, listener: Listener) -> None:
         """Open the store; raises `StoreUnusable` rather than start on something it can't trust."""
 
@@ -72,6 +81,9 @@ class Engine(Protocol):
 
     async def ping(self) -> None:
         """Raise unless the store can be reached now."""
+
+    async def store_metrics(self) -> dict[str, float]:
+        """Numbers about the store itself, by names that are the engine's own; cheap enough to be asked for often."""
 
     # Messages ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import apsw
 
 from hark.clock import SECOND, Clock
 from hark.engine.api import Answers, Listener
-from hark.engine.sqlite import deadletters, expire, groups, leases, messages, push, queues, settle, views
+from hark.engine.sqlite import deadletters, expire, groups, leases, messages, metrics, push, queues, settle, views
 from hark.engine.sqlite.browse import Browser
 from hark.engine.sqlite.collect import Collector
 from hark.engine.sqlite.leases import LeaseView
@@ -62,6 +62,8 @@ _FLAG = "flag:"
 class SqliteEngine:
     """One database file (or `:memory:`), one server."""
 
+    shared = False
+
     def __init__(
         self,
         path: str,
@@ -109,6 +111,10 @@ class SqliteEngine:
         """Raise unless the claimer can read and the writer can begin and end a transaction."""
         await self._look(lambda _state, _now: self._store.reader.execute("select 1 from meta limit 1").get)
         await self._write(lambda _transaction: None)
+
+    async def store_metrics(self) -> dict[str, float]:
+        """See `Engine.store_metrics`."""
+        return await self._look(lambda _state, _now: metrics.store_metrics(self._store))
 
     # How calls travel --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The server itself: health and maintenance."""
+"""The server itself: health, numbers and maintenance."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ async def health(request: Request) -> Response:
     if problem is not None:
         answer |= {"error": problem, "code": "unhealthy"}
     return reply(answer, 200 if problem is None else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """Numbers about the store."""
+    return reply({"store": await broker_of(request).engine.store_metrics()})
 
 
 class MaintenanceBody(msgspec.Struct):
@@ -114,6 +119,7 @@ async def _switch(request: Request, flag: str) -> bool:
 
 TABLE: Table = {
     "/health": {"GET": health},
+    "/api/v1/system/metrics": {"GET": metrics},
     "/api/v1/system/maintenance": {"GET": show_maintenance, "POST": set_maintenance},
     "/api/v1/system/maintenance/pop": {"GET": show_pop_maintenance, "POST": set_pop_maintenance},
 }

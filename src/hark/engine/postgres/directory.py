@@ -1,0 +1,152 @@
+"""What a server remembers of the names in the database: partitions, groups. All of it can be asked for again.
+
+Numbers are never used twice, so what is remembered is right or names nothing: then the database says so, it is
+forgotten, and the call is made again with names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.ready import Ready
+from hark.ids import IdCodec
+from hark.model import GroupMode
+
+
+class Place:
+    """A partition."""
+
+    __slots__ = ("id", "name", "prefix", "queue", "uid")
+
+    def __init__(self, number: int, queue: str, name: str, codec: IdCodec) -> None:
+        self.id = number
+        self.queue = queue
+        self.name = name
+        self.prefix = codec.prefix(number)
+        self.uid = codec.encode(number, 0)
+
+
+class Group:
+    """A group of a queue, with what is believed ready for it."""
+
+    __slots__ = ("id", "mode", "name", "queue", "queue_id", "ready", "seen_at")
+
+    def __init__(self, number: int, queue: str, name: str, mode: GroupMode, queue_id: int | None) -> None:
+        self.id = number
+        self.queue = queue
+        self.name = name
+        self.mode = mode
+        self.queue_id = queue_id
+        """None: the queue did not exist when we last looked."""
+        self.ready = Ready()
+        self.seen_at = 0
+        """When this server last told the database that the group is alive."""
+
+
+class Directory:
+    """Partitions and groups by name and by number."""
+
+    def __init__(self, pool: Pool, codec: IdCodec) -> None:
+        self._pool = pool
+        self._codec = codec
+        self.places: dict[tuple[str, str], Place] = {}
+        self.places_by_id: dict[int, Place] = {}
+        self.groups: dict[tuple[str, str], Group] = {}
+        self._groups_of: dict[str, dict[str, Group]] = {}
+
+    # Partitions --------------------------------------------------------------------------------------------
+
+    def adopt_place(self, number: int, queue: str, name: str) -> Place:
+        """Remember a partition."""
+        place = self.places_by_id.get(number)
+        if place is None or place.name != name:
+            place = Place(number, queue, name, self._codec)
+            self.places[queue, name] = self.places_by_id[number] = place
+        return place
+
+    def forget_places(self, numbers: Iterable[int]) -> None:
+        """These partitions are not there any more."""
+        for number in numbers:
+            place = self.places_by_id.pop(number, None)
+            if place is not None and self.places.get((place.queue, place.name)) is place:
+                del self.places[place.queue, place.name]
+
+    async def find_place(self, queue: str, name: str) -> Place | None:
+        """A partition by name."""
+        place = self.places.get((queue, name))
+        if place is None:
+            row = await self._pool.fetchrow(
+                "select p.id from hark.partitions p join hark.queues q on q.id = p.queue"
+                " where q.name = $1 and p.name = $2",
+                queue,
+                name,
+            )
+            place = None if row is None else self.adopt_place(row[0], queue, name)
+        return place
+
+    async def load_places(self, numbers: Sequence[int]) -> None:
+        """Partitions by number; what does not exist stays unknown."""
+        missing = [number for number in numbers if number not in self.places_by_id]
+        if missing:
+            rows = await self._pool.fetch(
+                "select p.id, q.name, p.name from hark.partitions p join hark.queues q on q.id = p.queue"
+                " where p.id = any ($1::bigint[])",
+                missing,
+            )
+            for row in rows:
+                self.adopt_place(row[0], row[1], row[2])
+
+    # Groups ------------------------------------------------------------------------------------------------
+
+    def groups_of(self, queue: str) -> Iterable[Group]:
+        """The groups of a queue that this server knows."""
+        return self._groups_of.get(queue, {}).values()
+
+    def adopt_group(self, number: int, queue: str, name: str, mode: GroupMode, queue_id: int | None) -> Group:
+        """Remember a group, or that it is another one now."""
+        group = self.groups.get((queue, name))
+        if group is None or group.id != number or (group.queue_id is not None and group.queue_id != queue_id):
+            group = Group(number, queue, name, mode, queue_id)
+            self.groups[queue, name] = group
+            self._groups_of.setdefault(queue, {})[name] = group
+        group.queue_id = queue_id
+        return group
+
+    def forget_group(self, group: Group) -> None:
+        """This group is not there any more, or its queue is not."""
+        if self.groups.get((group.queue, group.name)) is group:
+            del self.groups[group.queue, group.name]
+            del self._groups_of[group.queue][group.name]
+
+    def forget_groups(self, numbers: Iterable[int]) -> None:
+        """These groups are not there any more."""
+        gone = set(numbers)
+        for group in [group for group in self.groups.values() if group.id in gone]:
+            self.forget_group(group)
+
+    def forget_queue(self, queue: str) -> None:
+        """A queue was removed with everything in it."""
+        self.forget_places([place.id for place in self.places.values() if place.queue == queue])
+        for group in list(self.groups_of(queue)):
+            self.forget_group(group)
+
+    async def load_groups(self, wanted: Iterable[tuple[str, str]]) -> None:
+        """Groups by queue and name that are not known yet; those that do not exist stay unknown."""
+        missing = [key for key in wanted if key not in self.groups]
+        if not missing:
+            return
+        queues, names = zip(*missing, strict=True)
+        rows = await self._pool.fetch(
+            "select g.id, g.queue, g.name, g.mode, q.id from unnest($1::text[], $2::text[]) as w(queue, name)"
+            " join hark.groups g on g.queue = w.queue and g.name = w.name left join hark.queues q on q.name = g.queue",
+            queues,
+            names,
+        )
+        for row in rows:
+            self.adopt_group(*_group(row))
+
+
+def _group(row: Any) -> tuple[int, str, str, GroupMode, int | None]:
+    return row[0], row[1], row[2], row[3], row[4]

@@ -1,0 +1,90 @@
+"""Leases that end by themselves, or are held longer; and the database's time, by which they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hark.clock import SECOND, Clock
+from hark.engine.postgres.deliveries import Deliveries
+from hark.engine.postgres.directory import Directory, Group
+from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.settle import NO_LEASE, lease_uuid
+from hark.errors import HarkError
+from hark.model import Expired, Hint, Renewal, RenewOutcome
+
+_OVERLAP = 1 * SECOND
+_LATE = 60 * SECOND
+"""A lease may become visible late: each search looks again at the last second, and now and then at the last minute."""
+
+
+class Expirer:
+    """Ends leases for one engine, whoever gave them."""
+
+    def __init__(self, pool: Pool, directory: Directory, deliveries: Deliveries, clock: Clock) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._deliveries = deliveries
+        self._clock = clock
+        self._skew = 0
+        """What the local clock is ahead of the database's."""
+        self._done = (0, NO_LEASE)
+        """The end and the id of the last lease that was looked at."""
+        self._looked_back = 0
+
+    def now(self) -> int:
+        """The database's time, as far as can be said from here."""
+        return self._clock.now() - self._skew
+
+    def to_local(self, time: int) -> int:
+        """A time of the database by the local clock."""
+        return time + self._skew
+
+    async def expire(self, given: int | None, limit: int) -> tuple[Expired, list[Hint]]:
+        """End what is due, at most `limit` leases, and say when to look next and whom to tell."""
+        row = await self._pool.fetchrow("select * from hark.expire_v1($1, $2, $3, $4)", given, *self._done, limit)
+        assert row is not None
+        now: int = row["o_now"]
+        if given is None:
+            self._skew = self._clock.now() - now
+        if row["o_examined"] >= limit:
+            self._done = row["o_last"], row["o_last_id"]
+            next_due: int | None = now
+        else:
+            late = now - self._looked_back >= _LATE
+            self._looked_back = now if late else self._looked_back
+            self._done = now - (_LATE + _OVERLAP if late else _OVERLAP), NO_LEASE
+            next_due = self._deliveries.next_end(now)
+        hints = self.free(zip(row["o_grps"], row["o_partitions"], strict=True))
+        return Expired(row["o_leases"], None if next_due is None else self.to_local(next_due)), hints
+
+    def free(self, tracks: Iterable[Any]) -> list[Hint]:
+        """Tracks that nobody holds any more may be taken; whom to tell."""
+        groups: dict[int, Group] = {group.id: group for group in self._directory.groups.values()}
+        hints: dict[Hint, None] = {}
+        for number, partition in tracks:
+            group = groups.get(number)
+            if group is not None:
+                group.ready.add(partition)
+                hints[Hint(group.queue, group.name)] = None
+        return list(hints)
+
+    async def renew(self, requests: Sequence[Renewal], given: int | None) -> list[RenewOutcome | HarkError]:
+        """Hold leases longer."""
+        row = await self._pool.fetchrow(
+            "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
+            given,
+            [lease_uuid(request.lease_id) for request in requests],
+            [request.seconds for request in requests],
+        )
+        assert row is not None
+        answers: list[RenewOutcome | HarkError] = []
+        for request, until, code in zip(requests, row["o_until"], row["o_codes"], strict=True):
+            if not code:
+                self._deliveries.renew(request.lease_id, until)
+                answers.append(RenewOutcome(True, self.to_local(until)))
+            elif code == 4:
+                answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+            else:
+                answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
+        return answers

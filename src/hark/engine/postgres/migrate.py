@@ -1,0 +1,141 @@
+"""The versions of the schema, and how a database comes from one to the next.
+
+Steps are numbered and never change once released. The `pre` part of a step only adds: it runs when a server starts,
+and servers of the version before go on beside it. The `post` part removes what only they needed; it runs when
+somebody says that they are gone (`hark migrate --post`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Literal, NamedTuple
+
+import asyncpg
+
+from hark.engine.postgres.pool import Pool
+from hark.errors import EngineFailure, StoreUnusable
+from hark.ids import TAG_BITS
+
+Phase = Literal["pre", "post"]
+_FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?P<post>\.post)?\.sql")
+_LOCK = int.from_bytes(b"hark:sql", "big")
+_PROCEDURES_CAME_WITH = 1
+_LOCK_TIMEOUT = "10s"
+
+
+class Script(NamedTuple):
+    """A file of statements."""
+
+    name: str
+    sql: str
+
+
+class Step(NamedTuple):
+    """One part of one version of the schema."""
+
+    number: int
+    phase: Phase
+    name: str
+    scripts: tuple[Script, ...]
+    """What to run, in this order."""
+
+    def __str__(self) -> str:
+        return f"{self.number:04} {self.name} ({self.phase})"
+
+
+async def migrate(pool: Pool, *, post: bool = False, dry_run: bool = False) -> list[Step]:
+    """Apply the steps that are missing, those of `post` only if told to; raises `StoreUnusable`.
+
+    The answer is what this call applied, or with `dry_run` would apply.
+    """
+    try:
+        missing = await missing_steps(pool, post=post)
+        if dry_run:
+            return missing
+        return [step for step in missing if await _apply(pool, step)]
+    except EngineFailure as error:
+        raise StoreUnusable(f"the schema of the database could not be brought up to date: {error.text}") from error
+
+
+async def missing_steps(pool: Pool, *, post: bool) -> list[Step]:
+    """Steps that this Hark has and the database has not; looks only, needs no rights but to read."""
+    async with pool.connection() as connection:
+        known = all_steps()
+        applied = await _applied(connection)
+    newest = max(step.number for step in known)
+    version = max((number for number, _ in applied), default=0)
+    if version > newest:
+        raise StoreUnusable(
+            f"the database has version {version} of the schema and this Hark knows versions up to {newest}; "
+            "use the Hark that made it, or a newer one"
+        )
+    return [step for step in known if (step.number, step.phase) not in applied and (post or step.phase == "pre")]
+
+
+def all_steps() -> list[Step]:
+    """Every step that this Hark has: all of `pre`, then all of `post`, by number."""
+    return sorted(_read_steps(), key=lambda step: (step.phase == "post", step.number))
+
+
+def _read_steps() -> Iterator[Step]:
+    folder = files(__package__) / "sql"
+    for script in _scripts(folder / "migrations"):
+        if (parts := _FILE.fullmatch(script.name)) is None:
+            raise ValueError(f"{script.name} is not named like a migration")
+        number = int(parts["number"])
+        phase: Phase = "post" if parts["post"] else "pre"
+        brings_procedures = (number, phase) == (_PROCEDURES_CAME_WITH, "pre")
+        scripts = (script, *(_scripts(folder / "procedures") if brings_procedures else ()))
+        yield Step(number, phase, parts["name"], scripts)
+
+
+def _scripts(folder: Traversable) -> Iterator[Script]:
+    """The files of a folder by name."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql"):
+            yield Script(file.name, file.read_text())
+
+
+async def _applied(connection: asyncpg.Connection) -> set[tuple[int, str]]:
+    """The steps that the database has."""
+    if await connection.fetchval("select to_regclass('hark.migrations')") is None:
+        return set()
+    return {
+        (row["number"], row["phase"]) for row in await connection.fetch("select number, phase from hark.migrations")
+    }
+
+
+async def _apply(pool: Pool, step: Step) -> bool:
+    """Apply a step in one transaction; False if another server was first."""
+    async with pool.connection() as connection:
+        await connection.execute("set local statement_timeout = 0")
+        # Of servers that start together one does it and the others wait.
+        await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
+        if (step.number, step.phase) in await _applied(connection):
+            return False
+        # A step that waits for a long transaction makes everybody else wait behind it: better to fail and say so.
+        await connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
+        await connection.execute(
+            "create schema if not exists hark;"
+            "create table if not exists hark.migrations (number integer not null,"
+            " phase text not null check (phase in ('pre', 'post')), name text not null,"
+            " applied_at timestamptz not null default now(), primary key (number, phase))"
+        )
+        # Procedures call each other, whatever the order of their files: their bodies are checked when they are called.
+        await connection.execute("set local check_function_bodies = off")
+        for script in step.scripts:
+            try:
+                await connection.execute(script.sql)
+            except asyncpg.PostgresError as error:
+                raise StoreUnusable(f"step {step} of the schema failed in {script.name}: {error}") from error
+        if (step.number, step.phase) == (1, "pre"):
+            tag = secrets.randbits(TAG_BITS)
+            await connection.execute(f"insert into hark.meta (key, value) values ('tag', {tag})")
+        await connection.execute(
+            f"insert into hark.migrations (number, phase, name) values ({step.number}, '{step.phase}', '{step.name}')"
+        )
+    return True

@@ -1,0 +1,180 @@
+"""Messages on their way to the database: the arrays of one call, and what its answer means for each message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hark.clock import MILLISECOND
+from hark.engine.postgres.directory import Directory, Place
+from hark.ids import IdCodec
+from hark.model import NewMessage, PushOutcome
+
+_DUPLICATE, _MISMATCH, _FULL = 1, 2, 3
+
+PUSH = (
+    "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::int[], $6::int[], $7::int[],"
+    " $8::bytea[], $9::text[], $10::bigint[], $11::int[], $12::bigint[], $13::bigint[], $14::bigint[], $15::text[],"
+    " $16::smallint[], $17::boolean[], $18::text[], $19::text[])"
+)
+
+
+def storable(text: str | None) -> str | None:
+    """Text as PostgreSQL can have it: without NUL."""
+    return None if text is None else text.replace("\0", "\ufffd")
+
+
+class Pushes:
+    """Messages that go to the database together."""
+
+    def __init__(self, directory: Directory, codec: IdCodec) -> None:
+        self._directory = directory
+        self._codec = codec
+        self.names: list[tuple[str, str]] = []
+        """The partitions, each once."""
+        self.ids: list[int | None] = []
+        self._positions: dict[tuple[str, str], int] = {}
+        self.counts: list[int] = []
+        self.place: list[int] = []
+        self.ordinal: list[int] = []
+        self.payload: list[bytes] = []
+        self.transaction_id: list[str | None] = []
+        self._has_transaction_ids = False
+        self._same_as: dict[int, int] = {}
+        self._options: list[tuple[object, ...]] = []
+        self._known: dict[tuple[int, str], int] = {}
+        self._items: list[int] = []
+        """For each message its position in the arrays; a message that repeats another one shares that one's."""
+
+    def add(self, items: Iterable[NewMessage]) -> None:
+        """Add messages. Every line of the loop is paid for by every message."""
+        positions, counts, place, ordinal = self._positions, self.counts, self.place, self.ordinal
+        payload, transaction_ids = self.payload, self.transaction_id
+        for item in items:
+            key = (item.queue, item.partition)
+            number = positions.get(key)
+            if number is None:
+                number = self._add_place(key)
+            transaction_id = item.transaction_id
+            if transaction_id is not None:
+                known = self._known.setdefault((number, transaction_id), len(place))
+                if known != len(place):
+                    self._items.append(known)
+                    continue
+                self._note_transaction_id(number, transaction_id)
+            self._items.append(len(place))
+            counts[number] += 1
+            place.append(number + 1)
+            ordinal.append(counts[number])
+            payload.append(item.payload)
+            transaction_ids.append(transaction_id)
+            if item.has_options:
+                self._options.append(_options(len(place), item))
+
+    def _add_place(self, key: tuple[str, str]) -> int:
+        number = self._positions[key] = len(self.names)
+        self.names.append(key)
+        known = self._directory.places.get(key)
+        self.ids.append(None if known is None else known.id)
+        self.counts.append(0)
+        return number
+
+    def _note_transaction_id(self, number: int, transaction_id: str) -> None:
+        self._has_transaction_ids = True
+        own = self._codec.decode(transaction_id)
+        if own is not None and own.offset and own.partition == self.ids[number]:
+            self._same_as[len(self.place)] = own.offset
+
+    def arguments(self) -> tuple[object, ...]:
+        """Those of `push_v1` after the time."""
+        unknown = None in self.ids
+        options = tuple(zip(*self._options, strict=True)) if self._options else (None,) * 9
+        return (
+            self.ids,
+            [queue for queue, _ in self.names] if unknown else None,
+            [name for _, name in self.names] if unknown else None,
+            self.counts,
+            self.place,
+            self.ordinal,
+            self.payload,
+            self.transaction_id if self._has_transaction_ids else None,
+            [self._same_as.get(n) for n in range(len(self.place))] if self._same_as else None,
+            *options,
+        )
+
+    def adopt(self, ids: Sequence[int]) -> list[Place]:
+        """The partitions by their numbers in the answer; new ones are remembered."""
+        adopt = self._directory.adopt_place
+        return [adopt(number, *key) for number, key in zip(ids, self.names, strict=True)]
+
+    def outcomes(
+        self, places: Sequence[Place], tails: Sequence[int], offsets: Sequence[int] | None, codes: Sequence[int] | None
+    ) -> list[PushOutcome]:
+        """What became of each message."""
+        with_prefix = self._codec.with_prefix
+        stored: list[PushOutcome] = []
+        if offsets is None or codes is None:
+            for number, ordinal, transaction_id in zip(self.place, self.ordinal, self.transaction_id, strict=True):
+                place = places[number - 1]
+                message_id = with_prefix(place.prefix, tails[number - 1] + ordinal)
+                stored.append(PushOutcome("queued", transaction_id or message_id, message_id, place.uid))
+        else:
+            for number, transaction_id, offset, code in zip(
+                self.place, self.transaction_id, offsets, codes, strict=True
+            ):
+                stored.append(self._outcome(places[number - 1], transaction_id, offset, code))
+        if len(self._items) == len(stored):
+            return stored
+        answered: set[int] = set()
+        answers = []
+        for position in self._items:
+            answers.append(_repeated(stored[position]) if position in answered else stored[position])
+            answered.add(position)
+        return answers
+
+    def _outcome(self, place: Place, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
+        if code == _MISMATCH:
+            text = "the queue's encryption was changed"
+            return PushOutcome("failed", transaction_id, None, place.uid, "sealing_mismatch", text)
+        if code == _FULL:
+            text = f"queue {place.queue!r} is full: as many messages as maxSize allows wait to be settled"
+            return PushOutcome("failed", transaction_id, None, place.uid, "queue_full", text)
+        message_id = self._codec.with_prefix(place.prefix, offset)
+        return PushOutcome(
+            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, place.uid
+        )
+
+    def queued_to(self, places: Sequence[Place], codes: Sequence[int]) -> list[Place]:
+        """The partitions that really got messages."""
+        numbers = dict.fromkeys(number for number, code in zip(self.place, codes, strict=True) if not code)
+        return [places[number - 1] for number in numbers]
+
+    @property
+    def options_number(self) -> int:
+        """How many messages have options."""
+        return len(self._options)
+
+    def item_at(self, position: int) -> int:
+        """Which of the messages that were added is at a position of the arrays."""
+        return self._items.index(position)
+
+
+def _repeated(first: PushOutcome) -> PushOutcome:
+    """The outcome of a message whose transaction id another one of the same call has."""
+    if first.status == "failed":
+        return first
+    return PushOutcome("duplicate", first.transaction_id, first.message_id, first.partition_id)
+
+
+def _options(position: int, item: NewMessage) -> tuple[Any, ...]:
+    return (
+        position,
+        item.deliver_at,
+        item.delay_ms * MILLISECOND,
+        None if item.ttl_ms is None else item.ttl_ms * MILLISECOND,
+        None if item.backoff_ms is None else "{" + ",".join(map(str, item.backoff_ms)) + "}",
+        item.priority,
+        item.sealed,
+        storable(item.trace_id),
+        storable(item.producer),
+    )

@@ -1,0 +1,197 @@
+"""The verb settle: the arrays of one call, and what its answer means for each item."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+from hark.clock import MILLISECOND
+from hark.engine.postgres.deliveries import Deliveries
+from hark.engine.postgres.directory import Directory, Group, Place
+from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.push import storable
+from hark.ids import IdCodec
+from hark.model import Hint, Settlement, SettleOutcome
+
+_STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
+_NOWHERE = 0
+"""No group or partition has this number."""
+NO_LEASE = uuid.UUID(int=0)
+"""Stands for what a client sent as a lease id and no engine ever gave."""
+
+_EXPIRED_TEXT = "Invalid or expired lease: its time is up"
+_SUPERSEDED_TEXT = "Invalid or expired lease: the message was not last delivered under this lease"
+REFUSALS = {
+    1: ("not_found", "Message not found"),
+    2: ("lease_expired", _EXPIRED_TEXT),
+    3: ("lease_invalid", _SUPERSEDED_TEXT),
+    4: ("not_leased", "Invalid or expired lease: the group does not hold this message"),
+    5: ("dead_lettered", "The message is in the dead letters already"),
+}
+
+_SETTLE = (
+    "select * from hark.settle_v1($1, $2::int[], $3::bigint[], $4::int[], $5::int[], $6::bigint[], $7::text[],"
+    " $8::bigint[], $9::uuid[], $10::smallint[], $11::text[], $12::bigint[], null)"
+)
+
+
+def lease_uuid(text: str) -> uuid.UUID:
+    """A lease id as the database has it."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return NO_LEASE
+
+
+class Settlements:
+    """Settlements that go to the database together."""
+
+    def __init__(self, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
+        self._directory = directory
+        self._deliveries = deliveries
+        self._codec = codec
+        self.items: list[Settlement] = []
+        self.places: list[Place | None] = []
+        self.tracks: list[tuple[int, int]] = []
+        """Group and partition, each pair once."""
+        self.groups: list[Group | None] = []
+        self._positions: dict[tuple[int, int], int] = {}
+        self.request: list[int] = []
+        self.track: list[int] = []
+        self.offset: list[int | None] = []
+        self.transaction_id: list[str | None] = []
+        self.own: list[int | None] = []
+        self.lease: list[uuid.UUID | str | None] = []
+        self.status: list[int] = []
+        self.error: list[str | None] = []
+        self.delay: list[int | None] = []
+
+    def add(self, request: int, items: Iterable[Settlement]) -> None:
+        """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
+        deliveries, decode = self._deliveries, self._codec.decode
+        for item in items:
+            place = self._place(item.partition_id)
+            number = self._track(place, item.group)
+            partition = self.tracks[number][1]
+            self.items.append(item)
+            self.places.append(place)
+            self.request.append(request)
+            self.track.append(number + 1)
+            transaction_id, lease = item.transaction_id, item.lease_id
+            own = decode(transaction_id)
+            own_offset = own.offset if own is not None and own.partition == partition else None
+            offset = None if lease is None else deliveries.find(lease, partition, transaction_id)
+            if offset is None and own_offset and deliveries.knows(lease):
+                offset = own_offset
+            self.offset.append(offset)
+            self.transaction_id.append(None if offset is not None else storable(transaction_id))
+            self.own.append(own_offset)
+            self.lease.append(lease if offset is not None else lease_uuid(lease) if lease else None)
+            self.status.append(_STATUSES[item.status])
+            self.error.append(storable(item.error))
+            self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
+
+    def _place(self, partition_id: str) -> Place | None:
+        decoded = self._codec.decode(partition_id)
+        if decoded is None or decoded.offset:
+            return None
+        return self._directory.places_by_id.get(decoded.partition)
+
+    def _track(self, place: Place | None, group_name: str) -> int:
+        group = None if place is None else self._directory.groups.get((place.queue, group_name))
+        key = (_NOWHERE if group is None else group.id, _NOWHERE if place is None else place.id)
+        number = self._positions.get(key)
+        if number is None:
+            number = self._positions[key] = len(self.tracks)
+            self.tracks.append(key)
+            self.groups.append(group)
+        return number
+
+    def arguments(self) -> tuple[object, ...]:
+        """Those of `settle_v1` after the time."""
+        return (
+            [group for group, _ in self.tracks],
+            [partition for _, partition in self.tracks],
+            self.request,
+            self.track,
+            self.offset,
+            self.transaction_id if None in self.offset else None,
+            self.own,
+            self.lease,
+            self.status,
+            self.error,
+            self.delay,
+        )
+
+    def outcomes(self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool]) -> list[SettleOutcome]:
+        """What became of each item; what was settled is no longer remembered as delivered."""
+        answers = []
+        settled: dict[str, int] = {}
+        for item, place, track, code, free, buried in zip(
+            self.items, self.places, self.track, codes, released, dead, strict=True
+        ):
+            answers.append(self._outcome(item, place, track, code, free, buried))
+            if not code and item.lease_id:
+                settled[item.lease_id] = settled.get(item.lease_id, 0) + 1
+        for lease, number in settled.items():
+            self._deliveries.settled(lease, number)
+        return answers
+
+    def _outcome(
+        self, item: Settlement, place: Place | None, track: int, code: int, released: bool, dead: bool
+    ) -> SettleOutcome:
+        refusal, text = REFUSALS[code] if code else (None, None)
+        if place is None or self.groups[track - 1] is None:
+            return SettleOutcome(item.transaction_id, not code, refusal, text)
+        return SettleOutcome(item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead)
+
+    def hints(self, ready: Sequence[bool]) -> list[Hint]:
+        """Tracks that can be taken again; the server believes it from now on."""
+        hints: dict[Hint, None] = {}
+        for (_, partition), group, free in zip(self.tracks, self.groups, ready, strict=True):
+            if free and group is not None:
+                group.ready.add(partition)
+                hints[Hint(group.queue, group.name)] = None
+        return list(hints)
+
+
+class Settler:
+    """Settles for one engine."""
+
+    def __init__(self, pool: Pool, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._deliveries = deliveries
+        self._codec = codec
+
+    async def settle(
+        self, requests: Sequence[Sequence[Settlement]], given: int | None
+    ) -> tuple[list[list[SettleOutcome]], list[Hint]]:
+        """The outcomes of each request, and whom to tell."""
+        if not any(requests):
+            return [[] for _ in requests], []
+        while True:
+            await self.load(item for request in requests for item in request)
+            batch = Settlements(self._directory, self._deliveries, self._codec)
+            for number, request in enumerate(requests):
+                batch.add(number, request)
+            row = await self._pool.fetchrow(_SETTLE, given, *batch.arguments())
+            assert row is not None
+            if row["o_stale"] is None:
+                break
+            self._directory.forget_groups(row["o_stale"])
+        outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"]))
+        return [[next(outcomes) for _ in request] for request in requests], batch.hints(row["o_ready"])
+
+    async def load(self, items: Iterable[Settlement]) -> None:
+        """Find what the settlements name, as far as it is not known here."""
+        places = self._directory.places_by_id
+        wanted = []
+        for item in items:
+            decoded = self._codec.decode(item.partition_id)
+            if decoded is not None and not decoded.offset:
+                wanted.append((decoded.partition, item.group))
+        await self._directory.load_places(list(dict.fromkeys(partition for partition, _ in wanted)))
+        await self._directory.load_groups(
+            dict.fromkeys((places[partition].queue, group) for partition, group in wanted if partition in places)
+        )

@@ -1,0 +1,276 @@
+-- The tables of the PostgreSQL store.
+--
+-- Times are microseconds since the epoch, durations say their unit. Rows that change with every push, pop or
+-- settlement (partitions, tracks) have room on their page and no index on what changes: they are updated in place
+-- (HOT), and `compact` rewrites their tables should an old transaction keep dead versions alive. Messages and leases
+-- are only ever inserted; they leave when `rotate` empties the child table that they are in.
+--
+-- Plans are kept for long, and may have been made while a table was empty and all its indexes looked alike. So no two
+-- indexes of a table serve the same condition, unless both serve it well: where they would, one is on an expression.
+
+create table hark.meta (
+    key text primary key,
+    value bigint not null
+);
+
+create table hark.queues (
+    id integer generated always as identity primary key,
+    uid uuid not null default gen_random_uuid() unique,
+    name text collate "C" not null unique check (octet_length(name) between 1 and 255),
+    namespace text collate "C" not null,
+    task text collate "C" not null,
+    paused boolean not null default false,
+    created_at bigint not null,
+    created_floor bigint not null default 0,
+    touched integer not null default 0,
+    lease_time integer not null default 300 check (lease_time > 0),
+    retry_limit integer not null default 3 check (retry_limit >= 0),
+    retry_delay bigint not null default 0 check (retry_delay >= 0),
+    retry_multiplier double precision not null default 1,
+    retry_max_delay bigint not null default 3600000 check (retry_max_delay >= 0),
+    delayed_processing integer not null default 0 check (delayed_processing >= 0),
+    window_buffer integer not null default 0 check (window_buffer >= 0),
+    priority integer not null default 0,
+    max_size bigint not null default 0 check (max_size >= 0),
+    ttl bigint not null default 0 check (ttl >= 0),
+    dead_letter_queue boolean not null default true,
+    dlq_after_max_retries boolean not null default true,
+    retention_enabled boolean not null default false,
+    retention_seconds bigint not null default 0 check (retention_seconds >= 0),
+    completed_retention_seconds bigint not null default 0 check (completed_retention_seconds >= 0),
+    max_wait_time_seconds bigint not null default 0 check (max_wait_time_seconds >= 0),
+    encryption_enabled boolean not null default false,
+    schedule bigint[] not null default '{0,0,0}'
+);
+comment on column hark.queues.created_floor is
+    'Messages are created no earlier: after the start of the last group that wanted only new ones.';
+comment on column hark.queues.schedule is 'Milliseconds before each retry, compiled from the retry options.';
+create index queues_namespace on hark.queues (namespace);
+create index queues_task on hark.queues (task);
+
+-- What is only counted: apart from the queues, whose rows every push and pop reads.
+create table hark.counters (
+    queue integer primary key,
+    expired bigint not null default 0 check (expired >= 0),
+    discarded bigint not null default 0 check (discarded >= 0)
+) with (fillfactor = 50);
+
+-- queue 0: the queue was deleted, and collect has yet to remove the partition.
+-- touched, here and elsewhere: the ten seconds (bucket_v1) in which something last happened that may have made messages
+-- deliverable; coarse, so that few of those updates change an index. Servers find by it what others did.
+create table hark.partitions (
+    id bigint generated always as identity primary key,
+    queue integer not null,
+    name text collate "C" not null check (octet_length(name) between 1 and 255),
+    created_at bigint not null,
+    floor bigint not null default 0 check (floor >= 0),
+    tail bigint not null default 0 check (tail >= floor),
+    last_created bigint not null default 0,
+    special bigint not null default 0,
+    touched integer not null default 0,
+    unique (queue, name)
+) with (fillfactor = 50);
+comment on column hark.partitions.special is
+    'Beyond this offset no message has options that could keep it from being delivered.';
+create index partitions_touched on hark.partitions ((queue::bigint << 32 | touched));
+
+-- A message has a slot, which is the child table that it was put into. What few messages have is null in most.
+create table hark.messages (
+    slot smallint not null,
+    partition bigint not null,
+    "offset" bigint not null check ("offset" > 0),
+    created_at bigint not null,
+    payload bytea not null,
+    transaction_id text collate "C",
+    deliver_at bigint,
+    expires_at bigint,
+    backoff bigint[],
+    priority smallint check (priority between 1 and 9),
+    sealed boolean check (sealed),
+    owner integer,
+    trace_id text,
+    producer text
+) partition by list (slot);
+comment on column hark.messages.owner is 'The only group that it is for: it was a dead letter of that group.';
+create unique index messages_place on hark.messages (partition, "offset", slot);
+-- Not unique: pushes look under the partition's lock, and a row that is gone may still be here.
+create index messages_transaction on hark.messages (hashtextextended(transaction_id, partition))
+    where transaction_id is not null;
+create index messages_priority on hark.messages (partition, priority, "offset") where priority > 0;
+create index messages_expiry on hark.messages (expires_at) where expires_at is not null;
+do $$
+begin
+    for slot in 0..3 loop
+        execute format(
+            'create table hark.messages_%s partition of hark.messages for values in (%s)', slot, slot);
+    end loop;
+end $$;
+
+-- By the queue's name, not its id: a group may meet a queue that does not exist yet.
+create table hark.groups (
+    id integer generated always as identity primary key,
+    queue text collate "C" not null,
+    name text collate "C" not null,
+    mode text not null check (mode in ('ordered', 'shared')),
+    subscription text not null check (subscription in ('all', 'new', 'timestamp')),
+    since bigint check ((since is null) = (subscription = 'all')),
+    highest_partition bigint not null,
+    paused boolean not null default false,
+    created_at bigint not null,
+    last_seen bigint not null,
+    touched integer not null default 0,
+    unique (queue, name)
+) with (fillfactor = 70);
+
+-- Groups that pop by namespace or task: they start when they first do, also in queues that come later.
+create table hark.labels (
+    grp text collate "C" not null,
+    namespace text collate "C",
+    task text collate "C",
+    subscription text not null check (subscription in ('all', 'new', 'timestamp')),
+    since bigint check ((since is null) = (subscription = 'all')),
+    highest_partition bigint not null
+);
+create unique index labels_key on hark.labels (grp, coalesce(namespace, ''), coalesce(task, ''));
+
+-- A group's place in a partition, and the lease on it.
+create table hark.tracks (
+    grp integer not null,
+    partition bigint not null,
+    cursor bigint not null check (cursor >= 0),
+    settled int8multirange not null default '{}',
+    probe bigint not null default 0,
+    settled_at bigint,
+    irregular boolean not null default false,
+    lease uuid,
+    lease_until bigint,
+    handed integer not null default 0,
+    lease_last bigint not null default 0,
+    held int8multirange not null default '{}',
+    touched integer not null default 0,
+    primary key (grp, partition),
+    check ((lease is null) = (lease_until is null)),
+    check (lease is not null or isempty(held)),
+    check (isempty(settled) or lower(settled) > cursor + 1)
+) with (fillfactor = 40);
+comment on column hark.tracks.settled is 'What is settled beyond the cursor.';
+comment on column hark.tracks.probe is 'Up to this offset messages are handed out one at a time.';
+comment on column hark.tracks.irregular is 'There may be rows in retries, fronts or claims.';
+comment on column hark.tracks.held is 'Offsets that the lease was the last to hand out and that are not settled.';
+comment on column hark.tracks.handed is 'How many messages the lease handed out; lease_last: the last of them.';
+create index tracks_partition on hark.tracks (partition, grp);
+create index tracks_touched on hark.tracks ((grp::bigint << 32 | touched));
+
+-- Where a lease is, and when to look whether it is over. The tracks say whether it still is.
+create table hark.leases (
+    slot smallint not null,
+    id uuid not null,
+    until bigint not null,
+    grps integer[] not null,
+    partitions bigint[] not null,
+    expired boolean not null default false
+) partition by list (slot);
+create unique index leases_id on hark.leases (id, slot);
+create index leases_until on hark.leases (until);
+create table hark.leases_0 partition of hark.leases for values in (0);
+create table hark.leases_1 partition of hark.leases for values in (1);
+
+-- The slots that new messages and leases go to, and since when.
+create table hark.rotation (
+    name text primary key check (name in ('messages', 'leases')),
+    slot smallint not null,
+    since bigint not null
+) with (fillfactor = 50);
+insert into hark.rotation values ('messages', 0, 0), ('leases', 0, 0);
+
+-- Leases that gave their partition back with a failure or a retry: what they hold may still be settled under them.
+create table hark.claims (
+    grp integer not null,
+    partition bigint not null,
+    lease uuid not null,
+    until bigint not null,
+    held int8multirange not null check (not isempty(held)),
+    primary key (grp, partition, lease)
+);
+
+-- Messages that used attempts, or wait for their next one.
+create table hark.retries (
+    grp integer not null,
+    partition bigint not null,
+    "offset" bigint not null,
+    attempts integer not null check (attempts >= 0),
+    due bigint not null,
+    error text,
+    primary key (grp, partition, "offset")
+);
+
+-- Requeued dead letters, to be delivered before anything else of the partition.
+create table hark.fronts (
+    grp integer not null,
+    partition bigint not null,
+    "offset" bigint not null,
+    primary key (grp, partition, "offset")
+);
+create index fronts_partition on hark.fronts (partition, grp, "offset");
+
+-- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
+create table hark.holes (
+    partition bigint not null,
+    "offset" bigint not null,
+    owner integer not null default 0,
+    primary key (partition, "offset")
+);
+
+create table hark.dead_letters (
+    id bigint generated always as identity primary key,
+    uid uuid not null default gen_random_uuid() unique,
+    queue text collate "C" not null,
+    partition bigint not null,
+    partition_name text collate "C" not null,
+    grp text collate "C" not null,
+    "offset" bigint not null,
+    transaction_id text collate "C",
+    created_at bigint not null,
+    payload bytea not null,
+    backoff bigint[],
+    priority smallint,
+    sealed boolean,
+    trace_id text,
+    producer text,
+    attempts integer not null,
+    error text not null,
+    failed_at bigint not null,
+    unique (partition, "offset", grp)
+);
+create index dead_letters_queue on hark.dead_letters (queue, failed_at);
+
+create table hark.traces (
+    id bigint generated always as identity primary key,
+    uid uuid not null default gen_random_uuid() unique,
+    partition bigint not null,
+    "offset" bigint not null,
+    grp text collate "C" not null,
+    event text not null,
+    data bytea not null,
+    created_at bigint not null
+);
+create index traces_place on hark.traces (partition, "offset");
+create table hark.trace_names (
+    name text collate "C" not null,
+    trace bigint not null,
+    primary key (name, trace)
+);
+create index trace_names_trace on hark.trace_names (trace);
+
+-- The key-value half; keys are encoded so that their bytes sort as the keys do.
+create table hark.kv (
+    key bytea primary key,
+    value bytea not null,
+    version bigint not null,
+    expires_at bigint
+);
+create index kv_expiry on hark.kv (expires_at) where expires_at is not null;
+
+-- Small tables that change all the time: vacuum early and without pauses.
+alter table hark.partitions set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+alter table hark.tracks set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);

@@ -1,0 +1,210 @@
+-- One bounded step of retention (rule 23): goes through partitions from a place on, and removes messages whose time
+-- is over. Those at the beginning of a partition leave together, by raising its floor; their rows go when their child
+-- table is emptied (see rotate.sql). Single ones further on leave a hole.
+--
+-- p_after and p_offset: where the last step stopped. p_expired: up to which time messages with a time to live of
+-- their own have been dealt with.
+create or replace function hark.collect_v1(
+    p_now bigint, p_after bigint, p_offset bigint, p_expired bigint, p_limit integer,
+    p_completed_seconds bigint, p_idle_seconds bigint,
+    out o_examined integer, out o_removed integer, out o_after bigint, out o_offset bigint, out o_expired bigint,
+    out o_more boolean
+)
+language plpgsql as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+    v_step record;
+    v_seen integer;
+    p record;
+begin
+    o_examined := 0; o_removed := 0; o_after := p_after; o_offset := p_offset; o_expired := p_expired; o_more := false;
+    if p_after = 0 and p_offset = 0 then
+        -- A pass begins with the messages whose own time to live has ended since the last one.
+        for p in
+            select w.partition, max(w.expires_at) as last, count(*)::integer as number
+            from (
+                select m.partition, m.expires_at from hark.messages m
+                where m.expires_at > p_expired and m.expires_at <= v_now order by m.expires_at limit p_limit
+            ) as w
+            group by w.partition order by w.partition
+        loop
+            select * into v_step
+            from hark.collect_partition_v1(v_now, p.partition, 0, null, p_completed_seconds, p_idle_seconds);
+            o_examined := o_examined + v_step.examined;
+            o_removed := o_removed + v_step.removed;
+            o_expired := greatest(o_expired, p.last);
+            o_more := o_more or p.number >= p_limit;
+        end loop;
+        if o_more then
+            return;
+        end if;
+        -- Whatever is held is not removed while it is: look at it again.
+        select least(o_expired, min(t.lease_until) - 1) into o_expired from hark.tracks t where t.lease is not null;
+    end if;
+    v_seen := 0;
+    for p in
+        select x.id, x.queue from hark.partitions x
+        where x.id > p_after - (p_offset > 0)::integer and (
+            x.tail > x.floor or not exists (select 1 from hark.queues q where q.id = x.queue)) order by x.id limit p_limit
+    loop
+        if o_examined >= p_limit then
+            o_more := true;
+            return;
+        end if;
+        v_seen := v_seen + 1;
+        select * into v_step from hark.collect_partition_v1(v_now, p.id,
+            case when p.id = p_after then p_offset else 0 end, p_limit - o_examined, p_completed_seconds,
+            p_idle_seconds);
+        o_examined := o_examined + greatest(v_step.examined, 1);
+        o_removed := o_removed + v_step.removed;
+        o_after := p.id;
+        o_offset := v_step.next;
+        if v_step.next > 0 then
+            o_more := true;
+            return;
+        end if;
+    end loop;
+    o_more := v_seen >= p_limit;
+    if not o_more then
+        o_after := 0;
+    end if;
+    o_offset := 0;
+end $$;
+
+-- Retention of one partition from an offset on. p_limit: how many messages to look at; null: all that it has, young
+-- ones too. next: where to go on (0: at the end).
+create or replace function hark.collect_partition_v1(
+    p_now bigint, p_partition bigint, p_offset bigint, p_limit integer, p_completed_seconds bigint,
+    p_idle_seconds bigint,
+    out examined integer, out removed integer, out next bigint
+)
+language plpgsql as $$
+declare
+    c_second constant bigint := 1000000;
+    p hark.partitions;
+    q hark.queues;
+    v_completed bigint;
+    v_youngest bigint;
+    v_slowest bigint;
+    v_fastest bigint;
+    v_held int8multirange;
+    v_fronts bigint[];
+    v_ages boolean;
+    v_floor bigint;
+    v_kept boolean := false;
+    v_expired integer := 0;
+    v_over boolean;
+    v_expiry bigint;
+    m record;
+begin
+    examined := 0; removed := 0; next := 0;
+    select * into p from hark.partitions where id = p_partition;
+    select * into q from hark.queues where id = p.queue;
+    if not found then
+        perform hark.drop_partition_v1(p_partition);
+        return;
+    end if;
+    v_ages := p_limit is null or q.ttl > 0 or q.max_wait_time_seconds > 0
+        or (q.retention_enabled and q.retention_seconds > 0);
+    v_completed := c_second * coalesce(
+        nullif(case when q.retention_enabled then q.completed_retention_seconds end, 0), p_completed_seconds);
+    v_youngest := p_now - least(v_completed, c_second * nullif(q.ttl, 0), c_second * nullif(q.max_wait_time_seconds, 0),
+        c_second * nullif(case when q.retention_enabled then q.retention_seconds end, 0));
+    select coalesce(min(s.cursor) filter (where s.active), 0), coalesce(max(s.cursor), 0)
+    into v_slowest, v_fastest
+    from (
+        select greatest(p.floor, coalesce(t.cursor, hark.start_v1(g.id, p.id))) as cursor,
+            g.last_seen >= p_now - p_idle_seconds * c_second as active
+        from hark.groups g
+        left join hark.tracks t on t.grp = g.id and t.partition = p.id
+        where g.queue = q.name
+    ) as s;
+    if not v_ages and v_slowest <= p.floor then
+        return;
+    end if;
+    -- Under the locks of the tracks nothing can be leased that is about to be removed.
+    perform 1 from (
+        select 1 from hark.tracks where partition = p.id order by grp, partition for update) as locked;
+    select coalesce(range_agg(h.held), '{}') into v_held
+    from hark.tracks t cross join lateral unnest(t.held) as h(held)
+    where t.partition = p.id and t.lease_until > p_now;
+    select coalesce(array_agg(f."offset"), '{}') into v_fronts from hark.fronts f where f.partition = p.id;
+    v_floor := p.floor;
+    if p_offset > p.floor then
+        v_kept := true;
+    end if;
+    for m in
+        select x."offset", x.created_at, x.expires_at, x.owner from hark.messages x
+        where x.partition = p.id and x."offset" > greatest(p.floor, p_offset)
+            and (v_ages or x."offset" <= v_slowest) and (p_limit is null or x.created_at <= v_youngest)
+        order by x."offset" limit p_limit
+    loop
+        examined := examined + 1;
+        next := m."offset";
+        v_expiry := coalesce(m.expires_at,
+            case when q.ttl > 0 and m.owner is null then m.created_at + q.ttl * c_second end);
+        v_over := not m."offset" <@ v_held and (
+            coalesce(v_expiry <= p_now, false)
+            or (q.retention_enabled and q.retention_seconds > 0
+                and m.created_at <= p_now - q.retention_seconds * c_second)
+            or case when m."offset" <= v_slowest and m."offset" <> all (v_fronts)
+                then m.created_at <= p_now - v_completed
+                else q.max_wait_time_seconds > 0 and m.created_at <= p_now - q.max_wait_time_seconds * c_second end);
+        if not v_over then
+            v_kept := true;
+            continue;
+        end if;
+        removed := removed + 1;
+        if v_expiry <= p_now and m."offset" > v_fastest then
+            v_expired := v_expired + 1;  -- Nobody has stepped over it, and so nobody has counted it.
+        end if;
+        if v_kept then
+            perform hark.remove_message_v1(p_now, p.id, m."offset");
+        else
+            v_floor := m."offset";
+        end if;
+    end loop;
+    if examined < p_limit or p_limit is null then
+        next := 0;
+    end if;
+    if v_floor > p.floor then
+        perform hark.raise_floor_v1(p.id, v_floor);
+    end if;
+    if v_expired > 0 then
+        perform hark.count_v1(q.id, v_expired, 0);
+    end if;
+end $$;
+
+-- What is at or below an offset is gone, and so is what was remembered about it.
+create or replace function hark.raise_floor_v1(p_partition bigint, p_floor bigint) returns void
+language plpgsql as $$
+begin
+    update hark.partitions p
+    set floor = greatest(p.floor, case when exists (
+        select 1 from hark.messages m where m.partition = p.id and m."offset" > p_floor and m."offset" <= p.tail)
+        then p_floor else p.tail end)
+    where p.id = p_partition;
+    delete from hark.retries r using hark.partitions p
+    where p.id = p_partition and r.partition = p.id and r."offset" <= p.floor;
+    delete from hark.fronts f using hark.partitions p
+    where p.id = p_partition and f.partition = p.id and f."offset" <= p.floor;
+    delete from hark.holes h using hark.partitions p
+    where p.id = p_partition and h.partition = p.id and h."offset" <= p.floor;
+    delete from hark.trace_names n using hark.traces t, hark.partitions p
+    where p.id = p_partition and t.id = n.trace and t.partition = p.id and t."offset" <= p.floor;
+    delete from hark.traces t using hark.partitions p
+    where p.id = p_partition and t.partition = p.id and t."offset" <= p.floor;
+end $$;
+
+-- A partition of a deleted queue, with what is remembered about it. Rows of messages without a partition count for
+-- nothing, and go with their child table.
+create or replace function hark.drop_partition_v1(p_partition bigint) returns void
+language plpgsql as $$
+begin
+    delete from hark.trace_names n using hark.traces t where t.id = n.trace and t.partition = p_partition;
+    delete from hark.traces where partition = p_partition;
+    delete from hark.holes where partition = p_partition;
+    delete from hark.fronts where partition = p_partition;
+    delete from hark.tracks where partition = p_partition;
+    delete from hark.partitions where id = p_partition;
+end $$;

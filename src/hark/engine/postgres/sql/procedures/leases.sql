@@ -1,0 +1,124 @@
+-- Extends leases, each over all partitions that share it (rule 17). Answers the new ends; where there is none
+-- o_codes says why: 3 it is not live, 4 its time is up. Not durable, as leases are not.
+create or replace function hark.renew_v1(p_now bigint, p_leases uuid[], p_seconds bigint[],
+    out o_until bigint[], out o_codes smallint[]
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+    v_until bigint;
+begin
+    perform 1 from (
+        select 1 from hark.tracks t
+        join (
+            select p.grp, p.partition from hark.leases l
+            cross join lateral unnest(l.grps, l.partitions) as p(grp, partition) where l.id = any (p_leases)
+        ) as w on t.grp = w.grp and t.partition = w.partition
+        order by t.grp, t.partition for no key update of t
+    ) as locked;
+    for n in 1..cardinality(p_leases) loop
+        o_codes[n] := hark.lease_state_v1(v_now, p_leases[n]);
+        if o_codes[n] <> 0 then
+            o_until[n] := null;
+            continue;
+        end if;
+        v_until := v_now + p_seconds[n] * 1000000;
+        update hark.tracks t set lease_until = greatest(t.lease_until, v_until)
+        from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        where l.id = p_leases[n] and t.grp = p.grp and t.partition = p.partition and t.lease = l.id;
+        update hark.claims c set until = greatest(c.until, v_until)
+        from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        where l.id = p_leases[n] and c.grp = p.grp and c.partition = p.partition and c.lease = l.id;
+        update hark.leases set until = greatest(until, v_until) where id = p_leases[n]
+        returning until into v_until;
+        o_until[n] := v_until;
+    end loop;
+    perform set_config('synchronous_commit', 'off', true);
+end $$;
+
+-- Gives back what leases hold, as if it had never been handed out (rule 17). Answers what is free now.
+create or replace function hark.release_v1(p_now bigint, p_leases uuid[])
+returns table (grp integer, partition bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    return query
+    with place as (
+        select l.id, p.grp, p.partition from hark.leases l
+        cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        where l.id = any (p_leases)
+    ), locked as (
+        select t.grp, t.partition, t.lease from hark.tracks t
+        join place p on t.grp = p.grp and t.partition = p.partition and t.lease = p.id
+        order by t.grp, t.partition for no key update of t
+    ), claim as (
+        delete from hark.claims c using place p
+        where c.grp = p.grp and c.partition = p.partition and c.lease = p.id
+    )
+    update hark.tracks t
+    set lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
+        touched = greatest(t.touched, hark.bucket_v1(hark.time_v1(p_now)))
+    from locked k
+    where t.grp = k.grp and t.partition = k.partition and t.lease = k.lease
+    returning t.grp, t.partition;
+end $$;
+
+-- Ends leases whose time is up (rule 16): at most p_limit of those due after p_after (and
+-- of those due then, after p_after_id), the earliest first. Answers the
+-- tracks that this call freed, how many leases it looked at, and the end of the last of them.
+create or replace function hark.expire_v1(p_now bigint, p_after bigint, p_after_id uuid, p_limit integer,
+    out o_grps integer[], out o_partitions bigint[], out o_leases integer, out o_examined integer, out o_last bigint,
+    out o_last_id uuid, out o_now bigint
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_ended uuid[] := '{}';
+    w record;
+begin
+    o_now := hark.time_v1(p_now);
+    o_grps := '{}'; o_partitions := '{}'; o_examined := 0; o_leases := 0; o_last := p_after; o_last_id := p_after_id;
+    -- Most leases in the list were settled long ago: only tracks that still are under one are locked, in order.
+    for w in
+        with due as materialized (
+            select l.id, l.until, l.grps, l.partitions from hark.leases l
+            where l.until >= p_after and (l.until, l.id) > (p_after, p_after_id) and l.until <= o_now
+            order by l.until, l.id limit p_limit
+        ), seen as (
+            select count(*)::integer as number, max(until) as last,
+                (array_agg(id order by until desc, id desc))[1] as last_id
+            from due
+        )
+        select seen.number, seen.last, seen.last_id, t.grp, t.partition, t.lease
+        from seen
+        left join (
+            select t.grp, t.partition, t.lease from due
+            cross join lateral unnest(due.grps, due.partitions) as p(grp, partition)
+            join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = due.id
+            where t.lease_until <= o_now
+        ) as t on true
+        order by t.grp, t.partition
+    loop
+        o_examined := w.number;
+        o_last := coalesce(w.last, p_after);
+        o_last_id := coalesce(w.last_id, p_after_id);
+        continue when w.grp is null;
+        perform 1 from hark.tracks t where t.grp = w.grp and t.partition = w.partition for update;
+        if hark.expire_track_v1(w.grp, w.partition, o_now) then
+            o_grps := o_grps || w.grp;
+            o_partitions := o_partitions || w.partition;
+            v_ended := v_ended || w.lease;
+        end if;
+    end loop;
+    select count(distinct e) into o_leases from unnest(v_ended) e;
+    if o_leases = 0 then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+end $$;

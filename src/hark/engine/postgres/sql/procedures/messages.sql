@@ -1,0 +1,93 @@
+-- Removes messages, leased or not; consumers step over them. Answers for each whether there was one.
+create or replace function hark.delete_messages_v1(p_now bigint, p_partitions bigint[], p_offsets bigint[])
+returns boolean[]
+language plpgsql as $$
+declare
+    v_removed boolean[] := '{}';
+begin
+    perform 1 from (
+        select 1 from hark.tracks where partition = any (p_partitions) order by grp, partition for update
+    ) as locked;
+    for n in 1..cardinality(p_partitions) loop
+        v_removed[n] := hark.remove_message_v1(p_now, p_partitions[n], p_offsets[n]);
+    end loop;
+    return v_removed;
+end $$;
+
+-- Removes one message. The caller holds the locks of the partition's tracks.
+create or replace function hark.remove_message_v1(p_now bigint, p_partition bigint, p_offset bigint) returns boolean
+language plpgsql as $$
+begin
+    -- A group that has no place here yet would find its start by the message's time: it gets one first.
+    perform hark.make_tracks_v1(array_agg(g.id), array_agg(p.id))
+    from hark.partitions p join hark.queues q on q.id = p.queue join hark.groups g on g.queue = q.name
+    where p.id = p_partition and p_offset > p.floor;
+    delete from hark.messages m using hark.partitions p
+    where p.id = m.partition and m.partition = p_partition and m."offset" = p_offset and m."offset" > p.floor
+        and p.queue <> 0;
+    if not found then
+        return false;
+    end if;
+    delete from hark.trace_names n using hark.traces t
+    where t.id = n.trace and t.partition = p_partition and t."offset" = p_offset;
+    delete from hark.traces where partition = p_partition and "offset" = p_offset;
+    perform hark.leave_hole_v1(p_now, p_partition, p_offset, 0);
+    return true;
+end $$;
+
+-- There is no message at an offset (any more), but for p_owner's group: every other group is done with it, those to
+-- come as well.
+create or replace function hark.leave_hole_v1(p_now bigint, p_partition bigint, p_offset bigint, p_owner integer)
+returns void
+language plpgsql as $$
+declare
+    v_hole int8multirange := int8multirange(int8range(p_offset, p_offset + 1));
+    v_done record;
+    t hark.tracks;
+begin
+    insert into hark.holes (partition, "offset", owner) values (p_partition, p_offset, p_owner)
+    on conflict (partition, "offset") do update set owner = excluded.owner;
+    for t in select * from hark.tracks k where k.partition = p_partition and k.grp <> p_owner order by k.grp loop
+        select * into v_done
+        from hark.settle_offsets_v1(t.grp, t.partition, v_hole, t.irregular, t.cursor, t.settled);
+        delete from hark.claims c
+        where t.irregular and c.grp = t.grp and c.partition = t.partition and isempty(c.held - v_hole);
+        update hark.claims c set held = c.held - v_hole
+        where t.irregular and c.grp = t.grp and c.partition = t.partition and p_offset <@ c.held;
+        if isempty(t.held - v_hole) then
+            t.lease := null; t.lease_until := null; t.handed := 0; t.lease_last := 0;
+        end if;
+        update hark.tracks k
+        set cursor = v_done.cursor, settled = v_done.settled, held = t.held - v_hole, lease = t.lease,
+            lease_until = t.lease_until, handed = t.handed, lease_last = t.lease_last,
+            probe = case when v_done.cursor >= t.probe then 0 else t.probe end,
+            touched = greatest(k.touched, hark.bucket_v1(hark.time_v1(p_now)))
+        where k.grp = t.grp and k.partition = t.partition;
+    end loop;
+end $$;
+
+-- Records events about messages; their ids, null where there is no such message.
+create or replace function hark.trace_v1(
+    p_now bigint, p_partitions bigint[], p_transaction_ids text[], p_places bigint[], p_groups text[], p_events text[],
+    p_data bytea[], n_trace integer[], n_name text[]
+) returns uuid[]
+language plpgsql as $$
+declare
+    v_uids uuid[] := '{}';
+    v_offset bigint;
+    v_id bigint;
+    v_uid uuid;
+begin
+    for n in 1..cardinality(p_partitions) loop
+        v_uids[n] := null;
+        v_offset := hark.find_message_v1(p_partitions[n], p_transaction_ids[n], p_places[n]);
+        continue when v_offset is null;
+        insert into hark.traces (partition, "offset", grp, event, data, created_at)
+        values (p_partitions[n], v_offset, p_groups[n], p_events[n], p_data[n], hark.time_v1(p_now))
+        returning id, uid into v_id, v_uid;
+        v_uids[n] := v_uid;
+        insert into hark.trace_names (name, trace)
+        select distinct w.name, v_id from unnest(n_trace, n_name) as w(trace, name) where w.trace = n;
+    end loop;
+    return v_uids;
+end $$;

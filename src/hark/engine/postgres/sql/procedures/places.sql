@@ -1,0 +1,43 @@
+-- The partitions with these names, in order; queues and partitions that are missing are made (rule 2). Where
+-- p_places has an id already, that is it.
+create or replace function hark.places_v1(p_now bigint, p_places bigint[], p_queues text[], p_names text[])
+returns bigint[]
+language plpgsql as $$
+declare
+    v_places bigint[];
+begin
+    insert into hark.queues (name, namespace, task, created_at, created_floor)
+    select w.queue, split_part(w.queue, '.', 1),
+        case when w.queue like '%.%.%' then split_part(w.queue, '.', 2) else '' end, p_now,
+        coalesce((select max(g.since) + 1 from hark.groups g where g.queue = w.queue and g.subscription = 'new'), 0)
+    from (select distinct u.queue from unnest(p_places, p_queues) as u(place, queue) where u.place is null) as w
+    where not exists (select 1 from hark.queues q where q.name = w.queue)
+    order by w.queue
+    on conflict do nothing;
+
+    -- Numbered in the order in which they are named first, but inserted in one order everywhere: two calls that make
+    -- the same partitions must not wait for each other.
+    insert into hark.partitions (id, queue, name, created_at)
+    overriding system value
+    select w.id, w.queue, w.name, p_now
+    from (
+        select nextval('hark.partitions_id_seq') as id, x.queue, x.name
+        from (
+            select q.id as queue, u.name, min(u.n) as n
+            from unnest(p_places, p_queues, p_names) with ordinality as u(place, queue, name, n)
+            join hark.queues q on q.name = u.queue
+            where u.place is null
+                and not exists (select 1 from hark.partitions p where p.queue = q.id and p.name = u.name)
+            group by q.id, u.name
+            order by min(u.n)
+        ) as x
+    ) as w
+    order by w.queue, w.name
+    on conflict do nothing;
+
+    select array_agg(coalesce(w.place, p.id) order by w.n) into v_places
+    from unnest(p_places, p_queues, p_names) with ordinality as w(place, queue, name, n)
+    left join hark.queues q on w.place is null and q.name = w.queue
+    left join hark.partitions p on p.queue = q.id and p.name = w.name;
+    return v_places;
+end $$;

@@ -1,0 +1,180 @@
+-- Appends messages (rules 1-7).
+--
+-- places: the partitions, each once; an id, or null and the names of its queue and itself. For each message m_place
+-- is the position of its partition there and m_ordinal its number among the messages for that partition, from 1;
+-- p_counts has how many those are. Few messages have options: the arrays x_ have a row for each of those only.
+--
+-- Offsets are taken under the lock of the partition's row, in the order of ids, so that pushes can't block each
+-- other for good, and what commits later has higher offsets. An unknown id changes nothing and is answered in o_stale.
+-- When every message was queued, o_offsets is null: then the offset is the partition's old tail plus the ordinal.
+create or replace function hark.push_v1(
+    p_now bigint,
+    p_places bigint[], p_queues text[], p_names text[], p_counts integer[],
+    m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
+    x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
+    x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[],
+    out o_stale bigint[], out o_places bigint[], out o_tails bigint[], out o_offsets bigint[], out o_outcomes smallint[]
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+    v_created bigint[];
+    v_floors bigint[];
+    v_counts integer[] := p_counts;
+    v_ordinals integer[] := m_ordinal;
+    v_special boolean;
+    v_slot smallint;
+    v_known integer[];
+    v_earlier bigint[];
+begin
+    o_places := p_places;
+    if p_queues is not null then
+        o_places := hark.places_v1(v_now, p_places, p_queues, p_names);
+    end if;
+
+    select array_agg(p.id order by w.n), array_agg(p.tail order by w.n), array_agg(p.floor order by w.n),
+        array_agg(greatest(v_now, p.last_created, q.created_floor) order by w.n),
+        bool_or(q.max_size > 0 or q.encryption_enabled)
+    into o_places, o_tails, v_floors, v_created, v_special
+    from (
+        select * from hark.partitions where id = any (o_places) order by id for no key update
+    ) as p
+    join hark.queues q on q.id = p.queue
+    join unnest(o_places) with ordinality as w(id, n) on w.id = p.id;
+    if coalesce(cardinality(o_places), 0) < cardinality(p_places) then
+        select array_agg(w.id) into o_stale from unnest(p_places) as w(id) where w.id <> all (coalesce(o_places, '{}'));
+        if o_stale is null then
+            raise exception using errcode = 'serialization_failure', message = 'a queue was removed while it was used';
+        end if;
+        return;
+    end if;
+
+    if m_transaction_id is not null then
+        select array_agg(known.n), array_agg(known.earlier) into v_known, v_earlier
+        from (
+            select w.n::integer as n, m."offset" as earlier
+            from unnest(m_place, m_transaction_id) with ordinality as w(place, transaction_id, n)
+            join hark.messages m
+                on hashtextextended(m.transaction_id, m.partition) = hashtextextended(w.transaction_id, o_places[w.place])
+                and m.transaction_id = w.transaction_id and m.partition + 0 = o_places[w.place]
+            where m."offset" > v_floors[w.place]
+        ) as known;
+        if m_same_as is not null then
+            -- A producer may use the id of a message that had no transaction id as one.
+            select v_known || array_agg(w.n::integer), v_earlier || array_agg(w.same_as) into v_known, v_earlier
+            from unnest(m_place, m_same_as) with ordinality as w(place, same_as, n)
+            join hark.messages m on m.partition = o_places[w.place] and m."offset" = w.same_as
+            where m."offset" > v_floors[w.place] and w.n <> all (coalesce(v_known, '{}'));
+        end if;
+    end if;
+
+    if v_special or v_known is not null or true = any (x_sealed) then
+        select j.offsets, j.outcomes, j.ordinals, j.counts
+        into o_offsets, o_outcomes, v_ordinals, v_counts
+        from hark.judge_push_v1(o_places, o_tails, m_place, v_known, v_earlier, x_message, x_sealed) j;
+    end if;
+
+    update hark.partitions p
+    set tail = p.tail + w.number, last_created = w.created, touched = greatest(p.touched, hark.bucket_v1(v_now))
+    from unnest(o_places, v_counts, v_created) as w(id, number, created)
+    where p.id = w.id and w.number > 0;
+
+    -- Under the locks, so that within a partition slots follow each other as offsets do.
+    select slot into v_slot from hark.rotation where name = 'messages';
+    if x_message is null then
+        insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id)
+        select v_slot, o_places[m.place], o_tails[m.place] + m.ordinal, v_created[m.place], m.payload, m.transaction_id
+        from unnest(m_place, v_ordinals, m_payload, m_transaction_id) as m(place, ordinal, payload, transaction_id)
+        where m.ordinal > 0;
+    else
+        insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id,
+            deliver_at, expires_at, backoff, priority, sealed, trace_id, producer)
+        select v_slot, o_places[m.place], o_tails[m.place] + m.ordinal, v_created[m.place], m.payload, m.transaction_id,
+            nullif(greatest(x.deliver_at, v_now + nullif(x.delay, 0)), 0), v_created[m.place] + x.ttl,
+            x.backoff::bigint[], nullif(x.priority, 0), nullif(x.sealed, false), x.trace_id, x.producer
+        from unnest(m_place, v_ordinals, m_payload, m_transaction_id) with ordinality
+            as m(place, ordinal, payload, transaction_id, n)
+        left join unnest(x_message, x_deliver_at, x_delay, x_ttl, x_backoff, x_priority, x_sealed, x_trace_id,
+            x_producer) as x(message, deliver_at, delay, ttl, backoff, priority, sealed, trace_id, producer)
+            on x.message = m.n
+        where m.ordinal > 0;
+        update hark.partitions p set special = w.special
+        from (
+            select o_places[m.place] as id, max(o_tails[m.place] + m.ordinal) as special
+            from unnest(m_place, v_ordinals) with ordinality as m(place, ordinal, n)
+            join unnest(x_message, x_deliver_at, x_delay, x_ttl) as x(message, deliver_at, delay, ttl) on x.message = m.n
+            where m.ordinal > 0 and (x.deliver_at is not null or x.delay > 0 or x.ttl is not null)
+            group by m.place
+        ) as w
+        where p.id = w.id;
+    end if;
+end $$;
+
+-- How many messages of a queue its slowest group has yet to settle (rule 7); all of them while there is no group.
+create or replace function hark.open_v1(p_queue integer) returns bigint
+language sql stable as $$
+    select coalesce(
+        (select max(o.number) from (
+            select coalesce(sum(
+                p.tail - greatest(p.floor, coalesce(t.cursor, s.cursor))
+                - case when t.cursor is not null then hark.size_v1(t.settled * int8multirange(int8range(p.floor + 1, null))) else (
+                    select count(*) from hark.holes h
+                    where h.partition = p.id and h."offset" > s.cursor and h.owner <> g.id) end
+                + case when t.irregular then (
+                    select count(*) from hark.fronts f where f.grp = g.id and f.partition = p.id) else 0 end), 0) as number
+            from hark.queues q
+            join hark.groups g on g.queue = q.name
+            left join hark.partitions p on p.queue = q.id
+            left join hark.tracks t on t.grp = g.id and t.partition = p.id
+            left join lateral (
+                select hark.start_v1(g.id, p.id) as cursor where t.cursor is null and p.id is not null) as s on true
+            where q.id = p_queue
+            group by g.id) as o),
+        (select sum(p.tail - p.floor - (select count(*) from hark.holes h where h.partition = p.id))
+         from hark.partitions p where p.queue = p_queue),
+        0)::bigint
+$$;
+
+-- Which messages of a push are refused, and what offsets the others get. outcomes: 0 queued, 1 duplicate (offsets
+-- has the first one's), 2 sealed or not against the queue's encryption, 3 the queue is full. ordinals: 0 when refused.
+create or replace function hark.judge_push_v1(
+    p_places bigint[], p_tails bigint[], m_place integer[], p_known integer[], p_earlier bigint[],
+    x_message integer[], x_sealed boolean[],
+    out offsets bigint[], out outcomes smallint[], out ordinals integer[], out counts integer[]
+)
+language sql volatile as $$
+    with queue as (
+        select w.n as place, q.id, q.encryption_enabled, q.max_size,
+            case when q.max_size > 0 then q.max_size - hark.open_v1(q.id) end as room
+        from unnest(p_places) with ordinality as w(id, n)
+        join hark.partitions p on p.id = w.id
+        join hark.queues q on q.id = p.queue
+    ), item as (
+        select m.n, m.place, k.earlier, q.id as queue, q.max_size, q.room,
+            case when k.earlier is not null then 1
+                 when q.encryption_enabled <> coalesce(x.sealed, false) then 2 else 0 end as verdict
+        from unnest(m_place) with ordinality as m(place, n)
+        join queue q on q.place = m.place
+        left join unnest(p_known, p_earlier) as k(n, earlier) on k.n = m.n
+        left join unnest(x_message, x_sealed) as x(n, sealed) on x.n = m.n
+    ), ranked as (
+        select item.*, count(*) filter (where verdict = 0) over (partition by queue order by n) as rank from item
+    ), judged as (
+        select ranked.*, case when verdict = 0 and max_size > 0 and rank > room then 3 else verdict end as outcome
+        from ranked
+    ), placed as (
+        select judged.*, case when outcome = 0
+            then (count(*) filter (where outcome = 0) over (partition by place order by n))::integer else 0 end as ordinal
+        from judged
+    )
+    select
+        array_agg(case outcome when 0 then p_tails[place] + ordinal when 1 then earlier end order by n),
+        array_agg(outcome::smallint order by n),
+        array_agg(ordinal order by n),
+        (select array_agg(coalesce(c.number, 0) order by w.n)
+         from unnest(p_places) with ordinality as w(id, n)
+         left join (select place, max(ordinal) as number from placed group by place) as c on c.place = w.n)
+    from placed
+$$;

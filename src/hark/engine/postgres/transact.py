@@ -1,0 +1,171 @@
+"""The verb transact: settlements and messages that happen together or not at all, many transactions in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+from hark.engine.postgres.deliveries import Deliveries
+from hark.engine.postgres.directory import Directory
+from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.push import Pushes
+from hark.engine.postgres.settle import REFUSALS, Settlements, Settler, lease_uuid
+from hark.ids import IdCodec
+from hark.model import Hint, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+
+_SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
+_LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
+_OPTIONS = 9
+"""How many arrays of `push_v1` are about the few messages that have options."""
+
+_TRANSACT = (
+    "select * from hark.transact_v1($1, $2::int[], $3::int[], $4::int[], $5::int[], $6::int[], $7::int[],"
+    " $8::int[], $9::bigint[], $10::int[], $11::bigint[], $12::text[], $13::bigint[], $14::uuid[], $15::smallint[],"
+    " $16::text[], $17::bigint[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::int[], $23::int[],"
+    " $24::int[], $25::bytea[], $26::text[], $27::bigint[], $28::int[], $29::bigint[], $30::bigint[], $31::bigint[],"
+    " $32::text[], $33::smallint[], $34::boolean[], $35::text[], $36::text[])"
+)
+
+
+class Transactor:
+    """Applies transactions for one engine."""
+
+    def __init__(
+        self, pool: Pool, directory: Directory, deliveries: Deliveries, settler: Settler, codec: IdCodec
+    ) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._deliveries = deliveries
+        self._settler = settler
+        self._codec = codec
+
+    async def transact(
+        self, requests: Sequence[Transaction], given: int | None
+    ) -> tuple[list[TransactionOutcome], list[Hint]]:
+        """The outcome of each transaction, and whom to tell."""
+        settlements = [one for request in requests for one in request.operations if isinstance(one, Settlement)]
+        while True:
+            await self._settler.load(settlements)
+            parts = [_Part(request, self._directory, self._deliveries, self._codec) for request in requests]
+            row = await self._pool.fetchrow(_TRANSACT, given, *_arguments(parts))
+            assert row is not None
+            if row["o_stale"] is None and row["o_stale_groups"] is None:
+                break
+            self._directory.forget_places(row["o_stale"] or ())
+            self._directory.forget_groups(row["o_stale_groups"] or ())
+        answers: list[TransactionOutcome] = []
+        hints: list[Hint] = []
+        ends = _Ends(parts)
+        for number, part in enumerate(parts):
+            answer = _Answer(row, ends, number)
+            refusal = part.refusal(row["o_codes"][number], row["o_failed"][number], answer)
+            if refusal is not None:
+                answers.append(refusal)
+            else:
+                answers.append(TransactionOutcome(True, part.results(answer)))
+                hints += part.hints(answer)
+        return answers, hints
+
+
+class _Part:
+    """One transaction of a call."""
+
+    def __init__(self, request: Transaction, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
+        self._directory = directory
+        self._operations = request.operations
+        self.required = request.required_leases
+        self.settlements = Settlements(directory, deliveries, codec)
+        self.settlements.add(1, [one for one in request.operations if isinstance(one, Settlement)])
+        self.pushes = Pushes(directory, codec)
+        self.pushes.add([one for one in request.operations if isinstance(one, NewMessage)])
+
+    def refusal(self, code: int, failed: int, answer: _Answer) -> TransactionOutcome | None:
+        """Why nothing of it happened; None: it did."""
+        if code in _LEASE_CODES:
+            name, text = REFUSALS[_LEASE_CODES[code]]
+            return TransactionOutcome(False, (), name, f"{text} (required lease {self.required[failed - 1]})")
+        if code == _SETTLEMENT_REFUSED:
+            refused = self.settlements.outcomes(*answer.settled)[failed - 1]
+            index = self._index(Settlement, failed - 1)
+            return TransactionOutcome(False, [refused], refused.code, f"ACK operation failed: {refused.error}", index)
+        if code == _MESSAGE_REFUSED:
+            index = self._index(NewMessage, self.pushes.item_at(failed - 1))
+            operation = self._operations[index]
+            assert isinstance(operation, NewMessage)
+            if answer.pushed[1][failed - 1] == 2:
+                return TransactionOutcome(False, (), "sealing_mismatch", "the queue's encryption was changed", index)
+            text = f"PUSH operation failed: queue {operation.queue!r} is full (maxSize)"
+            return TransactionOutcome(False, (), "queue_full", text, index)
+        return None
+
+    def _index(self, kind: type[NewMessage | Settlement], number: int) -> int:
+        """Where among all operations the one with a number among its kind is."""
+        return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
+
+    def results(self, answer: _Answer) -> list[PushOutcome | SettleOutcome]:
+        """What became of each operation."""
+        places = self.pushes.adopt(answer.places)
+        acks = iter(self.settlements.outcomes(*answer.settled))
+        new = iter(self.pushes.outcomes(places, (), *answer.pushed))
+        return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
+
+    def hints(self, answer: _Answer) -> list[Hint]:
+        """Whom to tell; the server believes it from now on."""
+        hints = self.settlements.hints(answer.ready)
+        for number, (queue, _) in zip(answer.places, self.pushes.names, strict=True):
+            for group in self._directory.groups_of(queue):
+                group.ready.offer(number)
+            hints.append(Hint(queue))
+        return hints
+
+
+class _Ends:
+    """Where in the arrays of the call the part of each transaction ends."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self.tracks = list(accumulate(len(part.settlements.tracks) for part in parts))
+        self.items = list(accumulate(len(part.settlements.items) for part in parts))
+        self.leases = list(accumulate(len(part.required) for part in parts))
+        self.places = list(accumulate(len(part.pushes.names) for part in parts))
+        self.messages = list(accumulate(len(part.pushes.place) for part in parts))
+        self.options = list(accumulate(part.pushes.options_number for part in parts))
+
+
+class _Answer:
+    """The part of one transaction in the answer."""
+
+    def __init__(self, row: Any, ends: _Ends, number: int) -> None:
+        def cut(name: str, at: list[int]) -> Any:
+            return row[name][at[number - 1] if number else 0 : at[number]]
+
+        self.settled = cut("o_item_codes", ends.items), cut("o_released", ends.items), cut("o_dead", ends.items)
+        self.ready = cut("o_ready", ends.tracks)
+        self.pushed = cut("o_offsets", ends.messages), cut("o_outcomes", ends.messages)
+        self.places = cut("o_places", ends.places)
+
+
+def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
+    """Those of `transact_v1` after the time."""
+    ends = _Ends(parts)
+    settlements = [part.settlements.arguments() for part in parts]
+    pushes = [part.pushes.arguments() for part in parts]
+    tracks = [_joined(settlements, n, ends.tracks) for n in (0, 1)]
+    items = [_joined(settlements, n, ends.items) for n in range(3, len(settlements[0]))]
+    places = [_joined(pushes, n, ends.places) for n in range(4)]
+    messages = [_joined(pushes, n, ends.messages) for n in range(4, len(pushes[0]) - _OPTIONS)]
+    options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - _OPTIONS, len(pushes[0]))]
+    leases = [lease_uuid(lease) for part in parts for lease in part.required]
+    bounds = (ends.tracks, ends.items, ends.leases, ends.places, ends.messages, ends.options)
+    return (*bounds, *tracks, *items, leases, *places, *messages, *options)
+
+
+def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) -> list[Any]:
+    """One array of all transactions; where one has none, it has as many nulls as it has rows."""
+    starts = (0, *ends)
+    return list(
+        chain.from_iterable(
+            [None] * (end - start) if part[number] is None else part[number]
+            for part, start, end in zip(parts, starts, ends, strict=False)
+        )
+    )

@@ -1,0 +1,234 @@
+"""What administrators see: counts of queues, partitions and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import asyncpg
+
+from hark.clock import SECOND
+from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.query import NOW, Where
+from hark.ids import IdCodec
+from hark.model import Counts, GroupStats, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
+
+# How many messages a group holds at a place.
+_PROCESSING = f"case when standing.lease_until > {NOW} then hark.size_v1(standing.held) else 0 end"
+
+# When the first message was created that a group has open at a place: there is one at each open offset.
+_OLDEST = """
+left join lateral (
+    select message.created_at as oldest from hark.messages as message
+    where message.partition = standing.partition and message."offset" = lower(standing.open)
+    limit 1
+) as waiting on true
+"""
+
+
+async def queue_stats(
+    pool: Pool, infos: Mapping[str, QueueInfo], now: int | None, name: str | None
+) -> list[QueueStats]:
+    """Queues with counts, newest first, of those that `infos` has."""
+    where = Where(now)
+    where.also("queues.name = {}", name)
+    rows = await pool.fetch(
+        f"""
+        with chosen as (select * from hark.queues where {where}),
+        behind as (
+            select standing.queue, standing.grp, sum(standing.lag)::bigint as open,
+                sum({_PROCESSING})::bigint as processing
+            from hark.standings_v1 as standing
+            where standing.wanted and standing.queue = any (array(select chosen.name from chosen))
+            group by standing.queue, standing.grp
+        ),
+        worst as (select distinct on (queue) * from behind order by queue, open desc, grp),
+        sizes as (
+            select place.queue, count(*) as partitions, sum(place.tail - place.floor)::bigint as total
+            from hark.partitions as place
+            where place.queue in (select chosen.id from chosen)
+            group by place.queue
+        )
+        select chosen.name, coalesce(sizes.partitions, 0) as partitions, coalesce(sizes.total, 0) as total,
+            coalesce(worst.open, sizes.total, 0) as open, coalesce(worst.processing, 0) as processing,
+            coalesce(counters.expired, 0) as expired, coalesce(counters.discarded, 0) as discarded,
+            (select count(*) from hark.dead_letters where dead_letters.queue = chosen.name) as dead_letter,
+            (select count(*) from hark.groups join hark.retries on retries.grp = groups.id
+                where groups.queue = chosen.name and retries.attempts > 0) as failed
+        from chosen
+        left join sizes on sizes.queue = chosen.id
+        left join worst on worst.queue = chosen.name
+        left join hark.counters on counters.queue = chosen.id
+        order by chosen.id desc
+        """,
+        *where.args,
+    )
+    return [
+        QueueStats(
+            info=infos[row["name"]],
+            partitions=row["partitions"],
+            counts=_counts(row),
+            expired=row["expired"],
+            discarded=row["discarded"],
+        )
+        for row in rows
+        if row["name"] in infos
+    ]
+
+
+async def partition_stats(
+    pool: Pool, codec: IdCodec, now: int | None, queue: str, search: str | None, limit: int, offset: int
+) -> list[PartitionStats]:
+    """A page of a queue's partitions by name, with counts."""
+    where = Where(now, limit, offset)
+    where.also("place.queue = (select id from hark.queues where name = {})", queue)
+    where.also("strpos(place.name, {}) > 0", search)
+    rows = await pool.fetch(
+        f"""
+        with page as materialized (
+            select * from hark.partitions as place where {where} order by place.name limit $2 offset $3
+        ),
+        worst as (
+            select distinct on (standing.partition) standing.partition, standing.lag as open,
+                {_PROCESSING} as processing
+            from hark.standings_v1 as standing
+            where standing.wanted and standing.partition = any (array(select page.id from page))
+            order by standing.partition, standing.lag desc, standing.group_name
+        )
+        select page.id, page.name, page.created_at, page.tail - page.floor as total,
+            coalesce(worst.open, page.tail - page.floor) as open, coalesce(worst.processing, 0) as processing,
+            (select count(*) from hark.dead_letters where dead_letters.partition = page.id) as dead_letter,
+            (select count(*) from hark.queues
+                join hark.groups on groups.queue = queues.name
+                join hark.retries on retries.grp = groups.id and retries.partition = page.id
+                where queues.id = page.queue and retries.attempts > 0) as failed,
+            {_edge("asc")} as oldest, {_edge("desc")} as newest
+        from page
+        left join worst on worst.partition = page.id
+        order by page.name
+        """,
+        *where.args,
+    )
+    return [
+        PartitionStats(
+            id=codec.encode(row["id"], 0),
+            name=row["name"],
+            created_at=row["created_at"],
+            counts=_counts(row),
+            oldest=row["oldest"],
+            newest=row["newest"],
+        )
+        for row in rows
+    ]
+
+
+def _edge(order: str) -> str:
+    """When the first or the last message of a partition was created that is still there."""
+    return f"""(
+        select message.created_at from hark.messages as message
+        where message.partition = page.id and message."offset" > page.floor
+        order by message."offset" {order} limit 1
+    )"""
+
+
+def _counts(row: asyncpg.Record) -> Counts:
+    total, open_, processing, dead = row["total"], row["open"], row["processing"], row["dead_letter"]
+    return Counts(
+        total=total,
+        pending=max(0, open_ - processing),
+        processing=processing,
+        completed=max(0, total - open_ - dead),
+        failed=row["failed"],
+        dead_letter=dead,
+    )
+
+
+async def track_stats(
+    pool: Pool,
+    codec: IdCodec,
+    now: int | None,
+    group: str | None,
+    queue: str | None,
+    min_lag_seconds: int,
+    limit: int,
+) -> list[TrackStats]:
+    """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
+    where = Where(now, limit)
+    where.also("standing.group_name = {}", group)
+    where.also("standing.queue = {}", queue)
+    late = Where(*where.args)
+    late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND or None)
+    # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
+    rows = await pool.fetch(
+        f"""
+        select standing.*, waiting.oldest, standing.lease_until > {NOW} as leased
+        from (
+            select * from hark.standings_v1 as standing
+            where standing.wanted and {where}
+            order by standing.queue, standing.name, standing.grp
+        ) as standing
+        {_OLDEST}
+        where {late}
+        order by standing.queue, standing.name, standing.grp
+        limit $2
+        """,
+        *late.args,
+    )
+    return [
+        TrackStats(
+            group=row["group_name"],
+            queue=row["queue"],
+            partition=row["name"],
+            partition_id=codec.encode(row["partition"], 0),
+            cursor=row["cursor"],
+            lag=row["lag"],
+            oldest_waiting=row["oldest"],
+            last_settled=row["settled_at"],
+            lease_id=str(row["lease"]) if row["leased"] else None,
+            lease_expires_at=row["lease_until"] if row["leased"] else None,
+        )
+        for row in rows
+    ]
+
+
+async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str | None) -> list[GroupStats]:
+    """Groups, one entry per (group, queue)."""
+    where = Where(now)
+    where.also("groups.name = {}", group)
+    where.also("groups.queue = {}", queue)
+    rows = await pool.fetch(
+        f"""
+        with chosen as (select * from hark.groups where {where}),
+        behind as (
+            select standing.grp, sum(standing.lag)::bigint as lag, count(*) as partitions,
+                min(waiting.oldest) as oldest
+            from hark.standings_v1 as standing
+            {_OLDEST}
+            where standing.wanted and standing.lag > 0 and standing.grp = any (array(select chosen.id from chosen))
+            group by standing.grp
+        )
+        select chosen.*, coalesce(behind.lag, 0) as lag, coalesce(behind.partitions, 0) as partitions_with_lag,
+            behind.oldest,
+            (select count(*) from hark.tracks as track
+                where track.grp = chosen.id and track.lease_until > {NOW}) as leases
+        from chosen
+        left join behind on behind.grp = chosen.id
+        order by chosen.name, chosen.queue
+        """,
+        *where.args,
+    )
+    return [
+        GroupStats(
+            group=row["name"],
+            queue=row["queue"],
+            mode=row["mode"],
+            subscription=Subscription(row["subscription"], row["since"]),
+            created_at=row["created_at"],
+            last_seen=row["last_seen"],
+            paused=row["paused"],
+            lag=row["lag"],
+            partitions_with_lag=row["partitions_with_lag"],
+            oldest_waiting=row["oldest"],
+            leases=row["leases"],
+        )
+        for row in rows
+    ]
