@@ -9,7 +9,7 @@
     ├── Refused               501  a capability that this server does not have
     ├── Overloaded            429  try again after `retry_after` seconds
     ├── Unavailable           503  try again after `retry_after` seconds
-    └── EngineFailure         503  the store failed; nothing of the request was kept
+    └── EngineFailure         503  the store failed; nothing was kept (`outcome_unknown`: it may have been)
         └── StoreUnusable     -    the store can't be opened at all (start-up only)
 
 `code` is stable and for machines, the text is for people and says what to do.
@@ -102,7 +102,10 @@ class Unavailable(HarkError):
 
 
 class EngineFailure(Unavailable):
-    """The store failed; nothing of this request was kept."""
+    """The store failed; nothing of this request was kept.
+
+    Except with the code `outcome_unknown`: the way to the store broke before its answer came, so it may have been kept.
+    """
 
     code = "engine_failure"
 

@@ -50,6 +50,7 @@ def batcher_of(engine: Engine, **options: float) -> Batcher[int, int]:
         max_items=int(options.get("max_items", 1000)),
         max_wait=options.get("max_wait", 60),
         max_pending=int(options.get("max_pending", 10_000)),
+        max_calls=int(options["max_calls"]) if "max_calls" in options else None,
     )
 
 
@@ -170,3 +171,18 @@ async def test_a_single_request_larger_than_max_pending_is_served_when_nothing_w
     await engine.wait_for_calls(1)
     engine.finish(0)
     assert await answer == 2
+
+
+async def test_with_a_bound_on_calls_everything_that_waits_goes_with_the_next_one() -> None:
+    engine = Engine()
+    batcher = batcher_of(engine, max_items=2, max_calls=1)
+    first = batcher.submit(1)
+    await engine.wait_for_calls(1)
+    waiting = [batcher.submit(number) for number in (2, 3, 4)]
+    assert engine.calls == [[1]], "beyond max_items, but a call is in flight"
+    engine.finish(0)
+    assert await first == 2
+    await engine.wait_for_calls(2)
+    engine.finish(1)
+    assert await asyncio.gather(*waiting) == [4, 6, 8]
+    assert engine.calls == [[1], [2, 3, 4]]

@@ -17,7 +17,7 @@ class Batcher(Generic[Q, A]):
 
     An idle batcher sends at once (at the end of this turn of the loop, so that requests read in the same turn
     share the call). A batch also goes out, beside the one in flight, at `max_items` or after `max_wait`
-    seconds. More than `max_pending` items in all are refused: memory stays bounded.
+    seconds, unless `max_calls` are in flight. More than `max_pending` items in all are refused: memory stays bounded.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Batcher(Generic[Q, A]):
         max_items: int,
         max_wait: float,
         max_pending: int,
+        max_calls: int | None = None,
         orphaned: Callable[[A], None] | None = None,
     ) -> None:
         self._name = name
@@ -35,6 +36,7 @@ class Batcher(Generic[Q, A]):
         self._max_items = max_items
         self._max_wait = max_wait
         self._max_pending = max_pending
+        self._max_calls = max_calls
         self._orphaned = orphaned
         self._waiting: list[tuple[Q, asyncio.Future[A], int]] = []
         self._waiting_items = 0
@@ -55,7 +57,9 @@ class Batcher(Generic[Q, A]):
         self._waiting.append((request, future, items))
         self._waiting_items += items
         self._pending_items += items
-        if self._waiting_items >= self._max_items:
+        if self._is_busy:
+            pass  # Sent when one of the calls returns.
+        elif self._waiting_items >= self._max_items:
             self._flush()
         elif self._flush_handle is None:
             if self._calls:
@@ -63,6 +67,10 @@ class Batcher(Generic[Q, A]):
             else:
                 self._flush_handle = self._loop.call_soon(self._flush)
         return future
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._max_calls is not None and self._calls >= self._max_calls
 
     async def drain(self) -> None:
         """Wait until everything submitted so far has been answered."""
@@ -74,7 +82,7 @@ class Batcher(Generic[Q, A]):
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        if not self._waiting:
+        if not self._waiting or self._is_busy:
             return
         batch, self._waiting, self._waiting_items = self._waiting, [], 0
         self._calls += 1
@@ -89,7 +97,7 @@ class Batcher(Generic[Q, A]):
         except Exception as error:
             answers = [error] * len(batch)
         self._calls -= 1
-        if self._waiting and not self._calls:
+        if self._waiting and (not self._calls or self._max_calls is not None):
             # Before anybody is answered: the engine works on the next batch while the answers are written.
             self._flush()
         for (_, future, items), answer in zip(batch, answers, strict=True):

@@ -12,11 +12,12 @@ import msgspec
 from hark.broker.batching import Batcher
 from hark.broker.sealing import Sealer
 from hark.broker.upkeep.expiry import keep_expiring
+from hark.broker.upkeep.flags import keep_learning
 from hark.broker.upkeep.retention import keep_collecting
-from hark.broker.waiting import WaitingRoom
+from hark.broker.waiting import Waiter, WaitingRoom
 from hark.clock import SECOND, Clock
 from hark.engine.api import Engine
-from hark.errors import Conflict, HarkError, InvalidInput, Unavailable
+from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, Unavailable
 from hark.model import (
     DeadLetterFilter,
     DeadLetters,
@@ -46,6 +47,8 @@ A = TypeVar("A")
 PUSH_MAINTENANCE = "push_maintenance"
 POP_MAINTENANCE = "pop_maintenance"
 _SEALING_TRIES = 3
+_CALLS = 2
+"""Calls of one verb at a time, in a store of many servers: one is prepared or answered while the other runs."""
 _BYTES_PER_ITEM = 16 * 1024
 
 
@@ -62,7 +65,7 @@ class Broker:
         encryption = settings.encryption
         self._sealer = Sealer([key for key in (encryption.key, *encryption.old_keys) if key])
         self._sealed_queues: set[str] = set()
-        self._room = WaitingRoom(settings.limits.max_waiting)
+        self._room = WaitingRoom(settings.limits.max_waiting, settings.fallback, clock, patrolled=engine.shared)
         self._flags: dict[str, bool] = {}
         self._duties: list[asyncio.Task[None]] = []
         self._closing = False
@@ -79,10 +82,14 @@ class Broker:
                 keep_collecting(self.engine, self._settings.retention.interval_ms / 1000), name="retention"
             ),
         ]
+        if self.engine.shared:
+            self._duties.append(asyncio.create_task(keep_learning(self.refresh_flags), name="flags"))
 
     def _make_batchers(self) -> None:
         engine = self.engine
-        self._push: Batcher[Sequence[NewMessage], list[PushOutcome]] = self._batcher("push", engine.push)
+        # In a store of many servers calls that push to the same partitions wait for each other, so all that waits goes
+        # with one call; those of the other verbs pass each other by.
+        self._push: Batcher[Sequence[NewMessage], list[PushOutcome]] = self._batcher("push", engine.push, max_calls=1)
         # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
         self._pop: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop, self._give_back)
         self._pop_auto_ack: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop)
@@ -96,6 +103,7 @@ class Broker:
         name: str,
         call: Callable[[Sequence[Q]], Awaitable[Sequence[A | HarkError]]],
         orphaned: Callable[[A], None] | None = None,
+        max_calls: int = _CALLS,
     ) -> Batcher[Q, A]:
         batching, limits = self._settings.batching, self._settings.limits
         return Batcher(
@@ -104,6 +112,7 @@ class Broker:
             max_items=batching.max_items,
             max_wait=batching.max_wait_ms / 1000,
             max_pending=limits.max_pending,
+            max_calls=max_calls if self.engine.shared else None,
             orphaned=orphaned,
         )
 
@@ -158,7 +167,7 @@ class Broker:
             result = await self._pop_once(batcher, request)
         else:
             result = await self._pop_waiting(batcher, request, wait_seconds)
-        if self._sealer.enabled or self._sealed_queues:
+        if self._sealer.enabled or self._sealed_queues or self.engine.shared:
             self._open_deliveries(result)
         return result
 
@@ -185,17 +194,35 @@ class Broker:
     ) -> PopResult:
         deadline = self._clock.now() + round(seconds * SECOND)
         with self._room.enter(request) as waiter:
-            while True:
-                if self._flags.get(POP_MAINTENANCE):
-                    return PopResult(reason="paused")
-                result = await self._pop_once(batcher, request)
+            while not self._flags.get(POP_MAINTENANCE):
+                result = await self._look(batcher, request, waiter)
                 now = self._clock.now()
-                if result.messages or now >= deadline or self._room.closed:
-                    return result
                 until = deadline
-                if result.look_again_at is not None:
-                    until = min(until, result.look_again_at)
-                await waiter.wait((until - now) / SECOND)
+                if isinstance(result, PopResult):
+                    if result.messages or now >= deadline:
+                        return result
+                    until = min(until, result.look_again_at or until)
+                if now < until and not self._room.closed:
+                    await waiter.wait((until - now) / SECOND)
+                if self._room.closed or (isinstance(result, EngineFailure) and self._clock.now() >= deadline):
+                    return _raised(result)
+        return PopResult(reason="paused")
+
+    async def _look(
+        self, batcher: Batcher[PopRequest, PopResult], request: PopRequest, waiter: Waiter
+    ) -> PopResult | EngineFailure:
+        """One look of a waiting pop. That the store is away is no reason to give up: it may be back in time."""
+        try:
+            result = await self._pop_once(batcher, request)
+        except EngineFailure as failure:
+            # With an unknown outcome messages may have been leased to nobody: they come again when that lease ends. But
+            # what was settled at once does not, and the client should hear of it.
+            if request.auto_ack and failure.code == "outcome_unknown":
+                raise
+            waiter.failed()
+            return failure
+        waiter.looked(found=bool(result.messages))
+        return result
 
     async def _pop_once(self, batcher: Batcher[PopRequest, PopResult], request: PopRequest) -> PopResult:
         answer = batcher.submit(request)
@@ -264,6 +291,13 @@ class Broker:
         await self.engine.write_flag(flag, enabled)
         self._flags[flag] = enabled
         self._room.wake_all()
+
+    async def refresh_flags(self) -> None:
+        """Learn what another server was told to stop or resume."""
+        flags = await self.engine.read_flags()
+        if flags != self._flags:
+            self._flags = flags
+            self._room.wake_all()
 
     def maintenance(self, flag: str) -> bool:
         """Whether pushes or pops are stopped."""
@@ -373,7 +407,10 @@ def _weight(items: Sequence[NewMessage]) -> int:
 
 def first(answers: Sequence[T | HarkError]) -> T:
     """The answer to a batch of one; raised when it is an error."""
-    answer = answers[0]
+    return _raised(answers[0])
+
+
+def _raised(answer: T | HarkError) -> T:
     if isinstance(answer, HarkError):
         raise answer
     return answer
