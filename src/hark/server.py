@@ -7,22 +7,24 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
 
+from hark import listening
 from hark._version import __version__
 from hark.broker import Broker
 from hark.clock import Clock, SystemClock
 from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine
-from hark.errors import InvalidSetting, StoreUnusable
+from hark.errors import InvalidSetting
 from hark.http.app import App
-from hark.settings import Loaded, Settings
+from hark.settings import Loaded, Settings, shown
 
 log = logging.getLogger(__name__)
 
@@ -34,29 +36,48 @@ _SWITCH_INTERVAL = 0.0003
 def serve(loaded: Loaded) -> None:
     """Run a server until SIGINT or SIGTERM; raises `HarkError` when it can't start."""
     settings = loaded.settings
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(settings)
+    if settings.workers > 1:
+        _refuse_workers_on_sqlite(settings)
+        from hark.workers import supervise
+
+        supervise(settings, lambda address: announce(settings, address))
+    else:
+        listener = listening.bound(settings.host, settings.port)
+        run(serve_on(listener, settings, lambda: announce(settings, listening.shown(listener))))
+
+
+def log_to_stderr(settings: Settings, who: str = "") -> None:
+    """Send the log to stderr; `who` names one of several processes."""
+    layout = f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), format=layout, stream=sys.stderr)
+
+
+def announce(settings: Settings, address: str) -> None:
+    """Say on stdout that requests are taken."""
+    print(f"Hark {__version__} serves {describe(settings)} on {address}", flush=True)
+
+
+def run(server: Coroutine[Any, Any, None]) -> None:
+    """Run a server on the event loop that is made for it."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings))
+        runner.run(server)
 
 
-async def _serve(settings: Settings) -> None:
-    clock = SystemClock()
-    engine = make_engine(settings, clock)
-    listener = _listen(settings)
-    broker = Broker(engine, settings, clock)
+async def serve_on(listener: socket.socket, settings: Settings, ready: Callable[[], None]) -> None:
+    """Serve on a bound socket until a signal comes; `ready` is called when connections are taken."""
     try:
+        clock = SystemClock()
+        broker = Broker(make_engine(settings, clock), settings, clock)
         await broker.start()
     except BaseException:
         listener.close()
         raise
     try:
         server = _Server(uvicorn_config(App(broker, settings), settings.host, settings.port), broker)
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"Hark {__version__} serves {describe(settings)} on http://{shown}:{port}", flush=True)
+        listening.listen(listener)
+        ready()
         await server.serve([listener])
     finally:
         await broker.close()
@@ -76,7 +97,7 @@ def uvicorn_config(app: Any, host: str, port: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         log_config=None,
-        backlog=4096,
+        backlog=listening.BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
     )
@@ -84,22 +105,38 @@ def uvicorn_config(app: Any, host: str, port: int) -> uvicorn.Config:
 
 def make_engine(settings: Settings, clock: Clock) -> Engine:
     """The engine that the settings name."""
-    url = settings.engine
     retention = settings.retention
+    completed_seconds, idle_seconds = retention.completed_seconds, retention.idle_group_days * 86400
+    if is_postgres(settings):
+        from hark.engine.postgres import PostgresEngine
+
+        # Without a clock of ours: many servers share the database's.
+        return PostgresEngine(
+            settings.engine,
+            completed_retention_seconds=completed_seconds,
+            idle_group_seconds=idle_seconds,
+            **msgspec.structs.asdict(settings.postgres),
+        )
     path = sqlite_path(settings)
     if path is None:
         raise InvalidSetting(
-            f"engine: {url!r} is not an engine that this Hark has; use sqlite:///file.db, memory, or leave it empty "
-            f"for a file under {settings.data!r}"
+            f"engine: {shown(settings, 'engine')!r} is not an engine that this Hark has; use sqlite:///file.db, "
+            f"postgresql://user:password@host:port/database, memory, or leave it empty for a file under "
+            f"{settings.data!r}"
         )
-    if settings.workers > 1:
-        raise InvalidSetting(f"workers: {settings.workers} server processes can't share one SQLite store; use 1")
     return SqliteEngine(
-        path,
-        clock=clock,
-        completed_retention_seconds=retention.completed_seconds,
-        idle_group_seconds=retention.idle_group_days * 86400,
+        path, clock=clock, completed_retention_seconds=completed_seconds, idle_group_seconds=idle_seconds
     )
+
+
+def _refuse_workers_on_sqlite(settings: Settings) -> None:
+    if not is_postgres(settings):
+        raise InvalidSetting(f"workers: {settings.workers} server processes can't share one SQLite store; use 1")
+
+
+def is_postgres(settings: Settings) -> bool:
+    """Whether the settings name a PostgreSQL database."""
+    return settings.engine.startswith(("postgresql://", "postgres://"))
 
 
 def sqlite_path(settings: Settings) -> str | None:
@@ -114,27 +151,13 @@ def sqlite_path(settings: Settings) -> str | None:
 
 
 def describe(settings: Settings) -> str:
-    """The store, in words."""
+    """The store, in words and without a password."""
+    if is_postgres(settings):
+        from hark.engine.postgres import failures
+
+        return failures.shown(settings.engine)
     path = sqlite_path(settings)
     return "from memory (nothing is kept)" if path == ":memory:" else str(path)
-
-
-def _listen(settings: Settings) -> socket.socket:
-    """Take the port first: a second server must fail before it touches the store."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise StoreUnusable(
-            f"can't listen on {settings.host}:{settings.port}: {error.strerror}; is another server running? "
-            "choose another --port",
-            code="address_in_use",
-        ) from error
-    return listener
 
 
 class _Server(uvicorn.Server):

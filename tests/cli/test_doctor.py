@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
 from collections import namedtuple
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
 from hark import __version__
 from hark.cli import doctor
+from tests.postgres_server import PostgresServer
 
 from .conftest import Run
 from .stub import Stub
@@ -134,3 +138,75 @@ def test_the_directory_of_a_distant_server_is_not_looked_for_here(
     monkeypatch.setattr(doctor, "is_local", lambda _: False)
     stub.answer(200, HEALTHY, Date=now())
     assert "data" not in results(hark("doctor", "--json").stdout)
+
+
+# A database ------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_database_passes_every_check(
+    hark: Run, stub: Stub, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARK_ENGINE", postgres_url)
+    stub.answer(200, HEALTHY, Date=now())
+    result = hark("doctor", "--json")
+    found = results(result.stdout)
+    assert [name for name in found if name not in ("python", "server", "health", "version", "clock")] == [
+        "settings",
+        "database",
+        "schema",
+        "connections",
+        "transactions",
+        "dead rows",
+    ]
+    assert set(found.values()) == {"ok"}
+    assert str(urlsplit(postgres_url).password) not in result.output
+
+
+def test_a_database_that_is_not_there_is_a_failure_with_the_remedy(
+    hark: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARK_ENGINE", "postgresql://me:s3cret@127.0.0.1:1/d")
+    stub.answer(200, HEALTHY, Date=now())
+    result = hark("doctor", "--json")
+    database = json.loads(result.stdout)[-1]
+    assert (result.exit_code, database["name"], database["result"]) == (1, "database", "fail")
+    assert database["advice"] == "is the server running, is the URL right?"
+    assert "s3cret" not in result.output
+
+
+def test_a_database_without_the_schema_is_a_warning(
+    hark: Run, stub: Stub, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.answer(200, HEALTHY, Date=now())
+    with postgres_server.fresh_database(installed=False) as url:
+        monkeypatch.setenv("HARK_ENGINE", url)
+        result = hark("doctor", "--json")
+    assert (result.exit_code, results(result.stdout)["schema"]) == (0, "warn")
+
+
+def test_a_database_of_a_newer_hark_is_a_failure(
+    hark: Run, stub: Stub, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.answer(200, HEALTHY, Date=now())
+    monkeypatch.setenv("HARK_ENGINE", postgres_url)
+    asyncio.run(execute(postgres_url, "insert into hark.migrations values (9999, 'pre', 'from the future')"))
+    result = hark("doctor", "--json")
+    assert (result.exit_code, results(result.stdout)["schema"]) == (1, "fail")
+
+
+def test_more_connections_than_the_database_allows_are_a_warning(
+    hark: Run, stub: Stub, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.answer(200, HEALTHY, Date=now())
+    monkeypatch.setenv("HARK_ENGINE", postgres_url)
+    monkeypatch.setenv("HARK_WORKERS", "1000")
+    assert results(hark("doctor", "--json").stdout)["connections"] == "warn"
+
+
+async def execute(url: str, sql: str) -> None:
+    """Run a statement in a database."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()

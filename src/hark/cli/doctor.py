@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
 
 from hark._version import __version__
 from hark.cli import answers
+from hark.cli.check import Check
 from hark.cli.command import DEFAULT_URL, Failure, Url, command
 from hark.cli.output import raw, table
 from hark.cli.remote import Answer, is_local, send
@@ -29,15 +30,6 @@ CLOCK_SECONDS = 5.0
 OLDEST_PYTHON = (3, 11)
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
-
-    name: str
-    result: Literal["ok", "warn", "fail"]
-    detail: str
-    advice: str = ""
-
-
 def register_doctor(main: typer.Typer) -> None:
     """Add the command at the top level."""
     command(main, "doctor", "hark doctor", "hark doctor --url http://queue.internal:6632 --json")(doctor)
@@ -48,7 +40,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
     """Check this machine and the server, and say what to do about what is wrong."""
-    checks = [_python(), *_server(url), *(_data() if is_local(url) else ())]
+    checks = [_python(), *_server(url), *(_store() if is_local(url) else ())]
     if as_json:
         raw(msgspec.json.encode(checks))
     else:
@@ -114,7 +106,7 @@ def _clock(answer: Answer, sent: float, received: float) -> Check:
     return Check("clock", "warn", detail, "run a time service (NTP) on both: times in seek and --from are off")
 
 
-def _data() -> Iterator[Check]:
+def _store() -> Iterator[Check]:
     """Look at the place where a server on this machine keeps its messages."""
     try:
         settings = load({}, os.environ).settings
@@ -122,6 +114,11 @@ def _data() -> Iterator[Check]:
         yield Check("settings", "fail", error.text, "correct it; docs/settings.md lists all settings")
         return
     yield Check("settings", "ok", "hark.toml and the environment are understood")
+    if settings.engine.startswith(("postgresql://", "postgres://")):
+        from hark.cli.doctor_postgres import database_checks
+
+        yield from database_checks(settings)
+        return
     directory = _directory(settings)
     if directory is not None:
         yield _writable(directory)

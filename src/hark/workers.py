@@ -1,0 +1,163 @@
+"""Several server processes on one port: a parent that starts them, replaces what dies, and stops them together.
+
+Each worker is a whole server with a pool of its own (`worker.py`). Between the parent and a worker there is one socket.
+The parent sends the settings over it, so that passwords and keys show in no list of processes. The worker answers once:
+it is ready, or why it can't be. After that the socket only tells each side that the other one is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from hark import listening
+from hark.errors import HarkError, InvalidSetting, StoreUnusable
+from hark.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 1.0
+"""Before a worker that ended is replaced: it may end for a reason that lasts."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Order(msgspec.Struct):
+    """What a worker is told."""
+
+    settings: Settings
+    family: int
+    host: str
+    port: int
+
+
+class Report(msgspec.Struct):
+    """What a worker answers: nothing else than that it is ready, or why it can't start."""
+
+    code: str = ""
+    error: str = ""
+
+
+def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
+    """Run the workers until SIGINT or SIGTERM; `ready` is called with the address when all of them serve."""
+    with listening.reserved(settings.host, settings.port) as holder:
+        host, port = holder.getsockname()[:2]
+        order = msgspec.json.encode(Order(settings, holder.family, host, port))
+        workers = [Worker(number, order) for number in range(1, settings.workers + 1)]
+        asyncio.run(_supervise(workers, lambda: ready(listening.shown(holder))))
+
+
+async def _supervise(workers: Sequence[Worker], ready: Callable[[], None]) -> None:
+    stop = asyncio.Event()
+
+    def stop_all(number: signal.Signals) -> None:
+        stop.set()
+        for worker in workers:
+            worker.send(number)
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop_all, number)
+    try:
+        await _start(workers, stop)
+        if not stop.is_set():
+            ready()
+        await asyncio.gather(*(_keep(worker, stop) for worker in workers))
+    finally:
+        stop_all(signal.SIGTERM)
+        await asyncio.gather(*(worker.ended() for worker in workers))
+
+
+async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
+    """Start all; if one can't, it is likely that none can: raises what the first one said."""
+    starts = [asyncio.create_task(worker.start()) for worker in workers]
+    try:
+        await asyncio.gather(*starts)
+    except HarkError:
+        if not stop.is_set():
+            raise
+    finally:
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def _keep(worker: Worker, stop: asyncio.Event) -> None:
+    """Replace a worker whenever it ends, until told to stop."""
+    while True:
+        why = f"ended with {_reason(await worker.ended())}"
+        while not worker.serves:
+            if stop.is_set():
+                return
+            log.error("worker %d %s; starting another in %g s", worker.number, why, _PAUSE_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_SECONDS):
+                    await stop.wait()
+                return
+            try:
+                await worker.start()
+            except HarkError as error:
+                why = f"can't start: {error}"
+
+
+def _reason(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Worker:
+    """A server process, as its parent sees it."""
+
+    def __init__(self, number: int, order: bytes) -> None:
+        self.number = number
+        self.serves = False
+        """Whether the process said that it is ready, and is not known to have ended."""
+        self._order = order
+        self._process: asyncio.subprocess.Process | None = None
+        self._line: asyncio.StreamWriter | None = None
+
+    async def start(self) -> None:
+        """Start a process and wait until it serves; raises what kept it from doing so."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, self._line = await asyncio.open_unix_connection(sock=ours)
+            # A session of its own: a Ctrl-C reaches the parent alone, which passes it on once.
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "hark.worker",
+                str(self.number),
+                stdin=theirs.fileno(),
+                start_new_session=True,
+            )
+        self._line.write(self._order + b"\n")
+        answer = await reader.readline()
+        if not answer:
+            reason = _reason(await self.ended())
+            raise StoreUnusable(f"a server process ended with {reason} before it was ready; the log says more")
+        report = msgspec.json.decode(answer, type=Report)
+        if report.error:
+            await self.ended()
+            kind = InvalidSetting if report.code == InvalidSetting.code else StoreUnusable
+            raise kind(report.error, code=report.code)
+        self.serves = True
+
+    def send(self, number: signal.Signals) -> None:
+        """Pass a signal on, if there is anybody to hear it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for the end of the process; its exit code."""
+        if self._process is None or self._line is None:
+            return 0
+        code = await self._process.wait()
+        self._line.close()
+        self.serves = False
+        return code

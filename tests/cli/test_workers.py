@@ -1,0 +1,217 @@
+"""`hark serve --workers`: real processes on one port and one database."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import httpx
+import pytest
+
+from tests.postgres_server import OwnPostgresServer
+
+SECONDS = 30.0
+_ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
+_WORKER = re.compile(r"worker (\d+): .*Started server process \[(\d+)\]")
+
+
+class Serving:
+    """A `hark serve` and all that it says."""
+
+    def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
+        self.said: list[str] = []
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from hark.cli import main; main()", "serve", *arguments],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                self._lines.put(line.rstrip())
+        self._lines.put(None)
+
+    def wait_for(self, pattern: re.Pattern[str], times: int = 1) -> list[re.Match[str]]:
+        """Wait until so many lines match, and give the matches."""
+        while True:
+            found = [match for line in self.said if (match := pattern.search(line))]
+            if len(found) >= times:
+                return found
+            try:
+                line = self._lines.get(timeout=SECONDS)
+            except Empty:
+                line = None
+            assert line is not None, f"{pattern.pattern} was said {len(found)} times, not {times}: {self.said}"
+            self.said.append(line)
+
+    def wait_for_end(self) -> int:
+        """Wait until it has ended and closed its output; the exit code."""
+        code = self.process.wait(SECONDS)
+        while (line := self._lines.get(timeout=SECONDS)) is not None:
+            self.said.append(line)
+        return code
+
+    def workers(self, times: int = 2) -> dict[int, int]:
+        """The process of each worker, the newest one, when so many have been started."""
+        return {int(match[1]): int(match[2]) for match in self.wait_for(_WORKER, times)}
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[Serving]:
+    """Run `hark serve`; stopped at the end."""
+    running = Serving(directory, arguments)
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        try:
+            running.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+            running.process.wait()
+            pytest.fail(f"the server did not stop within {SECONDS} s; it said: {running.said}")
+
+
+@pytest.fixture
+def served(tmp_path: Path, postgres_url: str) -> Iterator[Serving]:
+    """Two workers."""
+    with serving(tmp_path, "--workers", "2", "--port", "0", "--engine", postgres_url) as running:
+        yield running
+
+
+def address(served: Serving) -> str:
+    """Where it serves."""
+    return served.wait_for(_ADDRESS)[0][2]
+
+
+def ended(process: int) -> bool:
+    """Wait until a process that is not our child has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], SECONDS)[0])
+    finally:
+        os.close(handle)
+
+
+def test_all_workers_serve_one_port_and_one_store(served: Serving, queue: str) -> None:
+    url = address(served)
+    assert len(set(served.workers().values())) == 2
+    for number in range(20):  # Each on a connection of its own: some reach the one worker, some the other.
+        item = {"queue": queue, "payload": number, "transactionId": str(number % 10)}
+        httpx.post(f"{url}/api/v1/push", json={"items": [item]}).raise_for_status()
+    answer = httpx.get(f"{url}/api/v1/pop/queue/{queue}", params={"batch": 100}).json()
+    assert [message["data"] for message in answer["messages"]] == list(range(10))
+
+
+def test_the_address_is_said_once_and_without_the_password(served: Serving, postgres_url: str) -> None:
+    address(served)
+    served.process.send_signal(signal.SIGTERM)
+    served.wait_for_end()
+    [match] = [match for line in served.said if (match := _ADDRESS.search(line))]
+    assert match[1] == re.sub("//.*@", "//", postgres_url)
+    assert not [line for line in served.said if "Traceback" in line]
+
+
+def test_a_worker_that_dies_is_replaced(served: Serving) -> None:
+    url = address(served)
+    victim = served.workers()[1]
+    os.kill(victim, signal.SIGKILL)
+    served.wait_for(re.compile(r"worker 1 ended with signal SIGKILL; starting another"))
+    httpx.get(f"{url}/health").raise_for_status()
+    assert served.workers(times=3)[1] != victim
+
+
+def test_a_worker_that_dies_while_the_database_is_away_is_replaced_when_it_is_back(
+    tmp_path: Path, own_postgres_server: OwnPostgresServer
+) -> None:
+    with (
+        own_postgres_server.fresh_database() as engine,
+        serving(tmp_path, "--workers", "2", "--port", "0", "--engine", engine) as served,
+    ):
+        url = address(served)
+        victim = served.workers()[2]
+        own_postgres_server.stop("fast")
+        os.kill(victim, signal.SIGKILL)
+        served.wait_for(re.compile(r"worker 2 can't start: .* is not reachable .*; starting another"))
+        own_postgres_server.start()
+        assert served.workers(times=3)[2] != victim
+        httpx.get(f"{url}/health", timeout=SECONDS).raise_for_status()
+
+
+def test_a_consumer_that_waits_goes_on_when_the_database_is_back(
+    tmp_path: Path, own_postgres_server: OwnPostgresServer, queue: str
+) -> None:
+    with (
+        own_postgres_server.fresh_database() as engine,
+        serving(tmp_path, "--workers", "2", "--port", "0", "--engine", engine) as served,
+        ThreadPoolExecutor(1) as consumer,
+    ):
+        url = address(served)
+        path = f"{url}/api/v1/pop/queue/{queue}?wait=true&timeout=60000"
+        pop = consumer.submit(httpx.get, path, timeout=2 * SECONDS)
+        own_postgres_server.stop("immediate")
+        served.wait_for(re.compile("the database is away"), times=2)
+        own_postgres_server.start()
+        item = {"queue": queue, "payload": 17}
+        httpx.post(f"{url}/api/v1/push", json={"items": [item]}, timeout=SECONDS).raise_for_status()
+        assert [message["data"] for message in pop.result(SECONDS).json()["messages"]] == [17]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_parent_stops_all(served: Serving, number: signal.Signals) -> None:
+    address(served)
+    workers = served.workers()
+    served.process.send_signal(number)
+    assert served.wait_for_end() == 0
+    assert all(ended(worker) for worker in workers.values())
+
+
+def test_killing_the_parent_leaves_no_workers_behind(served: Serving) -> None:
+    address(served)
+    workers = served.workers()
+    served.process.kill()
+    assert all(ended(worker) for worker in workers.values())
+
+
+def test_a_port_that_others_have_is_refused_even_if_they_share_it(
+    served: Serving, tmp_path: Path, postgres_url: str
+) -> None:
+    port = address(served).rpartition(":")[2]
+    for workers in ("1", "2"):
+        with serving(tmp_path, "--workers", workers, "--port", port, "--engine", postgres_url) as second:
+            assert second.wait_for_end() == 1
+            assert second.said[-1].endswith("(address_in_use)")
+
+
+def test_workers_that_cannot_start_at_all_are_an_error(tmp_path: Path) -> None:
+    url = "postgresql://me:s3cret@127.0.0.1:1/hark"
+    with serving(tmp_path, "--workers", "2", "--port", "0", "--engine", url) as failing:
+        assert failing.wait_for_end() == 1
+    assert failing.said == [line for line in failing.said if "s3cret" not in line and not _ADDRESS.search(line)]
+    assert "is not reachable" in failing.said[-1]
+    assert failing.said[-1].endswith("(store_unusable)")
+
+
+def test_several_workers_on_sqlite_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", "2", "--port", "0") as refused:
+        assert refused.wait_for_end() == 2
+    assert refused.said == ["hark: workers: 2 server processes can't share one SQLite store; use 1 (invalid_setting)"]
