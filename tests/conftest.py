@@ -16,6 +16,8 @@ from queue import Empty, SimpleQueue
 import httpx
 import pytest
 
+from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server, own_server
+
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 _LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
@@ -94,6 +96,27 @@ def fresh_server_url(tmp_path: Path) -> Iterator[str]:
     """A server on the memory engine for one test alone."""
     with running_server(tmp_path) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL on which tests have databases of their own."""
+    with any_server(os.environ.get("HARK_TEST_POSTGRES")) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty database in which Hark's schema is installed."""
+    with postgres_server.fresh_database() as url:
+        yield url
+
+
+@pytest.fixture
+def own_postgres_server() -> Iterator[OwnPostgresServer]:
+    """A PostgreSQL that the test may stop and start; always one that was started for it."""
+    with own_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -49,13 +51,19 @@ class History:
             operation.messages = messages
         operation.lease = lease or operation.lease
 
-    def save(self, path: Path) -> None:
-        """One JSON line per operation."""
-        path.write_bytes(b"".join(msgspec.json.encode(operation) + b"\n" for operation in self.operations))
-
     def named(self, name: str) -> list[Operation]:
         """The operations of one kind."""
         return [operation for operation in self.operations if operation.name == name]
+
+
+@contextmanager
+def recorded(path: Path) -> Iterator[History]:
+    """A history that is saved in the end, whatever happened, with a JSON line per operation."""
+    history = History()
+    try:
+        yield history
+    finally:
+        path.write_bytes(b"".join(msgspec.json.encode(operation) + b"\n" for operation in history.operations))
 
 
 def problems(history: History) -> list[str]:
@@ -65,6 +73,7 @@ def problems(history: History) -> list[str]:
         *offsets_disagree(history),
         *settled_but_delivered_again(history),
         *delivered_over_unsettled(history),
+        *settled_under_a_stale_lease(history),
     ]
 
 
@@ -130,4 +139,33 @@ def delivered_over_unsettled(history: History) -> list[str]:
                 for offset in range(1, head)
                 if attempts.get((partition, offset), float("inf")) > pop.returned
             ]
+    return found
+
+
+def settled_under_a_stale_lease(history: History) -> list[str]:
+    """A lease settles nothing that was handed out anew before the settlement, unless it is settled by then."""
+    deliveries: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
+    for pop in history.named("pop"):
+        for partition, offset, _ in pop.messages:
+            deliveries[partition, offset].append(pop)
+    attempts: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
+    acks = history.named("ack")
+    for ack in acks:
+        for partition, offset, _ in ack.messages:
+            attempts[partition, offset].append(ack)
+    found = []
+    for ack in (ack for ack in acks if ack.known):
+        for partition, offset, _ in ack.messages:
+            under = [pop.returned for pop in deliveries[partition, offset] if pop.lease == ack.lease]
+            anew = [
+                pop
+                for pop in deliveries[partition, offset]
+                if pop.lease != ack.lease and any(returned < pop.called for returned in under)
+            ]
+            # To complete what is completed is a success that changes nothing.
+            settled = any(
+                other.lease != ack.lease and other.called < ack.returned for other in attempts[partition, offset]
+            )
+            if not settled and any(pop.returned < ack.called for pop in anew):
+                found.append(f"settled under a stale lease: {partition} {offset}")
     return found

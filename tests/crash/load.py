@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -11,21 +12,30 @@ import httpx
 from tests.crash.history import History, Message
 
 QUEUE = "crash"
+# A lease whose answer got lost must not hold up the end for long, nor may many of them make a dead letter.
+OPTIONS = {"leaseTime": 2, "retryLimit": 1000}
 
 
 class Load:
-    """Producers with a partition each, and consumers that share them all."""
+    """Producers with a partition each, and consumers that share them all; each request goes to any of the servers."""
 
-    def __init__(self, url: str, history: History, seed: int) -> None:
-        self._url = url
+    def __init__(self, urls: Sequence[str], history: History, seed: int) -> None:
+        self._urls = urls
         self._history = history
         self._random = random.Random(seed)
         self._stop = asyncio.Event()
         self._acknowledged = 0
         self._progress = asyncio.Event()
 
+    async def prepare(self) -> None:
+        """Make the queue."""
+        body = {"queue": QUEUE, "options": OPTIONS}
+        async with httpx.AsyncClient(timeout=5) as client:
+            while await self._attempt(client, "POST", "/api/v1/configure", 200, json=body) is None:
+                pass
+
     def stop(self) -> None:
-        """Let producers finish what they began; consumers end when there is nothing left."""
+        """Let producers and consumers finish what they began."""
         self._stop.set()
 
     async def wait_for_pushes(self, number: int) -> None:
@@ -38,7 +48,7 @@ class Load:
     async def produce(self, name: str) -> None:
         """Push numbers in order; a push whose reply is lost is repeated with the same transaction ids."""
         number = 0
-        async with httpx.AsyncClient(base_url=self._url, timeout=5) as client:
+        async with httpx.AsyncClient(timeout=5) as client:
             while not self._stop.is_set():
                 batch = [str(number + step) for step in range(1, self._random.randint(1, 4) + 1)]
                 number += len(batch)
@@ -50,48 +60,66 @@ class Load:
         ]
         while True:
             operation = self._history.call(name, "push", [(name, 0, value) for value in batch])
-            reply = await attempt(client, "POST", "/api/v1/push", json={"items": items})
-            if reply is not None and reply.status_code == 201:
+            reply = await self._attempt(client, "POST", "/api/v1/push", 201, json={"items": items})
+            if reply is not None:
                 assert {item["status"] for item in reply.json()} <= {"queued", "duplicate"}
                 self._history.done(operation)
                 self._acknowledged += 1
                 self._progress.set()
                 return
 
-    async def consume(self, name: str, *, until_empty: bool = False) -> None:
-        """Pop and settle, until told to stop or until nothing is left."""
-        async with httpx.AsyncClient(base_url=self._url, timeout=5) as client:
-            while until_empty or not self._stop.is_set():
-                size = self._random.randint(1, 10)
-                operation = self._history.call(name, "pop")
-                url = f"/api/v1/pop/queue/{QUEUE}?batch={size}&partitions=3&wait=true&timeout=200"
-                reply = await attempt(client, "GET", url)
-                if reply is None or reply.status_code not in (200, 204):
-                    continue
-                messages = [] if reply.status_code == 204 else reply.json()["messages"]
-                seen: list[Message] = [(m["partition"], m["offset"], m["data"]) for m in messages]
-                self._history.done(operation, seen, messages[0]["leaseId"] if messages else "")
-                if not messages and until_empty:
-                    return
-                await self._ack(client, name, messages, seen)
+    async def consume(self, name: str) -> None:
+        """Pop and settle until told to stop."""
+        async with httpx.AsyncClient(timeout=5) as client:
+            while not self._stop.is_set():
+                await self._consume_once(client, name)
+
+    async def drain(self, name: str) -> None:
+        """Pop and settle until the servers say that nothing is left."""
+        async with httpx.AsyncClient(timeout=5) as client:
+            while not await self._is_drained(client):
+                await self._consume_once(client, name)
+
+    async def _is_drained(self, client: httpx.AsyncClient) -> bool:
+        reply = await self._attempt(client, "GET", f"/api/v1/resources/queues/{QUEUE}", 200)
+        if reply is None:
+            return False
+        totals = reply.json()["totals"]
+        return bool(totals["pending"] == 0 and totals["processing"] == 0)
+
+    async def _consume_once(self, client: httpx.AsyncClient, name: str) -> None:
+        operation = self._history.call(name, "pop")
+        size = self._random.randint(1, 10)
+        url = f"/api/v1/pop/queue/{QUEUE}?batch={size}&partitions=3&wait=true&timeout=200"
+        reply = await self._attempt(client, "GET", url, 200, 204)
+        if reply is None:
+            return
+        messages = [] if reply.status_code == 204 else reply.json()["messages"]
+        seen: list[Message] = [(m["partition"], m["offset"], m["data"]) for m in messages]
+        self._history.done(operation, seen, messages[0]["leaseId"] if messages else "")
+        if messages:
+            await self._ack(client, name, messages, seen)
 
     async def _ack(
         self, client: httpx.AsyncClient, name: str, messages: list[dict[str, Any]], seen: list[Message]
     ) -> None:
-        if not messages:
-            return
         acks = [{key: message[key] for key in ("transactionId", "partitionId", "leaseId")} for message in messages]
         operation = self._history.call(name, "ack", seen, messages[0]["leaseId"])
-        reply = await attempt(client, "POST", "/api/v1/ack/batch", json={"acknowledgments": acks})
-        if reply is not None and reply.status_code == 200:
+        reply = await self._attempt(client, "POST", "/api/v1/ack/batch", 200, json={"acknowledgments": acks})
+        if reply is not None:
             settled = [message for message, answer in zip(seen, reply.json(), strict=True) if answer["success"]]
             self._history.done(operation, settled)
 
-
-async def attempt(client: httpx.AsyncClient, method: str, url: str, **arguments: Any) -> httpx.Response | None:
-    """A request whose reply may be lost; gives the server a moment to come back when it can't be reached."""
-    try:
-        return await client.request(method, url, **arguments)
-    except httpx.TransportError:
+    async def _attempt(
+        self, client: httpx.AsyncClient, method: str, path: str, *expected: int, **arguments: Any
+    ) -> httpx.Response | None:
+        """A request to some server whose reply may be lost; then the servers get a moment to come back."""
+        try:
+            reply = await client.request(method, self._random.choice(self._urls) + path, **arguments)
+        except httpx.TransportError:
+            reply = None
+        if reply is not None and reply.status_code in expected:
+            return reply
+        assert reply is None or reply.status_code == 503, f"{method} {path}: {reply.status_code} {reply.text}"
         await asyncio.sleep(0.02)
         return None

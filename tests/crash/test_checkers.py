@@ -61,3 +61,33 @@ def test_delivery_over_an_unsettled_message_is_found() -> None:
         ("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 2, "2")], True)
     )
     assert problems(history) == ["p 2 was handed out while 1 was unsettled"]
+
+
+def under_leases(history: History, *leases: str) -> History:
+    """The same history, with a lease for each operation."""
+    for operation, lease in zip(history.operations, leases, strict=True):
+        operation.lease = lease
+    return history
+
+
+def test_a_settlement_under_a_stale_lease_is_found() -> None:
+    taken_twice: list[tuple[str, list[Message], bool]] = [
+        ("push", [("p", 0, "1")], True),
+        ("pop", [("p", 1, "1")], True),
+        ("pop", [("p", 1, "1")], True),
+        ("ack", [("p", 1, "1")], True),
+    ]
+    assert problems(under_leases(history_of(*taken_twice), "", "old", "new", "new")) == []
+    stale = under_leases(history_of(*taken_twice), "", "old", "new", "old")
+    assert problems(stale) == ["settled under a stale lease: p 1"]
+
+
+def test_to_complete_what_is_completed_is_no_settlement_under_a_stale_lease() -> None:
+    history = history_of(
+        ("push", [("p", 0, "1")], True),
+        ("pop", [("p", 1, "1")], True),
+        ("pop", [("p", 1, "1")], True),
+        ("ack", [("p", 1, "1")], False),
+        ("ack", [("p", 1, "1")], True),
+    )
+    assert problems(under_leases(history, "", "old", "new", "new", "old")) == []

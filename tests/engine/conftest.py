@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,9 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(params=ENGINES, ids=lambda kind: kind.name)
-async def q(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Driver]:
+async def q(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Driver]:
     """An empty, started engine of each kind behind a driver."""
-    async for driver in _opened(request.param, tmp_path, clock):
+    async for driver in _opened(request, clock):
         yield driver
 
 
@@ -34,14 +33,16 @@ def engine(q: Driver) -> Engine:
 
 
 @pytest.fixture(params=DURABLE_ENGINES, ids=lambda kind: kind.name)
-async def durable(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Driver]:
+async def durable(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Driver]:
     """An empty, started engine of each kind whose store can be opened again."""
-    async for driver in _opened(request.param, tmp_path, clock):
+    async for driver in _opened(request, clock):
         yield driver
 
 
-async def _opened(kind: EngineKind, place: Path, clock: FakeClock) -> AsyncIterator[Driver]:
-    driver = Driver(kind, place, clock)
-    await driver.start()
-    yield driver
-    await driver.engine.close()
+async def _opened(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Driver]:
+    kind: EngineKind = request.param
+    with kind.store(request) as open_engine:
+        driver = Driver(open_engine, clock)
+        await driver.start()
+        yield driver
+        await driver.engine.close()

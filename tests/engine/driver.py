@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -39,7 +38,7 @@ from hark.model import (
     TransactionOutcome,
 )
 
-from .engines import EngineKind
+from .engines import Open
 
 T = TypeVar("T")
 ALL = Subscription("all")
@@ -133,12 +132,11 @@ class Driver:
 
     def __init__(
         self,
-        kind: EngineKind,
-        place: Path,
+        open_engine: Open,
         clock: FakeClock,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
     ) -> None:
-        self._open: Callable[[], Engine] = lambda: wrap(kind.open(place, clock))
+        self._open: Callable[[], Engine] = lambda: wrap(open_engine(clock))
         self._news = asyncio.Event()
         self.clock = clock
         self.hints: list[Hint] = []

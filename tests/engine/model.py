@@ -58,11 +58,13 @@ class Model:
                 elif track.holder.get(track.handed[0]) is lease:
                     self._use_attempt(track, track.handed[0], "", lease.expires_at, at_once=True)
 
-    def restart(self) -> None:
-        """Leases are lost, and so is the order of service."""
+    def restart(self, leases_survive: bool) -> None:
+        """The order of service is lost, and leases are unless the engine keeps them."""
         for track in self.tracks.values():
-            track.lease, track.served = None, 0
-            track.holder.clear()
+            track.served = 0
+            if not leases_survive:
+                track.lease = None
+                track.holder.clear()
         self.order_is_known = False
 
     # Messages ----------------------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 from typing import ClassVar, TypeVar
 
 from hypothesis import note
@@ -18,7 +17,7 @@ from hark.model import NewMessage, QueueOptions, Settlement, Status
 
 from .comparing import InHand, agree, compare_settlement, to_message
 from .driver import ALL, NEVER_GIVEN, NEW, Driver, Got, settlement
-from .engines import EngineKind
+from .engines import EngineKind, Open
 from .model import Model
 from .model_nouns import Message, Push, Verdict, Wish
 
@@ -49,11 +48,12 @@ class Steps:
     """The steps of producers, consumers and servers."""
 
     kind: ClassVar[EngineKind]
+    new_store: ClassVar[Callable[[], AbstractContextManager[Open]]]
     wrap: ClassVar[Callable[[Engine], Engine]] = staticmethod(lambda engine: engine)
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = tempfile.TemporaryDirectory(prefix="hark-machine-")
+        self.resources = ExitStack()
         self.runner = asyncio.Runner()
         self.clock = FakeClock()
         self.model = Model(self.clock.now())
@@ -69,9 +69,10 @@ class Steps:
 
     def open(self) -> None:
         """An empty engine."""
+        open_engine = self.resources.enter_context(type(self).new_store())
 
         async def begin() -> Driver:
-            driver = Driver(self.kind, Path(self.place.name), self.clock, type(self).wrap)
+            driver = Driver(open_engine, self.clock, type(self).wrap)
             await driver.start()
             return driver
 
@@ -82,7 +83,7 @@ class Steps:
         if hasattr(self, "q"):
             self.run(self.q.engine.close())
         self.runner.close()
-        self.place.cleanup()
+        self.resources.close()
 
     # Messages ----------------------------------------------------------------------------------------------
 
@@ -242,7 +243,8 @@ class Steps:
         self.run(self.q.engine.collect())
 
     def reopen(self) -> None:
-        """Close the store and open it again; leases are lost, even ended ones that nobody has seen yet."""
-        self.run(self.q.engine.expire())
+        """Close the store and open it again; where leases are lost, even ended ones that nobody has seen yet are."""
+        if not self.kind.leases_survive:
+            self.run(self.q.engine.expire())
         self.run(self.q.reopen())
-        self.model.restart()
+        self.model.restart(self.kind.leases_survive)

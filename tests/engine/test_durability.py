@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from hark.clock import FakeClock
@@ -251,8 +249,14 @@ async def test_deletions_survive(durable: Driver) -> None:
 
 
 @pytest.mark.parametrize("kind", EXCLUSIVE_ENGINES, ids=lambda kind: kind.name)
-async def test_a_second_engine_on_the_same_store_is_refused(kind: EngineKind, tmp_path: Path, clock: FakeClock) -> None:
-    first, second = Driver(kind, tmp_path, clock), Driver(kind, tmp_path, clock)
+async def test_a_second_engine_on_the_same_store_is_refused(
+    kind: EngineKind, request: pytest.FixtureRequest, clock: FakeClock
+) -> None:
+    with kind.store(request) as open_engine:
+        await _a_second_is_refused(Driver(open_engine, clock), Driver(open_engine, clock))
+
+
+async def _a_second_is_refused(first: Driver, second: Driver) -> None:
     await first.start()
     try:
         with pytest.raises(StoreUnusable):

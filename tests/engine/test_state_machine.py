@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
@@ -17,32 +18,37 @@ from hark.engine.api import Engine
 
 from .broken import BROKEN, Broken
 from .comparing import Disagreement
-from .engines import ENGINES, EngineKind
+from .engines import ENGINES, MEMORY, EngineKind
 from .machine import QueueMachine
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "300"))
+EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "100"))
+"""Fewer where every step is a call of another process."""
 STEPS = 40
 ENOUGH_FOR_A_BROKEN_ONE = 500
 
 
-def machine_of(kind: EngineKind, wrapper: Callable[[Engine], Engine] | None = None) -> type[QueueMachine]:
+def machine_of(
+    kind: EngineKind, request: pytest.FixtureRequest, wrapper: Callable[[Engine], Engine] | None = None
+) -> type[QueueMachine]:
     """The state machine for one kind of engine, as it is or wrapped."""
 
     class Machine(QueueMachine):
         pass
 
     Machine.kind = kind
+    Machine.new_store = partial(kind.store, request)
     if wrapper is not None:
         Machine.wrap = staticmethod(wrapper)
     return Machine
 
 
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
-def test_an_engine_answers_as_the_model_does(kind: EngineKind) -> None:
+def test_an_engine_answers_as_the_model_does(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
-        machine_of(kind),
+        machine_of(kind, request),
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=EXAMPLES_WITH_A_SERVER if kind.leases_survive else EXAMPLES,
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
@@ -56,11 +62,11 @@ def test_an_engine_answers_as_the_model_does(kind: EngineKind) -> None:
 
 
 @pytest.mark.parametrize("wrapper", BROKEN, ids=lambda wrapper: wrapper.__name__)
-def test_a_broken_engine_is_found(wrapper: type[Broken]) -> None:
+def test_a_broken_engine_is_found(wrapper: type[Broken], request: pytest.FixtureRequest) -> None:
     """The checker that passes a broken engine is broken."""
     with pytest.raises(Disagreement):
         run_state_machine_as_test(
-            machine_of(ENGINES[-1], lambda engine: cast("Engine", wrapper(engine))),
+            machine_of(MEMORY, request, lambda engine: cast("Engine", wrapper(engine))),
             settings=settings(
                 max_examples=ENOUGH_FOR_A_BROKEN_ONE,
                 stateful_step_count=STEPS,

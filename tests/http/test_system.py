@@ -1,4 +1,4 @@
-"""The server itself: health, and maintenance that outlives a restart."""
+"""The server itself: health, numbers, and maintenance that outlives a restart."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def test_health(api: Api) -> None:
     assert answer["version"] == hark.__version__
     assert {"server", "worker_id", "shared_state", "queen"} <= set(answer)
     assert api.client.head("/health").status_code == 200
+
+
+def test_metrics_are_numbers_about_the_store(api: Api) -> None:
+    numbers = read(api.get("/system/metrics"))["store"]
+    assert numbers["database_bytes"] > 0
+    assert all(isinstance(number, int | float) for number in numbers.values())
 
 
 def test_push_maintenance_refuses_pushes_and_stores_nothing(fresh_api: Api, queue: str) -> None:

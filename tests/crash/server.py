@@ -1,0 +1,54 @@
+"""Server processes that the crash tests kill, and how often they do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+ROUNDS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "8"))
+SEED = int(os.environ.get("HARK_TEST_CRASH_SEED", "1"))
+
+
+class Server:
+    """A server process that can be killed and started again on the same store and port."""
+
+    def __init__(self, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._arguments = arguments
+        self._settings = dict(settings or {})
+
+    async def start(self) -> None:
+        """Start, and wait until it has opened its store."""
+        command = [sys.executable, "-m", "hark", "serve", "--port", str(self._port), *self._arguments]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env=os.environ | self._settings
+        )
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+        assert line.startswith(b"Hark"), f"the server did not come up: exit code {self._process.returncode}"
+
+    async def end(self, number: signal.Signals) -> None:
+        """Stop it in the given way."""
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+        await self._process.wait()
+        if self._process.stdout is not None:
+            await self._process.stdout.read()
+
+
+@asynccontextmanager
+async def running(*servers: Server) -> AsyncIterator[None]:
+    """Start servers, and stop them at the end, whatever happened."""
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.end, signal.SIGTERM)
+        yield

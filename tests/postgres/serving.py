@@ -1,0 +1,30 @@
+"""Servers on PostgreSQL, as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import running_server
+from tests.http.api import Api
+
+CLIENT_SECONDS = 60
+
+
+@contextmanager
+def serving(directory: Path, database: str, **settings: str) -> Iterator[Api]:
+    """The API of a server of its own on a database, with these settings in its environment."""
+    with (
+        running_server(directory, engine=database, settings=settings) as url,
+        httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
+    ):
+        yield Api(client)
+
+
+def wait_for_group(api: Api, queue: str, group: str) -> None:
+    """Return when a group has met a queue: its pop has arrived."""
+    while all(found["name"] != group for found in api.get("/consumer-groups", queue=queue).json()):
+        pass

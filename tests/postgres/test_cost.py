@@ -1,0 +1,285 @@
+"""The cost of a call depends on what it carries and returns, not on what the database holds.
+
+Cost is counted, not timed: rows that were read, blocks that were looked at. Calls are made for real and rolled back.
+Plans are kept by each connection, so it matters when they were made: on empty tables, on full ones that nobody has
+analyzed yet, or with statistics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from hark.clock import SECOND
+from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.pop import _POP, MAX_REPLY_BYTES
+from hark.engine.postgres.push import PUSH
+from hark.engine.postgres.settle import _SETTLE
+from tests.postgres_server import PostgresServer
+
+from .large_store import (
+    AUDIT,
+    BUCKET,
+    FIRST_TIME,
+    LATE,
+    LONG,
+    LONG_TAIL,
+    NOW,
+    PARTITIONS,
+    QUEUE,
+    SINCE,
+    WORKER,
+    fill,
+    lease_of,
+    some,
+)
+from .pools import opened
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROWS_EACH = 20
+BLOCKS_EACH = 80
+"""For each candidate and each message. A block is counted each time it is looked at, three or four times per index."""
+NEW_LEASE = "00000000-0000-0000-0000-00000000abcd"
+OPEN, LEASED, DELAYED = some(0, 20), some(1, 20), some(7, 20)
+RECENT, DUE = some(0, 10, 10_000), some(2, 10, 10_000)
+
+
+class Call(NamedTuple):
+    """A call of a procedure."""
+
+    sql: str
+    arguments: Sequence[object]
+    size: int
+    """How many candidates and messages it is given and returns: what its cost may depend on."""
+    written: int
+    """How many rows it changes; shows, as the next one does, that it did its work."""
+    answered: int = 1
+    """How many rows it answers."""
+
+
+class Work(NamedTuple):
+    """What a call did."""
+
+    scanned: int
+    """Rows read without an index."""
+    fetched: int
+    """Rows read through an index."""
+    blocks: int
+    written: int
+    answered: int
+
+
+# Calls -----------------------------------------------------------------------------------------------------
+
+
+def push(partitions: Sequence[int], transaction_ids: Sequence[str] | None, *, each: int, written: int) -> Call:
+    """So many messages for each of these partitions."""
+    number = len(partitions)
+    places = [place for place in range(1, number + 1) for _ in range(each)]
+    ordinals = list(range(1, each + 1)) * number
+    arguments = (partitions, None, None, [each] * number, places, ordinals, [b"{}"] * len(places), transaction_ids)
+    return Call(PUSH, (NOW, *arguments, *[None] * 10), number + len(places), written)
+
+
+def push_to_new(number: int) -> Call:
+    """A message for each of so many partitions that do not exist."""
+    ones = list(range(1, number + 1))
+    names = [f"new {n}" for n in ones]
+    arguments = ([None] * number, ["orders"] * number, names, [1] * number, ones, [1] * number, [b"{}"] * number)
+    return Call(PUSH, (NOW, *arguments, *[None] * 11), 2 * number, written=3 * number)
+
+
+def pop(group: int, partitions: Sequence[int], *, returned: int, written: int) -> Call:
+    """One request that is tried on these partitions."""
+    number = len(partitions)
+    requests = ([returned or 100], [number], [NEW_LEASE], [None], [False])
+    candidates = ([1] * number, [group] * number, partitions, [False] * number)
+    arguments = (NOW, *requests, *candidates, MAX_REPLY_BYTES)
+    return Call(_POP, arguments, number + returned, written, answered=number)
+
+
+def settle(partitions: Sequence[int], status: int, *, by_transaction_id: bool = False, written: int) -> Call:
+    """All messages of these partitions, which are leased; or those that have transaction ids, by these."""
+    offsets = (3, 6, 9) if by_transaction_id else range(1, 10)
+    items = [(track, partition, offset) for track, partition in enumerate(partitions, 1) for offset in offsets]
+    number = len(items)
+    arguments = (
+        [WORKER] * len(partitions),
+        partitions,
+        [0] * number,
+        [track for track, _, _ in items],
+        [None if by_transaction_id else offset for _, _, offset in items],
+        [f"t{partition}-{offset}" for _, partition, offset in items] if by_transaction_id else None,
+        [None] * number,
+        [lease_of(partition) for _, partition, _ in items],
+        [status] * number,
+        [None] * number,
+        [None] * number,
+    )
+    return Call(_SETTLE, (NOW, *arguments), len(partitions) + number, written)
+
+
+def renew(partitions: Sequence[int]) -> Call:
+    """The leases of these partitions."""
+    leases = [lease_of(partition) for partition in partitions]
+    sql = "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])"
+    return Call(sql, (NOW, leases, [600] * len(leases)), len(leases), written=2 * len(leases))
+
+
+def release(partitions: Sequence[int]) -> Call:
+    """The leases of these partitions."""
+    leases = [lease_of(partition) for partition in partitions]
+    sql = "select * from hark.release_v1($1, $2::uuid[])"
+    return Call(sql, (NOW, leases), len(leases), written=len(leases), answered=len(leases))
+
+
+def expire() -> Call:
+    """What is due."""
+    sql = "select * from hark.expire_v1($1, $2, $3, $4)"
+    return Call(sql, (NOW, NOW - SECOND, NEW_LEASE, 1000), size=len(DUE), written=2 * len(DUE))
+
+
+def discover() -> Call:
+    """What happened just now."""
+    found = len(DUE) + len(RECENT)
+    sql = "select * from hark.discover_v1($1, $2, $3, $4)"
+    return Call(sql, (NOW, WORKER, QUEUE, BUCKET - 4), size=found, written=0, answered=found)
+
+
+FRESH = [f"new {n}" for n in range(100)]
+CALLS = {
+    "push": push(OPEN, None, each=5, written=120),
+    "push with transaction ids": push(OPEN, FRESH, each=5, written=120),
+    "push of duplicates": push(OPEN, [f"t{n}-3" for n in OPEN], each=1, written=0),
+    "push to a long partition": push([LONG], FRESH[:10], each=10, written=11),
+    "push to new partitions": push_to_new(20),
+    "pop from many": pop(WORKER, OPEN, returned=180, written=21),
+    "pop from a long backlog": pop(WORKER, [LONG], returned=10, written=2),
+    "pop behind a long history": pop(AUDIT, [LONG], returned=1, written=2),
+    "pop with a gap from a long backlog": pop(LATE, [LONG], returned=10, written=2),
+    "pop with gaps from many": pop(LATE, OPEN, returned=140, written=21),
+    "pop of what is settled": pop(AUDIT, OPEN, returned=0, written=0),
+    "pop of what is delayed": pop(WORKER, DELAYED, returned=0, written=0),
+    "pop of what is leased": pop(WORKER, LEASED, returned=0, written=0),
+    "first pop": pop(FIRST_TIME, OPEN, returned=180, written=41),
+    "first pop, from a time on": pop(SINCE, [LONG], returned=10, written=3),
+    "settle": settle(LEASED, 0, written=20),
+    "settle by transaction id": settle(LEASED, 0, by_transaction_id=True, written=20),
+    "settle as failed": settle(LEASED, 1, written=380),
+    "settle as dead letters": settle(LEASED, 3, written=200),
+    "renew": renew(LEASED),
+    "release": release(LEASED),
+    "expire": expire(),
+    "discover": discover(),
+}
+
+# Counting --------------------------------------------------------------------------------------------------
+
+_COUNTS = """
+select sum(seq_tup_read)::bigint, sum(idx_tup_fetch)::bigint, sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint
+from pg_stat_xact_user_tables where schemaname = 'hark'
+"""
+
+
+async def work_of(connection: asyncpg.Connection, call: Call) -> Work:
+    """Make a call, count, and take it back."""
+    transaction = connection.transaction()
+    await transaction.start()
+    before = await connection.fetchrow(_COUNTS)
+    explained = await connection.fetchval(
+        f"explain (analyze, buffers, timing off, format json) {call.sql}", *call.arguments
+    )
+    after = await connection.fetchrow(_COUNTS)
+    await transaction.rollback()
+    assert before is not None
+    assert after is not None
+    scanned, fetched, written = (late - early for late, early in zip(after, before, strict=True))
+    plan = json.loads(explained)[0]["Plan"]
+    blocks = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return Work(scanned, fetched, blocks, written, plan["Actual Rows"])
+
+
+def too_much(call: Call, work: Work) -> list[str]:
+    """What of a call's work there was too much of."""
+    bounds = {
+        "scanned": (work.scanned, 0),
+        "fetched": (work.fetched, ROWS_EACH * call.size),
+        "blocks": (work.blocks, BLOCKS_EACH * call.size),
+    }
+    return [f"{name}: {number} > {bound}" for name, (number, bound) in bounds.items() if number > bound]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def planned_early(postgres_server: PostgresServer) -> AsyncIterator[tuple[str, Pool]]:
+    """The large store, and one connection to it that made its plans when there was next to nothing."""
+    with postgres_server.fresh_database() as url:
+        async with opened(url, size=1) as pool:
+            async with pool.connection() as connection:
+                transaction = connection.transaction()
+                await transaction.start()
+                await fill(connection, sorted({LONG, *OPEN, *LEASED, *DELAYED, *DUE, *RECENT}), long_tail=100)
+                for call in CALLS.values():
+                    await work_of(connection, call)
+                await transaction.rollback()
+            async with pool.connection() as connection:
+                await fill(connection, range(1, PARTITIONS + 1), LONG_TAIL)
+            yield url, pool
+
+
+# The order matters: to analyze makes every connection plan anew.
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["planned on empty tables", "planned without statistics", "planned with statistics"],
+)
+async def pool(request: pytest.FixtureRequest, planned_early: tuple[str, Pool]) -> AsyncIterator[Pool]:
+    """One connection to the large store."""
+    url, early = planned_early
+    if request.param == "planned on empty tables":
+        yield early
+        return
+    async with opened(url, size=1) as late:
+        if request.param == "planned with statistics":
+            await late.fetch("analyze")
+        async with late.connection() as connection:
+            # The first call of a connection also reads catalogs.
+            for call in CALLS.values():
+                await work_of(connection, call)
+        yield late
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_costs_what_it_carries_and_returns(pool: Pool, name: str) -> None:
+    call = CALLS[name]
+    async with pool.connection() as connection:
+        work = await work_of(connection, call)
+    assert (work.answered, work.written) == (call.answered, call.written)
+    assert too_much(call, work) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "call"),
+    [
+        ("messages_place", CALLS["pop from a long backlog"]),
+        ("messages_transaction", push([LONG], FRESH[:1], each=1, written=2)),
+        ("partitions_touched", CALLS["discover"]),
+        ("tracks_touched", CALLS["discover"]),
+        ("leases_until", CALLS["expire"]),
+        ("leases_id", CALLS["release"]),
+    ],
+)
+async def test_a_missing_index_is_noticed(planned_early: tuple[str, Pool], index: str, call: Call) -> None:
+    async with opened(planned_early[0], size=1) as pool, pool.connection() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(f"drop index hark.{index}")
+        work = await work_of(connection, call)
+        await transaction.rollback()
+    assert (work.answered, work.written) == (call.answered, call.written)
+    assert too_much(call, work) != []

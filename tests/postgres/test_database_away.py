@@ -1,0 +1,120 @@
+"""The database is away for a while: requests wait for it until a deadline, and all goes on when it is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.api import WAIT, acknowledgment, data, read, refusal
+from tests.postgres.serving import serving, wait_for_group
+from tests.postgres_server import OwnPostgresServer, StopMode
+
+WAIT_SECONDS = 0.5
+BACK_SECONDS = 2.0
+"""How soon all is well after the database is."""
+SLACK_SECONDS = 2.0
+"""What a busy machine may add to that."""
+
+
+@contextmanager
+def stopped(server: OwnPostgresServer) -> Iterator[None]:
+    """PostgreSQL is away inside of this."""
+    server.stop("fast")
+    try:
+        yield
+    finally:
+        server.start()
+
+
+def once_it_is_back(request: Callable[[], httpx.Response]) -> httpx.Response:
+    """The first answer that is not 503; the request waits for the database, so this need not."""
+    until = time.monotonic() + BACK_SECONDS + SLACK_SECONDS
+    while (response := request()).status_code == 503 and time.monotonic() < until:
+        pass
+    return response
+
+
+def test_requests_answer_503_within_the_deadline_and_succeed_when_the_database_is_back(
+    own_postgres_server: OwnPostgresServer, tmp_path: Path, queue: str
+) -> None:
+    with (
+        own_postgres_server.fresh_database() as database,
+        serving(tmp_path, database, HARK_POSTGRES_WAIT_MS=str(round(WAIT_SECONDS * 1000))) as api,
+    ):
+        api.push(queue, 1, 2)
+        message = api.pop_one(queue)
+        push = {"items": [{"queue": queue, "payload": 3}]}
+        requests: list[Callable[[], httpx.Response]] = [
+            lambda: api.post("/push", push),
+            lambda: api.try_pop(queue),
+            lambda: api.try_pop(queue, **WAIT),
+            lambda: api.post("/ack", acknowledgment(message)),
+            lambda: api.post(f"/lease/{message['leaseId']}/extend", {"seconds": 60}),
+            lambda: api.post("/transaction", {"operations": [{"type": "push", **push}]}),
+            lambda: api.post("/configure", {"queue": queue}),
+            lambda: api.get(f"/resources/queues/{queue}"),
+        ]
+        with stopped(own_postgres_server):
+            for request in requests:
+                began = time.monotonic()
+                response = request()
+                refusal(response, 503, "engine_failure")
+                assert int(response.headers["retry-after"]) >= 1
+                assert time.monotonic() - began < WAIT_SECONDS + SLACK_SECONDS
+            assert api.client.get("/health").status_code == 503
+        [acked] = read(once_it_is_back(lambda: api.post("/ack", acknowledgment(message))))
+        assert acked["success"], "a lease outlives the restart"
+        read(api.post("/push", push), 201)
+        assert data(api.pop(queue, batch=10)) == [2, 3], "what was answered with 503 was not kept"
+        read(api.client.get("/health"))
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_waiting_pop_goes_on_by_itself_when_the_database_is_back(
+    own_postgres_server: OwnPostgresServer, tmp_path: Path, queue: str, mode: StopMode
+) -> None:
+    with (
+        own_postgres_server.fresh_database() as database,
+        # It does not look for itself, so that it is the database's return that wakes it.
+        serving(tmp_path, database, HARK_FALLBACK_INITIAL_MS="60000", HARK_FALLBACK_MAX_MS="60000") as api,
+        serving(tmp_path, database) as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        waiting = thread.submit(api.pop, queue, consumerGroup="g", **WAIT)
+        wait_for_group(other, queue, "g")
+        other.push(queue, "at last")
+        own_postgres_server.restart(mode)
+        assert data(waiting.result(BACK_SECONDS + SLACK_SECONDS)) == ["at last"]
+
+
+def test_requests_that_arrive_while_the_database_is_away_wait_for_it(
+    own_postgres_server: OwnPostgresServer, tmp_path: Path, queue: str
+) -> None:
+    with (
+        own_postgres_server.fresh_database() as database,
+        serving(tmp_path, database) as api,
+        ThreadPoolExecutor() as threads,
+    ):
+        with stopped(own_postgres_server):
+            pushed = threads.submit(api.push, queue, 1)
+            popped = threads.submit(api.pop, queue, **WAIT)
+        [outcome] = pushed.result(BACK_SECONDS + SLACK_SECONDS)
+        assert outcome["status"] == "queued"
+        assert data(popped.result(BACK_SECONDS + SLACK_SECONDS)) == [1]
+
+
+def test_connections_that_an_administrator_ended_are_replaced(
+    own_postgres_server: OwnPostgresServer, tmp_path: Path, queue: str
+) -> None:
+    with own_postgres_server.fresh_database() as database, serving(tmp_path, database) as api:
+        for number in range(5):
+            assert own_postgres_server.terminate_backends(database) > 0
+            once_it_is_back(lambda: api.get("/resources/queues"))
+            api.push(queue, number, partition="p1")
+        assert data(api.pop(queue, batch=10)) == [0, 1, 2, 3, 4]

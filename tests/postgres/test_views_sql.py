@@ -1,0 +1,190 @@
+"""Looking at a large store: pages are right across many partitions, and cost what they show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from hark.engine.postgres import browse, records, views
+from hark.engine.postgres.pool import Pool
+from hark.ids import IdCodec
+from hark.model import DeadLetterFilter, DeadLetters, MessageFilter, MessageState, MessageView
+
+from .pools import opened
+
+CODEC = IdCodec(1)
+NOW = 1_000_000
+ALL = 100_000
+
+# Partitions of two queues, some of them long, whose messages have times that differ, agree and overlap.
+FILL = """
+with shape as (
+    select n, 'p' || n as name, case n % 10 when 0 then $3::bigint else $2::bigint end as tail, (n % 5 + 1) * 10 as step
+    from generate_series(1, $1::bigint) n
+),
+place as (
+    insert into hark.partitions (queue, name, created_at, tail, last_created)
+    select n % 2 + 1, name, 0, tail, tail * step + n % 7 from shape
+    returning id, name
+)
+insert into hark.messages (slot, partition, "offset", created_at, payload)
+select o % 3, place.id, o, o * shape.step + shape.n % 7, '{}'
+from shape join place using (name) cross join generate_series(1, shape.tail) o
+"""
+
+# Groups that got to different places, with gaps behind them, leases that are live or over, and dead letters.
+GROUPS = (
+    """
+    insert into hark.groups (queue, name, mode, subscription, since, highest_partition, created_at, last_seen) values
+        ('one', 'all', 'ordered', 'all', null, 0, 0, 0), ('one', 'new', 'ordered', 'new', 200, 1000, 0, 0)
+    """,
+    """
+    insert into hark.tracks (grp, partition, cursor, settled, lease, lease_until, held)
+    select g.id, p.id, p.id % 5, '{[9,12),[14,15)}', gen_random_uuid(), p.id % 3 * 1000000, '{[7,9)}'
+    from hark.groups g join hark.queues q on q.name = g.queue join hark.partitions p on p.queue = q.id
+    where p.id % 3 <> g.id % 3
+    """,
+    """
+    insert into hark.dead_letters (queue, partition, partition_name, grp, "offset", created_at, payload, attempts,
+        error, failed_at)
+    select distinct 'one', t.partition, '', 'all', 10, 0, '{}'::bytea, 1, 'boom', 0 from hark.tracks t
+    where t.partition % 4 = 0
+    """,
+)
+
+
+class Explaining(Pool):
+    """Does not answer queries but counts the blocks that the database looked at for them."""
+
+    blocks = 0
+
+    async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
+        [row] = await super().fetch(f"explain (analyze, buffers, format json) {sql}", *args)
+        [plan] = json.loads(row[0])
+        self.blocks += plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+        return []
+
+    async def cost(self, look: Callable[[], Awaitable[object]]) -> int:
+        """How many blocks a look takes, once its plans are made."""
+        await look()
+        self.blocks = 0
+        await look()
+        return self.blocks
+
+
+@pytest.fixture
+async def pool(postgres_url: str) -> AsyncIterator[Pool]:
+    async with opened(postgres_url) as pool:
+        for name in ("one", "two"):
+            sql = "insert into hark.queues (name, namespace, task, created_at) values ($1, $1, '', 0)"
+            await pool.fetch(sql, name)
+        yield pool
+
+
+@pytest.fixture
+async def explaining(postgres_url: str) -> AsyncIterator[Explaining]:
+    explaining = Explaining(postgres_url, size=1)
+    await explaining.open()
+    yield explaining
+    await explaining.close()
+
+
+async def fill(pool: Pool, partitions: int, messages: int, many: int | None = None) -> None:
+    """Store partitions with so many messages each; every tenth may have many."""
+    await pool.fetch(FILL, partitions, messages, many or messages)
+    await pool.fetch("analyze hark.queues, hark.partitions, hark.messages")
+
+
+async def look(pool: Pool, where: MessageFilter) -> list[MessageView]:
+    """A page of messages."""
+    return await browse.messages(pool, CODEC, NOW, where)
+
+
+# Pages -----------------------------------------------------------------------------------------------------
+
+
+async def test_pages_are_in_order_over_more_partitions_than_are_looked_at_at_once(pool: Pool) -> None:
+    await fill(pool, 150, 20, 300)
+    rows = await pool.fetch(
+        """
+        select message.partition, message."offset", message.created_at, place.queue from hark.messages as message
+        join hark.partitions as place on place.id = message.partition
+        order by message.created_at desc, message.partition desc, message."offset" desc
+        """
+    )
+    for queue, since, until in ((None, None, None), ("one", None, None), (None, 205, 1210), (None, None, 300)):
+        expected = [
+            CODEC.encode(row["partition"], row["offset"])
+            for row in rows
+            if (queue is None or row["queue"] == 1) and (since or 0) <= row["created_at"] <= (until or NOW)
+        ]
+        for limit, offset in ((1, 0), (7, 0), (7, 50), (200, 100), (ALL, 0)):
+            views = await look(pool, MessageFilter(queue=queue, since=since, until=until, limit=limit, offset=offset))
+            assert [view.id for view in views] == expected[offset : offset + limit], (queue, since, until, limit)
+
+
+@pytest.mark.parametrize("state", ["pending", "processing", "completed", "dead_letter"])
+async def test_a_page_of_a_state_is_what_each_message_says_of_itself(pool: Pool, state: MessageState) -> None:
+    await fill(pool, 150, 20)
+    for sql in GROUPS:
+        await pool.fetch(sql)
+    expected = [view for view in await look(pool, MessageFilter(limit=ALL)) if view.state == state]
+    assert expected
+    for limit, offset in ((7, 0), (7, 50), (ALL, 0)):
+        found = await look(pool, MessageFilter(state=state, limit=limit, offset=offset))
+        assert found == expected[offset : offset + limit]
+
+
+async def test_text_that_can_not_be_stored_is_found_nowhere(pool: Pool) -> None:
+    await fill(pool, 2, 2)
+    partition = (await look(pool, MessageFilter()))[0].partition_id
+    nul = "p\0"
+    assert await look(pool, MessageFilter(queue=nul)) == []
+    assert await browse.message(pool, CODEC, NOW, partition, nul) is None
+    assert await views.queue_stats(pool, {}, NOW, nul) == []
+    assert await views.partition_stats(pool, CODEC, NOW, "one", nul, 10, 0) == []
+    assert await views.group_stats(pool, NOW, nul, None) == []
+    assert await views.track_stats(pool, CODEC, NOW, nul, None, 0, 10) == []
+    assert await records.dead_letters(pool, CODEC, DeadLetterFilter(id=nul)) == DeadLetters([], 0)
+    assert await records.traces(pool, CODEC, None, None, nul, 10, 0) == ([], 0)
+
+
+# Cost ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [None, "pending"])
+async def test_a_page_of_one_partition_costs_the_same_beside_many_others(
+    pool: Pool, explaining: Explaining, state: MessageState | None
+) -> None:
+    where = MessageFilter(queue="two", partition="p1", state=state)
+    costs = await costs_as_it_grows(pool, explaining, lambda: look(explaining, where), (500, 3), (10_000, 3))
+    assert costs[1] < 2 * costs[0], costs
+
+
+async def test_a_page_costs_the_same_however_long_partitions_are(pool: Pool, explaining: Explaining) -> None:
+    newest = MessageFilter(limit=20)
+    costs = await costs_as_it_grows(pool, explaining, lambda: look(explaining, newest), (10, 500), (10, 5000))
+    assert costs[1] < 2 * costs[0], costs
+
+
+async def test_counts_do_not_look_at_messages(pool: Pool, explaining: Explaining) -> None:
+    def counts() -> Awaitable[object]:
+        return views.queue_stats(explaining, {}, NOW, None)
+
+    costs = await costs_as_it_grows(pool, explaining, counts, (500, 5), (500, 100))
+    assert costs[1] < 2 * costs[0], costs
+
+
+async def costs_as_it_grows(
+    pool: Pool, explaining: Explaining, looking: Callable[[], Awaitable[object]], *shapes: tuple[int, int]
+) -> list[int]:
+    """What a look costs in stores of so many partitions with so many messages."""
+    costs = []
+    for partitions, messages in shapes:
+        await pool.fetch("truncate hark.partitions, hark.messages")
+        await fill(pool, partitions, messages)
+        costs.append(await explaining.cost(looking))
+    return costs

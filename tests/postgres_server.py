@@ -1,0 +1,189 @@
+"""A real PostgreSQL for the tests: the one that `HARK_TEST_POSTGRES` names, or one that is started for them.
+
+Each test has a database of its own, copied from a template in which Hark's schema was installed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import subprocess
+import uuid
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Literal, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from hark.engine.postgres.migrate import migrate
+from hark.engine.postgres.pool import Pool
+from tests.postgres_programs import Programs, programs
+
+T = TypeVar("T")
+StopMode = Literal["fast", "immediate"]
+PREFIX = "hark_test_"
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    # The machine does not lose its power during a test; processes may be killed all the same.
+    "fsync": "off",
+    "full_page_writes": "off",
+}
+
+
+class PostgresServer:
+    """A server on which tests make databases."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @contextmanager
+    def fresh_database(self, *, installed: bool = True) -> Iterator[str]:
+        """The URL of a new database, with Hark's schema or with nothing in it; dropped at the end."""
+        name = self._create(self._template if installed else "template1")
+        try:
+            yield self._url_of(name)
+        finally:
+            self.execute(f"drop database {name} with (force)")
+
+    def execute(self, sql: str) -> list[asyncpg.Record]:
+        """Run one statement as the superuser, from inside an event loop or from outside of one."""
+
+        async def work() -> list[asyncpg.Record]:
+            connection = await asyncpg.connect(self.url)
+            try:
+                return list(await connection.fetch(sql))
+            finally:
+                await connection.close()
+
+        return _apart(work())
+
+    def terminate_backends(self, url: str) -> int:
+        """End every connection to a database as an administrator would; how many there were."""
+        name = urlsplit(url).path.removeprefix("/")
+        return len(self.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"))
+
+    def drop_template(self) -> None:
+        """Leave nothing behind on a server that goes on."""
+        if "_template" in self.__dict__:
+            self.execute(f"drop database {self._template}")
+
+    @cached_property
+    def _template(self) -> str:
+        name = self._create("template1")
+        try:
+            _apart(_install(self._url_of(name)))
+        except BaseException:
+            self.execute(f"drop database {name} with (force)")
+            raise
+        return name
+
+    @cached_property
+    def _strategy(self) -> str:
+        """Copying files makes a small database in half the time; PostgreSQL 14 knows no other way."""
+        [row] = self.execute("select current_setting('server_version_num')::int >= 150000 as has_choice")
+        return "strategy file_copy" if row["has_choice"] else ""
+
+    def _create(self, template: str) -> str:
+        name = f"{PREFIX}{uuid.uuid4().hex}"
+        self.execute(f"create database {name} template {template} {self._strategy}")
+        return name
+
+    def _url_of(self, database: str) -> str:
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{database}"))
+
+
+class OwnPostgresServer(PostgresServer):
+    """A server that was started for the tests and can be stopped by them; it ends when this process does."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self._data = programs.directory / "data"
+        self._log = programs.directory / "log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        password = secrets.token_hex(16)
+        super().__init__(f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres")
+        self._initialize(password)
+        with (self._data / "postgresql.conf").open("a") as settings:
+            settings.writelines(f"{name} = '{value}'\n" for name, value in (SETTINGS | {"port": str(port)}).items())
+        self.start()
+
+    def _initialize(self, password: str) -> None:
+        secret = self._programs.directory / "password"
+        secret.write_text(password)
+        secret.chmod(0o644)
+        self._programs.run(
+            "initdb",
+            f"--pgdata={self._data}",
+            "--username=postgres",
+            "--auth=password",
+            f"--pwfile={secret}",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
+
+    def start(self) -> None:
+        """Start, and wait until it takes connections."""
+        self._control("start", f"--log={self._log}")
+
+    def stop(self, mode: StopMode) -> None:
+        """Stop: connections end at once; `immediate` is a crash, and the next start recovers from it."""
+        self._control("stop", f"--mode={mode}")
+
+    def restart(self, mode: StopMode) -> None:
+        """Stop and start again."""
+        self.stop(mode)
+        self.start()
+
+    def _control(self, verb: str, *arguments: str) -> None:
+        try:
+            self._programs.run("pg_ctl", verb, f"--pgdata={self._data}", "--wait", "--silent", *arguments)
+        except subprocess.CalledProcessError as error:
+            error.add_note(self._log.read_text() if self._log.exists() else "PostgreSQL wrote no log")
+            raise
+
+
+@contextmanager
+def own_server() -> Iterator[OwnPostgresServer]:
+    """Start a server."""
+    with programs() as found:
+        yield OwnPostgresServer(found)
+
+
+@contextmanager
+def any_server(url: str | None) -> Iterator[PostgresServer]:
+    """The server with that URL, or one that is started."""
+    if url is None:
+        with own_server() as started:
+            yield started
+    else:
+        server = PostgresServer(url)
+        try:
+            yield server
+        finally:
+            server.drop_template()
+
+
+async def _install(url: str) -> None:
+    """Install Hark's schema as a server does."""
+    pool = Pool(url)
+    await pool.open()
+    try:
+        await migrate(pool)
+    finally:
+        await pool.close()
+
+
+def _apart(work: Coroutine[object, object, T]) -> T:
+    """Run on an event loop of its own: callers may be inside of one or not."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
