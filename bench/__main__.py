@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
+import bench.postgres.special as postgres
 from bench import report, special
 from bench.figures import Figure, Run, compared, medians
 from bench.measure import Bench
-from bench.rows import ALL, QUICK, ROWS, Row
+from bench.postgres.cluster import PostgresStores, cluster
+from bench.rows import ALL, DEEP, DEEP_BACKLOG, QUICK, ROWS, Row
 from bench.servers import Kind
+from bench.stores import EngineName, SqliteStores, Stores
 
 NOT_A_DISK = "tmpfs"
 PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
-ONCE = frozenset({"limits", "start"})
+ONCE = frozenset({"limits", "start", "cost", "pinned"})
 """Rows that repeat themselves, or vary little."""
 
 
 def one_round(bench: Bench, row: Row, before: Figure) -> list[Figure]:
     """A row at each server it is for, right after each other, between two measurements of E; the last is E."""
     if row.load.kind == "pop":
-        figures = [bench.measure_pop(row, row.guess * before.throughput * bench.seconds)]
+        least = bench.least_backlog if row.name in DEEP else 0
+        figures = [bench.measure_pop(row, max(least, row.guess * before.throughput * bench.seconds))]
     else:
         servers: tuple[Kind, ...] = ("floor", "hark") if row.floor else ("hark",)
         figures = [bench.measure_push(row, kind) for kind in servers]
@@ -34,11 +42,22 @@ def one_round(bench: Bench, row: Row, before: Figure) -> list[Figure]:
     return [*compared(figures, before, after), after]
 
 
-def special_round(bench: Bench, run: Run, name: str) -> list[Figure]:
+class Lengths(msgspec.Struct, frozen=True):
+    """How much the rows do that are not as long as the others."""
+
+    pinned_seconds: float
+    jobs: int
+
+
+FULL = Lengths(pinned_seconds=600, jobs=50_000)
+SHORT = Lengths(pinned_seconds=60, jobs=10_000)
+
+
+def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
     """One round of a row that is not a closed loop."""
     match name:
         case "limits":
-            special.measure_limits(bench, run)
+            (postgres if bench.stores.engine == "postgres" else special).measure_limits(bench, run)
         case "start":
             special.measure_start(bench, run)
         case "idle":
@@ -47,10 +66,18 @@ def special_round(bench: Bench, run: Run, name: str) -> list[Figure]:
             return list(special.measure_mixed(bench))
         case "backlog":
             return list(special.measure_backlog(bench, run))
+        case "cost":
+            return list(postgres.measure_cost(bench, run))
+        case "together":
+            return list(postgres.measure_together(bench, run))
+        case "pinned":
+            return list(postgres.measure_pinned(bench, run, lengths.pinned_seconds))
+        case "peers":
+            return list(postgres.measure_peers(bench, run, lengths.jobs))
     return []
 
 
-def measure(bench: Bench, run: Run, name: str, repeat: int) -> list[Figure]:
+def measure(bench: Bench, run: Run, name: str, repeat: int, lengths: Lengths) -> list[Figure]:
     """All rounds of a row, as medians."""
     figures: list[Figure] = []
     if name in ROWS:
@@ -60,16 +87,16 @@ def measure(bench: Bench, run: Run, name: str, repeat: int) -> list[Figure]:
             before = figures[-1]
     else:
         for _ in range(1 if name in ONCE else repeat):
-            figures += special_round(bench, run, name)
+            figures += special_round(bench, run, name, lengths)
     return medians(figures)
 
 
-def measure_all(bench: Bench, run: Run, names: list[str], repeat: int, console: Console) -> None:
+def measure_all(bench: Bench, run: Run, names: list[str], repeat: int, lengths: Lengths, console: Console) -> None:
     """All rows; one that breaks does not keep the others from being measured."""
     for name in names:
         console.print(f"[bold]{name}")
         try:
-            figures = measure(bench, run, name, repeat)
+            figures = measure(bench, run, name, repeat, lengths)
         except (RuntimeError, ConnectionError) as error:
             run.broken[name] = str(error)
             console.print(f"{name} broke: {error}", style="red", markup=False, highlight=False)
@@ -79,36 +106,58 @@ def measure_all(bench: Bench, run: Run, names: list[str], repeat: int, console: 
             console.print("  " + "  ".join(cell for cell in report.cells(figure) if cell), highlight=False)
 
 
-def chosen(names: str | None, quick: bool) -> list[str]:
+def chosen(engine: EngineName, names: str | None, quick: bool) -> list[str]:
     """The names of the rows to run, in the order of the table."""
+    every = ALL[engine]
     if names is None:
-        return list(QUICK if quick else ALL)
+        return list(QUICK[engine] if quick else every)
     wanted = {name.strip() for name in names.split(",")}
-    if unknown := wanted - set(ALL):
-        raise typer.BadParameter(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
-    return [name for name in ALL if name in wanted]
+    if unknown := wanted - set(every):
+        raise typer.BadParameter(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+    return [name for name in every if name in wanted]
+
+
+@contextmanager
+def stores_of(engine: EngineName, folder: Path) -> Iterator[Stores]:
+    """Where the servers keep their data."""
+    if engine == "sqlite":
+        yield SqliteStores()
+        return
+    with cluster(folder) as url:
+        yield PostgresStores(url)
 
 
 def main(
     *,
+    engine: Annotated[EngineName, typer.Option(help="The store that Hark runs on.")] = "sqlite",
     rows: Annotated[str | None, typer.Option(help="Only these rows, with commas between.")] = None,
     quick: Annotated[bool, typer.Option(help="Few rows of 2 seconds.")] = False,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds per row; the median counts.")] = 1,
     seconds: Annotated[float | None, typer.Option(min=1, help="Seconds per row.")] = None,
+    pinned_seconds: Annotated[float | None, typer.Option(min=10, help="Seconds of the row `pinned`.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data folders go; a real disk.")] = None,
 ) -> None:
     """Measure Hark beside the limits of this machine, and check what must hold."""
+    # Told to stop, it still stops what it started.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    names = chosen(rows, quick)
+    names = chosen(engine, rows, quick)
+    lengths = SHORT if quick else FULL
+    if pinned_seconds is not None:
+        lengths = msgspec.structs.replace(lengths, pinned_seconds=pinned_seconds)
     length = seconds or (2.0 if quick else 6.0)
-    with tempfile.TemporaryDirectory(prefix="hark-bench-", dir=data) as folder:
-        bench = Bench(Path(folder), length, max(1.0, length / 2))
-        run = Run(machine=report.machine(Path(folder)))
+    with (
+        tempfile.TemporaryDirectory(prefix="hark-bench-", dir=data) as folder,
+        stores_of(engine, Path(folder)) as stores,
+    ):
+        bench = Bench(Path(folder), stores, length, max(1.0, length / 2))
+        bench.least_backlog = 0 if quick or engine == "sqlite" else DEEP_BACKLOG
+        run = Run(machine=report.machine(Path(folder), stores))
         console.print("  ".join(f"{name} {value}" for name, value in run.machine.items()), highlight=False)
         if run.machine["file system"] == NOT_A_DISK:
             console.print("[red]The data folder is in memory: choose a real disk with --data.")
         try:
-            measure_all(bench, run, names, repeat, console)
+            measure_all(bench, run, names, repeat, lengths, console)
         finally:
             report.show(console, run)
             console.print(f"kept in {report.save(run)}")

@@ -36,13 +36,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limit (a): rows inserted into Hark's table with nothing around it."""
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store alone can take, with no server around it."""
 
-    method: str
-    partitions: int
-    rows_per_second: float
-    cpu_us: float
+    title: str
+    per_second: float
+    cpu_us: float | None = None
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,7 @@ class Run(msgspec.Struct, kw_only=True):
 
     machine: dict[str, str]
     figures: list[Figure] = []
-    limits: list[Limits] = []
+    limits: list[Limit] = []
     disk: Disk | None = None
     values: dict[str, list[float]] = {}
     """Single figures for the table of what must hold, by name, one of each round; the median counts."""

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 import msgspec
 
-from bench.asgi import Receive, Scope, Send, serve
+from bench.asgi import Receive, Scope, Send, answer, body_of, serve
 from bench.table import Value, insert_wide, open_table
 
 Job = tuple[list["Item"], "asyncio.Future[bytes]"]
@@ -62,24 +62,18 @@ class Floor:
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a push when it is on disk."""
-        body, more = b"", True
-        while more:
-            event = await receive()
-            body, more = body + event["body"], event["more_body"]
+        body = await body_of(receive)
         self._loop = asyncio.get_running_loop()
         done: asyncio.Future[bytes] = self._loop.create_future()
         self._waiting.append((self._decode(body).items, done))
         if not self._busy:
             self._flush([])
-        answer = await done
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
-        await send({"type": "http.response.start", "status": 201, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+        await answer(send, await done)
 
     def _flush(self, answered: list[tuple[asyncio.Future[bytes], bytes]]) -> None:
-        for done, answer in answered:
+        for done, body in answered:
             if not done.done():
-                done.set_result(answer)
+                done.set_result(body)
         self._busy = bool(self._waiting)
         if self._busy:
             self._batches.put(self._waiting)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from bench.figures import Disk, Limits
+from bench.figures import Disk, Limit
 from bench.table import Value, insert_sql, insert_wide, open_table
 from hark.cli.load import payload_of, percentile
 
@@ -33,7 +33,7 @@ METHODS: dict[str, Callable[[apsw.Connection, Batch], None]] = {
 }
 
 
-def insertion(folder: Path, method: str, partitions: int, seconds: float, size: int = 256) -> Limits:
+def insertion(folder: Path, method: str, partitions: int, seconds: float, size: int = 256) -> Limit:
     """Limit (a): 1000 rows a transaction into Hark's table and indexes, each transaction on disk."""
     insert, payload = METHODS[method], payload_of(size)
     connection = open_table(folder / f"insertion-{method.partition(' ')[0]}-{partitions}.db")
@@ -46,7 +46,10 @@ def insertion(folder: Path, method: str, partitions: int, seconds: float, size: 
         serial += ROWS_PER_TRANSACTION
     elapsed, used = time.perf_counter() - began, time.process_time() - cpu
     connection.close()
-    return Limits(method=method, partitions=partitions, rows_per_second=serial / elapsed, cpu_us=used * 1e6 / serial)
+    title = (
+        f"(a) insert, {method}, {ROWS_PER_TRANSACTION} a commit, {partitions} partition{'s' if partitions > 1 else ''}"
+    )
+    return Limit(title=title, per_second=serial / elapsed, cpu_us=used * 1e6 / serial)
 
 
 def sync_times(folder: Path, seconds: float, rate: float) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -12,9 +11,10 @@ import msgspec
 
 from bench import wrk
 from bench.figures import Figure, figure_of
-from bench.procfs import cpu_of, rss_mb
+from bench.procfs import rss_mb
 from bench.rows import EMPTY_ROW, Row
 from bench.servers import Kind, Server, running
+from bench.stores import Place, SqliteStores, Stores
 from hark.cli.load import Load, generate
 
 FILL_BATCH = 100
@@ -26,12 +26,17 @@ replace = msgspec.structs.replace
 
 
 class Bench:
-    """Where servers get fresh folders, and how long they are measured."""
+    """Where servers get a fresh place for their data, and how long they are measured."""
 
-    def __init__(self, folder: Path, seconds: float, e_seconds: float) -> None:
+    def __init__(self, folder: Path, stores: Stores, seconds: float, e_seconds: float) -> None:
         self.folder = folder
+        self.stores = stores
         self.seconds = seconds
         self.e_seconds = e_seconds
+        self.least_backlog = 0
+        """Messages that deep pop rows find at least."""
+        self.history: Place | None = None
+        """The store with a long history, once a row has built it."""
         self._serial = count()
 
     def new_folder(self, name: str) -> Path:
@@ -40,13 +45,14 @@ class Bench:
 
     @contextmanager
     def fresh(self, kind: Kind) -> Iterator[Server]:
-        """A server on an empty data folder, which goes away with it."""
-        folder = self.new_folder(kind)
+        """A server on an empty place, which goes away with it."""
+        stores = SqliteStores() if kind == "empty" else self.stores
+        place = stores.create(self.new_folder(kind))
         try:
-            with running(kind, folder) as server:
+            with running(kind, place) as server:
                 yield server
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            stores.remove(place)
 
     def measure_e(self) -> Figure:
         """E: requests per second of the empty app."""
@@ -85,9 +91,9 @@ class Bench:
         return figure, "empty pops" in figure.note
 
     def _loaded(self, server: Server, row: Row, kind: str, seconds: float) -> Figure:
-        before = cpu_of(server.pid)
+        before = server.cpu()
         sample = wrk.run(server.port, row.load, seconds)
-        used = cpu_of(server.pid).since(before)
+        used = server.cpu().since(before)
         if sample.empty <= sample.messages * DRY / row.load.batch:
             sample = replace(sample, empty=0)
         return figure_of(row.name, row.title, kind, sample, cpu=used, rss=rss_mb(server.pid))

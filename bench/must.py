@@ -9,6 +9,7 @@ import msgspec
 
 from bench.figures import Figure, Run
 from bench.rows import BACKLOG, PUSHES
+from bench.stores import EngineName
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,36 +31,76 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured <= self.bound if self.at_most else self.measured >= self.bound
 
 
-AT_LEAST_E = (
-    ("push1", "push 1, 64 connections", 0.4),
-    ("push1c256", "push 1, 256 connections", 0.42),
-    ("push100", "push 100, one partition a request", 5.0),
-    ("push100s", "push 100, 100 partitions a request", 2.4),
-    ("pop100", "pop 100 + ack", 2.5),
-    ("pop100auto", "pop 100 auto-ack", 3.5),
-    ("pop1", "pop 1 + ack, 64 connections", 0.18),
-)
+class Bound(msgspec.Struct, frozen=True):
+    """What a single figure of a run may be."""
+
+    name: str
+    text: str
+    value: float
+    unit: str
+    at_most: bool = True
+
+
 NOT_MEASURED = Figure(row="", title="", server="hark", throughput=0)
 FLOOR = 0.8
 BACKLOG_COST = 1.5
-COMPARED = frozenset(f"backlog_{row.name}" for row in BACKLOG)
-AT_MOST = (
-    ("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
-    *((f"backlog_{row.name}", f"{row.name} with a long history", BACKLOG_COST, "x empty store") for row in BACKLOG),
-    ("rss", "memory of an idle server", 80.0, "MB"),
-    ("start", "start to first answer, empty store", 1.0, "s"),
-    ("start_backlog", "start to first answer, long history", 1.0, "s"),
-)
+BY_WRK = frozenset({*(f"backlog_{row.name}" for row in BACKLOG), "together_p99", "together_left"})
+"""Single figures that depend on the generator."""
+AT_LEAST_E: dict[EngineName, tuple[tuple[str, str, float], ...]] = {
+    "sqlite": (
+        ("push1", "push 1, 64 connections", 0.4),
+        ("push1c256", "push 1, 256 connections", 0.42),
+        ("push100", "push 100, one partition a request", 5.0),
+        ("push100s", "push 100, 100 partitions a request", 2.4),
+        ("pop100", "pop 100 + ack", 2.5),
+        ("pop100auto", "pop 100 auto-ack", 3.5),
+        ("pop1", "pop 1 + ack, 64 connections", 0.18),
+    ),
+    "postgres": (
+        ("push1", "push 1, 64 connections", 0.35),
+        ("push1c256", "push 1, 256 connections", 0.42),
+        ("push100", "push 100, one partition a request", 4.0),
+        ("push100s", "push 100, 100 partitions a request", 2.6),
+        ("pop100", "pop 100 + ack", 2.0),
+        ("pop100auto", "pop 100 auto-ack", 3.2),
+        ("pop1", "pop 1 + ack, 64 connections", 0.16),
+    ),
+}
+SINGLE: dict[EngineName, tuple[Bound, ...]] = {
+    "sqlite": (
+        Bound("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
+        *(
+            Bound(f"backlog_{row.name}", f"{row.name} with a long history", BACKLOG_COST, "x empty store")
+            for row in BACKLOG
+        ),
+        Bound("rss", "memory of an idle server", 80.0, "MB"),
+        Bound("start", "start to first answer, empty store", 1.0, "s"),
+        Bound("start_backlog", "start to first answer, long history", 1.0, "s"),
+    ),
+    "postgres": (
+        Bound("cost_1000", "CPU of PostgreSQL, push 1000 over 1000 partitions", 3.0, "x COPY"),
+        Bound("cost_10", "CPU of PostgreSQL, push 1000 over 10 partitions", 1.8, "x COPY"),
+        Bound("cost_1000_tx", "the same with transaction ids, 1000 partitions", 3.0, "x COPY"),
+        Bound("cost_10_tx", "the same with transaction ids, 10 partitions", 1.8, "x COPY"),
+        Bound("together_left", "pushes beside consumers: left unread of what was pushed", 0.02, "of it"),
+        Bound("together_p99", "pushes beside consumers: p99 of a push", 100.0, "ms"),
+        Bound("pinned", "a transaction held open: last part", 0.5, "x the first", at_most=False),
+        Bound("pinned_after", "a while after it ended", 0.9, "x the first", at_most=False),
+        Bound("peer_pgqueuer", "enqueue to settled, each at its best", 5.0, "x pgqueuer", at_most=False),
+        Bound("peer_procrastinate", "enqueue to settled, each at its best", 10.0, "x procrastinate", at_most=False),
+    ),
+}
 
 
 def demands(run: Run) -> Iterator[Demand]:
     """All demands, measured or not."""
+    engine: EngineName = "postgres" if run.machine.get("engine") == "postgres" else "sqlite"
     # A generator that is itself Python slows what is fast and so flatters every ratio: such a run judges none.
     judged = run.machine.get("generator") == "wrk"
     at_hark = {figure.row: figure for figure in run.figures if judged and figure.server == "hark"}
 
     def single(name: str) -> float | None:
-        values = run.values.get(name) if judged or name not in COMPARED else None
+        values = run.values.get(name) if judged or name not in BY_WRK else None
         return median(values) if values else None
 
     for row in PUSHES:
@@ -67,9 +108,10 @@ def demands(run: Run) -> Iterator[Demand]:
             figure = at_hark.get(row.name, NOT_MEASURED)
             value, note = figure.ratio_floor, figure.note
             yield Demand(text=row.title, bound=FLOOR, unit="x floor", at_most=False, measured=value, note=note)
-    for name, text, bound in AT_LEAST_E:
+    for name, text, bound in AT_LEAST_E[engine]:
         figure = at_hark.get(name, NOT_MEASURED)
         value, note = figure.ratio_e, figure.note
         yield Demand(text=text, bound=bound, unit="E", at_most=False, measured=value, note=note)
-    for name, text, bound, unit in AT_MOST:
-        yield Demand(text=text, bound=bound, unit=unit, at_most=True, measured=single(name))
+    for each in SINGLE[engine]:
+        value = single(each.name)
+        yield Demand(text=each.text, bound=each.value, unit=each.unit, at_most=each.at_most, measured=value)

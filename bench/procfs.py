@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,12 +23,26 @@ class Cpu(msgspec.Struct, frozen=True):
         return Cpu(self.total_us - before.total_us, self.store_us - before.store_us)
 
 
-def parse_stat(text: str) -> tuple[str, int]:
-    """The name and the CPU microseconds (user and system) in a line of /proc/PID/stat."""
+class Stat(NamedTuple):
+    """What a line of /proc/PID/stat says; CPU is user and system time."""
+
+    name: str
+    used_us: int
+    ended_us: int
+    """What children used that have ended."""
+
+
+def parse_stat(text: str) -> Stat:
+    """The parts of such a line."""
     # The name is in parentheses and may hold spaces and parentheses itself.
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
-    return name, (int(fields[11]) + int(fields[12])) * _TICK_US
+    user, system, ended_user, ended_system = (int(field) * _TICK_US for field in fields[11:15])
+    return Stat(name, user + system, ended_user + ended_system)
+
+
+def _stat(folder: Path) -> Stat:
+    return parse_stat((folder / "stat").read_text(encoding="utf-8"))
 
 
 def cpu_of(pid: int) -> Cpu:
@@ -36,15 +51,27 @@ def cpu_of(pid: int) -> Cpu:
     named = unnamed = 0
     for thread in (process / "task").iterdir():
         try:
-            name, used = parse_stat((thread / "stat").read_text(encoding="utf-8"))
+            stat = _stat(thread)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile; the process still counts it
-        if name.startswith(STORE_THREADS):
-            named += used
+        if stat.name.startswith(STORE_THREADS):
+            named += stat.used_us
         elif thread.name != str(pid):
-            unnamed += used
+            unnamed += stat.used_us
     # Before Python 3.14 a thread's name does not reach the kernel; the first thread is the event loop.
-    return Cpu(parse_stat((process / "stat").read_text(encoding="utf-8"))[1], named or unnamed)
+    return Cpu(_stat(process).used_us, named or unnamed)
+
+
+def family_us(pid: int) -> int:
+    """CPU microseconds of a process, its children, and those of its children that have ended."""
+    parent = _stat(Path(f"/proc/{pid}"))
+    total = parent.used_us + parent.ended_us
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+        try:
+            total += _stat(Path(f"/proc/{child}")).used_us
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile; its parent counts it at the next reading
+    return total
 
 
 def rss_mb(pid: int) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import apsw
 import msgspec
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +16,17 @@ from rich.table import Table
 from bench import wrk
 from bench.figures import Figure, Run
 from bench.must import Demand, demands
+from bench.stores import Stores
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = (
     *("row", "server", "messages/s", "x E", "x floor", "p50 ms", "p99 ms"),
     *("CPU us/msg", "of it store", "RSS MB", "load CPU", "note"),
 )
+
+
+UNNAMED = frozenset({"idle", "mixed", "together", "pinned", "peers"})
+"""Rows whose titles say all."""
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -34,7 +38,7 @@ def cells(figure: Figure) -> list[str]:
     """A figure as a row of the table."""
     load = "-" if not figure.generator_cpu else f"{figure.generator_cpu:.0%}"
     return [
-        figure.title if figure.row in {"idle", "mixed"} else f"{figure.row}: {figure.title}",
+        figure.title if figure.row in UNNAMED else f"{figure.row}: {figure.title}",
         figure.server,
         number(figure.throughput, 0),
         number(figure.ratio_e),
@@ -63,8 +67,7 @@ def limits_table(run: Run) -> Table:
     """What the machine does without a server."""
     table = Table("limit", "per second", "CPU us", "p50 ms", "p99 ms", title="Limits of this machine")
     for limit in run.limits:
-        title = f"(a) insert, {limit.method}, 1000 a commit, {limit.partitions} partitions"
-        table.add_row(title, number(limit.rows_per_second, 0), number(limit.cpu_us, 1), "-", "-")
+        table.add_row(limit.title, number(limit.per_second, 0), number(limit.cpu_us, 1), "-", "-")
     if run.disk is not None:
         table.add_row("4 KiB write + fdatasync", "-", "-", number(run.disk.p50_ms), number(run.disk.p99_ms))
     return table
@@ -109,14 +112,15 @@ def save(run: Run) -> Path:
     return path
 
 
-def machine(folder: Path) -> dict[str, str]:
+def machine(folder: Path, stores: Stores) -> dict[str, str]:
     """What the figures were measured on."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": str(os.cpu_count()),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "sqlite": apsw.sqlite_lib_version(),
+        "engine": stores.engine,
+        "version": stores.version,
         "generator": "wrk" if wrk.available() else "hark bench",
         "file system": _output("stat", "-f", "-c", "%T", str(folder)),
         "commit": _output("git", "rev-parse", "--short", "HEAD") or "-",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bench.stores import EngineName
 from hark.cli.load import Load
 
 QUEUE = "bench"
@@ -113,5 +114,11 @@ EMPTY_ROW = msgspec.structs.replace(PUSHES[0], name="E")
 ROWS = {row.name: row for row in (*PUSHES, *POPS)}
 BACKLOG = tuple(ROWS[name] for name in ("pop100", "pop1", "push1", "push100s"))
 """Measured on an empty store and on one with a long history; pops first, as pushes leave messages behind."""
-QUICK = ("limits", "start", "idle", "push1", "push100", "push100s", "pop1", "pop100", "pop100auto")
-ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog")
+DEEP = frozenset({"pop100", "pop100auto"})
+"""On PostgreSQL these find a million messages, unless the run is a quick one."""
+DEEP_BACKLOG = 1_000_000
+_QUICK = ("limits", "start", "idle", "push1", "push100", "push100s", "pop1", "pop100", "pop100auto")
+_ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog")
+_POSTGRES = ("cost", "together", "pinned", "peers")
+QUICK: dict[EngineName, tuple[str, ...]] = {"sqlite": _QUICK, "postgres": (*_QUICK, *_POSTGRES)}
+ALL: dict[EngineName, tuple[str, ...]] = {"sqlite": _ALL, "postgres": (*_ALL, *_POSTGRES)}

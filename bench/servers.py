@@ -1,4 +1,4 @@
-"""Starts and stops the servers under test: Hark, the floor, and the empty app."""
+"""Starts and stops the servers under test: Hark, the floors, and the empty app."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from bench.procfs import Cpu, cpu_of, family_us
+from bench.stores import Place
 
 Kind = Literal["hark", "floor", "empty"]
 ROOT = Path(__file__).parent.parent
@@ -32,37 +35,43 @@ class Server(msgspec.Struct, frozen=True):
     port: int
     start_seconds: float
     """From the start of the process to its first answer."""
+    store_pid: int = 0
+    """The database server behind it, if it has one."""
+
+    def cpu(self) -> Cpu:
+        """What it has used until now, with the database behind it; that counts as its store."""
+        own = cpu_of(self.pid)
+        if not self.store_pid:
+            return own
+        store = family_us(self.store_pid)
+        return Cpu(own.total_us + store, store)
 
 
-def command(kind: Kind, port: int, folder: Path) -> list[str]:
+def command(kind: Kind, port: int, place: Place) -> list[str]:
     """How a server is started."""
     if kind == "hark":
-        return [
-            str(Path(sys.executable).parent / "hark"),
-            "serve",
-            "--port",
-            str(port),
-            "--data",
-            str(folder),
-        ]
-    return [sys.executable, "-m", f"bench.{kind}", str(port), str(folder)]
+        store = ["--engine", place.url] if place.url else ["--data", str(place.folder)]
+        return [str(Path(sys.executable).parent / "hark"), "serve", "--port", str(port), *store]
+    module = "bench.postgres.floor" if kind == "floor" and place.url else f"bench.{kind}"
+    return [sys.executable, "-m", module, str(port), place.url or str(place.folder)]
 
 
 @contextmanager
-def running(kind: Kind, folder: Path) -> Iterator[Server]:
-    """A server on a data folder, stopped at the end; raises with its log if it does not come up."""
+def running(kind: Kind, place: Place) -> Iterator[Server]:
+    """A server on a place for its data, stopped at the end; raises with its log if it does not come up."""
+    folder = place.folder
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     log = folder.parent / f"{folder.name}.log"
     with log.open("wb") as output:
         began = time.perf_counter()
-        process = subprocess.Popen(command(kind, port, folder), cwd=ROOT, stdout=output, stderr=output)
+        process = subprocess.Popen(command(kind, port, place), cwd=ROOT, stdout=output, stderr=output)
     try:
         while not _answers(port, PROBES[kind]):
             if process.poll() is not None or time.perf_counter() - began > START_LIMIT:
                 raise RuntimeError(f"{kind} did not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
             time.sleep(0.005)
-        yield Server(process.pid, port, time.perf_counter() - began)
+        yield Server(process.pid, port, time.perf_counter() - began, place.store_pid)
     finally:
         process.terminate()
         try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
 
 from bench import backlog, limits, openloop
 from bench.figures import Figure, Run, figure_of
 from bench.measure import Bench
-from bench.procfs import cpu_of, rss_mb
+from bench.procfs import rss_mb
 from bench.servers import Kind, running
 
 STARTS = 3
@@ -46,9 +44,9 @@ def measure_idle(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
         syncs = limits.sync_times(folder, seconds / 2, openloop.IDLE_RATE)
         with bench.fresh(kind) as server:
             openloop.idle_pushes(server.port, SETTLE_SECONDS)
-            before = cpu_of(server.pid)
+            before = server.cpu()
             sample = openloop.idle_pushes(server.port, seconds)
-            used, rss = cpu_of(server.pid).since(before), rss_mb(server.pid)
+            used, rss = server.cpu().since(before), rss_mb(server.pid)
         syncs += limits.sync_times(folder, seconds / 2, openloop.IDLE_RATE)
         yield figure_of("idle", title, kind, sample, cpu=used, rss=rss)
         if kind == "hark":
@@ -60,25 +58,23 @@ def measure_mixed(bench: Bench) -> Iterator[Figure]:
     """Pushes and pops with acks at the same time, at fixed rates."""
     for rate in MIXED_RATES:
         with bench.fresh("hark") as server:
-            before = cpu_of(server.pid)
+            before = server.cpu()
             samples = openloop.mixed(server.port, bench.seconds, rate)
-            used, rss = cpu_of(server.pid).since(before), rss_mb(server.pid)
+            used, rss = server.cpu().since(before), rss_mb(server.pid)
         for verb, sample in zip(("push 1", "pop 1 + ack"), samples, strict=True):
             yield figure_of("mixed", f"{verb}, both at {rate:,.0f}/s", "hark", sample, cpu=used, rss=rss)
 
 
 def measure_backlog(bench: Bench, run: Run) -> Iterator[Figure]:
     """What a long history costs: at start, and per message."""
-    history = bench.folder / "history"
-    if not history.exists():
-        backlog.build(history)
+    if bench.history is None:
+        bench.history = bench.stores.create(bench.folder / "history")
+        backlog.build(bench.history)
         for _ in range(STARTS):
-            with running("hark", history) as server:
+            with running("hark", bench.history) as server:
                 run.note("start_backlog", server.start_seconds)
-    used = bench.new_folder("history")
-    shutil.copytree(history, used)
-    os.sync()  # else the copy is still being written while the rows are measured
+    used = bench.stores.copy(bench.history, bench.new_folder("history"))
     for empty, old in backlog.compare(bench, used, bench.measure_e().throughput):
         run.note(f"backlog_{empty.row}", backlog.cost(empty, old))
         yield from (empty, old)
-    shutil.rmtree(used)
+    bench.stores.remove(used)

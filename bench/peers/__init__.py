@@ -1,0 +1,1 @@
+"""Other queues on PostgreSQL, beside Hark, each in processes of its own."""

@@ -1,0 +1,1 @@
+"""The rows and limits that only a store in PostgreSQL has."""

@@ -1,0 +1,62 @@
+"""Where the servers under test keep their data: each gets a new, empty place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Literal, Protocol
+
+import apsw
+import msgspec
+
+EngineName = Literal["sqlite", "postgres"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one server keeps its data."""
+
+    folder: Path
+    """The data of an embedded store; the server's log is beside it."""
+    url: str = ""
+    """The database, when the data is in one."""
+    store_pid: int = 0
+    """The process whose children serve that database."""
+
+
+class Stores(Protocol):
+    """Makes places of one kind."""
+
+    engine: EngineName
+    version: str
+    """Of the database."""
+
+    def create(self, folder: Path) -> Place:
+        """An empty place; the folder's name is its name."""
+
+    def copy(self, place: Place, folder: Path) -> Place:
+        """A copy of a place that no server uses, written to disk."""
+
+    def remove(self, place: Place) -> None:
+        """Let go of a place."""
+
+
+class SqliteStores:
+    """A folder for each server."""
+
+    engine: EngineName = "sqlite"
+    version: str = apsw.sqlite_lib_version()
+
+    def create(self, folder: Path) -> Place:
+        """An empty folder."""
+        return Place(folder)
+
+    def copy(self, place: Place, folder: Path) -> Place:
+        """A copy of the folder."""
+        shutil.copytree(place.folder, folder)
+        os.sync()  # else it is still being written while the rows are measured
+        return Place(folder)
+
+    def remove(self, place: Place) -> None:
+        """Remove the folder."""
+        shutil.rmtree(place.folder, ignore_errors=True)
