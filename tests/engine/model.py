@@ -329,6 +329,8 @@ class Model:
             answer.dead_lettered = self._use_attempt(track, message, verdict.error, self.now)
         else:
             track.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
+        if message in track.todo and message in track.front:
+            track.suspects.add(message)  # What was requeued and failed again comes alone.
         if message in track.todo and track.lease is lease:
             track.lease = None
         answer.lease_released = track.lease is not lease

@@ -335,3 +335,20 @@ async def test_rule_19_requeued_messages_share_a_batch_with_what_follows(q: Driv
     await q.fail(got[1])
     again = await q.pop("orders", group="g", batch=10)
     assert [(one.payload, one.message.attempt) for one in again] == [(2, 2), (3, 1)]
+
+
+async def test_rule_19_a_requeued_message_that_kills_its_consumers_dies_alone(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", retry_limit=1, lease_time=10)
+    await q.push("orders", "p1", 1, 2)
+    for _ in range(2):
+        [held] = await q.pop("orders")
+        await q.kill(held)
+    for letter in reversed(await q.dead_letters()):
+        await q.requeue(letter)
+    assert payloads(await q.pop("orders", batch=2)) == [1, 2]
+    clock.advance(10)
+    for _ in range(2):  # The batch cost no attempt; each delivery of one does.
+        assert payloads(await q.pop("orders", batch=2)) == [1]
+        clock.advance(10)
+    assert payloads(await q.pop("orders", batch=2)) == [2]
+    assert [letter.attempts for letter in await q.dead_letters()] == [2]

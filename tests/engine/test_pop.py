@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hark.clock import FakeClock
+from hark.model import PopRequest
 
 from .driver import Driver, message, payloads
 
@@ -262,3 +263,31 @@ async def test_rule_9_an_empty_answer_says_when_to_look_again(q: Driver, clock: 
     assert got == []
     assert got.look_again_at is not None
     assert clock.now() < got.look_again_at <= clock.now() + 4_000_000
+
+
+async def test_rule_9_pops_of_one_call_that_want_the_same_partition_get_it_once(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    named = PopRequest(queue="orders", partition="p1", batch=2)
+    anywhere = PopRequest(queue="orders", batch=2)
+    everything = await q.pop_requests(named, anywhere, named)
+    assert sorted(payloads(got) for got in everything) == [[], [], [1, 2]]
+
+
+async def test_rule_9_pops_of_one_call_that_settle_at_once_share_a_partition(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4, 5)
+    request = PopRequest(queue="orders", batch=2, auto_ack=True)
+    everything = [payloads(got) for got in await q.pop_requests(request, request)]
+    assert everything[0] == [1, 2]
+    assert await q.drain("orders") == [3, 4, 5][len(everything[1]) :]
+
+
+async def test_rule_17_a_lease_over_queues_with_different_lease_times_ends_as_a_whole(
+    q: Driver, clock: FakeClock
+) -> None:
+    await q.configure("long", namespace="ns", priority=1, lease_time=300)
+    await q.configure("short", namespace="ns", lease_time=30)
+    await q.push("long", "p1", 1)
+    await q.push("short", "p1", 2)
+    assert len(await q.pop(namespace="ns", batch=2, partitions=2)) == 2
+    clock.advance(30)
+    assert len(await q.pop(namespace="ns", batch=2, partitions=2)) == 2

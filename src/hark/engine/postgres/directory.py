@@ -6,7 +6,7 @@ forgotten, and the call is made again with names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from hark.engine.postgres.pool import Pool
@@ -86,8 +86,9 @@ class Directory:
             place = None if row is None else self.adopt_place(row[0], queue, name)
         return place
 
-    async def load_places(self, numbers: Sequence[int]) -> None:
-        """Partitions by number; what does not exist stays unknown."""
+    async def load_places(self, numbers: Iterable[int]) -> bool:
+        """Partitions by number; what does not exist stays unknown. Whether one was learned."""
+        rows = []
         missing = [number for number in numbers if number not in self.places_by_id]
         if missing:
             rows = await self._pool.fetch(
@@ -97,6 +98,7 @@ class Directory:
             )
             for row in rows:
                 self.adopt_place(row[0], row[1], row[2])
+        return bool(rows)
 
     # Groups ------------------------------------------------------------------------------------------------
 

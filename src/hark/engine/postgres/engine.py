@@ -158,9 +158,7 @@ class PostgresEngine:
         if not any(requests):
             return [[] for _ in requests]
         while True:
-            batch = Pushes(self._directory, self._codec)
-            for request in requests:
-                batch.add(request)
+            batch = await self._gather(requests)
             row = await self._pool.fetchrow(PUSH, now, *batch.arguments())
             assert row is not None
             stale, ids, tails, offsets, codes = row
@@ -178,6 +176,14 @@ class PostgresEngine:
             answers.append(outcomes[at : at + len(request)])
             at += len(request)
         return answers
+
+    async def _gather(self, requests: Sequence[Sequence[NewMessage]]) -> Pushes:
+        while True:
+            batch = Pushes(self._directory, self._codec)
+            for request in requests:
+                batch.add(request)
+            if not await self._directory.load_places(batch.unknown):
+                return batch
 
     def _offered(self, places: Iterable[Place]) -> list[Hint]:
         """Partitions got messages: their groups may take them; whom to tell."""
@@ -238,8 +244,11 @@ class PostgresEngine:
 
     async def _applied(self) -> int | None:
         """The time for those who look, after everything that is due has been applied."""
-        while (await self._expirer.expire(self._now, 1000))[0].leases:
-            pass
+        behind = True
+        while behind:
+            _, hints = await self._expirer.expire(self._now, 1000)
+            self._hint(hints)
+            behind = self._expirer.behind
         return self._now
 
     # Queues ------------------------------------------------------------------------------------------------

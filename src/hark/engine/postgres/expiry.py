@@ -31,6 +31,8 @@ class Expirer:
         self._done = (0, NO_LEASE)
         """The end and the id of the last lease that was looked at."""
         self._looked_back = 0
+        self.behind = False
+        """Whether the last call did not get to the end of what is due."""
 
     def now(self) -> int:
         """The database's time, as far as can be said from here."""
@@ -47,7 +49,8 @@ class Expirer:
         now: int = row["o_now"]
         if given is None:
             self._skew = self._clock.now() - now
-        if row["o_examined"] >= limit:
+        self.behind = row["o_examined"] >= limit
+        if self.behind:
             self._done = row["o_last"], row["o_last_id"]
             next_due: int | None = now
         else:

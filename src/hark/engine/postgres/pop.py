@@ -84,8 +84,15 @@ class Job:
         """What it took and settled at once, and what has more: for those who come after it."""
         self.paused: set[Group] = set()
         self.stale = False
+        self.error: HarkError | None = None
         self.reason: EmptyReason = "nothing_ready"
         self.look_again_at: int | None = None
+
+    def give_up_rest(self) -> None:
+        """What it can't take may be taken by others."""
+        for group, partition in (*self.locked, *self.served):
+            group.ready.add(partition)
+        self.locked, self.served = [], []
 
     @property
     def room(self) -> int:
@@ -133,11 +140,16 @@ class Popper:
         try:
             while active:
                 await self._discover([job for job in active if self._wants_discovery(job, now)], given, now)
-                candidates = [one for job in active for one in self._candidates(job, now)]
+                candidates = self._round(active, now)
                 if candidates:
                     await self._try(candidates, given)
                 await self._resolve_again([job for job in active if job.stale], given)
-                active = [job for job in active if self._goes_on(job, now) or self._wants_discovery(job, now)]
+                going = [job for job in active if self._goes_on(job, now) or self._wants_discovery(job, now)]
+                for job in active:
+                    if job not in going:
+                        job.give_up_rest()
+                # What those had more of is for the others, if they have nothing yet.
+                active = [job for job in active if job in going or (not job.messages and self._goes_on(job, now))]
         except BaseException:
             await self._give_back(jobs.values(), given)
             raise
@@ -145,7 +157,7 @@ class Popper:
 
     async def _give_back(self, jobs: Any, given: int | None) -> None:
         """Somebody's later round failed: nobody of this call is answered, so nobody may hold anything."""
-        leases = [job.lease for job in jobs if job.messages and not job.request.auto_ack]
+        leases = [job.lease for job in jobs if not job.request.auto_ack]
         for group in {group for job in jobs for _, group in job.groups}:
             group.ready.forget()
         if leases:
@@ -229,9 +241,12 @@ class Popper:
         """What these jobs were told about is gone: a queue or group was removed, here or by another server."""
         for job in jobs:
             job.stale = job.discovered = False
-            if job.request.queue is not None:
-                await self._contact([job.request], given)
-            await self._resolve_one(job, given)
+            try:
+                if job.request.queue is not None:
+                    await self._contact([job.request], given)
+                await self._resolve_one(job, given)
+            except Conflict as error:
+                job.error, job.groups = error, []
 
     async def _note_seen(self, jobs: Sequence[Job], given: int | None, now: int) -> None:
         """Idle groups stop holding retention some day, so the database has to know which ones are not."""
@@ -242,6 +257,19 @@ class Popper:
                 group.seen_at = now
 
     # Rounds ------------------------------------------------------------------------------------------------
+
+    def _round(self, active: Sequence[Job], now: int) -> list[Candidate]:
+        """What all jobs try next, each partition once: the database judges a call by what was before it."""
+        chosen: dict[tuple[int, int], Candidate] = {}
+        for job in active:
+            for one in self._candidates(job, now):
+                if chosen.setdefault((one.group.id, one.partition), one) is one:
+                    continue
+                if job.place is not None:
+                    job.tried_place = False
+                else:
+                    job.locked.append((one.group, one.partition))
+        return list(chosen.values())
 
     def _candidates(self, job: Job, now: int) -> list[Candidate]:
         """The next partitions for a job: highest queue priority, then served longest ago (rule 9)."""
@@ -303,6 +331,10 @@ class Popper:
             MAX_REPLY_BYTES,
         )
         await self._directory.load_places([ordered[row[0] - 1].partition for row in rows if row[1] == _TAKEN])
+        answered = {row[0] for row in rows}
+        for number, one in enumerate(ordered, 1):
+            if number not in answered:  # What was planned to be taken is gone: it is looked at closely next time.
+                one.job.served.append((one.group, one.partition))
         for row in sorted(rows, key=_position):
             one, status = ordered[row[0] - 1], row[1]
             if status == _TAKEN and one.partition not in self._directory.places_by_id:
@@ -428,11 +460,12 @@ class Popper:
 
     # Answers -----------------------------------------------------------------------------------------------
 
-    def _answer(self, job: Job) -> PopResult:
-        for group, partition in (*job.locked, *job.served):
-            group.ready.add(partition)
+    def _answer(self, job: Job) -> PopResult | HarkError:
+        job.give_up_rest()
         if job.messages:
             return PopResult(job.messages, "" if job.request.auto_ack else job.lease, job.tracks)
+        if job.error is not None:
+            return job.error
         for _, group in job.groups:
             due = group.ready.next_wake()
             if job.place is None:

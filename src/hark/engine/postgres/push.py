@@ -41,6 +41,8 @@ class Pushes:
         self.transaction_id: list[str | None] = []
         self._has_transaction_ids = False
         self._same_as: dict[int, int] = {}
+        self.unknown: set[int] = set()
+        """Partitions that may be among those without an id: a transaction id is like the id of a message of theirs."""
         self._options: list[tuple[object, ...]] = []
         self._known: dict[tuple[int, str], int] = {}
         self._items: list[int] = []
@@ -82,7 +84,11 @@ class Pushes:
     def _note_transaction_id(self, number: int, transaction_id: str) -> None:
         self._has_transaction_ids = True
         own = self._codec.decode(transaction_id)
-        if own is not None and own.offset and own.partition == self.ids[number]:
+        if own is None or not own.offset:
+            return
+        if self.ids[number] is None:
+            self.unknown.add(own.partition)
+        elif own.partition == self.ids[number]:
             self._same_as[len(self.place)] = own.offset
 
     def arguments(self) -> tuple[object, ...]:

@@ -48,6 +48,8 @@ class Transactor:
         while True:
             await self._settler.load(settlements)
             parts = [_Part(request, self._directory, self._deliveries, self._codec) for request in requests]
+            if await self._directory.load_places({number for part in parts for number in part.pushes.unknown}):
+                continue
             row = await self._pool.fetchrow(_TRANSACT, given, *_arguments(parts))
             assert row is not None
             if row["o_stale"] is None and row["o_stale_groups"] is None:

@@ -288,7 +288,7 @@ class Claimer:
             if last <= after:
                 continue
             first = max(first, after + 1)
-            if track.probe and first <= track.probe:
+            if (track.probe and first <= track.probe) or (first in track.front and first in track.retries):
                 need = 1
             last = min(last, first + need - planned - 1)
             intervals.append((first, last))

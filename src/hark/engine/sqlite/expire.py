@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hark.engine.sqlite.settle import fail
-from hark.engine.sqlite.track import Lease, Part, Track
+from hark.engine.sqlite.track import Lease, Part, Retry, Track
 from hark.engine.sqlite.transaction import WriteTransaction
 
 EXPIRED_TEXT = "Lease expired: the consumer neither settled nor renewed in time"
@@ -34,6 +34,10 @@ def _expire_part(transaction: WriteTransaction, lease: Lease, track: Track, part
     if part.handed > 1:
         # Somebody in this batch may be killing its consumers: one at a time until it is found.
         draft.probe = max(draft.probe, part.last) if draft.cursor < part.last else draft.probe
+        for offset, _ in offsets:
+            # Requeued messages have offsets beyond all others, so these are marked one by one.
+            if offset in draft.front:
+                draft.retries.setdefault(offset, Retry(0, lease.expires_at, None))
         return
     for offset, schedule in offsets:
         fail(transaction, track, offset, schedule, EXPIRED_TEXT, lease.expires_at, backoff=False)

@@ -14,7 +14,7 @@ $$;
 
 -- Where a group starts in a partition that it has not been in yet (rule 20).
 create or replace function hark.start_v1(p_grp integer, p_partition bigint) returns bigint
-language plpgsql stable as $$
+language plpgsql as $$
 declare
     g hark.groups;
     p hark.partitions;
@@ -30,9 +30,10 @@ begin
 end $$;
 
 -- The last offset of a partition that was created at or before a time. Times never decrease with the offset, so
--- halving finds it.
+-- halving finds it. Volatile, as all that read messages or leases: with the snapshot of its caller it would miss what
+-- was copied forward to another child table since.
 create or replace function hark.last_offset_at_v1(p_partition bigint, p_time bigint) returns bigint
-language plpgsql stable as $$
+language plpgsql as $$
 declare
     v_low bigint;
     v_high bigint;
@@ -211,6 +212,13 @@ begin
     if t.handed > 1 then
         if t.cursor < t.lease_last then
             t.probe := greatest(t.probe, t.lease_last);
+        end if;
+        if t.irregular then
+            -- Requeued messages have offsets beyond all others: those of the batch come one at a time too.
+            insert into hark.retries (grp, partition, "offset", attempts, due)
+            select f.grp, f.partition, f."offset", 0, t.lease_until from hark.fronts f
+            where f.grp = p_grp and f.partition = p_partition and f."offset" <@ t.held
+            on conflict do nothing;
         end if;
     elsif not isempty(t.held) then
         t.irregular := true;

@@ -14,7 +14,7 @@ language plpgsql as $$
 declare
     v_now bigint := hark.time_v1(p_now);
     v_step record;
-    v_seen integer;
+    v_seen integer := 0;
     p record;
 begin
     o_examined := 0; o_removed := 0; o_after := p_after; o_offset := p_offset; o_expired := p_expired; o_more := false;
@@ -24,6 +24,7 @@ begin
             select w.partition, max(w.expires_at) as last, count(*)::integer as number
             from (
                 select m.partition, m.expires_at from hark.messages m
+                join hark.partitions x on x.id = m.partition and x.floor < m."offset"
                 where m.expires_at > p_expired and m.expires_at <= v_now order by m.expires_at limit p_limit
             ) as w
             group by w.partition order by w.partition
@@ -33,13 +34,18 @@ begin
             o_examined := o_examined + v_step.examined;
             o_removed := o_removed + v_step.removed;
             o_expired := greatest(o_expired, p.last);
-            o_more := o_more or p.number >= p_limit;
+            v_seen := v_seen + p.number;
         end loop;
-        if o_more then
+        if v_seen >= p_limit and o_removed > 0 then
+            -- There may be more, some of them due at the very same time.
+            o_expired := o_expired - 1;
+            o_more := true;
             return;
         end if;
         -- Whatever is held is not removed while it is: look at it again.
-        select least(o_expired, min(t.lease_until) - 1) into o_expired from hark.tracks t where t.lease is not null;
+        select least(o_expired, min(m.expires_at) - 1) into o_expired
+        from hark.messages m join hark.partitions x on x.id = m.partition and x.floor < m."offset"
+        where m.expires_at > p_expired and m.expires_at <= v_now;
     end if;
     v_seen := 0;
     for p in
@@ -125,6 +131,7 @@ begin
     -- Under the locks of the tracks nothing can be leased that is about to be removed.
     perform 1 from (
         select 1 from hark.tracks where partition = p.id order by grp, partition for update) as locked;
+    select * into p from hark.partitions where id = p_partition;  -- Another server may have been here meanwhile.
     select coalesce(range_agg(h.held), '{}') into v_held
     from hark.tracks t cross join lateral unnest(t.held) as h(held)
     where t.partition = p.id and t.lease_until > p_now;
@@ -179,6 +186,8 @@ end $$;
 create or replace function hark.raise_floor_v1(p_partition bigint, p_floor bigint) returns void
 language plpgsql as $$
 begin
+    -- Apart from the update, whose snapshot would not have what was pushed while it waited for the row.
+    perform 1 from hark.partitions where id = p_partition for no key update;
     update hark.partitions p
     set floor = greatest(p.floor, case when exists (
         select 1 from hark.messages m where m.partition = p.id and m."offset" > p_floor and m."offset" <= p.tail)

@@ -31,6 +31,8 @@ begin
     delete from hark.trace_names n using hark.traces t
     where t.id = n.trace and t.partition = p_partition and t."offset" = p_offset;
     delete from hark.traces where partition = p_partition and "offset" = p_offset;
+    -- A group that makes its place here at this moment can't know of the hole: then it must look before it takes.
+    update hark.partitions set special = greatest(special, p_offset) where id = p_partition;
     perform hark.leave_hole_v1(p_now, p_partition, p_offset, 0);
     return true;
 end $$;
@@ -47,7 +49,9 @@ declare
 begin
     insert into hark.holes (partition, "offset", owner) values (p_partition, p_offset, p_owner)
     on conflict (partition, "offset") do update set owner = excluded.owner;
-    for t in select * from hark.tracks k where k.partition = p_partition and k.grp <> p_owner order by k.grp loop
+    for t in select * from hark.tracks k where k.partition = p_partition and k.grp <> p_owner order by k.grp
+        for update
+    loop
         select * into v_done
         from hark.settle_offsets_v1(t.grp, t.partition, v_hole, t.irregular, t.cursor, t.settled);
         delete from hark.claims c

@@ -106,8 +106,8 @@ begin
             f_last[v_plain] := s.cursor + v_number;
             f_tail[v_plain] := s.tail;
             v_largest := greatest(v_largest, v_number);
+            v_uneven := v_uneven or coalesce(v_until[r] > s.new_until, false);
             v_until[r] := least(v_until[r], s.new_until);
-            v_uneven := v_uneven or v_until[r] <> s.new_until;
             v_taken[s.n] := true;
             v_left[r] := v_left[r] - v_number;
             v_room[r] := v_room[r] - 1;
@@ -117,14 +117,14 @@ begin
                 perform hark.expire_track_v1(s.grp, s.partition, v_now);
                 v_durable := true;
             end if;
-            v_until[r] := least(v_until[r], s.new_until);
-            v_uneven := v_uneven or v_until[r] <> s.new_until;
             select t.* into status, due, v_number, more, offsets, created_ats, transaction_ids, payloads, attempts,
                 options
             from hark.take_v1(v_now, s.grp, s.partition, s.queue, s.floor, s.tail, s.last_created, s.ttl,
-                s.delayed_processing, s.window_buffer, v_left[r], p_max_bytes - v_bytes[r], r_lease[r], v_until[r],
-                r_auto_ack[r]) t;
+                s.delayed_processing, s.window_buffer, v_left[r], p_max_bytes - v_bytes[r], r_lease[r],
+                least(v_until[r], s.new_until), r_auto_ack[r]) t;
             if status = 0 then
+                v_uneven := v_uneven or coalesce(v_until[r] > s.new_until, false);
+                v_until[r] := least(v_until[r], s.new_until);
                 due := v_until[r];
                 v_taken[s.n] := true;
                 v_left[r] := v_left[r] - v_number;
@@ -165,21 +165,24 @@ begin
     if v_plain > 0 then
         return query
         with fetched as materialized (
-            select f.n as candidate, f.partition, f.tail,
-                count(*)::integer as number, max(m."offset") as last,
-                array_agg(m."offset") as offsets, array_agg(m.created_at) as created_ats,
-                array_agg(m.transaction_id) as transaction_ids, array_agg(m.payload) as payloads,
-                case when count(m.options) > 0 then array_agg(m.options) end as options
+            select f.n as candidate, f.partition, f.tail, m.*
             from unnest(f_candidate, f_partition, f_first, f_last, f_tail) as f(n, partition, first, last, tail)
             cross join lateral (
-                select x."offset", x.created_at, x.transaction_id, x.payload,
-                    case when x.priority is not null or x.sealed or x.trace_id is not null or x.producer is not null
-                        then hark.options_v1(x.priority, x.sealed, x.trace_id, x.producer) end as options
-                from hark.messages x
-                where x.partition = f.partition and x."offset" between f.first and f.last
-                order by x."offset"
+                select count(*)::integer as number, max(y."offset") as last,
+                    array_agg(y."offset") as offsets, array_agg(y.created_at) as created_ats,
+                    array_agg(y.transaction_id) as transaction_ids, array_agg(y.payload) as payloads,
+                    case when count(y.options) > 0 then array_agg(y.options) end as options
+                from (
+                    select x."offset", x.created_at, x.transaction_id, x.payload,
+                        case when x.priority is not null or x.sealed or x.trace_id is not null
+                            or x.producer is not null
+                            then hark.options_v1(x.priority, x.sealed, x.trace_id, x.producer) end as options
+                    from hark.messages x
+                    where x.partition = f.partition and x."offset" between f.first and f.last
+                    order by x."offset"
+                ) as y
             ) as m
-            group by f.n, f.partition, f.tail
+            where m.number > 0
         ), taken as (
             update hark.tracks k
             set cursor = case when r_auto_ack[c_request[f.candidate]] then f.last else k.cursor end,
@@ -263,7 +266,8 @@ begin
         set cursor = t.cursor, settled = t.settled, settled_at = p_now,
             probe = case when t.cursor >= t.probe then 0 else t.probe end
         where grp = p_grp and partition = p_partition;
-        more := t.cursor < p_tail;
+        more := t.cursor < p_tail or (t.irregular and exists (
+            select 1 from hark.fronts f where f.grp = p_grp and f.partition = p_partition));
     else
         update hark.tracks
         set cursor = t.cursor, settled = t.settled, lease = p_lease, lease_until = p_until, handed = number,
@@ -315,7 +319,7 @@ begin
         from (
             (select true as in_front, f.* from unnest(v_fronts) as w(place)
              cross join lateral (
-                select * from hark.messages f where f.partition = t.partition and f."offset" = w.place) as f)
+                select * from hark.messages f where f.partition = t.partition and f."offset" = w.place offset 0) as f)
             union all
             (select false as in_front, o.* from unnest(v_open) as w(gap)
              cross join lateral (
@@ -325,7 +329,7 @@ begin
         ) as x
         left join lateral (
             select * from hark.retries y
-            where t.irregular and y.grp = t.grp and y.partition = t.partition and y."offset" = x."offset") as y on true
+            where t.irregular and y.grp = t.grp and y.partition = t.partition and y."offset" = x."offset" offset 0) as y on true
     loop
         if v_first and p_window > 0 then
             v_first := false;
@@ -336,7 +340,7 @@ begin
             end if;
             due := null;
         end if;
-        if m."offset" <= t.probe then
+        if m."offset" <= t.probe or (m.in_front and m.retry_due is not null) then
             v_wanted := 1;
         end if;
         if number >= v_wanted or bytes >= p_max_bytes then

@@ -114,7 +114,7 @@ end $$;
 
 -- How many messages of a queue its slowest group has yet to settle (rule 7); all of them while there is no group.
 create or replace function hark.open_v1(p_queue integer) returns bigint
-language sql stable as $$
+language sql volatile as $$
     select coalesce(
         (select max(o.number) from (
             select coalesce(sum(

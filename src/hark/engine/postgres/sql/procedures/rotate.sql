@@ -76,13 +76,18 @@ declare
     v_slot smallint := 1 - (select slot from hark.rotation where name = 'leases' for share);
     v_live bigint;
 begin
+    if not exists (select 1 from hark.slots_v1('leases') s where s.slot = v_slot and s.bytes > 0) then
+        return 0;
+    end if;
     execute format('lock table hark.leases_%s in share row exclusive mode', v_slot);
     execute format('insert into hark.leases select %s, l.id, l.until, l.grps, l.partitions, l.expired '
         'from hark.leases_%s l where l.until > $1 - 600000000 and (l.expired or exists ('
         'select 1 from unnest(l.grps, l.partitions) as p(grp, partition) '
         'join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id) or exists ('
         'select 1 from unnest(l.grps, l.partitions) as p(grp, partition) '
-        'join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id))', 1 - v_slot, v_slot)
+        'join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id)) '
+        'on conflict (id, slot) do update set until = greatest(leases.until, excluded.until), '
+        'grps = leases.grps || excluded.grps, partitions = leases.partitions || excluded.partitions', 1 - v_slot, v_slot)
     using hark.time_v1(p_now);
     get diagnostics v_live = row_count;
     execute format('truncate hark.leases_%s', v_slot);

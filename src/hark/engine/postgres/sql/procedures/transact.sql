@@ -114,7 +114,7 @@ end $$;
 
 -- Whether a lease is live: 0 yes, 3 no, 4 no: its time is up.
 create or replace function hark.lease_state_v1(p_now bigint, p_lease uuid) returns smallint
-language sql stable as $$
+language sql volatile as $$
     select case
         when max(coalesce(t.lease_until, c.until)) > p_now then 0
         when bool_or(l.expired) or max(coalesce(t.lease_until, c.until)) is not null then 4
