@@ -16,8 +16,9 @@ import pytest
 import pytest_asyncio
 
 from hark.clock import SECOND
+from hark.engine.postgres.jobs import MAX_REPLY_BYTES
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.pop import _POP, MAX_REPLY_BYTES
+from hark.engine.postgres.pop import _POP
 from hark.engine.postgres.push import PUSH
 from hark.engine.postgres.settle import _SETTLE
 from tests.postgres_server import PostgresServer
