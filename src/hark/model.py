@@ -187,6 +187,41 @@ class PopResult(msgspec.Struct, gc=False):
     reason: EmptyReason = ""
     look_again_at: int | None = None
     """When empty: the earliest known time at which something may be ready (a hint for those who wait)."""
+    expires_at: int | None = None
+    """When the lease ends, unless it is renewed."""
+
+
+# Read ------------------------------------------------------------------------------------------------------
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """A browser's wish for messages of one partition, from an offset on; it takes nothing."""
+
+    queue: str
+    partition: str
+    offset: int
+    limit: int = 100
+
+
+class ReadResult(msgspec.Struct, gc=False):
+    """Messages in offset order (`attempt` is 0), and the offset to go on from."""
+
+    messages: Sequence[Delivery]
+    next_offset: int
+    more: bool
+    """Whether there may be more behind them now."""
+
+
+class Position(msgspec.Struct, frozen=True, gc=False):
+    """Where a browser stands in a partition."""
+
+    partition: str
+    offset: int
+    """The next one to read."""
+
+
+BrowseFrom = Literal["head", "tail"] | int
+"""Where a browser starts: the oldest retained message, only what comes from now on, or after a time."""
 
 
 # Settle ----------------------------------------------------------------------------------------------------
@@ -547,8 +582,22 @@ class KeyWritten(msgspec.Struct, frozen=True):
     failed_check: int | None = None
 
 
+# Hints -----------------------------------------------------------------------------------------------------
+
+News = Literal["message", "free"]
+"""Messages arrived; or something else made work ready: a lease ended, a retry fell due, a seek, new options."""
+
+
 class Hint(msgspec.Struct, frozen=True):
-    """News that there may be work in a queue, for one group or (None) for all. Losing one costs latency only."""
+    """News that there may be work in a queue. Losing one costs latency, never a message."""
 
     queue: str
     group: str | None = None
+    """Whom it concerns; None: every group but those in `told`."""
+    partitions: tuple[str, ...] | None = None
+    """Where; None: anywhere in the queue."""
+    news: News = "free"
+    told: tuple[str, ...] = ()
+    """Groups that this does not concern: they have hints of their own, or can't take what came."""
+    ended: tuple[str, ...] = ()
+    """Leases that are over."""

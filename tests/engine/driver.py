@@ -45,6 +45,7 @@ ALL = Subscription("all")
 NEW = Subscription("new")
 NEVER_GIVEN = "01890000-0000-7000-8000-000000000000"
 """A well-formed lease id that no engine ever gave."""
+ANYWHERE = "anywhere in the queue"
 _SAME = "the lease it was delivered under"
 
 
@@ -68,6 +69,7 @@ class Got(list[Held]):
     reason: str
     look_again_at: int | None
     partitions: int
+    expires_at: int | None
 
 
 class PushOptions(TypedDict, total=False):
@@ -215,6 +217,7 @@ class Driver:
             got = Got(Held(one, result.lease_id, request.group) for one in result.messages)
             got.lease, got.reason = result.lease_id, result.reason
             got.look_again_at, got.partitions = result.look_again_at, result.partitions
+            got.expires_at = result.expires_at
             everything.append(got)
         return everything
 
@@ -333,9 +336,33 @@ class Driver:
         [found] = await self.engine.queue_stats(queue)
         return found
 
+    # Hints -------------------------------------------------------------------------------------------------
+
     async def hinted(self, queue: str, group: str = QUEUE_MODE) -> None:
         """Wait for a hint about a queue that concerns the group; fails when none comes."""
         async with asyncio.timeout(5):
-            while not any(hint.queue == queue and hint.group in (None, group) for hint in self.hints):
+            while not self.hints_for(queue, group):
                 self._news.clear()
                 await self._news.wait()
+
+    def hints_for(self, queue: str, group: str = QUEUE_MODE) -> list[Hint]:
+        """The hints that say that a group may take something; complete once the verb that caused them has answered."""
+        return [
+            hint
+            for hint in self.hints
+            if hint.queue == queue
+            and (hint.group == group or (hint.group is None and group not in hint.told))
+            and hint.partitions != ()
+        ]
+
+    def told(self, queue: str, group: str = QUEUE_MODE) -> set[str]:
+        """The partitions that hints name to a group; `ANYWHERE` where they name none."""
+        named: set[str] = set()
+        for hint in self.hints_for(queue, group):
+            named |= {ANYWHERE} if hint.partitions is None else set(hint.partitions)
+        return named
+
+    @property
+    def ended(self) -> set[str]:
+        """The leases that hints say are over."""
+        return {lease for hint in self.hints for lease in hint.ended}

@@ -1,118 +1,407 @@
-"""Hints: the listener is told after whatever may have made work ready."""
+"""Hints: whoever waits is told of whatever may have made work ready, of nothing else, and where it is.
+
+What a verb tells has reached the listener when the verb answers, so that something was not told can be seen at once.
+"""
 
 from __future__ import annotations
 
 from hark.clock import FakeClock
 from hark.engine.api import Engine
+from hark.model import QUEUE_MODE, Hint
 
-from .driver import Driver, message, settlement
+from .driver import ANYWHERE, NEVER_GIVEN, Driver, message, payloads, settlement
+
+# Push ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_push_is_news_for_all_groups(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     await q.hinted("orders", "any group at all")
+    assert q.hints == [Hint("orders", None, ("p1",), "message")]
 
 
-async def test_a_push_to_several_queues_is_news_of_each(q: Driver) -> None:
-    await q.push_messages(message("orders", "p1", 1), message("bills", "p1", 2))
-    await q.hinted("orders")
-    await q.hinted("bills")
+async def test_a_push_to_several_queues_and_partitions_is_one_hint_for_each_queue(q: Driver) -> None:
+    await q.push_messages(*(message(queue, part, 1) for queue in ("orders", "bills") for part in ("p1", "p2", "p1")))
+    assert sorted(q.hints, key=lambda hint: hint.queue) == [
+        Hint("bills", None, ("p1", "p2"), "message"),
+        Hint("orders", None, ("p1", "p2"), "message"),
+    ]
+
+
+async def test_a_group_that_is_known_has_a_hint_of_its_own(q: Driver) -> None:
+    assert await q.pop("orders", group="g") == []
+    q.hints.clear()
+    await q.push("orders", "p1", 1)
+    assert q.hints == [Hint("orders", None, ("p1",), "message", told=("g",)), Hint("orders", "g", ("p1",), "message")]
+
+
+async def test_a_push_into_a_leased_partition_does_not_concern_the_group_that_holds_it(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await q.pop("orders", group="g")
+    await q.pop("orders", group="h", auto_ack=True)
+    q.hints.clear()
+    await q.push_messages(message("orders", "p1", 2), message("orders", "p2", 3))
+    assert q.told("orders", "g") == {"p2"}
+    assert q.told("orders", "h") == {"p1", "p2"}
+    assert q.told("orders", "unknown") == {"p1", "p2"}
+
+
+async def test_what_was_pushed_into_a_leased_partition_is_told_when_the_lease_ends(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    got = await q.pop("orders")
+    await q.push("orders", "p1", 2)
+    q.hints.clear()
+    await q.ack(got[0])
+    assert q.told("orders") == {"p1"}
+    got = await q.pop("orders")
+    await q.push("orders", "p1", 3)
+    q.hints.clear()
+    await engine.release([got.lease])
+    assert q.told("orders") == {"p1"}
+
+
+async def test_a_push_behind_a_message_that_waits_is_no_news_until_somebody_looks_at_its_time(
+    q: Driver, clock: FakeClock
+) -> None:
+    await q.push("orders", "p1", 1, delay_ms=5000)
+    assert q.told("orders") == {"p1"}, "the look finds out when it is due"
+    assert (await q.pop("orders")).look_again_at == clock.now() + 5_000_000
+    q.hints.clear()
+    await q.push("orders", "p1", 2)
+    assert q.told("orders") == set()
+    clock.advance(5)
+    assert payloads(await q.pop("orders", batch=2)) == [1, 2]
+
+
+async def test_a_push_after_the_last_message_was_settled_is_news_again(q: Driver) -> None:
+    """What was known of the lease must not outlive it."""
+    for number in range(3):
+        q.hints.clear()
+        await q.push("orders", "p1", number)
+        assert q.told("orders") == {"p1"}
+        await q.ack_all(await q.pop("orders"))
 
 
 async def test_a_push_inside_a_transaction_is_news(q: Driver) -> None:
     await q.transact(message("orders", "p1", 1))
-    await q.hinted("orders")
+    assert q.told("orders") == {"p1"}
+
+
+async def test_a_refused_or_repeated_push_is_no_news(q: Driver) -> None:
+    await q.configure("orders", max_size=1)
+    await q.push("orders", "p1", 1, transaction_id="once")
+    q.hints.clear()
+    await q.push("orders", "p1", 2)
+    await q.push("orders", "p1", 1, transaction_id="once")
+    await q.transact(message("orders", "p1", 1, transaction_id="once"))
+    assert q.hints == []
+
+
+# Pop -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pop_with_auto_ack_says_that_it_left_more(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    for left in (True, True, False):
+        q.hints.clear()
+        await q.pop("orders", auto_ack=True)
+        assert q.told("orders") == ({"p1"} if left else set())
+
+
+async def test_the_first_pop_of_a_group_says_that_there_is_more_than_it_took(q: Driver) -> None:
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2", "p3")))
+    q.hints.clear()
+    assert len(await q.pop("orders", group="g", batch=9, partitions=2)) == 2
+    assert q.told("orders", "g") & {"p3", ANYWHERE}
+    q.hints.clear()
+    await q.pop("orders", group="g")
+    assert q.told("orders", "g") == set()
+
+
+async def test_a_pop_tells_of_what_fell_due_beside_what_it_took(q: Driver, clock: FakeClock) -> None:
+    await q.push_messages(*(message("orders", part, 1, delay_ms=1000) for part in ("p1", "p2", "p3")))
+    assert await q.pop("orders") == []
+    clock.advance(1)
+    q.hints.clear()
+    [held] = await q.pop("orders")
+    assert q.told("orders") == {"p1", "p2", "p3"} - {held.message.partition}
+
+
+async def test_an_empty_pop_and_one_that_leases_all_there_is_tell_nothing(q: Driver) -> None:
+    await q.pop("orders")
+    await q.push("orders", "p1", 1, 2)
+    q.hints.clear()
+    await q.pop("orders")
+    await q.pop("orders")
+    await q.pop("orders", "p1")
+    assert q.hints == []
+
+
+async def test_looking_at_a_paused_queue_again_and_again_tells_nothing(q: Driver, engine: Engine) -> None:
+    """Or those who wait would wake each other for as long as it is paused."""
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
+    await engine.pause("orders", None, True)
+    await q.pop("orders")
+    await q.pop("orders")
+    q.hints.clear()
+    for _ in range(3):
+        assert (await q.pop("orders")).reason == "paused"
+    assert q.hints == []
+
+
+# The end of leases -----------------------------------------------------------------------------------------
 
 
 async def test_the_end_of_a_lease_by_settlement_is_news(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=2)
-    await q.ack(got[0])
     q.hints.clear()
+    await q.ack(got[0])
+    assert q.hints == []
     await q.ack(got[1])
-    await q.hinted("orders")
+    assert q.hints == [Hint("orders", QUEUE_MODE, ("p1",), "free", ended=(got.lease,))]
+
+
+async def test_a_lease_that_ends_with_nothing_behind_it_is_over_but_there_is_nothing_to_take(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    got = await q.pop("orders")
+    q.hints.clear()
+    await q.ack(got[0])
+    assert q.hints == [Hint("orders", QUEUE_MODE, (), "free", ended=(got.lease,))]
+
+
+async def test_a_lease_over_several_partitions_is_over_with_the_last_of_them(q: Driver) -> None:
+    await q.push_messages(*(message("orders", part, n) for part in ("p1", "p2") for n in range(3)))
+    first = await q.pop("orders", batch=1)
+    await q.ack(first[0])
+    got = await q.pop("orders", batch=5, partitions=2)
+    places = {held.message.partition for held in got}
+    assert len(places) == 2
+    for place in sorted(places):
+        q.hints.clear()
+        await q.ack_all(held for held in got if held.message.partition == place)
+    assert q.ended == {got.lease}
+
+
+async def test_settling_the_first_of_two_partitions_does_not_end_the_lease(q: Driver) -> None:
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
+    got = await q.pop("orders", batch=2, partitions=2)
+    q.hints.clear()
+    await q.ack(got[0])
+    await q.ack(got[0])
+    assert q.ended == set()
+    await q.ack(got[1])
+    assert q.ended == {got.lease}
 
 
 async def test_the_end_of_a_lease_inside_a_transaction_is_news(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders")
+    q.hints.clear()
+    await q.transact(settlement(got[0]), message("bills", "p1", 1))
+    assert q.told("orders") == {"p1"}
+    assert q.told("bills") == {"p1"}
+    assert q.ended == {got.lease}
+
+
+async def test_a_transaction_that_names_the_lease_only_as_required_ends_it_too(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    got = await q.pop("orders")
+    q.hints.clear()
+    await q.transact(settlement(got[0], lease=None), required_leases=[got.lease])
+    assert q.ended == {got.lease}
+
+
+async def test_a_transaction_that_is_refused_tells_nothing(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
     [held] = await q.pop("orders")
     q.hints.clear()
-    await q.transact(settlement(held))
-    await q.hinted("orders")
+    outcome = await q.transact(settlement(held), message("bills", "p1", 1), settlement(held, lease=NEVER_GIVEN))
+    assert not outcome.success
+    assert q.hints == []
 
 
 async def test_a_message_given_back_at_once_is_news(q: Driver) -> None:
     await q.push("orders", "p1", 1)
+    for give_back in (q.fail, q.retry):
+        got = await q.pop("orders")
+        q.hints.clear()
+        await give_back(got[0])
+        assert q.told("orders") == {"p1"}
+        assert q.ended == {got.lease}
+
+
+async def test_a_batch_given_back_by_its_first_message_may_still_be_settled_so_its_lease_is_not_over(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=3)
+    q.hints.clear()
+    await q.retry(got[0], delay_ms=1000)
+    assert q.told("orders") == {"p1"}
+    await q.ack(got[1])
+    assert q.ended == set()
+    await q.ack(got[2])
+    assert q.ended == {got.lease}
+
+
+async def test_a_message_that_waits_for_its_retry_is_found_at_its_time(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
     q.hints.clear()
-    await q.fail(held)
-    await q.hinted("orders")
-    [held] = await q.pop("orders")
+    await q.retry(held, delay_ms=2000)
+    assert q.told("orders") == {"p1"}, "the look finds out when it is due"
+    assert (await q.pop("orders")).look_again_at == clock.now() + 2_000_000
+
+
+async def test_a_dead_letter_frees_what_is_behind_it(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders")
     q.hints.clear()
-    await q.retry(held)
-    await q.hinted("orders")
+    await q.kill(got[0])
+    assert q.hints == [Hint("orders", QUEUE_MODE, ("p1",), "free", ended=(got.lease,))]
 
 
 async def test_a_release_is_news(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    got = await q.pop("orders")
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2", "p3")))
+    got = await q.pop("orders", batch=2, partitions=2)
     q.hints.clear()
-    await engine.release([got.lease])
-    await q.hinted("orders")
+    await engine.release([got.lease, NEVER_GIVEN])
+    assert q.told("orders") == {held.message.partition for held in got}
+    assert q.ended == {got.lease}
 
 
 async def test_an_expiry_is_news(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
-    await q.pop("orders", group="g")
+    got = await q.pop("orders", group="g")
     q.hints.clear()
     clock.advance(300)
     await engine.expire()
-    await q.hinted("orders", "g")
+    assert q.told("orders", "g") == {"p1"}
+    assert q.ended == {got.lease}
+
+
+async def test_an_expiry_that_buries_the_last_message_only_ends_the_lease(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1)
+    got = await q.pop("orders")
+    clock.advance(10)
+    q.hints.clear()
+    await engine.expire()
+    assert q.ended == {got.lease}
+    assert await q.pop("orders") == []
+
+
+async def test_a_renewal_and_refused_settlements_are_no_news(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders")
+    q.hints.clear()
+    await q.renew(got.lease, 600)
+    await q.settle(settlement(got[0], lease=NEVER_GIVEN))
+    assert q.hints == []
+
+
+# Administration --------------------------------------------------------------------------------------------
 
 
 async def test_a_seek_is_news(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
     await q.drain("orders", group="g")
     q.hints.clear()
+    await q.seek("orders", "p1", group="g", offset=1)
+    assert q.told("orders", "g") == {"p1"}
+    assert q.told("orders", "h") == set()
+    q.hints.clear()
     await q.seek("orders", group="g", offset=1)
-    await q.hinted("orders", "g")
+    assert q.told("orders", "g") in ({"p1", "p2"}, {ANYWHERE})
 
 
 async def test_a_requeue_is_news(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders", group="g")
     await q.kill(held)
+    await q.drain("orders", group="h")
     [letter] = await q.dead_letters()
     q.hints.clear()
     await q.requeue(letter)
-    await q.hinted("orders", "g")
+    assert q.told("orders", "g") == {"p1"}
+    assert q.told("orders", "h") == set()
+    assert any(hint.group is None and hint.partitions == ("p1",) for hint in q.hints), "for browsers"
 
 
 async def test_a_resumed_queue_or_group_is_news(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
     await q.retry((await q.pop("orders", group="g"))[0])
     for group in (None, "g"):
-        await engine.pause("orders", group, True)
         q.hints.clear()
+        await engine.pause("orders", group, True)
+        assert q.hints == []
         await engine.pause("orders", group, False)
-        await q.hinted("orders", "g")
+        assert q.told("orders", "g") == {ANYWHERE}
 
 
 async def test_changed_options_are_news(q: Driver) -> None:
     """A shorter delay may make messages ready that were not."""
     await q.configure("orders", delayed_processing=100)
     await q.push("orders", "p1", 1)
+    assert await q.pop("orders") == []
     q.hints.clear()
     await q.configure("orders")
-    await q.hinted("orders")
+    assert q.told("orders") == {ANYWHERE}
+    assert payloads(await q.pop("orders")) == [1]
 
 
-async def test_a_refused_push_is_no_news(q: Driver) -> None:
-    await q.configure("orders", max_size=1)
-    await q.push("orders", "p1", 1)
-    await q.hinted("orders")
-    q.hints.clear()
+async def test_a_removed_message_is_news_of_what_waited_behind_it(q: Driver, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1, delay_ms=60_000)
     await q.push("orders", "p1", 2)
-    await q.push("bills", "p1", 3)
-    await q.hinted("bills")
-    assert {hint.queue for hint in q.hints} == {"bills"}
+    assert await q.pop("orders") == []
+    q.hints.clear()
+    await engine.delete_messages([first])
+    assert q.told("orders") == {"p1"}
+    assert payloads(await q.pop("orders")) == [2]
+
+
+async def test_a_removed_message_that_was_leased_frees_its_partition(q: Driver, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    await q.push("orders", "p1", 2)
+    await q.pop("orders")
+    q.hints.clear()
+    await engine.delete_messages([first])
+    assert q.told("orders") == {"p1"}
+    assert payloads(await q.pop("orders")) == [2]
+
+
+async def test_retention_that_removes_the_message_all_wait_for_is_news(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", max_wait_time_seconds=10)
+    await q.push("orders", "p1", 1, delay_ms=60_000)
+    clock.advance(6)
+    await q.push("orders", "p1", 2)
+    assert await q.pop("orders") == []
+    clock.advance(5)
+    q.hints.clear()
+    assert await q.collect() == 1
+    assert q.told("orders") == {"p1"}
+    assert payloads(await q.pop("orders")) == [2]
+
+
+async def test_a_push_after_a_purge_of_what_was_leased_is_news(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    await q.pop("orders")
+    q.hints.clear()
+    await engine.purge("orders")
+    assert q.told("orders") == set()
+    await q.push("orders", "p1", 2)
+    assert q.told("orders") == {"p1"}
+
+
+async def test_a_group_that_starts_anew_is_news(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    await q.drain("orders", group="g")
+    for forget in (False, True):
+        q.hints.clear()
+        await engine.delete_group("g", "orders", forget)
+        assert q.told("orders", "g") == {ANYWHERE}
+        assert payloads(await q.pop("orders", group="g", auto_ack=True)) == [1]
+    q.hints.clear()
+    await engine.resubscribe("g", 0)
+    assert q.told("orders", "g") == {ANYWHERE}

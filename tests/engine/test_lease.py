@@ -6,7 +6,7 @@ from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.model import Expired, Renewal, RenewOutcome
 
-from .driver import NEVER_GIVEN, Driver, payloads, settlement
+from .driver import NEVER_GIVEN, Driver, message, payloads, settlement
 
 # Rule 16: one message --------------------------------------------------------------------------------------
 
@@ -274,3 +274,58 @@ async def test_rule_17_release_keeps_what_was_settled(q: Driver, engine: Engine)
     await q.ack(got[1])
     await engine.release([got.lease])
     assert await q.drain("orders") == [1, 3]
+
+
+# When leases end -------------------------------------------------------------------------------------------
+
+
+async def test_a_pop_says_when_its_lease_ends(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=20)
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders")
+    assert got.expires_at == clock.now() + 20 * SECOND
+    assert (await q.pop("orders")).expires_at is None
+    await q.ack(got[0])
+    assert (await q.pop("orders", auto_ack=True)).expires_at is None
+
+
+async def test_a_lease_over_queues_ends_with_the_shortest_of_their_lease_times(q: Driver, clock: FakeClock) -> None:
+    for queue, seconds in (("a", 20), ("b", 10)):
+        await q.configure(queue, namespace="ns", lease_time=seconds)
+        await q.push(queue, "p1", 1)
+    got = await q.pop(namespace="ns", batch=2, partitions=2)
+    assert len(got) == 2
+    assert got.expires_at == clock.now() + 10 * SECOND
+    assert await q.engine.lease_ends([got.lease]) == [got.expires_at]
+
+
+async def test_lease_ends_answers_for_each_lease_in_its_place(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2", "p3")))
+    one, two, three = [await q.pop("orders") for _ in range(3)]
+    await q.ack_all(two)
+    end = clock.now() + 300 * SECOND
+    leases = [NEVER_GIVEN, one.lease, "not even a uuid", two.lease, three.lease, one.lease]
+    assert await engine.lease_ends(leases) == [None, end, None, None, end, end]
+    assert await engine.lease_ends([]) == []
+
+
+async def test_lease_ends_follows_renewal_release_and_time(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
+    one, two = [await q.pop("orders") for _ in range(2)]
+    await q.renew(one.lease, 600)
+    end = clock.now() + 600 * SECOND
+    await engine.release([two.lease])
+    assert await engine.lease_ends([one.lease, two.lease]) == [end, None]
+    clock.advance(600)
+    assert await engine.lease_ends([one.lease]) == [None], "its time is up, whether anybody applied that or not"
+
+
+async def test_a_lease_that_gave_its_partition_back_lasts_while_something_can_be_settled_under_it(
+    q: Driver, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    await q.fail(got[0])
+    assert await engine.lease_ends([got.lease]) == [got.expires_at]
+    await q.ack(got[1])
+    assert await engine.lease_ends([got.lease]) == [None]

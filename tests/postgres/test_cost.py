@@ -20,6 +20,7 @@ from hark.engine.postgres.jobs import MAX_REPLY_BYTES
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import _POP
 from hark.engine.postgres.push import PUSH
+from hark.engine.postgres.read import POSITIONS, READ
 from hark.engine.postgres.settle import _SETTLE
 from tests.postgres_server import PostgresServer
 
@@ -153,6 +154,20 @@ def discover() -> Call:
     return Call(sql, (NOW, WORKER, QUEUE, BUCKET - 4), size=found, written=0, answered=found)
 
 
+def read(partitions: Sequence[int], offset: int, *, limit: int, returned: int) -> Call:
+    """Messages of each of these partitions."""
+    number = len(partitions)
+    names = [f"p{partition}" for partition in partitions]
+    arguments = (["orders"] * number, names, [offset] * number, [limit] * number, 1 << 20)
+    return Call(READ, arguments, number + returned, written=0, answered=returned)
+
+
+def positions(partition: str | None, time: int | None, touched: int | None, *, answered: int) -> Call:
+    """Where to begin in one partition, or in those that something happened in."""
+    size = answered * (20 if time else 1)  # A time is found by halving, which looks at so many messages.
+    return Call(POSITIONS, ("orders", partition, False, time, touched), size + 1, written=0, answered=answered)
+
+
 FRESH = [f"new {n}" for n in range(100)]
 CALLS = {
     "push": push(OPEN, None, each=5, written=120),
@@ -178,6 +193,13 @@ CALLS = {
     "release": release(LEASED),
     "expire": expire(),
     "discover": discover(),
+    "read from many": read(OPEN, 1, limit=10, returned=180),
+    "read from a long partition": read([LONG], 1000, limit=10, returned=10),
+    "read at the end of a long partition": read([LONG], LONG_TAIL - 4, limit=10, returned=5),
+    "read of nothing": read(OPEN, 10, limit=10, returned=0),
+    "positions in one partition": positions(f"p{LONG}", None, None, answered=1),
+    "positions after a time": positions(f"p{LONG}", LONG_TAIL - 20, None, answered=1),
+    "positions in what was touched": positions(None, None, BUCKET - 4, answered=len(RECENT)),
 }
 
 # Counting --------------------------------------------------------------------------------------------------
@@ -273,6 +295,8 @@ async def test_a_call_costs_what_it_carries_and_returns(pool: Pool, name: str) -
         ("tracks_touched", CALLS["discover"]),
         ("leases_until", CALLS["expire"]),
         ("leases_id", CALLS["release"]),
+        ("messages_place", CALLS["read from a long partition"]),
+        ("partitions_touched", CALLS["positions in what was touched"]),
     ],
 )
 async def test_a_missing_index_is_noticed(planned_early: tuple[str, Pool], index: str, call: Call) -> None:

@@ -14,8 +14,8 @@ import apsw
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.sqlite import SqliteEngine, loader, push, rows, transaction
-from hark.model import NewMessage, PopRequest, PopResult, Settlement
+from hark.engine.sqlite import SqliteEngine, loader, push, read, rows, transaction
+from hark.model import NewMessage, PopRequest, PopResult, Read, ReadResult, Settlement
 
 SPREAD = 20
 FACTOR = 1.5
@@ -124,7 +124,49 @@ async def test_the_cost_does_not_grow_with_the_length_of_the_partition(engine: S
     assert await cost_of_a_round(engine) <= FACTOR * at_the_start
 
 
+async def cost_of_reading(engine: SqliteEngine, partition: str, offset: int) -> int:
+    """Steps to read some messages."""
+    steps = Steps()
+    await engine._look(lambda _state, _now: steps._trace(engine._store.reader))
+    request = Read(queue="orders", partition=partition, offset=offset, limit=SPREAD)
+    (answer,) = await engine._look(lambda state, _: read.read(engine._store.reader, state.codec, [request]))
+    assert isinstance(answer, ReadResult)
+    assert len(answer.messages) == SPREAD
+    return steps.number
+
+
+async def test_the_cost_of_reading_does_not_grow_with_what_is_before_behind_and_between(engine: SqliteEngine) -> None:
+    await engine.push([[NewMessage("orders", "short", b"1") for _ in range(SPREAD)]])
+    with_nothing_else = await cost_of_reading(engine, "short", 1)
+    ids = []
+    for _ in range(10):
+        (pushed,) = await engine.push([[NewMessage("orders", "long", b"1") for _ in range(1000)]])
+        assert isinstance(pushed, list)
+        ids += [str(one.message_id) for one in pushed]
+    await push_to_all(engine, 1000)
+    await engine.delete_messages(ids[5000:7000])
+    for offset in (1, 3000, 5001, 7001 - SPREAD // 2, 9000):
+        assert await cost_of_reading(engine, "long", offset) <= FACTOR * with_nothing_else
+
+
+async def test_the_cost_of_finding_a_time_grows_with_the_partitions_that_are_named(engine: SqliteEngine) -> None:
+    async def cost() -> int:
+        steps = Steps()
+        await engine._look(lambda _state, _now: steps._trace(engine._store.reader))
+        await engine._look(lambda _state, _now: read.positions(engine._store.reader, "orders", 1, "p1"))
+        return steps.number
+
+    await push_to_all(engine, SPREAD)
+    alone = await cost()
+    await push_to_all(engine, 5000)
+    assert await cost() <= 2 * FACTOR * alone, "a second message is one more step of the search"
+    for _ in range(5):
+        await engine.push([[NewMessage("orders", "p1", b"1") for _ in range(1000)]])
+    assert await cost() <= 2 * FACTOR * 13 * alone, "halving"
+
+
 HOT = {
+    "reading for browsers": (read.READ, ('[["orders","p1",1,10]]', 1000)),
     "reading messages": (rows.SELECT_MESSAGES, ("[[1,1,5]]",)),
     "finding transaction ids": (push._FIND_TRANSACTION_IDS, ('[[1,"t"]]',)),
     "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
@@ -135,7 +177,21 @@ HOT = {
     "deleting retries": (transaction._DELETE_RETRIES, ("[]",)),
     "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
 }
-TABLES = ("messages", "message", "partitions", "partition", "tracks", "ranges", "retries", "fronts", "dead_letters")
+TABLES = (
+    "messages",
+    "message",
+    "first",
+    "next",
+    "place",
+    "queues",
+    "partitions",
+    "partition",
+    "tracks",
+    "ranges",
+    "retries",
+    "fronts",
+    "dead_letters",
+)
 
 
 @pytest.mark.parametrize("statement", HOT)

@@ -9,7 +9,9 @@ Rules that hold for all verbs:
 - What is due is applied first: a verb never sees a lease that has expired, nor a delay that is over, as pending.
 - When the store itself fails the verb raises `EngineFailure`, and nothing of the batch happened. With the code
   `outcome_unknown` the way to the store broke in the middle: it happened or not, and nobody here can say.
-- Hints go to the listener on the event loop after the commit that caused them.
+- Hints go to the listener on the event loop after the commit that caused them, when what they tell of can be popped.
+  A pop that found nothing because a change was not done yet is answered before the hint of that change, or looks
+  again. `HintBook` lists what each verb tells.
 
 The rule numbers are those of `docs/rules.md`.
 """
@@ -21,6 +23,7 @@ from typing import Protocol, TypeVar
 
 from hark.errors import HarkError
 from hark.model import (
+    BrowseFrom,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -40,10 +43,13 @@ from hark.model import (
     PartitionStats,
     PopRequest,
     PopResult,
+    Position,
     PushOutcome,
     QueueInfo,
     QueueSpec,
     QueueStats,
+    Read,
+    ReadResult,
     Renewal,
     RenewOutcome,
     Seek,
@@ -116,6 +122,9 @@ class Engine(Protocol):
     async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
         """Extend leases, each over all partitions that share it (rule 17). Not durable, as leases are not."""
 
+    async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
+        """When these leases end as things are now; None: over, or never was."""
+
     async def release(self, lease_ids: Sequence[str]) -> None:
         """Give back what a consumer never received; uncounted (rule 17). Unknown leases are ignored."""
 
@@ -124,6 +133,26 @@ class Engine(Protocol):
 
     async def collect(self, limit: int = 1000) -> Collected:
         """One bounded step of retention (rule 23)."""
+
+    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+        """Messages of partitions from offsets on, in offset order, for those who take nothing.
+
+        Every stored message is there, whatever groups have done with it: settled, leased, delayed or past its time to
+        live, until it is removed; but not what was requeued for one group only (rule 19). Nothing is seen before all
+        that has lower offsets is (rule 3), so whoever goes on from `next_offset` gets each message once. Offsets
+        without a message are stepped over. Changes nothing: no group is made, nothing counts as seen or delivered. An
+        answer ends at `limit` stored messages or about 1 MiB; it may hold fewer, even none, and have `more`. A queue or
+        partition that does not exist has no messages.
+        """
+
+    async def positions(
+        self, queue: str, start: BrowseFrom, partition: str | None = None, touched_since: int | None = None
+    ) -> list[Position]:
+        """Where a browser begins to read, in each partition of a queue or in the one named; [] if there is none.
+
+        With a time it is the first message created after it. `touched_since`: only partitions that may have got
+        messages since that time, as far as that is cheap to tell; some others may be among them.
+        """
 
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
         """Remove messages, leased or not; consumers step over them. False: there was none."""
@@ -206,6 +235,17 @@ class Engine(Protocol):
 
     async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
         """Names that events were recorded under, and how many there are."""
+
+    # Other servers -----------------------------------------------------------------------------------------
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Believe what another server on the same store said that it did, and answer whom to tell here; never raises.
+
+        The answer has the form of the hints that this server's own verbs give. [] where nobody shares the store.
+        """
+
+    async def peer_secret(self) -> bytes:
+        """32 random bytes that all servers of the store share, made when first asked for."""
 
     # The server's own notes --------------------------------------------------------------------------------
 

@@ -8,20 +8,24 @@ from typing import cast
 
 from hark.clock import Clock, SystemClock
 from hark.engine.api import Answers, Listener
-from hark.engine.postgres import admin, browse, metrics, records, views
+from hark.engine.postgres import admin, browse, metrics, read, records, views
 from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory, Place
 from hark.engine.postgres.expiry import Expirer
+from hark.engine.postgres.leases import lease_uuid
 from hark.engine.postgres.migrate import migrate
+from hark.engine.postgres.peers import Hearing, peer_secret
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import Popper
 from hark.engine.postgres.push import PUSH, Pushes
 from hark.engine.postgres.retention import Retention, keep_compact
-from hark.engine.postgres.settle import Settler, lease_uuid
+from hark.engine.postgres.settle import Settler
+from hark.engine.postgres.telling import Telling
 from hark.engine.postgres.transact import Transactor
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import (
+    BrowseFrom,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -36,10 +40,13 @@ from hark.model import (
     PartitionStats,
     PopRequest,
     PopResult,
+    Position,
     PushOutcome,
     QueueInfo,
     QueueSpec,
     QueueStats,
+    Read,
+    ReadResult,
     Renewal,
     RenewOutcome,
     Seek,
@@ -104,6 +111,7 @@ class PostgresEngine:
         self._settler = Settler(self._pool, self._directory, self._deliveries, self._codec)
         self._transactor = Transactor(self._pool, self._directory, self._deliveries, self._settler, self._codec)
         self._expirer = Expirer(self._pool, self._directory, self._deliveries, self._local_clock)
+        self._hearing = Hearing(self._directory, self._deliveries)
         self._compacting = asyncio.create_task(keep_compact(self._pool), name="compaction")
         self._open = True
 
@@ -133,9 +141,12 @@ class PostgresEngine:
     @property
     def _now(self) -> int | None:
         """The time that calls are given: None lets the database use its own clock."""
+        self._check_open()
+        return None if self._clock is None else self._clock.now()
+
+    def _check_open(self) -> None:
         if not self._open:
             raise EngineFailure("the server is stopping", code="stopping")
-        return None if self._clock is None else self._clock.now()
 
     def _hint(self, hints: Iterable[Hint]) -> None:
         found = list(dict.fromkeys(hints))
@@ -187,37 +198,46 @@ class PostgresEngine:
 
     def _offered(self, places: Iterable[Place]) -> list[Hint]:
         """Partitions got messages: their groups may take them; whom to tell."""
-        queues: dict[str, None] = {}
-        for place in places:
-            queues[place.queue] = None
-            for group in self._directory.groups_of(place.queue):
-                group.ready.offer(place.id)
-        return [Hint(queue) for queue in queues]
+        telling = Telling(self._directory)
+        telling.arrived(places)
+        return telling.hints()
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """See `Engine.pop`."""
         now = self._now
-        answers = await self._popper.pop(requests, now, self._expirer.now())
+        telling = Telling(self._directory)
+        try:
+            answers = await self._popper.pop(requests, now, self._expirer.now(), telling)
+        finally:
+            self._hint(telling.hints())
+        to_local = self._expirer.to_local
         for answer in answers:
-            if isinstance(answer, PopResult) and answer.look_again_at is not None:
-                answer.look_again_at = self._expirer.to_local(answer.look_again_at)
+            if isinstance(answer, PopResult):
+                answer.look_again_at = None if answer.look_again_at is None else to_local(answer.look_again_at)
+                answer.expires_at = None if answer.expires_at is None else to_local(answer.expires_at)
         return answers
 
     async def settle(self, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
         """See `Engine.settle`."""
-        outcomes, hints = await self._settler.settle(requests, self._now)
-        self._hint(hints)
+        telling = Telling(self._directory)
+        outcomes = await self._settler.settle(requests, self._now, telling)
+        self._hint(telling.hints())
         return cast("Answers[list[SettleOutcome]]", outcomes)
 
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
         """See `Engine.transact`."""
-        outcomes, hints = await self._transactor.transact(requests, self._now)
-        self._hint(hints)
+        telling = Telling(self._directory)
+        outcomes = await self._transactor.transact(requests, self._now, telling)
+        self._hint(telling.hints())
         return cast("Answers[TransactionOutcome]", outcomes)
 
     async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
         """See `Engine.renew`."""
         return await self._expirer.renew(requests, self._now)
+
+    async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
+        """See `Engine.lease_ends`."""
+        return await self._expirer.lease_ends(lease_ids, self._now)
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """See `Engine.release`."""
@@ -236,11 +256,37 @@ class PostgresEngine:
 
     async def collect(self, limit: int = 1000) -> Collected:
         """See `Engine.collect`."""
-        return await self._retention.step(await self._applied(), limit)
+        collected = await self._retention.step(await self._applied(), limit)
+        if collected.removed:
+            telling = Telling(self._directory)
+            telling.looked_behind()
+            self._hint(telling.hints())
+        return collected
+
+    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+        """See `Engine.read`."""
+        self._check_open()
+        return cast("Answers[ReadResult]", await read.read(self._pool, self._codec, requests))
+
+    async def positions(
+        self, queue: str, start: BrowseFrom, partition: str | None = None, touched_since: int | None = None
+    ) -> list[Position]:
+        """See `Engine.positions`."""
+        self._check_open()
+        since = None if touched_since is None else self._expirer.from_local(touched_since)
+        return await read.positions(self._pool, queue, start, partition, since)
 
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
         """See `Engine.delete_messages`."""
-        return await admin.delete_messages(self._pool, self._codec, await self._applied(), message_ids)
+        removed = await admin.delete_messages(self._pool, self._codec, await self._applied(), message_ids)
+        decoded = [self._codec.decode(one) for one, gone in zip(message_ids, removed, strict=True) if gone]
+        numbers = dict.fromkeys(one.partition for one in decoded if one is not None)
+        await self._directory.load_places(numbers)
+        telling = Telling(self._directory)
+        known = self._directory.places_by_id
+        telling.removed(known[number] for number in numbers if number in known)
+        self._hint(telling.hints())
+        return removed
 
     async def _applied(self) -> int | None:
         """The time for those who look, after everything that is due has been applied."""
@@ -278,7 +324,9 @@ class PostgresEngine:
     async def purge(self, queue: str, group: str | None = None) -> int:
         """See `Engine.purge`."""
         now = await self._applied()
-        return int(await self._pool.fetchval("select hark.purge_v1($1, $2, $3)", now, queue, group))
+        number = int(await self._pool.fetchval("select hark.purge_v1($1, $2, $3)", now, queue, group))
+        self._look_again(queue)
+        return number
 
     async def pause(self, queue: str, group: str | None, paused: bool) -> bool:
         """See `Engine.pause`."""
@@ -316,7 +364,8 @@ class PostgresEngine:
                 answers.append(error)
                 continue
             self._look_again(request.queue)
-            self._hint([Hint(request.queue, request.group)])
+            where = None if request.partition is None else (request.partition,)
+            self._hint([Hint(request.queue, request.group, where)])
         return answers
 
     async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
@@ -369,9 +418,19 @@ class PostgresEngine:
                 answers.append(error)
                 continue
             self._look_again(queue)
-            self._hint([Hint(queue, group)])
+            await self._tell_requeued(message_id, queue, group)
             answers.append(message_id)
         return answers
+
+    async def _tell_requeued(self, message_id: str, queue: str, group: str) -> None:
+        """One group may take what came; the others, and browsers, only see that something did."""
+        place = self._codec.decode(message_id)
+        number = 0 if place is None else place.partition
+        await self._directory.load_places([number])
+        known = self._directory.places_by_id.get(number)
+        where = None if known is None else (known.name,)
+        told = tuple(one.name for one in self._directory.groups_of(queue))
+        self._hint([Hint(queue, None, where, "message", told), Hint(queue, group, where)])
 
     async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
         """See `Engine.delete_dead_letters`."""
@@ -413,6 +472,19 @@ class PostgresEngine:
     async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
         """See `Engine.trace_names`."""
         return await records.trace_names(self._pool, limit, offset)
+
+    # Other servers -----------------------------------------------------------------------------------------
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """See `Engine.hear`."""
+        if not self._open:
+            return []
+        return self._hearing.hear(hints)
+
+    async def peer_secret(self) -> bytes:
+        """See `Engine.peer_secret`."""
+        self._check_open()
+        return await peer_secret(self._pool)
 
     # The server's own notes --------------------------------------------------------------------------------
 

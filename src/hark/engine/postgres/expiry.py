@@ -8,8 +8,9 @@ from typing import Any
 from hark.clock import SECOND, Clock
 from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory, Group
+from hark.engine.postgres.leases import NO_LEASE, lease_ends, lease_uuid
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.settle import NO_LEASE, lease_uuid
+from hark.engine.postgres.telling import Telling
 from hark.errors import HarkError
 from hark.model import Expired, Hint, Renewal, RenewOutcome
 
@@ -42,6 +43,10 @@ class Expirer:
         """A time of the database by the local clock."""
         return time + self._skew
 
+    def from_local(self, time: int) -> int:
+        """A time of the local clock by the database's."""
+        return time - self._skew
+
     async def expire(self, given: int | None, limit: int) -> tuple[Expired, list[Hint]]:
         """End what is due, at most `limit` leases, and say when to look next and whom to tell."""
         row = await self._pool.fetchrow("select * from hark.expire_v1($1, $2, $3, $4)", given, *self._done, limit)
@@ -58,19 +63,27 @@ class Expirer:
             self._looked_back = now if late else self._looked_back
             self._done = now - (_LATE + _OVERLAP if late else _OVERLAP), NO_LEASE
             next_due = self._deliveries.next_end(now)
-        hints = self.free(zip(row["o_grps"], row["o_partitions"], strict=True))
+        hints = self.free(zip(row["o_grps"], row["o_partitions"], row["o_ended"], strict=True))
         return Expired(row["o_leases"], None if next_due is None else self.to_local(next_due)), hints
 
     def free(self, tracks: Iterable[Any]) -> list[Hint]:
-        """Tracks that nobody holds any more may be taken; whom to tell."""
+        """Tracks that nobody holds any more, with the leases that are over, may be taken; whom to tell."""
+        found = list(tracks)
+        if not found:
+            return []
         groups: dict[int, Group] = {group.id: group for group in self._directory.groups.values()}
-        hints: dict[Hint, None] = {}
-        for number, partition in tracks:
+        telling = Telling(self._directory)
+        for number, partition, lease in found:
             group = groups.get(number)
             if group is not None:
-                group.ready.add(partition)
-                hints[Hint(group.queue, group.name)] = None
-        return list(hints)
+                telling.free(group, (partition,))
+                telling.ended(group, str(lease))
+        return telling.hints()
+
+    async def lease_ends(self, lease_ids: Sequence[str], given: int | None) -> list[int | None]:
+        """When leases end, by the local clock."""
+        ends = await lease_ends(self._pool, given, lease_ids)
+        return [None if end is None else self.to_local(end) for end in ends]
 
     async def renew(self, requests: Sequence[Renewal], given: int | None) -> list[RenewOutcome | HarkError]:
         """Hold leases longer."""

@@ -38,7 +38,7 @@ class Job:
     def give_up_rest(self) -> None:
         """What it can't take may be taken by others."""
         for group, partition in (*self.locked, *self.served):
-            group.ready.add(partition)
+            group.ready.found(partition)
         self.locked, self.served = [], []
 
     @property
@@ -51,10 +51,16 @@ class Job:
 class Candidate:
     """A partition that a job is tried on."""
 
-    __slots__ = ("group", "job", "partition", "wait")
+    __slots__ = ("group", "job", "partition", "turn", "wait")
 
     def __init__(self, job: Job, group: Group, partition: int, *, wait: bool) -> None:
         self.job = job
         self.group = group
         self.partition = partition
+        self.turn = group.ready.now()
         self.wait = wait
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether something happened to the partition since: what the database answered may have been before that."""
+        return self.group.ready.heard_since(self.partition, self.turn)

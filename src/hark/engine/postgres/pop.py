@@ -8,7 +8,7 @@ what this server has not heard of (`discover`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,12 +18,13 @@ from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory, Group
 from hark.engine.postgres.jobs import MAX_REPLY_BYTES, Candidate, Job
 from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.telling import Telling
 from hark.errors import Conflict, HarkError, Refused
 from hark.ids import IdCodec, IdSource
 from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, PopResult, Subscription
 
-_BUCKET = 10 * SECOND
-_LATE = 30 * SECOND
+BUCKET = 10 * SECOND
+LATE = 30 * SECOND
 """How much later than it began a call may commit: so far back a discovery looks for what others did."""
 _SEEN_INTERVAL = 3600 * SECOND
 _SEARCH_SECONDS = 0.5
@@ -31,6 +32,7 @@ _SEARCH_SHARE = 20
 """A group with work is searched for more twice a second, or less often if a search takes long."""
 
 _TAKEN, _NOTHING, _LEASED, _LOCKED, _WAITING, _WINDOW, _PAUSED, _GONE, _UNUSED = range(9)
+_NOT_NOW = (_NOTHING, _LEASED, _WAITING, _WINDOW)
 _REASONS: dict[int, EmptyReason] = {
     _NOTHING: "nothing_ready",
     _LEASED: "lease_held",
@@ -58,8 +60,8 @@ class Options(msgspec.Struct):
     u: str | None = None
 
 
-_NO_OPTIONS = Options()
-_decode_options = msgspec.json.Decoder(Options).decode
+NO_OPTIONS = Options()
+decode_options = msgspec.json.Decoder(Options).decode
 
 
 class Popper:
@@ -72,7 +74,9 @@ class Popper:
         self._codec = codec
         self._ids = ids
 
-    async def pop(self, requests: Sequence[PopRequest], given: int | None, now: int) -> list[PopResult | HarkError]:
+    async def pop(
+        self, requests: Sequence[PopRequest], given: int | None, now: int, telling: Telling
+    ) -> list[PopResult | HarkError]:
         """An answer to each request. `given`: the time to tell the database, `now`: what that is or will be."""
         answers: dict[int, HarkError] = {}
         jobs: dict[int, Job] = {}
@@ -100,15 +104,18 @@ class Popper:
                 # What those had more of is for the others, if they have nothing yet.
                 active = [job for job in active if job in going or (not job.messages and self._goes_on(job, now))]
         except BaseException:
-            await self._give_back(jobs.values(), given)
+            await self._give_back(jobs.values(), given, telling)
             raise
-        return [answers[n] if n in answers else self._answer(jobs[n]) for n in range(len(requests))]
+        results = [answers[n] if n in answers else self._answer(jobs[n]) for n in range(len(requests))]
+        telling.left({group: None for job in jobs.values() for _, group in job.groups})
+        return results
 
-    async def _give_back(self, jobs: Any, given: int | None) -> None:
+    async def _give_back(self, jobs: Iterable[Job], given: int | None, telling: Telling) -> None:
         """Somebody's later round failed: nobody of this call is answered, so nobody may hold anything."""
         leases = [job.lease for job in jobs if not job.request.auto_ack]
         for group in {group for job in jobs for _, group in job.groups}:
             group.ready.forget()
+            telling.anywhere(group)
         if leases:
             await self._pool.fetch("select * from hark.release_v1($1, $2::uuid[])", given, leases)
 
@@ -243,7 +250,7 @@ class Popper:
             # Only locked rows were found: look once more, and this time wait for them.
             chosen = [Candidate(job, group, partition, wait=True) for group, partition in job.locked[: job.room]]
             for group, partition in job.locked[job.room :]:
-                group.ready.add(partition)
+                group.ready.found(partition)
             job.locked = []
         return chosen
 
@@ -297,7 +304,11 @@ class Popper:
             self._hand_out(candidate, row)
             return
         if status == _UNUSED:
-            group.ready.add(partition)
+            group.ready.found(partition)
+            return
+        if status in _NOT_NOW and candidate.is_outdated:
+            group.ready.found(partition)
+            job.tried_place = False
             return
         job.reason = _REASONS[status]
         if status == _NOTHING:
@@ -306,7 +317,7 @@ class Popper:
             job.locked.append((group, partition))
         elif status == _PAUSED:
             job.paused.add(group)
-            group.ready.add(partition)
+            group.ready.put_back(partition)
         elif status == _GONE:
             group.ready.remove(partition)
             self._directory.forget_places([partition])
@@ -314,7 +325,10 @@ class Popper:
             job.stale = True
             job.tried_place = False
         else:
-            group.ready.wake_at(partition, due, job.reason)
+            if status == _LEASED:
+                group.ready.leased_until(partition, due)
+            else:
+                group.ready.wake_at(partition, due, job.reason)
             if job.place is not None:
                 job.look_again_at = due
 
@@ -326,7 +340,7 @@ class Popper:
         with_prefix, append = self._codec.with_prefix, job.messages.append
         for n, offset in enumerate(offsets):
             message_id = with_prefix(prefix, offset)
-            extra = _NO_OPTIONS if options is None or options[n] is None else _decode_options(options[n])
+            extra = NO_OPTIONS if options is None or options[n] is None else decode_options(options[n])
             payload = payloads[n]
             job.bytes += len(payload)
             append(
@@ -349,13 +363,13 @@ class Popper:
         job.tracks += 1
         group.ready.serve(partition)
         if job.request.auto_ack:
-            if more:
+            if more or candidate.is_outdated:
                 job.served.append((group, partition))
             return
-        job.until = due
+        job.until = due if job.until is None else min(job.until, due)
         group.ready.wake_at(partition, due, "lease_held")
-        named = zip(transaction_ids, offsets, strict=True)
-        self._deliveries.add(job.lease, due, len(offsets), ((partition, t, o) for t, o in named if t is not None))
+        named = [(t, o) for t, o in zip(transaction_ids, offsets, strict=True) if t is not None]
+        self._deliveries.add(job.lease, due, partition, len(offsets), named)
 
     # Discovery ---------------------------------------------------------------------------------------------
 
@@ -384,10 +398,11 @@ class Popper:
         """False: the group, or its queue, is not there any more."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        since = 0 if group.ready.discovered is None else (group.ready.discovered - _LATE) // _BUCKET
+        since = 0 if group.ready.discovered is None else (group.ready.discovered - LATE) // BUCKET
         if group.ready.discovered is None:
             group.ready.forget()
         group.ready.discovered = now
+        turn = group.ready.now()
         try:
             rows = await self._pool.fetch(
                 "select * from hark.discover_v1($1, $2, $3, $4)", given, group.id, group.queue_id, since
@@ -399,10 +414,10 @@ class Popper:
             if partition is None:
                 self._directory.forget_group(group)
                 return False
-            if due is None:
-                group.ready.add(partition)
+            if due is None or group.ready.heard_since(partition, turn):
+                group.ready.found(partition)
             else:
-                group.ready.wake_at(partition, due, "lease_held")
+                group.ready.leased_until(partition, due)
         took = loop.time() - began
         group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
         return True
@@ -412,7 +427,9 @@ class Popper:
     def _answer(self, job: Job) -> PopResult | HarkError:
         job.give_up_rest()
         if job.messages:
-            return PopResult(job.messages, "" if job.request.auto_ack else job.lease, job.tracks)
+            if job.request.auto_ack:
+                return PopResult(job.messages, "", job.tracks)
+            return PopResult(job.messages, job.lease, job.tracks, expires_at=job.until)
         if job.error is not None:
             return job.error
         for _, group in job.groups:

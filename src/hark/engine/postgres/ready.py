@@ -27,34 +27,119 @@ class Ready:
         self._heap: list[tuple[int, int]] = []
         self._waking_heap: list[tuple[int, int]] = []
         self._served: dict[int, int] = {}
+        self._heard: dict[int, int] = {}
+        """When (in turns) something was last said of a partition by anybody but a pop."""
+        self._forgotten = 0
+        self._missed: set[int] = set()
+        """Partitions that got messages while they waited."""
+        self._untold: dict[int, None] = {}
+        """Partitions that pops made ready, and that nobody was told of."""
+        self._leased_elsewhere: set[int] = set()
+        """Partitions that the database said are leased, by whomever."""
 
     def forget(self) -> None:
         """Something changed beyond what is tracked here: everything has to be discovered again."""
         self.discovered = None
+        self._forgotten = next(_turns)
         self.waking.clear()
         self._waking_heap.clear()
+        self._missed.clear()
+        self._leased_elsewhere.clear()
+
+    # What happened -----------------------------------------------------------------------------------------
 
     def add(self, partition: int) -> None:
-        """A partition may be taken."""
-        self.waking.pop(partition, None)
+        """A partition may be taken, and whoever says so tells others."""
+        self._heard[partition] = next(_turns)
+        self.found(partition)
+        self._untold.pop(partition, None)
+
+    def offer(self, partition: int) -> bool:
+        """A partition got a message: it may be taken (True) unless what it waits for comes first."""
+        if partition in self.waking:
+            self._heard[partition] = next(_turns)
+            self._missed.add(partition)
+            return False
+        self.add(partition)
+        return True
+
+    def drained(self, partition: int) -> bool:
+        """A lease ended, and at that time nothing was left; True: something has come since, it may be taken."""
+        if partition in self._missed:
+            self.add(partition)
+            return True
+        self._heard[partition] = next(_turns)
+        self._stop_waiting(partition)
+        return False
+
+    def look_behind(self) -> list[int]:
+        """What partitions wait for, other than leases, may be gone: they may be taken; which they are."""
+        found = [partition for partition, (_, reason) in self.waking.items() if reason != "lease_held"]
+        for partition in found:
+            self.add(partition)
+        return found
+
+    def doubt_leases(self) -> list[int]:
+        """A lease of another server ended somewhere: believe in none of those; what they kept from being offered."""
+        missed = [partition for partition in self._leased_elsewhere if partition in self._missed]
+        for partition in list(self._leased_elsewhere):
+            self._stop_waiting(partition)
+        for partition in missed:
+            self.add(partition)
+        return missed
+
+    # What pops find ----------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        """A turn to compare with what is heard later."""
+        return next(_turns)
+
+    def heard_since(self, partition: int, turn: int) -> bool:
+        """Whether something was said of a partition since: then an answer that was under way may be too old."""
+        return max(self._heard.get(partition, 0), self._forgotten) > turn
+
+    def found(self, partition: int) -> None:
+        """A partition may be taken, as a pop found."""
+        self._stop_waiting(partition)
         if partition not in self._ready:
             turn = self._served.get(partition, 0)
             self._ready[partition] = turn
             heapq.heappush(self._heap, (turn, partition))
+            self._untold[partition] = None
 
-    def offer(self, partition: int) -> None:
-        """A partition got a message: it may be taken unless what it waits for comes first."""
-        if partition not in self.waking:
-            self.add(partition)
+    def put_back(self, partition: int) -> None:
+        """A partition may be taken some day, but to tell anybody of it now would be of no use."""
+        self.found(partition)
+        self._untold.pop(partition, None)
+
+    def take_untold(self) -> list[int]:
+        """The partitions that are ready and that nobody was told of; they are told now."""
+        untold, self._untold = self._untold, {}
+        return list(untold)
 
     def remove(self, partition: int) -> None:
         """A partition can't be taken, until something is heard of it again."""
+        self._leave(partition)
+        self._stop_waiting(partition)
+
+    def _leave(self, partition: int) -> None:
         self._ready.pop(partition, None)
+        self._untold.pop(partition, None)
+
+    def _stop_waiting(self, partition: int) -> None:
         self.waking.pop(partition, None)
+        self._missed.discard(partition)
+        self._leased_elsewhere.discard(partition)
+
+    def leased_until(self, partition: int, due: int) -> None:
+        """Somebody has leased a partition; who, the database did not say."""
+        self.wake_at(partition, due, "lease_held")
+        self._leased_elsewhere.add(partition)
 
     def wake_at(self, partition: int, due: int, reason: EmptyReason) -> None:
         """A partition may be taken from a time on."""
-        self._ready.pop(partition, None)
+        self._leave(partition)
+        self._leased_elsewhere.discard(partition)
         if self.waking.get(partition) != (due, reason):
             self.waking[partition] = due, reason
             heapq.heappush(self._waking_heap, (due, partition))
@@ -65,7 +150,7 @@ class Ready:
         while heap and heap[0][0] <= now:
             due, partition = heapq.heappop(heap)
             if partition in self.waking and self.waking[partition][0] == due:
-                self.add(partition)
+                self.found(partition)
 
     def next_wake(self) -> int | None:
         """When the next partition wakes."""
@@ -90,7 +175,7 @@ class Ready:
     def take(self) -> int:
         """Remove the partition that `first` answered."""
         _, partition = heapq.heappop(self._heap)
-        del self._ready[partition]
+        self._leave(partition)
         return partition
 
     def serve(self, partition: int) -> None:

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from hark.clock import MILLISECOND
 from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory, Group, Place
+from hark.engine.postgres.leases import Released, lease_uuid
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.push import storable
+from hark.engine.postgres.telling import Telling
 from hark.ids import IdCodec
-from hark.model import Hint, Settlement, SettleOutcome
+from hark.model import Settlement, SettleOutcome
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
 _NOWHERE = 0
 """No group or partition has this number."""
-NO_LEASE = uuid.UUID(int=0)
-"""Stands for what a client sent as a lease id and no engine ever gave."""
 
 _EXPIRED_TEXT = "Invalid or expired lease: its time is up"
 _SUPERSEDED_TEXT = "Invalid or expired lease: the message was not last delivered under this lease"
@@ -33,14 +33,6 @@ _SETTLE = (
     "select * from hark.settle_v1($1, $2::int[], $3::bigint[], $4::int[], $5::int[], $6::bigint[], $7::text[],"
     " $8::bigint[], $9::uuid[], $10::smallint[], $11::text[], $12::bigint[], null)"
 )
-
-
-def lease_uuid(text: str) -> uuid.UUID:
-    """A lease id as the database has it."""
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return NO_LEASE
 
 
 class Settlements:
@@ -65,6 +57,9 @@ class Settlements:
         self.status: list[int] = []
         self.error: list[str | None] = []
         self.delay: list[int | None] = []
+        self.released = Released()
+        self._freed: set[int] = set()
+        """Positions of tracks that a lease let go of."""
 
     def add(self, request: int, items: Iterable[Settlement]) -> None:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
@@ -123,18 +118,29 @@ class Settlements:
             self.delay,
         )
 
-    def outcomes(self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool]) -> list[SettleOutcome]:
-        """What became of each item; what was settled is no longer remembered as delivered."""
+    def outcomes(
+        self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool], required: Sequence[str] = ()
+    ) -> list[SettleOutcome]:
+        """What became of each item; what was settled is no longer remembered as delivered.
+
+        `required`: the leases under which that was held which was settled without one.
+        """
         answers = []
         settled: dict[str, int] = {}
+        let_go: dict[str, Group] = {}
         for item, place, track, code, free, buried in zip(
             self.items, self.places, self.track, codes, released, dead, strict=True
         ):
             answers.append(self._outcome(item, place, track, code, free, buried))
             if not code and item.lease_id:
                 settled[item.lease_id] = settled.get(item.lease_id, 0) + 1
-        for lease, number in settled.items():
-            self._deliveries.settled(lease, number)
+            group = self.groups[track - 1]
+            if free and not code and group is not None:
+                self._freed.add(track - 1)
+                let_go |= dict.fromkeys([item.lease_id] if item.lease_id else required, group)
+        over = {lease for lease, number in settled.items() if self._deliveries.settled(lease, number)}
+        for lease, group in let_go.items():
+            self.released.add(lease, group, over=lease in over)
         return answers
 
     def _outcome(
@@ -145,14 +151,15 @@ class Settlements:
             return SettleOutcome(item.transaction_id, not code, refusal, text)
         return SettleOutcome(item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead)
 
-    def hints(self, ready: Sequence[bool]) -> list[Hint]:
-        """Tracks that can be taken again; the server believes it from now on."""
-        hints: dict[Hint, None] = {}
-        for (_, partition), group, free in zip(self.tracks, self.groups, ready, strict=True):
-            if free and group is not None:
-                group.ready.add(partition)
-                hints[Hint(group.queue, group.name)] = None
-        return list(hints)
+    def tell(self, ready: Sequence[bool], telling: Telling) -> None:
+        """Tracks that can be taken again, and those that leases let go of; after `outcomes`."""
+        for number, ((_, partition), group, free) in enumerate(zip(self.tracks, self.groups, ready, strict=True)):
+            if group is None:
+                continue
+            if free:
+                telling.free(group, (partition,))
+            elif number in self._freed:
+                telling.drained(group, partition)
 
 
 class Settler:
@@ -165,11 +172,11 @@ class Settler:
         self._codec = codec
 
     async def settle(
-        self, requests: Sequence[Sequence[Settlement]], given: int | None
-    ) -> tuple[list[list[SettleOutcome]], list[Hint]]:
-        """The outcomes of each request, and whom to tell."""
+        self, requests: Sequence[Sequence[Settlement]], given: int | None, telling: Telling
+    ) -> list[list[SettleOutcome]]:
+        """The outcomes of each request."""
         if not any(requests):
-            return [[] for _ in requests], []
+            return [[] for _ in requests]
         while True:
             await self.load(item for request in requests for item in request)
             batch = Settlements(self._directory, self._deliveries, self._codec)
@@ -181,7 +188,9 @@ class Settler:
                 break
             self._directory.forget_groups(row["o_stale"])
         outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"]))
-        return [[next(outcomes) for _ in request] for request in requests], batch.hints(row["o_ready"])
+        batch.tell(row["o_ready"], telling)
+        await batch.released.tell(self._pool, given, telling)
+        return [[next(outcomes) for _ in request] for request in requests]
 
     async def load(self, items: Iterable[Settlement]) -> None:
         """Find what the settlements name, as far as it is not known here."""

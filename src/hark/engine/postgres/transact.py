@@ -8,11 +8,13 @@ from typing import Any
 
 from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory
+from hark.engine.postgres.leases import Released, lease_uuid
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.push import Pushes
-from hark.engine.postgres.settle import REFUSALS, Settlements, Settler, lease_uuid
+from hark.engine.postgres.settle import REFUSALS, Settlements, Settler
+from hark.engine.postgres.telling import Telling
 from hark.ids import IdCodec
-from hark.model import Hint, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
 
 _SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
 _LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
@@ -41,9 +43,9 @@ class Transactor:
         self._codec = codec
 
     async def transact(
-        self, requests: Sequence[Transaction], given: int | None
-    ) -> tuple[list[TransactionOutcome], list[Hint]]:
-        """The outcome of each transaction, and whom to tell."""
+        self, requests: Sequence[Transaction], given: int | None, telling: Telling
+    ) -> list[TransactionOutcome]:
+        """The outcome of each transaction."""
         settlements = [one for request in requests for one in request.operations if isinstance(one, Settlement)]
         while True:
             await self._settler.load(settlements)
@@ -57,7 +59,7 @@ class Transactor:
             self._directory.forget_places(row["o_stale"] or ())
             self._directory.forget_groups(row["o_stale_groups"] or ())
         answers: list[TransactionOutcome] = []
-        hints: list[Hint] = []
+        released = Released()
         ends = _Ends(parts)
         for number, part in enumerate(parts):
             answer = _Answer(row, ends, number)
@@ -65,16 +67,16 @@ class Transactor:
             if refusal is not None:
                 answers.append(refusal)
             else:
-                answers.append(TransactionOutcome(True, part.results(answer)))
-                hints += part.hints(answer)
-        return answers, hints
+                answers.append(TransactionOutcome(True, part.results(answer, telling)))
+                released.join(part.settlements.released)
+        await released.tell(self._pool, given, telling)
+        return answers
 
 
 class _Part:
     """One transaction of a call."""
 
     def __init__(self, request: Transaction, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
-        self._directory = directory
         self._operations = request.operations
         self.required = request.required_leases
         self.settlements = Settlements(directory, deliveries, codec)
@@ -105,21 +107,14 @@ class _Part:
         """Where among all operations the one with a number among its kind is."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
-    def results(self, answer: _Answer) -> list[PushOutcome | SettleOutcome]:
-        """What became of each operation."""
+    def results(self, answer: _Answer, telling: Telling) -> list[PushOutcome | SettleOutcome]:
+        """What became of each operation; the server believes it from now on."""
         places = self.pushes.adopt(answer.places)
-        acks = iter(self.settlements.outcomes(*answer.settled))
+        acks = iter(self.settlements.outcomes(*answer.settled, self.required))
         new = iter(self.pushes.outcomes(places, (), *answer.pushed))
+        self.settlements.tell(answer.ready, telling)
+        telling.arrived(self.pushes.queued_to(places, answer.pushed[1]))
         return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
-
-    def hints(self, answer: _Answer) -> list[Hint]:
-        """Whom to tell; the server believes it from now on."""
-        hints = self.settlements.hints(answer.ready)
-        for number, (queue, _) in zip(answer.places, self.pushes.names, strict=True):
-            for group in self._directory.groups_of(queue):
-                group.ready.offer(number)
-            hints.append(Hint(queue))
-        return hints
 
 
 class _Ends:

@@ -7,12 +7,13 @@ again, until it has enough or nothing is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import apsw
 import msgspec
 
 from hark.clock import SECOND
+from hark.engine.hints import HintBook
 from hark.engine.sqlite.groups import Contact
 from hark.engine.sqlite.handout import MAX_REPLY_BYTES, Fetch, HandOut, Job
 from hark.engine.sqlite.loader import Loader
@@ -46,6 +47,8 @@ class Claimer:
         self.hand_out = HandOut(state, now, ids)
         self.seen: dict[Group, None] = {}
         """Groups whose last sight is to be saved."""
+        self._found: dict[Group, set[int] | None] = {}
+        """Partitions that became ready by this call itself, and that nobody was told of; None: any."""
 
     # Who asks ----------------------------------------------------------------------------------------------
 
@@ -103,8 +106,9 @@ class Claimer:
                 in_the_way = True  # Who is next can be said when it is committed.
             elif queue is not None and group is not None:
                 self._note_seen(group)
-                self._loader.discover(group, queue)
-                group.wake_due(self._now)
+                if self._loader.discover(group, queue):
+                    self._found[group] = None
+                self._note_found(group, group.wake_due(self._now))
                 found.append((queue, group))
         found.sort(key=lambda pair: -pair[0].info.options.priority)
         # With one of its queues in the way, nobody can say yet which partition is next.
@@ -116,6 +120,23 @@ class Claimer:
         if self._now - group.last_seen >= _SEEN_INTERVAL:
             group.last_seen = self._now
             self.seen[group] = None
+
+    def _note_found(self, group: Group, partitions: Collection[int]) -> None:
+        known = self._found.setdefault(group, set()) if partitions else None
+        if known is not None:
+            known.update(partitions)
+
+    def tell_rest(self, hints: HintBook) -> None:
+        """Tell others of what this call made ready and did not take."""
+        for group, found in self._found.items():
+            if found is None:
+                if group.next_ready() is not None:
+                    hints.add(group.queue_name, group.name, None)
+                continue
+            left = [self._state.partitions[one].name for one in found if one in group.ready]
+            if left:
+                hints.add(group.queue_name, group.name, left)
+        self._found.clear()
 
     # Serving -----------------------------------------------------------------------------------------------
 
@@ -151,7 +172,8 @@ class Claimer:
                 track.lease = None
                 for transaction_id in [key for key, held in track.held.items() if held[1] in leases]:
                     del track.held[transaction_id]
-            track.group.refresh(track)
+            if track.group.refresh(track):
+                self._note_found(track.group, [track.partition.id])
         self._taken.clear()
         self._reserved.clear()
 
@@ -162,7 +184,7 @@ class Claimer:
                 self.settled_at_once[job.lease.id] = job.lease
             else:
                 self._state.add_lease(job.lease)
-            return PopResult(job.messages, job.lease.id, job.tracks)
+            return PopResult(job.messages, job.lease.id, job.tracks, expires_at=job.lease.expires_at)
         if job.met_dirty:
             return None
         for _, group in job.groups:

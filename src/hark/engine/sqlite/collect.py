@@ -160,8 +160,7 @@ class Collector:
         for offset in removed:
             if offset > floor:
                 leave_hole(transaction, partition, offset)
-        queue = partition.queue
-        transaction.on_commit(lambda: setattr(queue, "open", None))
+        transaction.on_commit(lambda: _look_behind(transaction, partition))
 
     def _finish_sweep(self, transaction: WriteTransaction) -> None:
         connection = transaction.connection
@@ -174,6 +173,18 @@ class Collector:
         run(connection, f"delete from partitions where id in ({gone})")
         # Unless another one was wanted meanwhile.
         run(connection, "delete from meta where key = 'sweep' and value = ?1", self._sweeping)
+
+
+def _look_behind(transaction: WriteTransaction, partition: Partition) -> None:
+    """What groups waited for in a partition may be what was removed: then they need not wait for it."""
+    queue = partition.queue
+    queue.open = None
+    if partition.floor >= partition.tail:
+        return
+    for group in queue.groups.values():
+        if partition.id in group.waking:
+            group.make_ready(partition.id)
+            transaction.hints.add(queue.name, group.name, (partition.name,))
 
 
 def _enabled(options: QueueOptions) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,23 +14,26 @@ import apsw
 
 from hark.clock import SECOND, Clock
 from hark.engine.api import Answers, Listener
-from hark.engine.sqlite import deadletters, expire, groups, leases, messages, metrics, push, queues, settle, views
+from hark.engine.sqlite import deadletters, expire, groups, leases, messages, metrics, push, queues, read, settle, views
 from hark.engine.sqlite.browse import Browser
+from hark.engine.sqlite.calls import Call, Claim, Expire, Look, Stop, Write
 from hark.engine.sqlite.collect import Collector
 from hark.engine.sqlite.leases import LeaseView
 from hark.engine.sqlite.state import State
 from hark.engine.sqlite.store import Store, rows_of, run
-from hark.engine.sqlite.threads import Call, Claim, Expire, Look, Stop, StoreThreads, Write
+from hark.engine.sqlite.threads import StoreThreads
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure
 from hark.ids import IdSource
 from hark.model import (
+    BrowseFrom,
     Collected,
     DeadLetterFilter,
     DeadLetters,
     Expired,
     GroupDeletion,
     GroupStats,
+    Hint,
     MessageFilter,
     MessageView,
     NewMessage,
@@ -37,10 +41,13 @@ from hark.model import (
     PartitionStats,
     PopRequest,
     PopResult,
+    Position,
     PushOutcome,
     QueueInfo,
     QueueSpec,
     QueueStats,
+    Read,
+    ReadResult,
     Renewal,
     RenewOutcome,
     Seek,
@@ -57,6 +64,7 @@ from hark.model import (
 T = TypeVar("T")
 _READERS = 2
 _FLAG = "flag:"
+_SECRET_BYTES = 32
 
 
 class SqliteEngine:
@@ -79,6 +87,7 @@ class SqliteEngine:
         self._threads: StoreThreads | None = None
         self._local = threading.local()
         self._reader_connections: list[apsw.Connection] = []
+        self._peer_secret = secrets.token_bytes(_SECRET_BYTES)
 
     @property
     def path(self) -> Path | None:
@@ -118,10 +127,13 @@ class SqliteEngine:
 
     # How calls travel --------------------------------------------------------------------------------------
 
-    def _submit(self, call: Call) -> None:
+    def _running(self) -> StoreThreads:
         if self._threads is None:
             raise EngineFailure("the server is stopping", code="stopping")
-        self._threads.submit(call)
+        return self._threads
+
+    def _submit(self, call: Call) -> None:
+        self._running().submit(call)
 
     async def _write(self, body: Callable[[WriteTransaction], T]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -138,15 +150,22 @@ class SqliteEngine:
         if self._store.memory:
             return await self._look(lambda state, _: body(self._store.writer, LeaseView(state)))
         held = await self._look(lambda state, _: LeaseView(state))
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, body, held)
+        return await self._read_committed(lambda connection: body(connection, held))
 
-    def _run_read(self, body: Callable[[apsw.Connection, LeaseView], T], held: LeaseView) -> T:
+    async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
+        """Run a query beside the writer on what is stored; leases, and whether one is due, do not matter to it."""
+        if self._store.memory:
+            return await self._look(lambda _state, _now: body(self._store.writer))
+        self._running()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, body)
+
+    def _run_read(self, body: Callable[[apsw.Connection], T]) -> T:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         try:
             if connection is None:
                 connection = self._local.connection = self._store.connect_reader()
                 self._reader_connections.append(connection)
-            return body(connection, held)
+            return body(connection)
         except apsw.Error as error:
             raise EngineFailure(f"the store could not be read: {error}") from error
 
@@ -177,6 +196,10 @@ class SqliteEngine:
         """See `Engine.renew`."""
         return await self._look(lambda state, now: leases.renew(state, now, list(requests)))
 
+    async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
+        """See `Engine.lease_ends`."""
+        return await self._look(lambda state, now: leases.lease_ends(state, now, lease_ids))
+
     async def release(self, lease_ids: Sequence[str]) -> None:
         """See `Engine.release`."""
         await self._write(lambda t: expire.release(t, lease_ids))
@@ -190,6 +213,23 @@ class SqliteEngine:
     async def collect(self, limit: int = 1000) -> Collected:
         """See `Engine.collect`."""
         return await self._write(lambda t: self._collector.step(t, limit))
+
+    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+        """See `Engine.read`."""
+        return cast(
+            "Answers[ReadResult]",
+            await self._read_committed(lambda connection: read.read(connection, self._codec, requests)),
+        )
+
+    async def positions(
+        self,
+        queue: str,
+        start: BrowseFrom,
+        partition: str | None = None,
+        touched_since: int | None = None,  # noqa: ARG002  # for those who share a store
+    ) -> list[Position]:
+        """See `Engine.positions`."""
+        return await self._read_committed(lambda connection: read.positions(connection, queue, start, partition))
 
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
         """See `Engine.delete_messages`."""
@@ -302,6 +342,16 @@ class SqliteEngine:
     async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
         """See `Engine.trace_names`."""
         return await self._browse(lambda browser: browser.trace_names(limit, offset))
+
+    # Other servers -----------------------------------------------------------------------------------------
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # nobody else has this store
+        """See `Engine.hear`."""
+        return []
+
+    async def peer_secret(self) -> bytes:
+        """See `Engine.peer_secret`."""
+        return self._peer_secret
 
     # The server's own notes --------------------------------------------------------------------------------
 

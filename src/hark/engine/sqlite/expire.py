@@ -19,6 +19,7 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
             break
         # Not live from here on: what settles later in this transaction must be refused.
         transaction.state.note_expired(lease)
+        transaction.end_lease(lease)
         for track, part in lease.parts.items():
             _expire_part(transaction, lease, track, part)
             transaction.state.expiring.add(track.group)
@@ -61,6 +62,7 @@ def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:
         lease = transaction.state.leases.pop(lease_id, None)
         if lease is None:
             continue
+        transaction.end_lease(lease)
         for track in lease.parts:
             _let_go(transaction, lease, track)
             if track.lease is lease:

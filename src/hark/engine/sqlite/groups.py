@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hark.engine.sqlite.loader import adopt_group, make_group
-from hark.engine.sqlite.queues import drop_leases
+from hark.engine.sqlite.queues import drop_leases, look_again
 from hark.engine.sqlite.sql import LAST_CREATED
 from hark.engine.sqlite.state import Group, Label, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
@@ -130,7 +130,6 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
         cursor = _target(transaction, request, track)
         move(transaction, track, cursor)
     transaction.on_commit(lambda: setattr(queue, "open", None))
-    transaction.hint(queue.name, group.name)
     return SeekOutcome(len(tracks), None if cursor is None else cursor + 1)
 
 
@@ -188,7 +187,7 @@ def delete_group(transaction: WriteTransaction, name: str, queue: str | None, fo
         if group is not None:
             transaction.discard(group)
         transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
-        transaction.hint(queue_name, name)
+        transaction.hints.add(queue_name, name, None)
     return GroupDeletion(partitions, len(rows) if forget else 0)
 
 
@@ -218,7 +217,7 @@ def resubscribe(transaction: WriteTransaction, name: str, since: int) -> int:
     highest = _highest_partition(transaction)
     for group_id, queue_name in rows:
         group = transaction.state.groups.get((queue_name, name))
-        transaction.hint(queue_name, name)
+        transaction.hints.add(queue_name, name, None)
         if group is not None:
             stored = rows_of(connection, "select partition from tracks where grp = ?1", group_id)
             _restart(transaction, group, Subscription("timestamp", since), highest, {row[0] for row in stored})
@@ -235,5 +234,6 @@ def _restart(
         for partition_id, track in list(group.tracks.items()):
             if partition_id not in stored and track.lease is None and not track.held:
                 del group.tracks[partition_id]
+        look_again(group)
 
     transaction.on_commit(restart)

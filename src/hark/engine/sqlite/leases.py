@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hark.engine.sqlite.state import State
 from hark.errors import HarkError
 from hark.model import Renewal, RenewOutcome
@@ -51,6 +53,12 @@ class LeaseView:
     def held_places(self) -> set[Place]:
         """All (partition, offset) that somebody holds."""
         return {(partition, offset) for (_, partition), held in self._held.items() for offset in held}
+
+
+def lease_ends(state: State, now: int, lease_ids: Sequence[str]) -> list[int | None]:
+    """When leases end as things are now."""
+    leases = [state.leases.get(lease_id) for lease_id in lease_ids]
+    return [None if lease is None or lease.expires_at <= now else lease.expires_at for lease in leases]
 
 
 def renew(state: State, now: int, requests: list[Renewal]) -> list[RenewOutcome | HarkError]:

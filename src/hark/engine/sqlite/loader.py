@@ -198,10 +198,10 @@ class Loader:
             self._state.labels[label] = Subscription(subscription, since), highest
         return bool(rows)
 
-    def discover(self, group: Group, queue: Queue) -> None:
-        """Find what is ready for a group; once per group and start."""
+    def discover(self, group: Group, queue: Queue) -> bool:
+        """Find what is ready for a group; once per group and start. False: that was done before."""
         if group.discovered:
-            return
+            return False
         group.discovered = True
         since = None if group.subscription.mode == "all" else group.subscription.since
         text = scalar(self._connection, _DISCOVER, group.id, queue.id, since, group.highest_partition)
@@ -210,6 +210,7 @@ class Loader:
                 track = group.tracks.get(partition_id)
                 if track is None or track.lease is None:
                     group.make_ready(partition_id)
+        return True
 
     def tracks(self, group: Group, ids: Sequence[int]) -> None:
         """A group's places in partitions; where it has none yet, its start is resolved (rule 20)."""

@@ -35,7 +35,7 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
     )
     changed = queue
     transaction.on_commit(lambda: reconfigure(changed, info))
-    transaction.hint(spec.name, None)
+    transaction.hints.add(spec.name, None, None)
     places = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
     return msgspec.structs.replace(info, partition_id=places[spec.name, DEFAULT_PARTITION].uid)
 
@@ -97,7 +97,7 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
     state = transaction.state
     for lease in list(state.leases.values()):
         for track in [track for track in lease.parts if track.group is group]:
-            state.end_part(lease, track)
+            transaction.end_part(lease, track)
 
 
 def pause(transaction: WriteTransaction, queue_name: str, group_name: str | None, paused: bool) -> bool:
@@ -118,7 +118,7 @@ def pause(transaction: WriteTransaction, queue_name: str, group_name: str | None
         found = group
         transaction.on_commit(lambda: setattr(found, "paused", paused))
     if not paused:
-        transaction.hint(queue_name, group_name)
+        transaction.hints.add(queue_name, group_name, None)
     return True
 
 

@@ -149,13 +149,16 @@ class Group:
         self.waking.pop(track.partition.id, None)
         return False
 
-    def wake_due(self, now: int) -> None:
-        """Move what has fallen due to the ready partitions."""
+    def wake_due(self, now: int) -> list[int]:
+        """Move what has fallen due to the ready partitions; which those are."""
         heap = self.waking_heap
+        woken = []
         while heap and heap[0][0] <= now:
             due, partition = heapq.heappop(heap)
             if self.waking.get(partition, _NEVER)[0] == due:
                 self.make_ready(partition)
+                woken.append(partition)
+        return woken
 
     def next_ready(self) -> tuple[int, int] | None:
         """The ready partition that was served longest ago, as (turn, partition)."""
@@ -267,8 +270,7 @@ class State:
         if len(self.expired_leases) > _EXPIRED_REMEMBERED:
             del self.expired_leases[next(iter(self.expired_leases))]
 
-    def end_part(self, lease: Lease, track: Track) -> None:
-        """A lease has nothing to do with a track any more; it ends with its last one."""
+    def end_part(self, lease: Lease, track: Track) -> bool:
+        """A lease has nothing to do with a track any more; True: it was the last one, and the lease is over."""
         lease.parts.pop(track, None)
-        if not lease.parts:
-            self.leases.pop(lease.id, None)
+        return not lease.parts and self.leases.pop(lease.id, None) is not None

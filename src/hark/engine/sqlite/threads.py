@@ -23,14 +23,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import apsw
 
 from hark.clock import Clock
 from hark.engine.api import Listener
+from hark.engine.hints import HintBook
+from hark.engine.sqlite.calls import Call, Claim, Expire, Look, Nudge, Stop, Write
 from hark.engine.sqlite.checkpoint import Checkpointer
 from hark.engine.sqlite.claim import Claimer
 from hark.engine.sqlite.expire import expire, settle_held
@@ -50,66 +53,6 @@ T = TypeVar("T")
 _EXPIRE_AT_ONCE = 10_000
 
 
-class Call:
-    """A verb on its way: what to do, and who waits for it."""
-
-    def __init__(self, future: asyncio.Future[Any] | None) -> None:
-        self.future = future
-        self.result: Any = None
-        self.error: Exception | None = None
-
-
-class Write(Call):
-    """A call that changes the store; answered after the commit."""
-
-    def __init__(self, future: asyncio.Future[Any] | None, body: Callable[[WriteTransaction], object]) -> None:
-        super().__init__(future)
-        self.body = body
-
-
-class Expire(Write):
-    """The verb expire: does what every transaction does first, but no more of it than it was asked to."""
-
-    def __init__(self, future: asyncio.Future[Any], limit: int) -> None:
-        super().__init__(future, lambda transaction: Expired(transaction.expired, transaction.state.next_expiry()))
-        self.limit = limit
-
-
-class Look(Call):
-    """A call that only needs memory, such as a renewal; answered at once."""
-
-    def __init__(self, future: asyncio.Future[Any] | None, body: Callable[[State, int], object]) -> None:
-        super().__init__(future)
-        self.body = body
-
-
-class Claim(Call):
-    """Pops; answered at once, or with auto-ack after the commit that settles them."""
-
-    def __init__(self, future: asyncio.Future[Any], requests: Sequence[PopRequest]) -> None:
-        super().__init__(future)
-        self.requests = requests
-        self.answers: list[PopResult | HarkError | None] = [None] * len(requests)
-        self.uncommitted: dict[int, PopResult | HarkError | None] = {}
-        """Answers of pops with auto-ack, good once their transaction is."""
-
-    @property
-    def open(self) -> list[int]:
-        """Positions without an answer."""
-        return [index for index, answer in enumerate(self.answers) if answer is None]
-
-
-class Stop(Call):
-    """The last call."""
-
-
-class Nudge(Write):
-    """Nothing but a reason to write down what claims have noted."""
-
-    def __init__(self) -> None:
-        super().__init__(None, lambda _: None)
-
-
 class StoreThreads:
     """Runs the store: see the module's text."""
 
@@ -125,11 +68,15 @@ class StoreThreads:
         self._claims: SimpleQueue[Call] = SimpleQueue()
         self._parked: list[Call] = []
         """Calls that a transaction is in the way of; they go on when it is published."""
+        self._outbox: deque[tuple[Sequence[Call], Sequence[Hint]]] = deque()
+        """Answers and hints in the order in which they came true: filled under the lock, emptied by the event loop."""
         self._broken: HarkError | None = None
         """Why memory can't be trusted: it could not be read back after a failure."""
         self._stepped: dict[Track, set[int]] = {}
         self._expired_counts: dict[str, int] = {}
         self._seen: dict[Group, None] = {}
+        self._claimed = HintBook()
+        """What the claims that are being served leave to others."""
         self._writer = threading.Thread(target=self._run_writer, name="hark-store", daemon=True)
         self._claimer = threading.Thread(target=self._run_claimer, name="hark-store-pop", daemon=True)
         self._checkpointer = None if store.memory else Checkpointer(store)
@@ -168,7 +115,9 @@ class StoreThreads:
                 answered = [call for call in calls if not isinstance(call, Stop) and self._serve(call, now)]
                 if self._stepped or self._expired_counts or self._seen:
                     self._writes.put(Nudge())
-            self._deliver(answered, [])
+                self._post(answered, self._claimed.hints())
+                self._claimed = HintBook()
+            self._deliver()
         self._writes.put(stop)
 
     def _is_due(self, now: int) -> bool:
@@ -211,6 +160,7 @@ class StoreThreads:
             # One of them can't be served: find out which, so that only that one fails.
             answers = [self._serve_alone(claimer, request) for request in requests]
         self._note(claimer)
+        claimer.tell_rest(self._claimed)
         for position, answer in zip(positions, answers, strict=True):
             claim.answers[position] = answer
         if claim.open:
@@ -241,36 +191,39 @@ class StoreThreads:
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             writes = [call for call in calls if not isinstance(call, Stop)]
             if writes:
-                self._deliver(*self._transact_or_fail(writes))
+                self._transact_or_fail(writes)
+                self._deliver()
         # The claimer has ended: what came back to it, or waits, will not be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
         for call in left:
             call.error = EngineFailure("the server is stopping", code="stopping")
-        self._deliver([*left, stop], [])
+        self._post([*left, stop], [])
+        self._deliver()
 
-    def _transact_or_fail(self, writes: list[Call]) -> tuple[list[Call], list[Hint]]:
+    def _transact_or_fail(self, writes: list[Call]) -> None:
         """A transaction; when not even recovery works, everybody is told, and the next one tries again."""
         try:
             if self._broken is not None:
                 with self._lock:
                     self._reset()
-            return self._transact(writes)
+            self._transact(writes)
         except Exception as error:
             log.critical("the store can't be read back; trying again with the next request", exc_info=error)
             with self._lock:
                 self._broken = _translate(error)
                 parked, self._parked = self._parked, []
-            for call in (*writes, *parked):
-                call.error = self._broken
-            return [*writes, *parked], []
+                for call in (*writes, *parked):
+                    call.error = self._broken
+                self._post([*writes, *parked], [])
 
-    def _transact(self, writes: list[Call]) -> tuple[list[Call], list[Hint]]:
-        """One transaction for all these calls; the calls that are answered, and the hints."""
+    def _transact(self, writes: list[Call]) -> None:
+        """One transaction for all these calls."""
         try:
             with self._lock:
                 now = self._clock.now()
                 if not self._is_due(now) and all(isinstance(write, Expire) for write in writes):
-                    return self._nothing_due(writes), []
+                    self._post(self._nothing_due(writes), [])
+                    return
                 transaction = self._run_bodies(writes, now)
                 if self._store.memory:  # One connection for all: nobody else may use it meanwhile.
                     self._write_down(transaction)
@@ -278,9 +231,10 @@ class StoreThreads:
                 self._write_down(transaction)
         except Exception as error:
             with self._lock:
-                return self._recover(writes, error)
+                self._recover(writes, error)
+            return
         with self._lock:
-            return self._publish(transaction, writes)
+            self._publish(transaction, writes)
 
     def _nothing_due(self, writes: Sequence[Call]) -> list[Call]:
         for write in writes:
@@ -324,19 +278,20 @@ class StoreThreads:
         positions = [position for position in claim.open if claim.requests[position].auto_ack]
         answers = claimer.serve([claim.requests[position] for position in positions])
         self._note(claimer)
+        transaction.on_commit(lambda: claimer.tell_rest(transaction.hints))
         claim.uncommitted = dict(zip(positions, answers, strict=True))
         for answer in answers:
             if isinstance(answer, PopResult) and answer.lease_id:
                 lease = claimer.settled_at_once[answer.lease_id]
                 for track in lease.parts:
                     settle_held(transaction, lease, track)
-                answer.lease_id = ""
+                answer.lease_id, answer.expires_at = "", None
 
     def _write_down(self, transaction: WriteTransaction) -> None:
         transaction.flush()
         self._store.commit()
 
-    def _publish(self, transaction: WriteTransaction, writes: Sequence[Call]) -> tuple[list[Call], list[Hint]]:
+    def _publish(self, transaction: WriteTransaction, writes: Sequence[Call]) -> None:
         hints = transaction.publish()
         answered: list[Call] = []
         for write in writes:
@@ -354,20 +309,19 @@ class StoreThreads:
         self._unpark()
         if self._stepped or self._expired_counts or self._seen:
             self._writes.put(Nudge())
-        return answered, hints
+        self._post(answered, hints)
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, []
         for call in parked:
             self._claims.put(call)
 
-    def _recover(self, writes: Sequence[Call], error: Exception) -> tuple[list[Call], list[Hint]]:
+    def _recover(self, writes: Sequence[Call], error: Exception) -> None:
         """Roll back, forget everything in memory, and try the calls one by one."""
         self._reset()
         known = isinstance(error, apsw.Error)
         log.error("a transaction of %d calls failed: %s", len(writes), error, exc_info=None if known else error)
-        answered: list[Call] = []
-        hints: list[Hint] = []
+        failed: list[Call] = []
         for write in writes:
             if len(writes) > 1:
                 try:
@@ -377,31 +331,50 @@ class StoreThreads:
                     self._reset()
                     error = own
                 else:
-                    done, told = self._publish(transaction, [write])
-                    answered += done
-                    hints += told
+                    self._publish(transaction, [write])
                     continue
             write.error = _translate(error)
-            answered.append(write)
+            failed.append(write)
         self._unpark()
-        return answered, hints
+        self._post(failed, [])
 
     def _reset(self) -> None:
+        """Roll back and read everything again. Leases are lost with memory, so anything may be ready now."""
+        lost = list(self.state.leases.values())
         if self._store.writer.in_transaction:
             self._store.writer.execute("rollback")
         self._stepped, self._expired_counts, self._seen = {}, {}, {}
         self.state.clear()
         Loader(self._store.writer, self.state).queues()
         self._broken = None
+        hints = HintBook()
+        for queue in self.state.queues:
+            hints.add(queue, None, None)
+        for lease in lost:
+            for track in lease.parts:
+                hints.ended(track.group.queue_name, track.group.name, lease.id)
+        self._post([], hints.hints())
 
     # Answers -----------------------------------------------------------------------------------------------
 
-    def _deliver(self, answers: list[Call], hints: list[Hint]) -> None:
-        """Answers and hints to the event loop, in one go."""
+    def _post(self, answers: Sequence[Call], hints: Sequence[Hint]) -> None:
+        """Put answers and hints in the outbox; under the lock, so that no answer is older than a hint before it."""
         if answers or hints:
-            self._loop.call_soon_threadsafe(self._hand_over, answers, hints)
+            self._outbox.append((answers, hints))
 
-    def _hand_over(self, answers: list[Call], hints: list[Hint]) -> None:
+    def _deliver(self) -> None:
+        """Let the event loop empty the outbox; without the lock, as waking it can cost a turn."""
+        if self._outbox:
+            self._loop.call_soon_threadsafe(self._empty_outbox)
+
+    def _empty_outbox(self) -> None:
+        while self._outbox:
+            try:
+                self._hand_over(*self._outbox.popleft())
+            except Exception:
+                log.exception("whoever listens to hints failed; the answers behind them go on")
+
+    def _hand_over(self, answers: Sequence[Call], hints: Sequence[Hint]) -> None:
         for call in answers:
             future = call.future
             if future is None or future.done():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import apsw
 
+from hark.engine.hints import HintBook
 from hark.engine.sqlite.loader import Loader
 from hark.engine.sqlite.state import Group, Partition, Queue, State
 from hark.engine.sqlite.store import Value, for_each, insert_messages, run
@@ -79,7 +80,8 @@ class WriteTransaction:
         self._counts: dict[tuple[str, str], int] = {}
         self._settled_count: dict[Group, int] = {}
         self._on_commit: list[Callable[[], object]] = []
-        self._hints: set[tuple[str, str | None]] = set()
+        self.hints = HintBook()
+        """Whom to tell after the commit."""
         self._swept = False
 
     # What verbs say ----------------------------------------------------------------------------------------
@@ -153,7 +155,17 @@ class WriteTransaction:
         if part.open <= 0:
             if track.lease is lease:
                 self.draft(track).released = True
-            self.on_commit(lambda: self.state.end_part(lease, track))
+            self.on_commit(lambda: self.end_part(lease, track))
+
+    def end_part(self, lease: Lease, track: Track) -> None:
+        """A lease has nothing to do with a track any more; with its last one it is over."""
+        if self.state.end_part(lease, track):
+            self.hints.ended(track.group.queue_name, track.group.name, lease.id)
+
+    def end_lease(self, lease: Lease) -> None:
+        """A lease is over as a whole."""
+        for track in lease.parts:
+            self.hints.ended(track.group.queue_name, track.group.name, lease.id)
 
     def void_leases(self, track: Track) -> None:
         """What is held on a track is held no more."""
@@ -162,7 +174,7 @@ class WriteTransaction:
 
         def end() -> None:
             for lease in leases:
-                self.state.end_part(lease, track)
+                self.end_part(lease, track)
 
         self.on_commit(end)
 
@@ -178,10 +190,6 @@ class WriteTransaction:
     def on_commit(self, action: Callable[[], object]) -> None:
         """Do something in memory once all is on stable storage."""
         self._on_commit.append(action)
-
-    def hint(self, queue: str, group: str | None) -> None:
-        """Tell those who wait, after the commit."""
-        self._hints.add((queue, group))
 
     # What the writer does with it -------------------------------------------------------------------------
 
@@ -240,19 +248,36 @@ class WriteTransaction:
                 queue.open[group.id] = queue.open.get(group.id, 0) - number
         for partition in self.pushed:
             partition.tail = partition.next_tail
-            for group in partition.queue.groups.values():
-                self._offer(group, partition)
-            self._hints.add((partition.queue.name, None))
         for queue, number in self.pushed_count.items():
             if queue.open is not None:
                 queue.open = {group_id: open_ + number for group_id, open_ in queue.open.items()}
+        self._publish_tracks()
+        self._publish_pushes()
+        return self.hints.hints()
+
+    def _publish_tracks(self) -> None:
         for track in self._drafted:
             track.publish()
             if track.group.refresh(track):
-                self._hints.add((track.group.queue_name, track.group.name))
-        return [Hint(queue, group) for queue, group in self._hints]
+                self.hints.add(track.group.queue_name, track.group.name, (track.partition.name,))
 
-    def _offer(self, group: Group, partition: Partition) -> None:
+    def _publish_pushes(self) -> None:
+        queues: dict[Queue, list[Partition]] = {}
+        for partition in self.pushed:
+            queues.setdefault(partition.queue, []).append(partition)
+        for queue, partitions in queues.items():
+            self.hints.arrived(queue.name, [partition.name for partition in partitions], queue.groups)
+            for group in queue.groups.values():
+                offered = [partition.name for partition in partitions if self._offer(group, partition)]
+                if offered:
+                    self.hints.add(queue.name, group.name, offered, "message")
+
+    def _offer(self, group: Group, partition: Partition) -> bool:
+        """Whether a group may take what came to a partition; if a lease or a time is in the way, that is told of."""
         track = group.tracks.get(partition.id)
-        if track is None or (track.lease is None and partition.id not in group.waking):
-            group.make_ready(partition.id)
+        if track is not None and (track in self._drafted or track.lease is not None):
+            return False
+        if partition.id in group.waking:
+            return False
+        group.make_ready(partition.id)
+        return True

@@ -39,9 +39,33 @@ begin
     perform set_config('synchronous_commit', 'off', true);
 end $$;
 
--- Gives back what leases hold, as if it had never been handed out (rule 17). Answers what is free now.
+-- When leases end as things are now; null: over, or never was.
+create or replace function hark.lease_ends_v1(p_now bigint, p_leases uuid[]) returns bigint[]
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+    v_ends bigint[];
+begin
+    select array_agg(e.until order by w.n) into v_ends
+    from unnest(p_leases) with ordinality as w(id, n)
+    cross join lateral (
+        select max(coalesce(t.lease_until, c.until)) as until
+        from hark.leases l
+        cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        left join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id
+            and t.lease_until > v_now
+        left join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id and c.until > v_now
+        where l.id = w.id
+    ) as e;
+    return v_ends;
+end $$;
+
+-- Gives back what leases hold, as if it had never been handed out (rule 17). Answers what is free now, and of what.
 create or replace function hark.release_v1(p_now bigint, p_leases uuid[])
-returns table (grp integer, partition bigint)
+returns table (grp integer, partition bigint, lease uuid)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
@@ -66,25 +90,25 @@ begin
         touched = greatest(t.touched, hark.bucket_v1(hark.time_v1(p_now)))
     from locked k
     where t.grp = k.grp and t.partition = k.partition and t.lease = k.lease
-    returning t.grp, t.partition;
+    returning t.grp, t.partition, k.lease;
 end $$;
 
 -- Ends leases whose time is up (rule 16): at most p_limit of those due after p_after (and
 -- of those due then, after p_after_id), the earliest first. Answers the
--- tracks that this call freed, how many leases it looked at, and the end of the last of them.
+-- tracks that this call freed, of which leases, how many leases it looked at, and the end of the last of them.
 create or replace function hark.expire_v1(p_now bigint, p_after bigint, p_after_id uuid, p_limit integer,
-    out o_grps integer[], out o_partitions bigint[], out o_leases integer, out o_examined integer, out o_last bigint,
-    out o_last_id uuid, out o_now bigint
+    out o_grps integer[], out o_partitions bigint[], out o_ended uuid[], out o_leases integer, out o_examined integer,
+    out o_last bigint, out o_last_id uuid, out o_now bigint
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_ended uuid[] := '{}';
     w record;
 begin
     o_now := hark.time_v1(p_now);
-    o_grps := '{}'; o_partitions := '{}'; o_examined := 0; o_leases := 0; o_last := p_after; o_last_id := p_after_id;
+    o_grps := '{}'; o_partitions := '{}'; o_ended := '{}'; o_examined := 0; o_leases := 0;
+    o_last := p_after; o_last_id := p_after_id;
     -- Most leases in the list were settled long ago: only tracks that still are under one are locked, in order.
     for w in
         with due as materialized (
@@ -114,10 +138,10 @@ begin
         if hark.expire_track_v1(w.grp, w.partition, o_now) then
             o_grps := o_grps || w.grp;
             o_partitions := o_partitions || w.partition;
-            v_ended := v_ended || w.lease;
+            o_ended := o_ended || w.lease;
         end if;
     end loop;
-    select count(distinct e) into o_leases from unnest(v_ended) e;
+    select count(distinct e) into o_leases from unnest(o_ended) e;
     if o_leases = 0 then
         perform set_config('synchronous_commit', 'off', true);
     end if;

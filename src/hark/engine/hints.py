@@ -1,0 +1,63 @@
+"""The hints of one call on their way to the listener: each queue, group and kind of news once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hark.model import Hint, News
+
+MANY = 1000
+"""News about more partitions than this does not name them."""
+
+
+class HintBook:
+    """Collects what a call has to tell.
+
+    What emits what, on every engine:
+
+    - a push (also one inside a transaction, and a requeue): one hint "message" for the queue, with all partitions that
+      got something; and one per known group, with those that it may take now. A partition that the group has leased,
+      or that waits for a time, is not among them: it is told when the lease ends, or found when somebody looks at the
+      time that `look_again_at` named.
+    - a settlement, a release, an expiry, a seek, a requeue, a removed message: "free" for the group, with the
+      partitions that it may take now; `ended` has leases that are over with it, also where nothing more can be taken.
+    - a pop: "free" with what it made ready and left to others: after auto-ack, and what fell due or was discovered.
+    - options, a resumed queue or group, a group deleted or restarted, memory or a connection lost: "free", anywhere.
+    - renewals, looks, purges and pauses make nothing ready: no hint, but for leases that a purge ended.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, str | None, News], dict[str, None] | None] = {}
+        self._told: dict[str, tuple[str, ...]] = {}
+        self._ended: dict[tuple[str, str], dict[str, None]] = {}
+
+    def add(self, queue: str, group: str | None, partitions: Iterable[str] | None, news: News = "free") -> None:
+        """There may be work for a group in these partitions; None: for any group, anywhere."""
+        key = (queue, group, news)
+        if partitions is None:
+            self._places[key] = None
+            return
+        known = self._places.setdefault(key, {})
+        if known is not None:
+            known.update(dict.fromkeys(partitions))
+
+    def arrived(self, queue: str, partitions: Iterable[str], told: Iterable[str]) -> None:
+        """Messages came to a queue; groups that have hints of their own, or can't take them, are told."""
+        self.add(queue, None, partitions, "message")
+        self._told[queue] = tuple(told)
+
+    def ended(self, queue: str, group: str, lease: str) -> None:
+        """A lease is over."""
+        self._ended.setdefault((queue, group), {})[lease] = None
+
+    def hints(self) -> list[Hint]:
+        """What was collected."""
+        found = []
+        for (queue, group, news), places in self._places.items():
+            partitions = None if places is None or len(places) > MANY else tuple(places)
+            told = self._told.get(queue, ()) if group is None and news == "message" else ()
+            ended = () if group is None or news != "free" else tuple(self._ended.pop((queue, group), ()))
+            found.append(Hint(queue, group, partitions, news, told, ended))
+        for (queue, group), leases in self._ended.items():
+            found.append(Hint(queue, group, (), "free", (), tuple(leases)))
+        return found

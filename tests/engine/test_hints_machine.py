@@ -1,0 +1,158 @@
+"""No wake-up is lost: whatever happens, who waits is told of all that it could take.
+
+The state machine of the engines runs with consumers that look only when a hint or a named time tells them to. One that
+believes that there is nothing must be right. HARK_TEST_EXAMPLES=2000 looks longer than the default.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from hark.model import News
+
+from .engines import ENGINES, MEMORY, EngineKind
+from .machine import QueueMachine
+from .model_nouns import Wish
+from .steps import GROUPS, OPTIONS, PARTITIONS, QUEUES
+from .waiting import Waiting
+
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "150"))
+EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "40"))
+STEPS = 40
+
+
+class LostWakeUp(AssertionError):
+    """Something could be taken, and nobody had told so."""
+
+
+class WaitingMachine(QueueMachine):
+    """The machine of the engines, with consumers that wait."""
+
+    unheard: ClassVar[News | None] = None
+    """News that never reaches them."""
+
+    @initialize(options=st.tuples(*[st.sampled_from(sorted(OPTIONS))] * len(QUEUES)))
+    def start(self, options: tuple[str, ...]) -> None:
+        """An empty engine, and everybody waits."""
+        super().start(options)
+        self.q.hints.clear()  # There is nothing to take yet: so nobody has to look first.
+        self.waiting = [
+            Waiting(queues, group, name)
+            for group in GROUPS
+            for queues, names in (((QUEUES[0],), (None, *PARTITIONS[:2])), (QUEUES, (None,)))
+            for name in names
+        ]
+
+    @precondition(lambda self: hasattr(self, "waiting"))
+    @invariant()
+    def hear(self) -> None:
+        """What was told since the last step reaches those who wait."""
+        heard = [hint for hint in self.q.hints if hint.news != self.unheard]
+        for one in self.waiting:
+            one.hear(heard)
+            one.note_time(self.clock.now())
+        self.q.hints.clear()
+
+    @rule(data=st.data(), batch=st.integers(1, 3), partitions=st.integers(1, 2), auto_ack=st.booleans())
+    def look_once(self, data: st.DataObject, batch: int, partitions: int, auto_ack: bool) -> None:
+        """Somebody who was told of something looks for it."""
+        if woken := [one for one in self.waiting if not one.is_idle]:
+            self.look_for(data.draw(st.sampled_from(woken), "who"), batch, partitions, auto_ack)
+
+    @rule(auto_ack=st.booleans())
+    def look_until_idle(self, auto_ack: bool) -> None:
+        """Everybody looks until nobody believes in anything; the others have to be right about it."""
+        for one in self.waiting:
+            while not one.is_idle:
+                self.look_for(one, 1, 1, auto_ack)
+                self.hear()
+        self.check_idle()
+
+    @rule()
+    def check_idle(self) -> None:
+        """Those who were told of nothing look nevertheless."""
+        for one in self.waiting:
+            if one.is_idle:
+                self.check(one)
+
+    def look_for(self, one: Waiting, batch: int, partitions: int, auto_ack: bool) -> None:
+        """One look; what is told during it is not answered by it."""
+        anywhere, before = one.anywhere, one.places
+        one.anywhere, one.places = False, set()
+        got = self.pop_once(Wish(list(one.queues), one.partition, one.group, "all", batch, partitions, auto_ack))
+        one.looked(before, {(held.message.queue, held.message.partition) for held in got}, got.look_again_at)
+        one.anywhere = anywhere and bool(got)
+
+    def check(self, one: Waiting) -> None:
+        """Insist that there is nothing to take."""
+        got = self.pop_once(Wish(list(one.queues), one.partition, one.group, "all", 1, 1, auto_ack=False))
+        if got:
+            raise LostWakeUp(f"{one!r} was not told of {got[0].message.queue} {got[0].message.partition}")
+        one.look_again_at = got.look_again_at
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and the server's timer ends leases."""
+        super().pass_time(seconds)
+        self.run(self.q.engine.expire())
+
+    def reopen(self) -> None:
+        """Another server: everybody comes anew."""
+        super().reopen()
+        for one in self.waiting:
+            one.anywhere = True
+
+
+def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[WaitingMachine]:
+    """The machine for one kind of engine."""
+
+    class Machine(WaitingMachine):
+        pass
+
+    Machine.kind = kind
+    Machine.new_store = partial(kind.store, request)
+    return Machine
+
+
+@pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
+def test_who_waits_is_told_of_all_that_it_could_take(kind: EngineKind, request: pytest.FixtureRequest) -> None:
+    run_state_machine_as_test(
+        machine_of(kind, request),
+        settings=settings(
+            max_examples=EXAMPLES_WITH_A_SERVER if kind.leases_survive else EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize="HARK_TEST_EXAMPLES" not in os.environ,
+            print_blob=True,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("news", ["message", "free"])
+def test_a_wake_up_that_gets_lost_is_found(news: News, request: pytest.FixtureRequest) -> None:
+    """The checker that passes an engine which keeps things to itself is broken."""
+    machine = machine_of(MEMORY, request)
+    machine.unheard = news
+    with pytest.raises(LostWakeUp):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=500,
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
