@@ -4,6 +4,7 @@
     ├── InvalidInput          400  the request is wrong; sending it again will not help
     │   ├── BodyTooLarge      413
     │   └── ...
+    ├── Forbidden             403  this client may not
     ├── NotFound              404
     ├── Conflict              409  the request contradicts what is stored
     ├── Refused               501  a capability that this server does not have
@@ -45,6 +46,13 @@ class BodyTooLarge(InvalidInput):
 
     code = "body_too_large"
     status = 413
+
+
+class Forbidden(HarkError):
+    """This client may not do that."""
+
+    code = "forbidden"
+    status = 403
 
 
 class NotFound(HarkError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import InvalidSetting
 from hark.http.app import App
+from hark.http.stream.transport import WEBSOCKET_LOG, OpenProtocol, QuietWebSocket, is_worth_logging
+from hark.peering import Endpoint, endpoints, make_peers
 from hark.settings import Loaded, Settings, shown
 
 log = logging.getLogger(__name__)
@@ -37,20 +40,22 @@ def serve(loaded: Loaded) -> None:
     """Run a server until SIGINT or SIGTERM; raises `HarkError` when it can't start."""
     settings = loaded.settings
     log_to_stderr(settings)
+    _refuse_company_on_sqlite(settings)
     if settings.workers > 1:
-        _refuse_workers_on_sqlite(settings)
         from hark.workers import supervise
 
         supervise(settings, lambda address: announce(settings, address))
     else:
-        listener = listening.bound(settings.host, settings.port)
-        run(serve_on(listener, settings, lambda: announce(settings, listening.shown(listener))))
+        with listening.bound(settings.host, settings.port) as listener:
+            endpoint = next(iter(endpoints(settings)), None)
+            run(serve_on(listener, settings, lambda: announce(settings, listening.shown(listener)), endpoint))
 
 
 def log_to_stderr(settings: Settings, who: str = "") -> None:
     """Send the log to stderr; `who` names one of several processes."""
     layout = f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=layout, stream=sys.stderr)
+    logging.getLogger(WEBSOCKET_LOG).addFilter(is_worth_logging)  # Else there are lines for every connection.
 
 
 def announce(settings: Settings, address: str) -> None:
@@ -61,21 +66,34 @@ def announce(settings: Settings, address: str) -> None:
 def run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server on the event loop that is made for it."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
+    _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server)
 
 
-async def serve_on(listener: socket.socket, settings: Settings, ready: Callable[[], None]) -> None:
+def _allow_connections() -> None:
+    """Raise the number of open files as far as the system lets us: each consumer that waits is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def serve_on(
+    listener: socket.socket, settings: Settings, ready: Callable[[], None], endpoint: Endpoint | None
+) -> None:
     """Serve on a bound socket until a signal comes; `ready` is called when connections are taken."""
+    clock = SystemClock()
+    peers = make_peers(endpoint, settings, clock) if endpoint is not None else None
     try:
-        clock = SystemClock()
-        broker = Broker(make_engine(settings, clock), settings, clock)
+        broker = Broker(make_engine(settings, clock), settings, clock, peers=peers)
         await broker.start()
     except BaseException:
         listener.close()
+        if peers is not None:
+            await peers.close()
         raise
     try:
-        server = _Server(uvicorn_config(App(broker, settings), settings.host, settings.port), broker)
+        config = uvicorn_config(App(broker, settings), settings.host, settings.port, settings.max_body_bytes)
+        server = _Server(config, broker)
         listening.listen(listener)
         ready()
         await server.serve([listener])
@@ -83,16 +101,18 @@ async def serve_on(listener: socket.socket, settings: Settings, ready: Callable[
         await broker.close()
 
 
-def uvicorn_config(app: Any, host: str, port: int) -> uvicorn.Config:
+def uvicorn_config(app: Any, host: str, port: int, max_frame_bytes: int = 2**20) -> uvicorn.Config:
     """How Hark runs uvicorn; the benchmark's empty application runs the same way."""
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         loop="uvloop",
-        http="httptools",
+        http=OpenProtocol,
         interface="asgi3",
-        ws="none",
+        ws=QuietWebSocket,
+        ws_max_size=max_frame_bytes,
+        ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,
         server_header=False,
@@ -129,9 +149,17 @@ def make_engine(settings: Settings, clock: Clock) -> Engine:
     )
 
 
-def _refuse_workers_on_sqlite(settings: Settings) -> None:
-    if not is_postgres(settings):
+def _refuse_company_on_sqlite(settings: Settings) -> None:
+    """A file has one server: whoever wants more than that should know, and not wonder why nothing comes of it."""
+    if is_postgres(settings):
+        return
+    if settings.workers > 1:
         raise InvalidSetting(f"workers: {settings.workers} server processes can't share one SQLite store; use 1")
+    for name, value in (("peers", settings.peers), ("peer.port", settings.peer.port)):
+        if value:
+            raise InvalidSetting(
+                f"{name}: a SQLite store has one server, so it has no peers; leave it out, or use PostgreSQL"
+            )
 
 
 def is_postgres(settings: Settings) -> bool:

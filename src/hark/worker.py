@@ -12,6 +12,7 @@ import msgspec
 
 from hark import listening
 from hark.errors import HarkError
+from hark.peering import Endpoint
 from hark.server import log_to_stderr, run, serve_on
 from hark.workers import Order, Report
 
@@ -32,7 +33,8 @@ async def _work(name: str) -> None:
     watch = asyncio.create_task(_stop_without(reader))
     try:
         listener = listening.joined(order.family, order.host, order.port)
-        await serve_on(listener, order.settings, lambda: _answer(writer, Report()))
+        endpoint = Endpoint(socket.socket(fileno=order.peer_fd), order.peers)
+        await serve_on(listener, order.settings, lambda: _answer(writer, Report()), endpoint)
     except HarkError as error:
         _answer(writer, Report(error.code, error.text))
         await writer.drain()

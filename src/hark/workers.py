@@ -3,6 +3,9 @@
 Each worker is a whole server with a pool of its own (`worker.py`). Between the parent and a worker there is one socket.
 The parent sends the settings over it, so that passwords and keys show in no list of processes. The worker answers once:
 it is ready, or why it can't be. After that the socket only tells each side that the other one is gone.
+
+Each worker is a peer of the others, at a UDP port of its own: of several sockets on one port only one would hear. The
+parent keeps these ports too, so that a worker that replaces another is found where that one was.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 
 from hark import listening
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
-from hark.settings import Settings
+from hark.peering import Endpoint, endpoints
+from hark.settings import Address, Settings
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,9 @@ class Order(msgspec.Struct):
     family: int
     host: str
     port: int
+    peer_fd: int
+    """Of the UDP socket at which it hears its peers."""
+    peers: tuple[Address, ...]
 
 
 class Report(msgspec.Struct):
@@ -46,11 +53,18 @@ class Report(msgspec.Struct):
 
 def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
     """Run the workers until SIGINT or SIGTERM; `ready` is called with the address when all of them serve."""
-    with listening.reserved(settings.host, settings.port) as holder:
-        host, port = holder.getsockname()[:2]
-        order = msgspec.json.encode(Order(settings, holder.family, host, port))
-        workers = [Worker(number, order) for number in range(1, settings.workers + 1)]
+    with ExitStack() as kept:
+        holder = kept.enter_context(listening.reserved(settings.host, settings.port))
+        ends = endpoints(settings)
+        for end in ends:
+            kept.enter_context(end.udp)
+        workers = [Worker(number, _order(settings, holder, end)) for number, end in enumerate(ends, start=1)]
         asyncio.run(_supervise(workers, lambda: ready(listening.shown(holder))))
+
+
+def _order(settings: Settings, holder: socket.socket, end: Endpoint) -> Order:
+    host, port = holder.getsockname()[:2]
+    return Order(settings, holder.family, host, port, end.udp.fileno(), end.others)
 
 
 async def _supervise(workers: Sequence[Worker], ready: Callable[[], None]) -> None:
@@ -113,7 +127,7 @@ def _reason(code: int) -> str:
 class Worker:
     """A server process, as its parent sees it."""
 
-    def __init__(self, number: int, order: bytes) -> None:
+    def __init__(self, number: int, order: Order) -> None:
         self.number = number
         self.serves = False
         """Whether the process said that it is ready, and is not known to have ended."""
@@ -134,9 +148,10 @@ class Worker:
                 "hark.worker",
                 str(self.number),
                 stdin=theirs.fileno(),
+                pass_fds=[self._order.peer_fd],
                 start_new_session=True,
             )
-        self._line.write(self._order + b"\n")
+        self._line.write(msgspec.json.encode(self._order) + b"\n")
         answer = await reader.readline()
         if not answer:
             reason = _reason(await self.ended())

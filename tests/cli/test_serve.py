@@ -98,9 +98,9 @@ def test_any_other_error_of_hark_exits_with_1(hark: Run, monkeypatch: pytest.Mon
 def test_recognised_names_without_an_effect_are_warned_about(
     hark: Run, served: list[Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEEN_UDP_NOTIFY_PORT", "6633")
+    monkeypatch.setenv("QO_POLLING_STRATEGY", "adaptive")
     result = hark("serve")
-    assert "hark: warning: QUEEN_UDP_NOTIFY_PORT is recognised; it takes effect with" in result.stderr
+    assert "hark: warning: QO_POLLING_STRATEGY is recognised; it takes effect with" in result.stderr
     assert len(served) == 1
 
 

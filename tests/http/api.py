@@ -20,17 +20,17 @@ class Api:
 
     def get(self, path: str, **query: Any) -> httpx.Response:
         """GET under /api/v1."""
-        return self.client.get(f"/api/v1{path}", params=_texts(query))
+        return self.client.get(f"/api/v1{path}", params=texts(query))
 
     def post(self, path: str, body: Json = None, *, content: bytes | None = None, **query: Any) -> httpx.Response:
         """POST under /api/v1, with a JSON body, or with any bytes, or with none."""
         if content is None and body is not None:
-            return self.client.post(f"/api/v1{path}", json=body, params=_texts(query))
-        return self.client.post(f"/api/v1{path}", content=content or b"", params=_texts(query))
+            return self.client.post(f"/api/v1{path}", json=body, params=texts(query))
+        return self.client.post(f"/api/v1{path}", content=content or b"", params=texts(query))
 
     def delete(self, path: str, **query: Any) -> httpx.Response:
         """DELETE under /api/v1."""
-        return self.client.delete(f"/api/v1{path}", params=_texts(query))
+        return self.client.delete(f"/api/v1{path}", params=texts(query))
 
     def configure(self, queue: str, **options: Any) -> Json:
         """Make a queue."""
@@ -131,7 +131,8 @@ def refusal(response: httpx.Response, status: int, code: str | None = None) -> s
     return str(body["error"])
 
 
-def _texts(query: dict[str, Any]) -> dict[str, str]:
+def texts(query: dict[str, Any]) -> dict[str, str]:
+    """Parameters as they go into a URL."""
     return {
         name.rstrip("_"): str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()
     }

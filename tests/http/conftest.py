@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.http.api import Api
+from tests.http.streaming import Socket, websocket
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +29,10 @@ def fresh_api(fresh_server_url: str) -> Iterator[Api]:
     """The API of a server that no other test uses."""
     with httpx.Client(base_url=fresh_server_url, timeout=30) as client:
         yield Api(client)
+
+
+@pytest.fixture
+def socket(server_url: str) -> Iterator[Socket]:
+    """A connection without credit."""
+    with websocket(server_url) as connected:
+        yield connected

@@ -86,6 +86,8 @@ def test_an_unknown_route_is_404_in_json(http: httpx.Client, method: str, path: 
         ("GET", "/resources/queues/q/purge"),
         ("POST", "/dlq"),
         ("GET", "/lease/x/extend"),
+        ("POST", "/listen/queue/q"),
+        ("POST", "/consumers"),
         ("PATCH", "/consumer-groups/g"),
     ],
 )

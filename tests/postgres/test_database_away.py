@@ -53,7 +53,7 @@ def test_requests_answer_503_within_the_deadline_and_succeed_when_the_database_i
         requests: list[Callable[[], httpx.Response]] = [
             lambda: api.post("/push", push),
             lambda: api.try_pop(queue),
-            lambda: api.try_pop(queue, **WAIT),
+            lambda: api.try_pop(queue, wait="true", timeout=100),
             lambda: api.post("/ack", acknowledgment(message)),
             lambda: api.post(f"/lease/{message['leaseId']}/extend", {"seconds": 60}),
             lambda: api.post("/transaction", {"operations": [{"type": "push", **push}]}),

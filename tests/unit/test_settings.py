@@ -75,6 +75,10 @@ def test_the_defaults_are_those_that_are_promised() -> None:
     assert (settings.postgres.statement_timeout_ms, settings.postgres.wait_ms) == (30_000, 10_000)
     assert (settings.fallback.initial_ms, settings.fallback.max_ms) == (100, 5000)
     assert (settings.fallback.threshold, settings.fallback.multiplier) == (3, 3)
+    assert (settings.fallback.jitter, settings.fallback.tick_ms) == (0.1, 50)
+    assert (settings.fallback.concurrency, settings.fallback.cleanup_seconds) == (32, 3600)
+    assert (settings.peers, settings.peer.port, settings.peer.host) == ((), 0, "")
+    assert (settings.peer.secret, settings.peer.linger_ms) == ("", 2)
 
 
 def test_environment_beats_file_and_flags_beat_both_field_by_field() -> None:
@@ -112,6 +116,7 @@ def test_every_setting_can_be_set_in_the_environment_and_in_the_file() -> None:
     texts = {"host": "h", "engine": "memory", "data": "d", "log_level": "debug"}
     texts |= {"pop.default_subscription": "new", "encryption.key": KEY, "encryption.old_keys": OTHER_KEY}
     texts |= {"postgres.prepared": "false"}
+    texts |= {"fallback.jitter": "0.5", "peers": "h:1", "peer.host": "h", "peer.secret": KEY}
     values = {name: texts.get(name, "123") for name in SETTINGS}
     from_env = load({}, {SETTINGS[name].env: value for name, value in values.items()})
     assert from_env.sources == {name: setting.env for name, setting in SETTINGS.items()}
@@ -125,9 +130,9 @@ def test_every_setting_can_be_set_in_the_environment_and_in_the_file() -> None:
 
 def _toml_value(name: str, value: str) -> str:
     """Write a text as the TOML value of a setting."""
-    if name == "encryption.old_keys":
+    if SETTINGS[name].many:
         return f'["{value}"]'
-    bare = value == "false" or (value.isdigit() and not SETTINGS[name].choices)
+    bare = value == "false" or (value.replace(".", "").isdigit() and not SETTINGS[name].choices)
     return value if bare else f'"{value}"'
 
 
@@ -165,12 +170,38 @@ def test_old_keys_are_separated_by_commas_in_the_environment() -> None:
         ("QUEUE_BACKOFF_THRESHOLD", "7", "fallback.threshold", 7),
         ("QUEUE_BACKOFF_MULTIPLIER", "7", "fallback.multiplier", 7.0),
         ("QUEUE_MAX_POLL_INTERVAL", "7000", "fallback.max_ms", 7000),
+        ("QUEUE_BACKOFF_CLEANUP_THRESHOLD", "7", "fallback.cleanup_seconds", 7),
+        ("POLL_WORKER_COUNT", "7", "fallback.concurrency", 7),
+        ("POLL_WORKER_INTERVAL", "7", "fallback.tick_ms", 7),
+        ("QUEEN_UDP_PEERS", "queen-b:6633,queen-c:6633", "peers", ("queen-b:6633", "queen-c:6633")),
+        ("QUEEN_UDP_NOTIFY_PORT", "6633", "peer.port", 6633),
     ],
 )
 def test_an_alias_of_the_seeds_sets_its_setting(alias: str, text: str, name: str, value: object) -> None:
     loaded = load({}, {alias: text})
     assert shown(loaded.settings, name) == value
     assert loaded.sources[name] == f"{alias} (alias)"
+
+
+@pytest.mark.parametrize(
+    ("name", "aliases"),
+    [
+        ("fallback.initial_ms", ["SIDECAR_POP_WAIT_INITIAL_MS", "POLL_DB_INTERVAL"]),
+        (
+            "fallback.threshold",
+            ["SIDECAR_POP_WAIT_BACKOFF_THRESHOLD", "QUEUE_BACKOFF_THRESHOLD", "POLL_BACKOFF_THRESHOLD"],
+        ),
+        ("fallback.multiplier", ["SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER", "QUEUE_BACKOFF_MULTIPLIER"]),
+        ("fallback.max_ms", ["SIDECAR_POP_WAIT_MAX_MS", "QUEUE_MAX_POLL_INTERVAL", "POLL_MAX_INTERVAL"]),
+    ],
+)
+def test_of_several_aliases_those_of_the_sidecar_win_then_those_of_queues(name: str, aliases: list[str]) -> None:
+    env = {alias: str(200 + place) for place, alias in enumerate(aliases)}
+    for place, alias in enumerate(aliases):
+        loaded = load({}, env)
+        assert shown(loaded.settings, name) == 200 + place
+        assert loaded.sources[name] == f"{alias} (alias)"
+        del env[alias]
 
 
 def test_the_encryption_key_has_an_alias() -> None:
@@ -379,7 +410,7 @@ def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
     def default(value: object) -> str:
         if value is True:
             return "`true`"
-        return f"`{value}`" if value else "empty"
+        return "empty" if value in ("", ()) else f"`{value}`"
 
     expected = [
         f"| `{s.name}` | `{s.env}` | {names(s.aliases)} | {default(s.default)} | {s.meaning} |"

@@ -12,6 +12,21 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
+class BatchSizes:
+    """How many requests shared a call, since the start."""
+
+    __slots__ = ("calls", "largest", "requests")
+
+    def __init__(self) -> None:
+        self.calls = self.requests = self.largest = 0
+
+    def add(self, requests: int) -> None:
+        """A call goes out with so many."""
+        self.calls += 1
+        self.requests += requests
+        self.largest = max(self.largest, requests)
+
+
 class Batcher(Generic[Q, A]):
     """Collects requests of one verb while a call is in flight, and sends them when it returns.
 
@@ -45,6 +60,7 @@ class Batcher(Generic[Q, A]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
+        self.sizes = BatchSizes()
 
     def submit(self, request: Q, items: int = 1) -> asyncio.Future[A]:
         """Queue a request that counts as `items`; the future has its answer, or raises it."""
@@ -86,6 +102,7 @@ class Batcher(Generic[Q, A]):
             return
         batch, self._waiting, self._waiting_items = self._waiting, [], 0
         self._calls += 1
+        self.sizes.add(len(batch))
         task = self._loop.create_task(self._run(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

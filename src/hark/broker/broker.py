@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from hark.broker.batching import Batcher
-from hark.broker.sealing import Sealer
+from hark.broker.batching import Batcher, BatchSizes
+from hark.broker.delivery.delivery import Delivery, Gone
+from hark.broker.peers import Peers
+from hark.broker.sealed_queues import SealedQueues
+from hark.broker.timers import LoopTimers, Timers
 from hark.broker.upkeep.expiry import keep_expiring
 from hark.broker.upkeep.flags import keep_learning
 from hark.broker.upkeep.retention import keep_collecting
-from hark.broker.waiting import Waiter, WaitingRoom
-from hark.clock import SECOND, Clock
+from hark.clock import Clock
 from hark.engine.api import Engine
-from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, Unavailable
+from hark.errors import Conflict, HarkError, Unavailable
 from hark.model import (
     DeadLetterFilter,
     DeadLetters,
+    Hint,
     MessageView,
     NewMessage,
     PopRequest,
@@ -58,24 +62,36 @@ class Broker:
     Verbs that need none of it are called on `engine` directly.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock,
+        *,
+        peers: Peers | None = None,
+        timers: Timers | None = None,
+        random: Callable[[], float] = random.random,
+    ) -> None:
         self.engine = engine
         self._settings = settings
         self._clock = clock
-        encryption = settings.encryption
-        self._sealer = Sealer([key for key in (encryption.key, *encryption.old_keys) if key])
-        self._sealed_queues: set[str] = set()
-        self._room = WaitingRoom(settings.limits.max_waiting, settings.fallback, clock, patrolled=engine.shared)
+        self._sealed = SealedQueues(engine, settings.encryption)
+        self._peers = peers
+        self._timers = timers or LoopTimers(clock)
+        self._random = random
         self._flags: dict[str, bool] = {}
         self._duties: list[asyncio.Task[None]] = []
-        self._closing = False
 
     async def start(self) -> None:
         """Open the engine and begin the upkeep."""
-        await self.engine.start(self._room.hint)
-        self._flags = await self.engine.read_flags()
-        await self._learn_sealed_queues()
         self._make_batchers()
+        self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self)
+        await self.engine.start(self._hint)
+        self._take_over(await self.engine.read_flags())
+        await self._sealed.learn()
+        if self._peers is not None:
+            secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
+            await self._peers.start(secret, self._heard)
         self._duties = [
             asyncio.create_task(keep_expiring(self.engine, self._clock), name="expiry"),
             asyncio.create_task(
@@ -91,7 +107,7 @@ class Broker:
         # with one call; those of the other verbs pass each other by.
         self._push: Batcher[Sequence[NewMessage], list[PushOutcome]] = self._batcher("push", engine.push, max_calls=1)
         # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
-        self._pop: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop, self._give_back)
+        self._pop: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop, self.give_back)
         self._pop_auto_ack: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop)
         self._settle: Batcher[Sequence[Settlement], list[SettleOutcome]] = self._batcher("ack", engine.settle)
         self._transact: Batcher[Transaction, TransactionOutcome] = self._batcher("transaction", engine.transact)
@@ -116,14 +132,24 @@ class Broker:
             orphaned=orphaned,
         )
 
+    def _hint(self, hints: Sequence[Hint]) -> None:
+        """Something happened through this server."""
+        self.delivery.hint(hints)
+        if self._peers is not None:
+            self._peers.tell(hints)
+
+    def _heard(self, hints: Sequence[Hint]) -> None:
+        """Something happened through another server."""
+        self.delivery.hint(self.engine.hear(hints), "peer")
+
     def stop_waiting(self) -> None:
         """Answer all waiting pops now; the server is about to stop."""
-        self._closing = True
-        self._room.close()
+        self.delivery.close()
 
     async def close(self) -> None:
         """Finish what was accepted, then close the engine."""
         self.stop_waiting()
+        await self.delivery.drain()
         for duty in self._duties:
             duty.cancel()
         await asyncio.gather(*self._duties, return_exceptions=True)
@@ -132,11 +158,28 @@ class Broker:
         if self._releases:
             await asyncio.wait(self._releases)
         await self.engine.close()
+        if self._peers is not None:  # After all that frees work: those who wait elsewhere should hear of it.
+            await self._peers.close()
+
+    def peer_metrics(self) -> dict[str, float]:
+        """Datagrams to and from other servers, if there are any."""
+        return {} if self._peers is None else self._peers.metrics()
+
+    def batch_sizes(self) -> dict[str, BatchSizes]:
+        """By verb, how many requests shared a call of the engine."""
+        return {
+            "push": self._push.sizes,
+            "pop": self._pop.sizes,
+            "pop_auto_ack": self._pop_auto_ack.sizes,
+            "ack": self._settle.sizes,
+            "transaction": self._transact.sizes,
+            "renew": self._renew.sizes,
+        }
 
     @property
     def waiting(self) -> int:
         """How many pops are waiting."""
-        return len(self._room)
+        return len(self.delivery.intentions)
 
     # Messages ----------------------------------------------------------------------------------------------
 
@@ -148,35 +191,42 @@ class Broker:
                 code="maintenance",
                 retry_after=5,
             )
-        if self._sealed_queues:
-            items = self._seal(items)
+        if self._sealed:
+            items = self._sealed.seal(items)
         outcomes = await self._push.submit(items, _weight(items))
         for outcome in outcomes:
             if outcome.code == "sealing_mismatch":
                 return await self._push_again(items, outcomes)
         return outcomes
 
-    async def pop(self, request: PopRequest, wait_seconds: float = 0) -> PopResult:
-        """Lease messages; with `wait_seconds` wait that long for the first one."""
+    async def pop(
+        self, request: PopRequest, wait_seconds: float = 0, priority: int = 0, gone: Gone | None = None
+    ) -> PopResult:
+        """Lease messages; with `wait_seconds` wait that long for the first one, or until the client is gone.
+
+        Of those who wait, the ones with the highest `priority` are served first.
+        """
         if self._flags.get(POP_MAINTENANCE):
             return PopResult(reason="paused")
-        if request.auto_ack and self._may_be_sealed(request):
-            return await self._pop_sealed(request, wait_seconds)
-        batcher = self._pop_auto_ack if request.auto_ack else self._pop
-        if wait_seconds <= 0:
-            result = await self._pop_once(batcher, request)
+        if wait_seconds > 0:
+            result = await self.delivery.wait(request, wait_seconds, priority, gone)
         else:
-            result = await self._pop_waiting(batcher, request, wait_seconds)
-        if self._sealer.enabled or self._sealed_queues or self.engine.shared:
-            self._open_deliveries(result)
+            result = await self._pop_once(request)
+        self.unseal(result)
         return result
 
-    def _may_be_sealed(self, request: PopRequest) -> bool:
-        return bool(self._sealed_queues) if request.queue is None else request.queue in self._sealed_queues
+    def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
+        """Pop once, together with others."""
+        if not request.auto_ack:
+            return self._pop.submit(request)
+        if self._sealed.may_concern(request):
+            return asyncio.ensure_future(self._pop_sealed(request))
+        return self._pop_auto_ack.submit(request)
 
-    async def _pop_sealed(self, request: PopRequest, wait_seconds: float) -> PopResult:
+    async def _pop_sealed(self, request: PopRequest) -> PopResult:
         """Auto-ack where payloads are sealed: what can't be opened must not be settled, so it is opened first."""
-        result = await self.pop(msgspec.structs.replace(request, auto_ack=False), wait_seconds)
+        result = await self._pop_once(msgspec.structs.replace(request, auto_ack=False))
+        self.unseal(result)
         if result.messages:
             await self.settle(
                 [
@@ -189,52 +239,17 @@ class Broker:
             result.lease_id = ""
         return result
 
-    async def _pop_waiting(
-        self, batcher: Batcher[PopRequest, PopResult], request: PopRequest, seconds: float
-    ) -> PopResult:
-        deadline = self._clock.now() + round(seconds * SECOND)
-        with self._room.enter(request) as waiter:
-            while not self._flags.get(POP_MAINTENANCE):
-                result = await self._look(batcher, request, waiter)
-                now = self._clock.now()
-                until = deadline
-                if isinstance(result, PopResult):
-                    if result.messages or now >= deadline:
-                        return result
-                    until = min(until, result.look_again_at or until)
-                if now < until and not self._room.closed:
-                    await waiter.wait((until - now) / SECOND)
-                if self._room.closed or (isinstance(result, EngineFailure) and self._clock.now() >= deadline):
-                    return _raised(result)
-        return PopResult(reason="paused")
-
-    async def _look(
-        self, batcher: Batcher[PopRequest, PopResult], request: PopRequest, waiter: Waiter
-    ) -> PopResult | EngineFailure:
-        """One look of a waiting pop. That the store is away is no reason to give up: it may be back in time."""
-        try:
-            result = await self._pop_once(batcher, request)
-        except EngineFailure as failure:
-            # With an unknown outcome messages may have been leased to nobody: they come again when that lease ends. But
-            # what was settled at once does not, and the client should hear of it.
-            if request.auto_ack and failure.code == "outcome_unknown":
-                raise
-            waiter.failed()
-            return failure
-        waiter.looked(found=bool(result.messages))
-        return result
-
-    async def _pop_once(self, batcher: Batcher[PopRequest, PopResult], request: PopRequest) -> PopResult:
-        answer = batcher.submit(request)
+    async def _pop_once(self, request: PopRequest) -> PopResult:
+        answer = self.submit(request)
         try:
             return await answer
         except asyncio.CancelledError:
             # The answer may have arrived in the very turn in which its client left.
             if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self._give_back(answer.result())
+                self.give_back(answer.result())
             raise
 
-    def _give_back(self, result: PopResult) -> None:
+    def give_back(self, result: PopResult) -> None:
         """The client that asked has gone: what it would have got is free again, uncounted."""
         if result.lease_id:
             self.release(result.lease_id)
@@ -247,7 +262,9 @@ class Broker:
 
     async def settle(self, items: Sequence[Settlement]) -> list[SettleOutcome]:
         """Complete, fail, retry or dead-letter messages."""
-        return await self._settle.submit(items, len(items))
+        outcomes = await self._settle.submit(items, len(items))
+        self.delivery.streams.settled(items, outcomes)
+        return outcomes
 
     async def transact(self, transaction: Transaction) -> TransactionOutcome:
         """Apply pushes and settlements together or not at all."""
@@ -256,48 +273,62 @@ class Broker:
             raise Unavailable("pushes are stopped for maintenance; try again later", code="maintenance", retry_after=5)
         for _ in range(_SEALING_TRIES):
             wanted = transaction
-            if self._sealed_queues:
+            if self._sealed:
                 operations = [
-                    self._seal([operation])[0] if isinstance(operation, NewMessage) else operation
+                    self._sealed.seal([operation])[0] if isinstance(operation, NewMessage) else operation
                     for operation in transaction.operations
                 ]
                 wanted = Transaction(operations, transaction.required_leases)
             outcome = await self._transact.submit(wanted, len(wanted.operations))
             if outcome.code != "sealing_mismatch":
+                self._note_settled(transaction, outcome)
                 return outcome
-            await self._learn_sealed_queues()
+            await self._sealed.learn()
         raise Conflict("the encryption of a queue is being changed; try again")
 
     async def renew(self, renewal: Renewal) -> RenewOutcome:
         """Hold a lease longer."""
-        return await self._renew.submit(renewal)
+        outcome = await self._renew.submit(renewal)
+        if outcome.expires_at is not None:
+            self.delivery.streams.renewed(renewal.lease_id, outcome.expires_at)
+        return outcome
+
+    def _note_settled(self, transaction: Transaction, outcome: TransactionOutcome) -> None:
+        if not outcome.success:
+            return
+        for operation, result in zip(transaction.operations, outcome.results, strict=True):
+            if isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
+                # Without a lease of its own it was held under one of those that the transaction requires.
+                for lease in (operation.lease_id,) if operation.lease_id else transaction.required_leases:
+                    settled = msgspec.structs.replace(operation, lease_id=lease)
+                    self.delivery.streams.settled([settled], [result])
 
     # Queues ------------------------------------------------------------------------------------------------
 
     async def configure(self, spec: QueueSpec) -> QueueInfo:
         """Make a queue, or replace the options of one."""
-        if spec.options.encryption_enabled and not self._sealer.enabled:
-            raise InvalidInput(
-                "options.encryptionEnabled: this server has no encryption key; set encryption.key "
-                "(HARK_ENCRYPTION_KEY), 64 hexadecimal characters",
-                code="encryption_unavailable",
-            )
+        self._sealed.check(spec)
         info = first(await self.engine.configure([spec]))
-        self._note_sealing(info)
+        self._sealed.note(info)
         return info
 
     async def set_maintenance(self, flag: str, enabled: bool) -> None:
         """Stop or resume all pushes or all pops, over restarts too."""
         await self.engine.write_flag(flag, enabled)
-        self._flags[flag] = enabled
-        self._room.wake_all()
+        self._take_over(self._flags | {flag: enabled})
 
     async def refresh_flags(self) -> None:
         """Learn what another server was told to stop or resume."""
-        flags = await self.engine.read_flags()
-        if flags != self._flags:
-            self._flags = flags
-            self._room.wake_all()
+        self._take_over(await self.engine.read_flags())
+
+    def _take_over(self, flags: dict[str, bool]) -> None:
+        """What is stopped and what is not; those who wait for messages are concerned by one of them."""
+        was_stopped, is_stopped = self.maintenance(POP_MAINTENANCE), flags.get(POP_MAINTENANCE, False)
+        self._flags = flags
+        if is_stopped and not was_stopped:
+            self.delivery.suspend()
+        elif was_stopped and not is_stopped:
+            self.delivery.resume()
 
     def maintenance(self, flag: str) -> bool:
         """Whether pushes or pops are stopped."""
@@ -309,7 +340,7 @@ class Broker:
         """A page of dead letters with readable payloads."""
         page = await self.engine.dead_letters(where)
         items = [
-            msgspec.structs.replace(item, payload=self._open(item.queue, item.payload), sealed=False)
+            msgspec.structs.replace(item, payload=self._sealed.open(item.queue, item.payload), sealed=False)
             if item.sealed
             else item
             for item in page.items
@@ -320,7 +351,7 @@ class Broker:
         """One message with a readable payload; `sealed` still says whether it is encrypted at rest."""
         view = await self.engine.message(partition_id, transaction_id)
         if view is not None and view.sealed and view.payload is not None:
-            view.payload = self._open(view.queue, view.payload)
+            view.payload = self._sealed.open(view.queue, view.payload)
         return view
 
     async def traces(
@@ -334,7 +365,7 @@ class Broker:
         """Events of one message or of one name, with readable payloads."""
         traces, total = await self.engine.traces(partition_id, transaction_id, name, limit, offset)
         readable = [
-            msgspec.structs.replace(trace, payload=self._open(trace.queue, trace.payload), sealed=False)
+            msgspec.structs.replace(trace, payload=self._sealed.open(trace.queue, trace.payload), sealed=False)
             if trace.sealed and trace.payload is not None
             else trace
             for trace in traces
@@ -343,59 +374,27 @@ class Broker:
 
     # Sealing -----------------------------------------------------------------------------------------------
 
-    def _seal(self, items: Sequence[NewMessage]) -> list[NewMessage]:
-        return [self._sealed(item) if item.queue in self._sealed_queues and not item.sealed else item for item in items]
-
-    def _sealed(self, item: NewMessage) -> NewMessage:
-        if not self._sealer.enabled:
-            raise Unavailable(
-                f"queue {item.queue!r} is encrypted and this server has no key; set encryption.key",
-                code="encryption_unavailable",
-            )
-        return msgspec.structs.replace(item, payload=self._sealer.seal(item.queue, item.payload), sealed=True)
-
     async def _push_again(self, items: Sequence[NewMessage], outcomes: list[PushOutcome]) -> list[PushOutcome]:
         """Some queue's encryption was changed since we last looked: seal or unseal those items, and push them."""
         for _ in range(_SEALING_TRIES):
-            await self._learn_sealed_queues()
+            await self._sealed.learn()
             again = [index for index, outcome in enumerate(outcomes) if outcome.code == "sealing_mismatch"]
             if not again:
                 return outcomes
-            retried = [self._resealed(items[index]) for index in again]
+            retried = [self._sealed.reseal(items[index]) for index in again]
             answers = await self._push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
         raise Conflict("the encryption of a queue is being changed; try again")
 
-    def _resealed(self, item: NewMessage) -> NewMessage:
-        if item.queue in self._sealed_queues:
-            return item if item.sealed else self._sealed(item)
-        if not item.sealed:
-            return item
-        return msgspec.structs.replace(item, payload=self._sealer.open(item.queue, item.payload), sealed=False)
-
-    def _open(self, queue: str, payload: msgspec.Raw) -> msgspec.Raw:
-        return msgspec.Raw(self._sealer.open(queue, bytes(payload)))
-
-    def _open_deliveries(self, result: PopResult) -> None:
-        for message in result.messages:
-            if message.sealed:
-                try:
-                    message.payload = self._open(message.queue, message.payload)
-                except HarkError:
-                    # Not this consumer's fault: nothing is counted, the operator has to bring the key.
-                    self._give_back(result)
-                    raise
-
-    async def _learn_sealed_queues(self) -> None:
-        infos = await self.engine.queue_infos()
-        self._sealed_queues = {info.name for info in infos if info.options.encryption_enabled}
-
-    def _note_sealing(self, info: QueueInfo) -> None:
-        if info.options.encryption_enabled:
-            self._sealed_queues.add(info.name)
-        else:
-            self._sealed_queues.discard(info.name)
+    def unseal(self, result: PopResult) -> None:
+        """Make payloads readable; raises, and gives all of it back, where there is no key."""
+        try:
+            self._sealed.unseal(result)
+        except HarkError:
+            # Not this consumer's fault: nothing is counted, the operator has to bring the key.
+            self.give_back(result)
+            raise
 
 
 def _weight(items: Sequence[NewMessage]) -> int:

@@ -8,7 +8,7 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, check_int, check_name, check_status
-from hark.model import QUEUE_MODE, Settlement
+from hark.model import QUEUE_MODE, Settlement, SettleOutcome
 
 MAX_ERROR_CHARACTERS = 10_000
 """Longer error texts are cut: they are for people."""
@@ -40,6 +40,20 @@ class AckBatchBody(msgspec.Struct, gc=False, rename="camel"):
     consumer_group: str | None = None
 
 
+class AckAnswer(msgspec.Struct, gc=False, omit_defaults=True, rename="camel"):
+    """What became of a settlement, on the wire."""
+
+    index: int
+    transaction_id: str
+    success: bool
+    error: str | None
+    queue_name: str | None
+    partition_name: str | None
+    lease_released: bool
+    dlq: bool
+    code: str | None = None
+
+
 def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
     """The checked settlements; errors name them as `where[index].field`, or by the field alone without `where`."""
     name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
@@ -69,3 +83,21 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
         check_int(ack.delay, f"{where}delay", 0, MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
     return Settlement(ack.transaction_id, ack.partition_id, status, ack.lease_id, error, ack.delay, group)
+
+
+def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:
+    """What became of settlements, in their order."""
+    return [
+        AckAnswer(
+            index,
+            outcome.transaction_id,
+            outcome.success,
+            outcome.error,
+            outcome.queue,
+            outcome.partition,
+            outcome.lease_released,
+            outcome.dead_lettered,
+            outcome.code,
+        )
+        for index, outcome in enumerate(outcomes)
+    ]

@@ -10,27 +10,35 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.broker import Broker
-from hark.errors import HarkError, MethodNotAllowed, NotFound
+from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
 from hark.http.hot import HotRoutes
 from hark.http.responses import Receive, Scope, Send, encode, error_body, error_headers, internal_error, send_error
 from hark.http.routes import routes
+from hark.http.stream.line import PING_SECONDS
+from hark.http.stream.sse import EventStreams
+from hark.http.stream.websocket import PATH, WebSockets
 from hark.settings import Settings
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _POP = "/api/v1/pop"
+_LISTEN = "/api/v1/listen"
 
 
 class App:
     """Everything that Hark answers over HTTP."""
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         hot = HotRoutes(broker, settings)
         self._posts: dict[str, Handler] = {
             "/api/v1/push": hot.push,
             "/api/v1/ack": hot.ack,
             "/api/v1/ack/batch": hot.ack_batch,
         }
-        self._pop = hot.pop
+        self._gets: dict[str, Handler] = {
+            _POP: hot.pop,
+            _LISTEN: EventStreams(broker, settings, ping_seconds).listen,
+        }
+        self._consume = WebSockets(broker, settings, ping_seconds).consume
         self._rest = Starlette(
             routes=routes(),
             exception_handlers={HarkError: _answer_error, HTTPException: _answer_http_error, Exception: _answer_bug},
@@ -47,10 +55,15 @@ class App:
                 if method == "POST":
                     return handler(scope, receive, send)
                 return send_error(send, MethodNotAllowed(f"{path} takes POST, not {method}", allow="POST"))
-            if path == _POP or path.startswith(_POP + "/"):
-                if method == "GET":
-                    return self._pop(scope, receive, send)
-                return send_error(send, MethodNotAllowed(f"{_POP} takes GET, not {method}", allow="GET"))
+            for prefix, handler in self._gets.items():
+                if path == prefix or path.startswith(prefix + "/"):
+                    if method == "GET":
+                        return handler(scope, receive, send)
+                    return send_error(send, MethodNotAllowed(f"{prefix} takes GET, not {method}", allow="GET"))
+            if path == PATH:
+                return send_error(send, InvalidInput(f"{path} is a WebSocket: connect to it with ws://"))
+        elif scope["type"] == "websocket":
+            return self._consume(scope, receive, send)
         return self._rest(scope, receive, send)
 
 

@@ -5,15 +5,13 @@ A framework costs more than all of Hark's own work on a small request, so these 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 
 from hark.broker import Broker
-from hark.errors import BodyTooLarge, HarkError, InvalidInput, Overloaded
-from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, settlements_of
+from hark.errors import BodyTooLarge, InvalidInput, Overloaded
+from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, ack_answers, settlements_of
 from hark.http.checks import decode_json
 from hark.http.pops import Pop, parse_pop, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
@@ -22,13 +20,13 @@ from hark.http.responses import (
     Scope,
     Send,
     encode,
-    internal_error,
     send_empty,
-    send_error,
+    send_failure,
     send_if_there,
     send_json,
+    wait_until_left,
 )
-from hark.model import NewMessage, PopResult, SettleOutcome
+from hark.model import NewMessage
 from hark.settings import Settings
 
 _POP_CACHE = 4096
@@ -47,20 +45,6 @@ class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
     queueName: str
     code: str | None = None
     error: str | None = None
-
-
-class AckAnswer(msgspec.Struct, gc=False, omit_defaults=True, rename="camel"):
-    """What became of a settlement, on the wire."""
-
-    index: int
-    transaction_id: str
-    success: bool
-    error: str | None
-    queue_name: str | None
-    partition_name: str | None
-    lease_released: bool
-    dlq: bool
-    code: str | None = None
 
 
 _decode_ack = msgspec.json.Decoder(AckBody).decode
@@ -104,7 +88,7 @@ class HotRoutes:
                 ]
             )
         except Exception as error:
-            await _fail(send, error)
+            await send_failure(send, error)
         else:
             await send_json(send, 201, answer)
 
@@ -131,35 +115,18 @@ class HotRoutes:
         try:
             asked: Pop = self._parse_pop(scope["raw_path"], scope["query_string"])
             await receive()  # The (empty) body; from now on receive tells of nothing but the client's leaving.
-            result = await self._broker.pop(asked.request)
-            if not result.messages and asked.wait_seconds > 0:
-                result = await self._wait(asked, receive)
+            result = await self._broker.pop(
+                asked.request, asked.wait_seconds, asked.priority, lambda: wait_until_left(receive)
+            )
             if not result.messages:
                 await send_empty(send)
                 return
             answer = encode(pop_reply(asked.request, result))
         except Exception as error:
-            await _fail(send, error)
+            await send_failure(send, error)
         else:
             if not await send_if_there(send, receive, 200, answer):
-                self._give_back(result)
-
-    async def _wait(self, asked: Pop, receive: Receive) -> PopResult:
-        """Wait for messages, or for the client to leave: then what it would have got is free again."""
-        pop = asyncio.ensure_future(self._broker.pop(asked.request, asked.wait_seconds))
-        left = asyncio.ensure_future(_wait_until_left(receive))
-        try:
-            await asyncio.wait((pop, left), return_when=asyncio.FIRST_COMPLETED)
-            if pop.done():
-                return pop.result()
-        finally:
-            left.cancel()
-            pop.cancel()
-        return PopResult()
-
-    def _give_back(self, result: PopResult) -> None:
-        if result.lease_id:
-            self._broker.release(result.lease_id)
+                self._broker.give_back(result)
 
     # Ack ---------------------------------------------------------------------------------------------------
 
@@ -172,9 +139,9 @@ class HotRoutes:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 ack = decode_json(body, AckBody, "body")
             outcomes = await self._broker.settle(settlements_of([ack], ack.consumer_group, ""))
-            answer = _ack_answer(outcomes)
+            answer = encode(ack_answers(outcomes))
         except Exception as error:
-            await _fail(send, error)
+            await send_failure(send, error)
         else:
             await send_json(send, 200, answer)
 
@@ -189,9 +156,9 @@ class HotRoutes:
             acks = batch.acknowledgments
             self._check_number("acknowledgments", len(acks))
             items = settlements_of(acks, batch.consumer_group, "acknowledgments")
-            answer = _ack_answer(await self._broker.settle(items) if items else [])
+            answer = encode(ack_answers(await self._broker.settle(items) if items else []))
         except Exception as error:
-            await _fail(send, error)
+            await send_failure(send, error)
         else:
             await send_json(send, 200, answer)
 
@@ -220,32 +187,3 @@ class HotRoutes:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the request body is over {self._max_body} bytes (max_body_bytes); send smaller batches")
-
-
-def _ack_answer(outcomes: Sequence[SettleOutcome]) -> bytes:
-    return encode(
-        [
-            AckAnswer(
-                index,
-                outcome.transaction_id,
-                outcome.success,
-                outcome.error,
-                outcome.queue,
-                outcome.partition,
-                outcome.lease_released,
-                outcome.dead_lettered,
-                outcome.code,
-            )
-            for index, outcome in enumerate(outcomes)
-        ]
-    )
-
-
-async def _fail(send: Send, error: Exception) -> None:
-    known = error if isinstance(error, HarkError) else internal_error(error)
-    await send_error(send, known, close=isinstance(known, BodyTooLarge))
-
-
-async def _wait_until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import parse_qsl
 
@@ -24,6 +24,10 @@ from hark.settings import Settings
 
 AUTOPILOT_BATCH = 200
 MAX_PARTITIONS = 10_000
+MAX_PRIORITY = 1000
+
+Place = tuple[str | None, str | None]
+"""A queue and a partition of it; None: any."""
 
 
 class Pop(msgspec.Struct, frozen=True):
@@ -31,6 +35,8 @@ class Pop(msgspec.Struct, frozen=True):
 
     request: PopRequest
     wait_seconds: float
+    priority: int = 0
+    """Of those who wait, the ones with the highest are served first."""
 
 
 class WireDelivery(msgspec.Struct, gc=False, rename="camel"):
@@ -71,20 +77,25 @@ def parse_pop(raw_path: bytes, query_string: bytes, settings: Settings) -> Pop:
         query = dict(reversed(parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")))
     except UnicodeDecodeError:
         raise InvalidInput("the query string is not valid UTF-8") from None
-    queue, partition = _place(raw_path, query)
+    place = place_in_path(raw_path, query)
+    pop = settings.pop
+    default_batch = AUTOPILOT_BATCH if bool_param(query, "autopilot") else pop.default_batch
+    timeout = int_param(query, "timeout", pop.default_timeout_ms, 0, pop.max_timeout_ms)
+    request = pop_request(query, place, default_batch, settings)
+    return Pop(request, timeout / 1000 if bool_param(query, "wait") else 0, priority_param(query))
+
+
+def pop_request(query: Mapping[str, str], place: Place, default_batch: int, settings: Settings) -> PopRequest:
+    """What the parameters of a pop, or of anything else that takes messages, ask for."""
+    queue, partition = place
     namespace = task = None
     if queue is None:
         namespace, task = name_param(query, "namespace"), name_param(query, "task")
         if namespace is None and task is None:
             raise InvalidInput("queue, namespace or task is required: say what to pop from")
-    for later in ("conflation", "consumerPriority"):
-        if query.get(later) not in (None, "", "false", "0"):
-            raise Refused(f"{later}: this server does not have it (yet); leave it out")
-    autopilot = bool_param(query, "autopilot")
-    default_batch = AUTOPILOT_BATCH if autopilot else settings.pop.default_batch
-    pop = settings.pop
-    timeout = int_param(query, "timeout", pop.default_timeout_ms, 0, pop.max_timeout_ms)
-    request = PopRequest(
+    if query.get("conflation") not in (None, "", "false", "0"):
+        raise Refused("conflation: this server does not have it (yet); leave it out")
+    return PopRequest(
         queue=queue,
         partition=partition,
         namespace=namespace,
@@ -94,25 +105,34 @@ def parse_pop(raw_path: bytes, query_string: bytes, settings: Settings) -> Pop:
         batch=int_param(query, "batch", default_batch, 1, settings.limits.max_batch),
         partitions=int_param(query, "partitions", 1, 1, MAX_PARTITIONS),
         auto_ack=bool_param(query, "autoAck"),
-        subscription=_subscription(query, pop.default_subscription),
+        subscription=_subscription(query, settings.pop.default_subscription),
     )
-    return Pop(request, timeout / 1000 if bool_param(query, "wait") else 0)
 
 
-def _place(raw_path: bytes, query: dict[str, str]) -> tuple[str | None, str | None]:
-    """/api/v1/pop, /api/v1/pop/queue/{queue}, /api/v1/pop/queue/{queue}/partition/{partition}"""
-    segments = path_segments(raw_path)[3:]
+def priority_param(query: Mapping[str, str]) -> int:
+    """The priority of a consumer among those who wait."""
+    return int_param(query, "consumerPriority", 0, -MAX_PRIORITY, MAX_PRIORITY)
+
+
+def place_in_path(raw_path: bytes, query: Mapping[str, str]) -> Place:
+    """/api/v1/{verb}, /api/v1/{verb}/queue/{queue}, /api/v1/{verb}/queue/{queue}/partition/{partition}"""
+    _, _, verb, *segments = path_segments(raw_path)
     if not segments:
-        queue = name_param(query, "queue")
-        return queue, name_param(query, "partition") if queue is not None else None
+        return place_in_query(query)
     if len(segments) == 2 and segments[0] == "queue":
         return check_name(segments[1], "queue"), None
     if len(segments) == 4 and segments[0] == "queue" and segments[2] == "partition":
         return check_name(segments[1], "queue"), check_name(segments[3], "partition")
-    raise NotFound("no such route; pop from /api/v1/pop/queue/{queue}", code="route_not_found")
+    raise NotFound(f"no such route; {verb} from /api/v1/{verb}/queue/{{queue}}", code="route_not_found")
 
 
-def _group_mode(query: dict[str, str]) -> GroupMode | None:
+def place_in_query(query: Mapping[str, str]) -> Place:
+    """The place that parameters name."""
+    queue = name_param(query, "queue")
+    return queue, name_param(query, "partition") if queue is not None else None
+
+
+def _group_mode(query: Mapping[str, str]) -> GroupMode | None:
     mode = query.get("groupMode")
     if mode in (None, ""):
         return None
@@ -121,7 +141,7 @@ def _group_mode(query: dict[str, str]) -> GroupMode | None:
     return cast("GroupMode", mode)
 
 
-def _subscription(query: dict[str, str], default: str) -> Subscription:
+def _subscription(query: Mapping[str, str], default: str) -> Subscription:
     """Where a new group starts; the clients' words `new-only` and `from_beginning` mean what they say."""
     since = query.get("subscriptionFrom")
     if since and since != "now":
@@ -136,7 +156,22 @@ def _subscription(query: dict[str, str], default: str) -> Subscription:
 
 def pop_reply(request: PopRequest, result: PopResult) -> PopReply:
     """The answer to a pop that got something."""
-    lease_id, group = result.lease_id, request.group
+    first = result.messages[0]
+    return PopReply(
+        True,
+        first.queue,
+        first.partition,
+        first.partition_id,
+        result.lease_id,
+        request.group,
+        result.partitions,
+        wire_messages(request.group, result),
+    )
+
+
+def wire_messages(group: str, result: PopResult) -> list[WireDelivery]:
+    """The messages that a consumer of a group got, as they go out."""
+    lease_id = result.lease_id
     created_at, created_text = -1, ""
     messages = []
     for message in result.messages:
@@ -161,7 +196,4 @@ def pop_reply(request: PopRequest, result: PopResult) -> PopReply:
                 message.attempt,
             )
         )
-    first = result.messages[0]
-    return PopReply(
-        True, first.queue, first.partition, first.partition_id, lease_id, group, result.partitions, messages
-    )
+    return messages

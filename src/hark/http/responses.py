@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hark.errors import HarkError, MethodNotAllowed
+from hark.errors import BodyTooLarge, HarkError, MethodNotAllowed
 
 log = logging.getLogger(__name__)
 
@@ -19,13 +19,13 @@ Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
 
 encode = msgspec.json.Encoder().encode
-_JSON = (b"content-type", b"application/json")
+JSON_HEADER = (b"content-type", b"application/json")
 _PART_BYTES = 256 * 1024
 
 
 async def send_json(send: Send, status: int, body: bytes) -> None:
     """A JSON answer whose body is ready."""
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -38,7 +38,7 @@ async def send_if_there(send: Send, receive: Receive, status: int, body: bytes) 
     """
     if has_left(receive):
         return False
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     for start in range(0, len(body), _PART_BYTES):
         if start and has_left(receive):
@@ -58,6 +58,12 @@ def has_left(receive: Receive) -> bool:
         return bool(answer.value["type"] == "http.disconnect")
     step.close()
     return False
+
+
+async def wait_until_left(receive: Receive) -> None:
+    """Return when the client is gone, or has all of its answer."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def send_empty(send: Send) -> None:
@@ -84,12 +90,23 @@ def error_headers(error: HarkError) -> dict[str, str]:
 async def send_error(send: Send, error: HarkError, *, close: bool = False) -> None:
     """An error as every route answers it; `close` where the rest of the body will not be read."""
     body = encode(error_body(error))
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_failure(send: Send, error: Exception) -> None:
+    """Whatever went wrong, as an error."""
+    known = known_error(error)
+    await send_error(send, known, close=isinstance(known, BodyTooLarge))
+
+
+def known_error(error: Exception) -> HarkError:
+    """What a client hears of whatever went wrong."""
+    return error if isinstance(error, HarkError) else internal_error(error)
 
 
 def internal_error(error: Exception) -> HarkError:

@@ -6,23 +6,27 @@
 `tree.py` says what settings there are, `table.py` lists them, `load.py` reads them.
 """
 
+from hark.settings.addresses import Address, peer_addresses
 from hark.settings.load import Loaded, load
 from hark.settings.table import LATER, SETTINGS, Setting, shown
-from hark.settings.tree import Batching, Encryption, Fallback, Limits, Pop, Postgres, Retention, Settings
+from hark.settings.tree import Batching, Encryption, Fallback, Limits, Peer, Pop, Postgres, Retention, Settings
 
 __all__ = [
     "LATER",
     "SETTINGS",
+    "Address",
     "Batching",
     "Encryption",
     "Fallback",
     "Limits",
     "Loaded",
+    "Peer",
     "Pop",
     "Postgres",
     "Retention",
     "Setting",
     "Settings",
     "load",
+    "peer_addresses",
     "shown",
 ]

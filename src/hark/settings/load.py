@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hark.errors import InvalidSetting
+from hark.settings.addresses import peer_addresses
 from hark.settings.table import LATER, SETTINGS, Setting, value_of
 from hark.settings.tree import Settings
 
@@ -52,6 +53,7 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
     settings = msgspec.convert(_nested(values), Settings)
     for lower, upper in _NOT_ABOVE:
         _check_not_above(settings, sources, lower, upper)
+    _check_peers(settings, sources)
     return Loaded(settings=settings, sources=sources, notes=tuple(_notes(env)))
 
 
@@ -142,6 +144,17 @@ def _check_not_above(settings: Settings, sources: Mapping[str, str], lower: str,
             f"setting {lower}: {sources[lower]} says {value}, expected at most {bound}, "
             f"which is {upper} ({sources[upper]})"
         )
+
+
+def _check_peers(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Refuse what is no address, now and not when it is first used."""
+    for entry in settings.peers:
+        try:
+            peer_addresses(entry)
+        except ValueError:
+            raise InvalidSetting(
+                f"setting peers: {sources['peers']} says {_short(entry)}, expected {SETTINGS['peers'].expected}"
+            ) from None
 
 
 def _notes(env: Mapping[str, str]) -> Iterator[str]:

@@ -14,14 +14,8 @@ from hark.settings.tree import Settings
 
 HIDDEN = "******"
 
-_POLLING = "fallback polling between servers"
 LATER: Mapping[str, str] = MappingProxyType(
     {
-        "POLL_WORKER_COUNT": _POLLING,
-        "POLL_WORKER_INTERVAL": _POLLING,
-        "QUEUE_BACKOFF_CLEANUP_THRESHOLD": _POLLING,
-        "QUEEN_UDP_PEERS": "hints between servers",
-        "QUEEN_UDP_NOTIFY_PORT": "hints between servers",
         "QO_POLLING_STRATEGY": "the worker runtime",
         "QO_POLLING_MIN_INTERVAL_MS": "the worker runtime",
         "QO_POLLING_MAX_INTERVAL_MS": "the worker runtime",

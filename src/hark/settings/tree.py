@@ -51,6 +51,14 @@ class Limits(_Part, frozen=True):
     max_batch: Annotated[Count, _about("Items in one push, pop or ack at most; more is a 400.")] = 10_000
     max_pending: Annotated[Count, _about("Items of one verb that wait for a commit at most; more is a 429.")] = 20_000
     max_waiting: Annotated[Count, _about("Pops that wait for messages at most; more is a 429.")] = 20_000
+    max_streams: Annotated[
+        Count, _about("SSE and WebSocket connections that take messages at most, and as many browsers; more is a 429.")
+    ] = 10_000
+    stalled_seconds: Annotated[
+        float,
+        Meta(ge=0.01, le=86_400),
+        _about("Seconds that a streaming client may read nothing of what is written to it; then it is cut off."),
+    ] = 30.0
 
 
 class Pop(_Part, frozen=True):
@@ -185,6 +193,68 @@ class Fallback(_Part, frozen=True):
             "POLL_MAX_INTERVAL",
         ),
     ] = 5000
+    jitter: Annotated[
+        float,
+        Meta(ge=0, le=0.9),
+        _about("The share by which the time between two looks is more or less at random."),
+    ] = 0.1
+    # Half of the first interval: keys that began at any moment look in at most 20 shared calls a second, and what is
+    # found without a hint is found 25 ms later on average.
+    tick_ms: Annotated[
+        int,
+        Meta(ge=1, le=60_000),
+        _about(
+            "Looks come at multiples of so many milliseconds, to share calls of the engine.", "POLL_WORKER_INTERVAL"
+        ),
+    ] = 50
+    concurrency: Annotated[
+        Count,
+        _about("Pairs of a queue and a group that are looked at in the same moment at most.", "POLL_WORKER_COUNT"),
+    ] = 32
+    cleanup_seconds: Annotated[
+        int,
+        Meta(ge=0, le=31_536_000),
+        _about(
+            "Seconds that the time between two looks is remembered when nobody waits any more.",
+            "QUEUE_BACKOFF_CLEANUP_THRESHOLD",
+        ),
+    ] = 3600
+
+
+class Peer(_Part, frozen=True):
+    """How servers on one store tell each other that there may be work."""
+
+    port: Annotated[
+        int,
+        Meta(ge=0, le=65_535),
+        _about(
+            "The UDP port at which this server hears its peers; worker processes take this one and those after it. "
+            "0: 6633 if there are `peers`, else none.",
+            "QUEEN_UDP_NOTIFY_PORT",
+        ),
+    ] = 0
+    host: Annotated[
+        str,
+        _about("The address of that port; empty: that of `host`.", expected="a host name or an address"),
+    ] = ""
+    secret: Annotated[
+        str,
+        Meta(pattern=r"^(.{16,})?\Z"),
+        _about(
+            "What peers sign their datagrams with, the same for all; empty: one that the store keeps for them.",
+            expected="at least 16 characters (make them with: openssl rand -hex 32)",
+            secret=True,
+        ),
+    ] = ""
+    linger_ms: Annotated[
+        float,
+        Meta(ge=0, le=10_000),
+        _about("Milliseconds that a hint to the peers waits for others to share its datagram."),
+    ] = 2.0
+
+    def __repr__(self) -> str:
+        """Hide the secret: settings end up in logs and tracebacks."""
+        return f"Peer(port={self.port}, host={self.host!r}, linger_ms={self.linger_ms}, secret=******)"
 
 
 class Settings(_Part, frozen=True):
@@ -214,6 +284,15 @@ class Settings(_Part, frozen=True):
     max_body_bytes: Annotated[
         int, Meta(ge=1, le=2_147_483_647), _about("Bytes in one request body at most; more is a 413.")
     ] = 10_485_760
+    peers: Annotated[
+        tuple[str, ...],
+        _about(
+            "Other servers on the same store, to be told by UDP where there is work: `host:port`, or `host:first-last` "
+            "for all processes of one; in the environment separated by commas.",
+            "QUEEN_UDP_PEERS",
+            expected="a list of host:port or host:first-last, with ports from 1 to 65535",
+        ),
+    ] = ()
     batching: Batching = Batching()
     limits: Limits = Limits()
     pop: Pop = Pop()
@@ -221,3 +300,4 @@ class Settings(_Part, frozen=True):
     encryption: Encryption = Encryption()
     postgres: Postgres = Postgres()
     fallback: Fallback = Fallback()
+    peer: Peer = Peer()

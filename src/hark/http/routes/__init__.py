@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from hark.http.routes import (
+    consumers,
     dead_letters,
     groups,
     leases,
@@ -24,6 +25,7 @@ _THEMES = (
     overview,
     messages,
     groups,
+    consumers,
     seek,
     dead_letters,
     transactions,

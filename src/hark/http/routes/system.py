@@ -58,8 +58,19 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Numbers about the store."""
-    return reply({"store": await broker_of(request).engine.store_metrics()})
+    """Numbers about the store, about those who wait, and about what shared a call."""
+    broker = broker_of(request)
+    answer: dict[str, object] = {
+        "store": await broker.engine.store_metrics(),
+        "delivery": broker.delivery.snapshot(),
+        "batching": {
+            verb: {"calls": sizes.calls, "requests": sizes.requests, "largest": sizes.largest}
+            for verb, sizes in broker.batch_sizes().items()
+        },
+    }
+    if peers := broker.peer_metrics():
+        answer["peers"] = peers
+    return reply(answer)
 
 
 class MaintenanceBody(msgspec.Struct):

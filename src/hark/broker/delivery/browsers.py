@@ -1,0 +1,259 @@
+"""Browsers: clients that see every message of a queue once, in the order of its partition, and take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from hark.broker.delivery.consumers import ConsumerManager
+from hark.broker.delivery.fallback import FallbackPolls
+from hark.broker.timers import Timers
+from hark.clock import SECOND
+from hark.engine.api import Engine
+from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
+from hark.model import BrowseFrom, Delivery, PopResult, Read, ReadResult
+from hark.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_BATCH = 100
+_PARTITIONS = 16
+"""Partitions that one call reads from at most."""
+_MANY_BYTES = 256 * 1024
+"""After more than this the next call reads from one partition, which gives a mebibyte at most: a client that does not
+read should not hold much."""
+_OVERLAP = 30 * SECOND
+"""How far back a poll asks for what was touched: longer than a transaction takes to be seen."""
+
+
+class Browser:
+    """One client that looks; it holds its place in each partition and nothing else."""
+
+    def __init__(self, browsers: Browsers, queue: str, partition: str | None, start: BrowseFrom) -> None:
+        self.queue = queue
+        self.partition = partition
+        self.start = start
+        self.closed = False
+        self._browsers = browsers
+        self._next: dict[str, int] = {}
+        """The next offset of each partition that it has been in."""
+        self._unread: dict[str, None] = {}
+        """Partitions that may have something for it, the one read longest ago first."""
+        self._width = 1
+        """Partitions that the next call reads from."""
+        self._behind = False
+        """Messages came, and nobody said where."""
+        self._news = asyncio.Event()
+
+    async def open(self) -> None:
+        """Find its places. What comes after this call began is not missed."""
+        for position in await self._browsers.engine.positions(self.queue, self.start, self.partition):
+            self._next[position.partition] = position.offset
+        if self.start != "tail":
+            self._unread |= dict.fromkeys(self._next)
+            self._news.set()
+
+    def tell(self, partitions: Sequence[str] | None) -> None:
+        """Messages came into these partitions, or (None) into some."""
+        if partitions is None:
+            self._behind = True
+        elif self.partition is None:
+            self._unread |= dict.fromkeys(partitions)
+        elif self.partition in partitions:
+            self._unread[self.partition] = None
+        self._news.set()
+
+    async def next(self) -> Sequence[Delivery]:
+        """The next messages, as soon as there are some; nothing when the browser is closed."""
+        while not self.closed:
+            self._news.clear()
+            try:
+                messages = await self._look()
+            except EngineFailure as failure:
+                log.debug("a browser waits for the store: %s", failure)
+                self._browsers.remind(self._news.set)
+                await self._news.wait()
+                continue
+            if messages:
+                self._browsers.unseal(messages)
+                return messages
+            if not self._unread:
+                await self._news.wait()
+        return ()
+
+    async def _look(self) -> Sequence[Delivery]:
+        if self._behind:
+            self._behind = False
+            try:
+                await self.catch_up(None)
+            except BaseException:
+                self._behind = True
+                raise
+        partitions = list(self._unread)[: self._width]
+        if not partitions:
+            return ()
+        messages = await self._read(partitions)
+        many = sum(len(message.payload) for message in messages) > _MANY_BYTES
+        self._width = 1 if many else min(2 * self._width, _PARTITIONS)
+        return messages
+
+    async def _read(self, partitions: Sequence[str]) -> Sequence[Delivery]:
+        for partition in partitions:
+            self._unread.pop(partition, None)
+        messages: list[Delivery] = []
+        try:
+            answers = await self._ask(partitions)
+            lost = [one for one, answer in answers.items() if await self._is_lost(one, answer)]
+        except BaseException:  # The store is away, or the caller asks again later: nothing was seen.
+            self._unread |= dict.fromkeys(partitions)
+            raise
+        for partition, answer in answers.items():
+            self._next[partition] = 1 if partition in lost else answer.next_offset
+            messages += answer.messages
+            if answer.more or partition in lost:
+                self._unread[partition] = None
+        return messages
+
+    async def _ask(self, partitions: Sequence[str]) -> dict[str, ReadResult]:
+        limit = max(1, _BATCH // len(partitions))
+        answers = await self._browsers.engine.read(
+            [
+                Read(queue=self.queue, partition=partition, offset=self._next.get(partition, 1), limit=limit)
+                for partition in partitions
+            ]
+        )
+        found = {}
+        for partition, answer in zip(partitions, answers, strict=True):
+            if isinstance(answer, HarkError):
+                raise answer
+            found[partition] = answer
+        return found
+
+    async def _is_lost(self, partition: str, answer: ReadResult) -> bool:
+        """It was told of messages that are not where it stands: was the queue removed and made anew?"""
+        if answer.messages or answer.more:
+            return False
+        tails = await self._browsers.engine.positions(self.queue, "tail", partition)
+        return bool(tails) and tails[0].offset < answer.next_offset
+
+    async def catch_up(self, since: int | None) -> bool:
+        """Ask the store what came without a word since a time or (None) ever; whether something did."""
+        found = False
+        tails = await self._browsers.engine.positions(self.queue, "tail", self.partition, since)
+        for position in tails:
+            if position.offset != self._next.get(position.partition, 1):
+                self._unread[position.partition] = None
+                found = True
+        if found:
+            self._news.set()
+        return found
+
+    def close(self) -> None:
+        """Look no more."""
+        if not self.closed:
+            self.closed = True
+            self._browsers.forget(self)
+            self._news.set()
+
+
+class Browsers:
+    """All browsers of this server, by queue."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        timers: Timers,
+        random: Callable[[], float],
+        unseal: Callable[[PopResult], None],
+    ) -> None:
+        self.engine = engine
+        self._timers = timers
+        self._unseal = unseal
+        self._most = settings.limits.max_streams
+        self._by_queue: dict[str, ConsumerManager[Browser]] = {}
+        self._polls: FallbackPolls[Browser] = FallbackPolls(settings.fallback, timers, self._poll, random)
+        self._polled_at: dict[Browser, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return sum(len(manager) for manager in self._by_queue.values())
+
+    def __iter__(self) -> Iterator[Browser]:
+        return iter([browser for manager in self._by_queue.values() for browser in manager.iter_all()])
+
+    async def open(self, queue: str, partition: str | None, start: BrowseFrom) -> Browser:
+        """A browser at its start."""
+        if self._closed:
+            raise Unavailable("the server is stopping", code="stopping")
+        if len(self) >= self._most:
+            raise Overloaded(
+                f"{len(self)} browsers are open already; try again shortly or raise limits.max_streams",
+                code="too_many_streams",
+            )
+        browser = Browser(self, queue, partition, start)
+        manager = self._by_queue.setdefault(queue, ConsumerManager(1))
+        # Before it finds its places: it hears of what comes meanwhile, and reads it where it belongs.
+        manager.add(browser, browser=True)
+        manager.set_interest(browser, True)
+        try:
+            await browser.open()
+        except BaseException:
+            browser.close()
+            raise
+        if self.engine.shared:
+            self._polls.watch(browser)
+        return browser
+
+    def forget(self, browser: Browser) -> None:
+        """A browser is closed."""
+        manager = self._by_queue.get(browser.queue)
+        if manager is not None:
+            manager.remove(browser)
+            if not len(manager):
+                del self._by_queue[browser.queue]
+        self._polls.forget(browser)
+        self._polled_at.pop(browser, None)
+
+    def hint(self, queue: str, partitions: Sequence[str] | None) -> None:
+        """Messages came: all browsers of the queue are told, whoever takes them."""
+        manager = self._by_queue.get(queue)
+        if manager is not None:
+            for browser in manager.iter_browsers():
+                browser.tell(partitions)
+                self._polls.reset(browser)
+
+    def unseal(self, messages: Sequence[Delivery]) -> None:
+        """Make payloads readable."""
+        self._unseal(PopResult(messages))
+
+    def remind(self, callback: Callable[[], None]) -> None:
+        """Call when the store may be back."""
+        self._timers.at(self._timers.now() + SECOND, callback)
+
+    def close(self) -> None:
+        """The server stops."""
+        self._closed = True
+        self._polls.close()
+        for browser in self:
+            browser.close()
+
+    def _poll(self, browser: Browser) -> None:
+        task = asyncio.get_running_loop().create_task(self._catch_up(browser))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _catch_up(self, browser: Browser) -> None:
+        since = self._polled_at.get(browser, 0)
+        self._polled_at[browser] = self._timers.now()
+        try:
+            found = await browser.catch_up(since - _OVERLAP)
+        except HarkError as error:
+            log.debug("a browser could not catch up: %s", error)
+            found = False
+            self._polled_at[browser] = since
+        if browser.closed:
+            self._polled_at.pop(browser, None)
+        self._polls.polled(browser, found)

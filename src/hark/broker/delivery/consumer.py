@@ -1,0 +1,36 @@
+"""What the pump needs of somebody who waits, whether that is a pop or a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from hark.errors import HarkError
+from hark.model import PopRequest, PopResult
+
+
+class Consumer(Hashable, Protocol):
+    """Somebody who waits. The pump calls these; none of them may raise."""
+
+    @property
+    def priority(self) -> int:
+        """Those with a higher one are told first."""
+
+    @property
+    def partition(self) -> str | None:
+        """The partition that it wants, if not any."""
+
+    def next_pull(self) -> PopRequest | None:
+        """What to pop for it now; None: it wants nothing after all."""
+
+    def deliver(self, result: PopResult) -> bool:
+        """Take what came; False: it is not there any more, and what came goes back."""
+
+    def came_up_empty(self) -> None:
+        """There was nothing for it; it keeps its turn."""
+
+    def failed(self, failure: HarkError) -> None:
+        """The look failed, for a reason that passes; it is looked for again later."""
+
+    def refuse(self, error: HarkError) -> None:
+        """What it wants can't be."""

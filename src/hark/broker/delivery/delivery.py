@@ -1,0 +1,282 @@
+"""Delivery: every subscription of this server, and the way of hints to those whom they concern."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from hark.broker.delivery.browsers import Browsers
+from hark.broker.delivery.fallback import FallbackPolls
+from hark.broker.delivery.intentions import Intention, Intentions
+from hark.broker.delivery.labels import Labels
+from hark.broker.delivery.metrics import DeliveryMetrics, Source
+from hark.broker.delivery.stream import Stream
+from hark.broker.delivery.streams import Streams
+from hark.broker.delivery.subscription import Key, Subscription
+from hark.broker.timers import Timers
+from hark.clock import SECOND
+from hark.engine.api import Engine
+from hark.errors import EngineFailure
+from hark.model import Hint, PopRequest, PopResult
+from hark.settings import Settings
+
+GroupingKey = tuple[Key, str | None]
+"""What is polled for all who wait for it: a subscription and a partition of it, or any."""
+Gone = Callable[[], Coroutine[Any, Any, None]]
+"""Returns when a client has left."""
+_CLOSED = PopResult(reason="nothing_ready")
+_PAUSED = PopResult(reason="paused")
+
+
+class Pops(Protocol):
+    """How pops get to the store and back."""
+
+    def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
+        """Pop once, together with others."""
+
+    def give_back(self, result: PopResult) -> None:
+        """What was popped is free again, uncounted: nobody received it."""
+
+    def unseal(self, result: PopResult) -> None:
+        """Make payloads readable; raises, and gives all of it back, where there is no key."""
+
+
+class Delivery:
+    """Whoever waits on this server, told of work as it comes."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        timers: Timers,
+        random: Callable[[], float],
+        pops: Pops,
+    ) -> None:
+        self.timers = timers
+        self.pops = pops
+        self.shared = engine.shared
+        self.cap = settings.batching.max_items
+        self.suspended = False
+        """Nothing is delivered for now."""
+        self.metrics = DeliveryMetrics()
+        self.fallback: FallbackPolls[GroupingKey] = FallbackPolls(settings.fallback, timers, self._poll, random)
+        self.intentions = Intentions(settings.limits.max_waiting, timers)
+        self.streams = Streams(self, engine, settings, random)
+        self.browsers = Browsers(engine, settings, timers, random, pops.unseal)
+        self._loop = asyncio.get_running_loop()
+        self._labels = Labels(engine, timers, self._hint_labels)
+        self._subscriptions: dict[Key, Subscription] = {}
+        self._by_queue: dict[str, dict[str, Subscription]] = {}
+        self._by_label: dict[str, list[Subscription]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # Those who wait ----------------------------------------------------------------------------------------
+
+    async def wait(self, request: PopRequest, seconds: float, priority: int, gone: Gone | None) -> PopResult:
+        """A pop that waits for its first message, or until its client is gone."""
+        self.intentions.admit()
+        now = self.timers.now()
+        subscription = self.subscription(request)
+        intention = self.intentions.register(request, priority, now, now + round(seconds * SECOND), subscription)
+        subscription.join(intention)
+        try:
+            if self._must_look(intention):
+                result = await self._look(intention)
+                if result is not None and result.messages:
+                    return result
+            if self._closed or self.suspended:
+                intention.end(_PAUSED if self.suspended else _CLOSED)
+                return intention.answer.result()
+            return await self._park(intention, gone)
+        finally:
+            intention.answer.cancel()
+            self.intentions.remove(intention)
+            subscription.leave(intention)
+
+    async def _park(self, intention: Intention, gone: Gone | None) -> PopResult:
+        watch = None if gone is None else self._loop.create_task(gone())
+        if watch is not None:
+            watch.add_done_callback(lambda _: intention.abandon())
+        self.intentions.park(intention)
+        intention.subscription.set_interest(intention, True)
+        try:
+            return await intention.answer
+        except asyncio.CancelledError:
+            # The answer may have come in the very turn in which the client left.
+            answer = intention.answer
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self.pops.give_back(answer.result())
+            raise
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    def _must_look(self, intention: Intention) -> bool:
+        """Whether a newcomer looks for itself before it waits.
+
+        Where somebody waits for the same already there is nothing that is known of; and if there were, it would not
+        be its turn. (An explicit mode has to be checked by the store.)
+        """
+        return intention.request.group_mode is not None or not intention.subscription.waits_before(intention)
+
+    async def _look(self, intention: Intention) -> PopResult | None:
+        subscription, partition = intention.subscription, intention.partition
+        answer = self.pops.submit(intention.request)
+        try:
+            result = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self.pops.give_back(answer.result())
+            raise
+        except EngineFailure as failure:
+            # That the store is away is no reason to give up: it may be back in time. With an unknown outcome messages
+            # may have been leased to nobody: they come again when that lease ends. But what was settled at once does
+            # not, and the client should hear of it.
+            if intention.request.auto_ack and failure.code == "outcome_unknown":
+                raise
+            intention.failure = failure
+            subscription.note_failure(partition)
+            return None
+        if not result.messages:
+            subscription.note_empty(partition, result.look_again_at)
+        return result
+
+    def open_stream(self, credit: int) -> Stream:
+        """A client that gets messages as they come."""
+        return self.streams.open(credit)
+
+    def subscription(self, request: PopRequest) -> Subscription:
+        """The subscription that a request is about, made if there is none."""
+        key = Key(request.queue, request.namespace, request.task, request.group)
+        found = self._subscriptions.get(key)
+        if found is None:
+            found = self._subscriptions[key] = Subscription(key, self)
+            if key.queue is None:
+                self._by_label.setdefault(key.group, []).append(found)
+            else:
+                self._by_queue.setdefault(key.queue, {})[key.group] = found
+        return found
+
+    def closed(self, subscription: Subscription) -> None:
+        """Nobody waits there any more."""
+        key = subscription.key
+        if self._subscriptions.get(key) is not subscription:
+            return
+        del self._subscriptions[key]
+        if key.queue is None:
+            self._by_label[key.group].remove(subscription)
+            if not self._by_label[key.group]:
+                del self._by_label[key.group]
+        else:
+            groups = self._by_queue[key.queue]
+            del groups[key.group]
+            if not groups:
+                del self._by_queue[key.queue]
+
+    # Hints -------------------------------------------------------------------------------------------------
+
+    def hint(self, hints: Sequence[Hint], source: Source | None = None) -> None:
+        """Tell those whom the hints concern; `source` is what they came by, if not from this server's own calls."""
+        for hint in hints:
+            if hint.ended:
+                self.streams.ended(hint.ended)
+            if hint.partitions is not None and not hint.partitions:
+                continue
+            by: Source = source or ("push" if hint.news == "message" else "settle")
+            if self._by_queue:
+                for subscription in self._concerned(self._by_queue.get(hint.queue), hint):
+                    subscription.hear(hint, by)
+            if hint.group is None:
+                if hint.news == "message":
+                    self.browsers.hint(hint.queue, hint.partitions)
+                elif hint.partitions is None:
+                    self._labels.forget(hint.queue)  # Its options were changed, or it is gone.
+            if self._by_label:
+                self._hint_labels(hint, by)
+
+    def _concerned(self, groups: dict[str, Subscription] | None, hint: Hint) -> list[Subscription]:
+        if not groups:
+            return []
+        if hint.group is not None:
+            return [groups[hint.group]] if hint.group in groups else []
+        return [subscription for name, subscription in groups.items() if name not in hint.told]
+
+    def _hint_labels(self, hint: Hint, source: Source) -> None:
+        if hint.group is not None and hint.group not in self._by_label:
+            return
+        labels = self._labels.of(hint.queue, hint, source)
+        if labels is None:
+            return  # They are asked for; the hint comes again when they are known.
+        for group, subscriptions in list(self._by_label.items()):
+            if (hint.group is None and group not in hint.told) or hint.group == group:
+                for subscription in list(subscriptions):
+                    _, namespace, task, _ = subscription.key
+                    if namespace in (None, labels[0]) and task in (None, labels[1]):
+                        subscription.hear(hint, source)
+
+    def _poll(self, key: GroupingKey) -> None:
+        subscription = self._subscriptions.get(key[0])
+        if subscription is None:
+            self.fallback.polled(key, found=False)
+        else:
+            subscription.poll(key[1])
+
+    # Stopping ----------------------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Stop deliveries: pops that wait are answered, streams stay and get nothing."""
+        self.suspended = True
+        self._answer_all(_PAUSED)
+
+    def resume(self) -> None:
+        """Deliver again."""
+        self.suspended = False
+        for subscription in list(self._subscriptions.values()):
+            subscription.resume()
+
+    def close(self) -> None:
+        """Answer everybody who waits; nobody may wait any longer."""
+        self._closed = True
+        self._answer_all(_CLOSED)
+        self.streams.close()
+        self.browsers.close()
+
+    def _answer_all(self, result: PopResult) -> None:
+        for intention in self.intentions:
+            if intention.parked:  # The others are on their first look, and are answered after it.
+                intention.expire(result)
+
+    async def drain(self) -> None:
+        """Wait for the looks that are under way, and stop all timers."""
+        self.intentions.close()
+        self.fallback.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._labels.close()
+
+    # What subscriptions need -------------------------------------------------------------------------------
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call at the end of this turn of the loop, so that all that is told in it shares a call."""
+        self._loop.call_soon(callback)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something to its end."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Looking -----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, object]:
+        """Numbers about those who wait."""
+        return {
+            "waiting": len(self.intentions),
+            "subscriptions": len(self._subscriptions),
+            "streams": len(self.streams),
+            "browsers": len(self.browsers),
+            "fallback": self.fallback.metrics(),
+            **self.metrics.snapshot(),
+        }

@@ -1,0 +1,360 @@
+"""A stream: a client that gets messages as they come, as many as it has credit for.
+
+A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused, and
+everything that it was given has been handed to its socket: so a client that does not read holds no more than one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from hark.broker.delivery.subscription import Subscription
+from hark.broker.delivery.windows import Window
+from hark.broker.timers import Timer
+from hark.clock import MILLISECOND, SECOND
+from hark.errors import Conflict, HarkError
+from hark.model import PopRequest, PopResult, Settlement, SettleOutcome
+
+if TYPE_CHECKING:
+    from hark.broker.delivery.streams import Streams
+
+_AFTER_THE_END = 10 * MILLISECOND
+"""When a lease is asked about after its time: the store has let go of it by then."""
+
+
+class Arrival(NamedTuple):
+    """Messages for a stream, or an error that ended one of its subscriptions."""
+
+    consumer: StreamConsumer
+    result: PopResult
+    error: HarkError | None = None
+
+
+class StreamConsumer:
+    """A stream's part in one subscription."""
+
+    def __init__(
+        self, name: str, stream: Stream, request: PopRequest, priority: int, subscription: Subscription
+    ) -> None:
+        self.name = name
+        self.stream = stream
+        self.request = request
+        self.priority = priority
+        self.subscription = subscription
+
+    @property
+    def partition(self) -> str | None:
+        """The partition that it wants, if not any."""
+        return self.request.partition
+
+    def next_pull(self) -> PopRequest | None:
+        """A pop of at most what the stream has credit for."""
+        batch = self.stream.begin_pull(self)
+        if batch == self.request.batch:
+            return self.request
+        return msgspec.structs.replace(self.request, batch=batch) if batch else None
+
+    def deliver(self, result: PopResult) -> bool:
+        """Hand it to the stream, if that is still there."""
+        return self.stream.arrived(Arrival(self, result))
+
+    def came_up_empty(self) -> None:
+        """There was nothing; it keeps its turn."""
+        self.stream.end_pull()
+
+    def failed(self, failure: HarkError) -> None:
+        """The store is away; it is looked for again later."""
+        if self.request.auto_ack and failure.code == "outcome_unknown":
+            self.refuse(failure)  # What was settled at once does not come again: the client should hear of it.
+        else:
+            self.stream.end_pull()
+
+    def refuse(self, error: HarkError) -> None:
+        """What it wants can't be: the subscription ends."""
+        self.stream.refused(self, error)
+
+
+class Stream:
+    """One client, its credit and what it holds."""
+
+    def __init__(self, streams: Streams, number: int, credit: int, created_at: int) -> None:
+        self.number = number
+        self.created_at = created_at
+        self.credit = credit
+        self.paused = False
+        self.draining = False
+        self.closed = False
+        self.consumers: dict[str, StreamConsumer] = {}
+        self._streams = streams
+        self._window = Window()
+        self._pulling: StreamConsumer | None = None
+        self._writing = False
+        """Something was given out by `next` and has not been handed to the socket yet."""
+        self._outbox: deque[Arrival] = deque()
+        self._declined: OrderedDict[StreamConsumer, None] = OrderedDict()
+        """Those that want nothing until the stream can take something again, in the order of their turns. While it is
+        busy for a moment the others are left in peace: they decline when they are told of something.
+        """
+        self._withdrawn = False
+        """All of them are among these: it wants nothing of anybody."""
+        self._turn: StreamConsumer | None = None
+        """The one that was just told of something and may fetch it before the others."""
+        self._news = asyncio.Event()
+        self._check: Timer | None = None
+        self._check_at = 0
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that it got and that have not been settled."""
+        return len(self._window)
+
+    @property
+    def interested(self) -> bool:
+        """Whether it can take messages now."""
+        return not self._is_quiet and not self._is_busy
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether it can take nothing until its client says or settles something."""
+        return self.paused or self.draining or self.closed or self.unsettled >= self.credit
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._pulling is not None or self._writing or bool(self._outbox)
+
+    # The client's side -------------------------------------------------------------------------------------
+
+    def subscribe(self, name: str, request: PopRequest, priority: int = 0) -> StreamConsumer:
+        """Take messages of a subscription as well."""
+        if name in self.consumers:
+            raise Conflict(f"there is a subscription {name!r} on this connection already", code="subscription_exists")
+        subscription = self._streams.subscription(request)
+        consumer = self.consumers[name] = StreamConsumer(name, self, request, priority, subscription)
+        subscription.join(consumer)
+        subscription.welcome(consumer)
+        self._declined[consumer] = None
+        self._update()
+        return consumer
+
+    def unsubscribe(self, name: str) -> bool:
+        """Take no more of a subscription; what it holds of it stays."""
+        consumer = self.consumers.pop(name, None)
+        if consumer is None:
+            return False
+        self._declined.pop(consumer, None)
+        consumer.subscription.leave(consumer)
+        return True
+
+    def grant(self, credit: int) -> None:
+        """It may hold so many unsettled messages, all in all."""
+        self.credit = credit
+        self._update()
+
+    def pause(self) -> None:
+        """Give it nothing until it is resumed."""
+        self.paused = True
+        self._update()
+
+    def resume(self) -> None:
+        """Give it messages again, after a pause or a drain."""
+        self.paused = self.draining = False
+        self._update()
+
+    def drain(self) -> None:
+        """Give it nothing more; `next` says when all that was on its way has been handed over."""
+        self.draining = True
+        self._update()
+        self._news.set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing more will come until it is resumed."""
+        return self.draining and not self._is_busy
+
+    async def next(self) -> Arrival | None:
+        """What came, to be written; None: nothing came, but something changed (it was drained or closed)."""
+        while not self._outbox:
+            self._news.clear()
+            if self.closed or self.drained:
+                return None
+            await self._news.wait()
+        self._writing = True
+        return self._outbox.popleft()
+
+    def written(self) -> None:
+        """What `next` gave has been handed to the socket."""
+        self._writing = False
+        self._update()
+        self._news.set()
+
+    def lost(self, arrival: Arrival) -> None:
+        """What `next` gave could not be written: it is free again, uncounted."""
+        self._writing = False
+        self._window.end(arrival.result.lease_id)
+        self._streams.release(arrival.result.lease_id)
+        self._streams.pops.give_back(arrival.result)
+
+    def close(self) -> None:
+        """The client is gone: what was not written is free again, what was written runs out with its lease."""
+        if self.closed:
+            return
+        self.closed = True
+        for consumer in list(self.consumers.values()):
+            consumer.subscription.leave(consumer)
+        self.consumers.clear()
+        self._declined.clear()
+        while self._outbox:
+            self._streams.pops.give_back(self._outbox.popleft().result)
+        if self._check is not None:
+            self._check.cancel()
+        self._streams.forget(self, self._window.leases())
+        self._news.set()
+
+    # The pump's side ---------------------------------------------------------------------------------------
+
+    def begin_pull(self, consumer: StreamConsumer) -> int:
+        """How many messages may be fetched for a consumer now; the others of the stream have to wait meanwhile."""
+        if not self.interested or self._turn not in (None, consumer):
+            self._declined[consumer] = None
+            return 0
+        self._turn = None
+        self._pulling = consumer
+        return min(consumer.request.batch, self.credit - self.unsettled)
+
+    def end_pull(self) -> None:
+        """What was fetched came to nothing."""
+        self._pulling = None
+        self._update()
+        self._news.set()
+
+    def arrived(self, arrival: Arrival) -> bool:
+        """Messages for this stream; False: its client is gone."""
+        self._pulling = None
+        if self.consumers.get(arrival.consumer.name) is not arrival.consumer:
+            self._update()
+            return False
+        result = arrival.result
+        if self._streams.is_over(result.lease_id):
+            self.end_pull()
+            return True
+        try:
+            self._streams.pops.unseal(result)
+        except HarkError as error:
+            self.refused(arrival.consumer, error)
+            return True
+        if result.lease_id:
+            self._window.add(result)
+            self._streams.hold(self, result.lease_id)
+            self._check_when(result.expires_at)
+        self.consumers[arrival.consumer.name] = self.consumers.pop(arrival.consumer.name)  # The others come first now.
+        self._outbox.append(arrival)
+        self._update()
+        self._news.set()
+        # Whoever writes has its turn after this one; what is not written then is held up by the client.
+        self._streams.soon(lambda: self._streams.soon(self._notice_stuck))
+        return True
+
+    def refused(self, consumer: StreamConsumer, error: HarkError) -> None:
+        """A subscription can't be served: its client is told why."""
+        self._pulling = None
+        if self.consumers.get(consumer.name) is consumer:
+            self.unsubscribe(consumer.name)
+            self._outbox.append(Arrival(consumer, PopResult(), error))
+            self._news.set()
+        self._update()
+
+    def _notice_stuck(self) -> None:
+        if (self._writing or self._outbox) and not self._withdrawn:
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Take nothing of anybody, until it can."""
+        self._withdrawn = True
+        for consumer in self.consumers.values():
+            self._declined[consumer] = None
+            consumer.subscription.set_interest(consumer, False)
+
+    def _resume(self) -> None:
+        """Say that it can take something, until a subscription has something for it: the others come later."""
+        self._withdrawn = False
+        while self._declined:
+            consumer, _ = self._declined.popitem(last=False)
+            consumer.subscription.set_interest(consumer, True)
+            if consumer.subscription.is_told(consumer):
+                self._turn = consumer
+                self._streams.soon(self._end_turn)
+                return
+
+    def _end_turn(self) -> None:
+        """Whoever had its turn has used it by now, or can't."""
+        self._turn = None
+        self._update()
+
+    def _update(self) -> None:
+        """Whether it can take messages may have changed."""
+        if self._is_quiet:
+            if not self._withdrawn:
+                self._withdraw()
+        elif not self._is_busy and self._turn is None:
+            self._resume()
+        self._streams.watch(self, full=not self.closed and 0 < self.credit <= self.unsettled)
+
+    # What became of what it holds --------------------------------------------------------------------------
+
+    def settled(self, item: Settlement, outcome: SettleOutcome) -> None:
+        """A message of it was settled on this server."""
+        if item.lease_id is not None and self._window.settled(item, outcome):
+            self._streams.release(item.lease_id)
+        self._update()
+
+    def ended(self, lease_id: str) -> None:
+        """A lease of it is over, however it ended."""
+        self._window.end(lease_id)
+        self._streams.release(lease_id)
+        self._update()
+
+    def renewed(self, lease_id: str, expires_at: int) -> None:
+        """A lease of it goes on."""
+        self._window.renewed(lease_id, expires_at)
+
+    def leases(self) -> Sequence[str]:
+        """The leases that it holds, as far as this server knows."""
+        return self._window.leases()
+
+    def _check_when(self, due: int | None) -> None:
+        """When the first lease should be over somebody has to ask: it may have been renewed on another server."""
+        if due is None or self.closed:
+            return
+        if self._check is not None:
+            if self._check_at <= due:
+                return
+            self._check.cancel()
+        self._check_at = due
+        # Not again and again in the same turn where the store's clock is behind.
+        timers = self._streams.timers
+        self._check = timers.at(max(due, timers.now()) + _AFTER_THE_END, self._check_leases)
+
+    def check_later(self) -> None:
+        """The store could not be asked."""
+        self._check_when(self._streams.timers.now() + SECOND)
+
+    def _check_leases(self) -> None:
+        self._check = None
+        if not self.closed:
+            self._streams.verify(self)
+
+    def verified(self, ends: dict[str, int | None]) -> bool:
+        """What the store says of its leases; whether some of them are over."""
+        over = [lease for lease, end in ends.items() if end is None]
+        for lease in over:
+            self.ended(lease)
+        for lease, end in ends.items():
+            if end is not None:
+                self._window.renewed(lease, end)
+        self._check_when(self._window.first_end())
+        return bool(over)

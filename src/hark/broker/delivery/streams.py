@@ -1,0 +1,137 @@
+"""All streams of this server: how many there may be, which of them holds which lease, and what became of that."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hark.broker.delivery.fallback import FallbackPolls
+from hark.broker.delivery.stream import Stream
+from hark.engine.api import Engine
+from hark.errors import HarkError, Overloaded, Unavailable
+from hark.model import Settlement, SettleOutcome
+from hark.settings import Settings
+
+if TYPE_CHECKING:
+    from hark.broker.delivery.delivery import Delivery
+
+_REMEMBERED = 1024
+"""Leases that may have ended while what they hold was on its way to a stream."""
+
+
+class Streams:
+    """All streams of this server, and which of them holds which lease."""
+
+    def __init__(self, delivery: Delivery, engine: Engine, settings: Settings, random: Callable[[], float]) -> None:
+        self._delivery = delivery
+        self._engine = engine
+        self._most = settings.limits.max_streams
+        self._all: dict[int, Stream] = {}
+        self._next = 0
+        self._closed = False
+        self._by_lease: dict[str, Stream] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """The last leases that ended and were held by no stream."""
+        self._polls: FallbackPolls[Stream] = FallbackPolls(settings.fallback, delivery.timers, self.verify, random)
+        self.timers = delivery.timers
+        self.subscription = delivery.subscription
+        self.pops = delivery.pops
+        self.soon = delivery.soon
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(list(self._all.values()))
+
+    def open(self, credit: int) -> Stream:
+        """A new one."""
+        if self._closed:
+            raise Unavailable("the server is stopping", code="stopping")
+        if len(self._all) >= self._most:
+            raise Overloaded(
+                f"{len(self._all)} streams are open already; try again shortly or raise limits.max_streams",
+                code="too_many_streams",
+            )
+        self._next += 1
+        stream = self._all[self._next] = Stream(self, self._next, credit, self.timers.now())
+        return stream
+
+    def forget(self, stream: Stream, leases: Iterable[str]) -> None:
+        """A stream is closed."""
+        self._all.pop(stream.number, None)
+        self._polls.forget(stream)
+        for lease in leases:
+            self.release(lease)
+
+    def hold(self, stream: Stream, lease_id: str) -> None:
+        """A stream got messages under a lease."""
+        self._by_lease[lease_id] = stream
+
+    def release(self, lease_id: str) -> None:
+        """A lease is over."""
+        self._by_lease.pop(lease_id, None)
+
+    def settled(self, items: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
+        """Settlements of any client; those of messages that streams hold make room there."""
+        if not self._by_lease:
+            return
+        for item, outcome in zip(items, outcomes, strict=True):
+            if outcome.success and item.lease_id is not None:
+                stream = self._by_lease.get(item.lease_id)
+                if stream is not None:
+                    stream.settled(item, outcome)
+
+    def ended(self, lease_ids: Sequence[str]) -> None:
+        """Leases are over."""
+        if not self._all:
+            return
+        for lease_id in lease_ids:
+            stream = self._by_lease.get(lease_id)
+            if stream is not None:
+                stream.ended(lease_id)
+            else:
+                self._ended[lease_id] = None
+                if len(self._ended) > _REMEMBERED:
+                    self._ended.popitem(last=False)
+
+    def is_over(self, lease_id: str) -> bool:
+        """Whether a lease ended before what it holds arrived: a seek may overtake a pop."""
+        return lease_id in self._ended
+
+    def renewed(self, lease_id: str, expires_at: int) -> None:
+        """A lease goes on."""
+        stream = self._by_lease.get(lease_id)
+        if stream is not None:
+            stream.renewed(lease_id, expires_at)
+
+    def watch(self, stream: Stream, *, full: bool) -> None:
+        """Where others settle too, without a word, the leases of a stream that has no credit left are asked about."""
+        if self._delivery.shared:
+            if full:
+                self._polls.watch(stream)
+            else:
+                self._polls.unwatch(stream)
+
+    def verify(self, stream: Stream) -> None:
+        """Ask the store which leases of a stream are over."""
+        self._delivery.run(self._verify(stream))
+
+    async def _verify(self, stream: Stream) -> None:
+        leases = list(stream.leases())
+        try:
+            ends = await self._engine.lease_ends(leases) if leases else []
+        except HarkError:
+            stream.check_later()
+            self._polls.polled(stream, found=False)
+            return
+        over = stream.verified(dict(zip(leases, ends, strict=True)))
+        self._polls.polled(stream, found=over)
+
+    def close(self) -> None:
+        """The server stops: nobody gets anything any more."""
+        self._closed = True
+        self._polls.close()
+        for stream in list(self._all.values()):
+            stream.close()

@@ -1,0 +1,375 @@
+"""A subscription: those who wait for the same messages, what is believed ready for them, and the pump between the two.
+
+A consumer that is told is served in the same turn of the loop: the pump makes one pop of each, sends them together, and
+hands each what came. One look of a lane is under way at a time, and serves the told ones from the head: that is what
+keeps the turns fair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hark.broker.delivery.alarms import Alarms
+from hark.broker.delivery.believed import Believed, Piece
+from hark.broker.delivery.consumer import Consumer
+from hark.broker.delivery.consumers import ConsumerManager, State
+from hark.broker.delivery.metrics import Source
+from hark.errors import EngineFailure, HarkError, Overloaded
+from hark.model import Hint, PopRequest, PopResult
+
+if TYPE_CHECKING:
+    from hark.broker.delivery.delivery import Delivery
+
+log = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """What a subscription is about: a queue, or all queues with a namespace and/or a task; and for which group."""
+
+    queue: str | None
+    namespace: str | None
+    task: str | None
+    group: str
+
+
+class Lane:
+    """Consumers of a subscription that want the same partition, or any."""
+
+    __slots__ = ("consumers", "looking")
+
+    def __init__(self) -> None:
+        self.consumers = 0
+        self.looking = False
+        """A look for some of them is under way."""
+
+
+class LookResult:
+    """What a look for several consumers came to."""
+
+    __slots__ = ("empty", "failed", "found", "surprised")
+
+    def __init__(self) -> None:
+        self.found = False
+        """Somebody got something."""
+        self.surprised = False
+        """Something was where nothing was believed to be."""
+        self.empty = False
+        """Somebody got nothing."""
+        self.failed = False
+
+
+class Subscription:
+    """Everybody on this server who waits for one (queue, group) or one (namespace, task, group)."""
+
+    def __init__(self, key: Key, delivery: Delivery) -> None:
+        self.key = key
+        self._delivery = delivery
+        self._metrics = delivery.metrics
+        self._manager: ConsumerManager[Consumer] = ConsumerManager(delivery.cap)
+        self._believed = Believed(delivery.cap)
+        self._lanes: dict[str | None, Lane] = {}
+        self._woken_by: dict[Consumer, tuple[Source, int]] = {}
+        """By what and when those were told who are told."""
+        self._alarms = Alarms(delivery.timers, self._ring)
+        self._pulled: set[Consumer] = set()
+        """Those for whom a pop is under way, whether or not they would be told now."""
+        self._late: dict[Consumer, Callable[[], None]] = {}
+        """Those whose time is up and who are told or pulled for, with how they give up."""
+        self._polled: set[str | None] = set()
+        """Lanes for which a fallback poll waits to hear what a look came to."""
+        self._pumping = False
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    @property
+    def manager(self) -> ConsumerManager[Consumer]:
+        """Who waits, and how; to look at."""
+        return self._manager
+
+    # Consumers ---------------------------------------------------------------------------------------------
+
+    def join(self, consumer: Consumer) -> None:
+        """Come in, not interested yet: from now on no hint is missed."""
+        lane = self._lanes.get(consumer.partition)
+        if lane is None:
+            lane = self._lanes[consumer.partition] = Lane()
+            if self._delivery.shared:
+                self._delivery.fallback.watch((self.key, consumer.partition))
+        lane.consumers += 1
+        self._manager.add(consumer, priority=consumer.priority, partition=consumer.partition)
+
+    def leave(self, consumer: Consumer) -> None:
+        """Go; whatever was meant for it goes to the next one."""
+        if consumer not in self._manager:
+            return
+        was_told = self.is_told(consumer)
+        self._manager.remove(consumer)
+        self._woken_by.pop(consumer, None)
+        self._late.pop(consumer, None)
+        lane = self._lanes[consumer.partition]
+        lane.consumers -= 1
+        if not lane.consumers:
+            self._close(consumer.partition, lane)
+        if was_told:
+            self._rebalance("handover")
+
+    def _close(self, partition: str | None, lane: Lane) -> None:
+        del self._lanes[partition]
+        if partition is not None:
+            self._believed.forget(partition)
+        self._delivery.fallback.unwatch((self.key, partition))
+        if partition in self._polled and not lane.looking:
+            self._report_poll(partition, found=False)
+        if not self._lanes:
+            self._alarms.clear()
+            self._delivery.closed(self)
+
+    def set_interest(self, consumer: Consumer, wanted: bool) -> None:
+        """Say whether a consumer wants work now."""
+        if not wanted:
+            was_told = self.is_told(consumer)
+            self.retire(consumer)
+            if was_told:
+                self._rebalance("handover")
+            return
+        self._manager.set_interest(consumer, True)
+        if self._believed:
+            self._rebalance("handover")
+
+    def retire(self, consumer: Consumer) -> None:
+        """A consumer that was not told, or has been served, wants no more: nobody else is concerned."""
+        self._manager.set_interest(consumer, False)
+        self._woken_by.pop(consumer, None)
+        self._late.pop(consumer, None)
+
+    def welcome(self, consumer: Consumer) -> None:
+        """See to it that somebody looks for a newcomer that does not look for itself, if there may be something."""
+        if not self.waits_before(consumer):
+            self._believed.look(consumer.partition)
+            self._rebalance("handover")
+
+    def waits_before(self, consumer: Consumer) -> bool:
+        """Whether somebody waits already who comes before a newcomer: then it need not look, nothing is there.
+
+        One that names a partition looks anyway: those who wait for any have timers of their own, which go with them.
+        """
+        return consumer.partition is None and self._manager.waits(None, consumer.priority)
+
+    def is_told(self, consumer: Consumer) -> bool:
+        """Whether it is the turn of a consumer to be looked for."""
+        return self._manager.state_of(consumer) is State.NOTIFIED
+
+    def last_chance(self, consumer: Consumer, give_up: Callable[[], None]) -> None:
+        """The time of a consumer is up: let it give up as soon as nothing is on its way to it."""
+        if self._is_expecting(consumer):
+            self._late[consumer] = give_up
+        else:
+            give_up()
+
+    def _is_expecting(self, consumer: Consumer) -> bool:
+        return consumer in self._pulled or (self.is_told(consumer) and not self._delivery.suspended)
+
+    # News --------------------------------------------------------------------------------------------------
+
+    def hear(self, hint: Hint, source: Source) -> None:
+        """Partitions of a queue may be ready."""
+        if hint.partitions is None:
+            self.look_everywhere(source)
+            return
+        if not self._believed.hear([(hint.queue, partition) for partition in hint.partitions], hint.news):
+            self.look_everywhere(source)
+            return
+        if self._delivery.shared:
+            self._reset_backoff(hint.partitions)
+        self._rebalance(source)
+
+    def look_everywhere(self, source: Source) -> None:
+        """Nobody knows what happened: one of each lane should look."""
+        for partition in self._lanes:
+            self._believed.look(partition)
+        self._reset_backoff(self._lanes)
+        self._rebalance(source)
+
+    def _reset_backoff(self, partitions: Iterable[str | None]) -> None:
+        fallback = self._delivery.fallback
+        if None in self._lanes:
+            fallback.reset((self.key, None))
+        if len(self._lanes) > 1 or None not in self._lanes:
+            for partition in partitions:
+                if partition in self._lanes:
+                    fallback.reset((self.key, partition))
+
+    def poll(self, partition: str | None) -> None:
+        """Look behind the hints: something may have come without a word."""
+        self._polled.add(partition)
+        lane = self._lanes.get(partition)
+        if lane is not None:
+            self._believed.look(partition)
+            self._rebalance("poll")
+        if lane is None or (not lane.looking and self._manager.next_notified(partition) is None):
+            self._report_poll(partition, found=False)  # Nobody wants anything now.
+
+    def note_empty(self, partition: str | None, look_again_at: int | None) -> None:
+        """A look came up empty: when may the next one find something, without a word from anybody?"""
+        if look_again_at is not None and self._lanes:
+            self._alarms.note(partition, look_again_at)
+
+    def note_failure(self, partition: str | None) -> None:
+        """A look failed: whatever is believed may be wrong, and somebody of all whom that concerns has to find out."""
+        for lane in self._lanes if partition is None else (partition, None):
+            if lane in self._lanes:
+                self._delivery.fallback.watch((self.key, lane))
+
+    def note_success(self, partition: str | None) -> None:
+        """The store answers: its hints can be trusted again, if they ever could."""
+        if not self._delivery.shared and partition in self._lanes:
+            self._delivery.fallback.unwatch((self.key, partition))
+
+    def _ring(self, partition: str | None) -> None:
+        lanes = {partition}
+        if self._manager.is_empty(partition):
+            # Whoever learned of this time does not want it any more; those who could take the same may not know of it.
+            lanes |= self._manager.named if partition is None else {None}
+        for lane in lanes:
+            if lane in self._lanes:
+                self._believed.look(lane)
+        self._rebalance("timer")
+
+    # The pump ----------------------------------------------------------------------------------------------
+
+    def _rebalance(self, source: Source) -> None:
+        manager = self._manager
+        told = manager.rebalance(self._believed.work(self.key.queue, manager.named))
+        if told:
+            now = self._delivery.timers.now()
+            for consumer in told:
+                self._woken_by[consumer] = source, now
+            self._metrics.woke(source, len(told))
+            self._pump_soon()
+        for consumer in [one for one in self._late if not self._is_expecting(one)]:
+            self._late.pop(consumer)()  # Another took its turn, or what it was told of is gone.
+
+    def _pump_soon(self) -> None:
+        if not self._pumping and not self._delivery.suspended:
+            self._pumping = True
+            self._delivery.soon(self._pump)
+
+    def resume(self) -> None:
+        """Deliveries go on after they were stopped."""
+        self.look_everywhere("handover")
+        self._pump_soon()
+
+    def _pump(self) -> None:
+        self._pumping = False
+        if self._delivery.suspended:
+            return
+        # Those for any come last in the call: they must not take what one that names its partition was told of.
+        for partition in self._manager.told_lanes():
+            lane = self._lanes[partition]
+            if not lane.looking:
+                self._look(partition, lane)
+        for partition in list(self._polled):
+            if partition not in self._lanes or not self._lanes[partition].looking:
+                self._report_poll(partition, found=False)  # Whoever was told wants nothing any more.
+
+    def _look(self, partition: str | None, lane: Lane) -> None:
+        """Begin to look for everybody in a lane who was told."""
+        pulls: list[tuple[Consumer, asyncio.Future[PopResult]]] = []
+        mark = self._believed.mark
+        unwilling: list[Consumer] = []
+        for consumer in self._manager.notified(partition):
+            request = consumer.next_pull()
+            if request is None:
+                unwilling.append(consumer)
+            else:
+                self._pulled.add(consumer)
+                pulls.append((consumer, self._submit(request)))
+        for consumer in unwilling:
+            self.set_interest(consumer, False)
+        if pulls:
+            lane.looking = True
+            self._delivery.run(self._finish(partition, lane, pulls, mark))
+
+    def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
+        try:
+            return self._delivery.pops.submit(request)
+        except Overloaded as refusal:  # Too much is waiting for the store: as if it were away.
+            answer: asyncio.Future[PopResult] = asyncio.get_running_loop().create_future()
+            answer.set_exception(refusal)
+            return answer
+
+    async def _finish(
+        self,
+        partition: str | None,
+        lane: Lane,
+        pulls: Sequence[tuple[Consumer, asyncio.Future[PopResult]]],
+        mark: int,
+    ) -> None:
+        try:
+            await asyncio.wait([answer for _, answer in pulls])
+            came = self._hand_over(partition, pulls, mark)
+            # A partition that was taken has nothing more, no less than one that had nothing.
+            if came.empty or came.failed or partition is not None:
+                self._believed.disprove(partition, self.key.queue, mark)
+            elif came.surprised:
+                self._believed.expect_more()
+            if came.failed:
+                self.note_failure(partition)
+            else:
+                self.note_success(partition)
+        finally:
+            lane.looking = False
+        if partition in self._polled:
+            self._report_poll(partition, found=came.found)
+        self._rebalance("handover")
+        if self._manager.next_notified(partition) is not None:
+            self._pump_soon()
+
+    def _report_poll(self, partition: str | None, *, found: bool) -> None:
+        self._polled.discard(partition)
+        self._delivery.fallback.polled((self.key, partition), found=found)
+
+    def _hand_over(
+        self, partition: str | None, pulls: Sequence[tuple[Consumer, asyncio.Future[PopResult]]], mark: int
+    ) -> LookResult:
+        """Give everybody what came."""
+        came = LookResult()
+        for consumer, answer in pulls:
+            self._pulled.discard(consumer)
+            source, since = self._woken_by.pop(consumer, ("handover", 0))
+            try:
+                result = answer.result()
+            except (EngineFailure, Overloaded) as failure:
+                came.failed = True
+                consumer.failed(failure)
+            except HarkError as error:
+                came.found = True  # It has been answered: the next one may look.
+                consumer.refuse(error)
+            except Exception as error:
+                came.found = True
+                log.exception("a bug in a pop")
+                consumer.refuse(HarkError(f"internal error: {type(error).__name__}"))
+            else:
+                if result.messages:
+                    came.found = True
+                    came.surprised |= self._deliver(consumer, result, mark)
+                    self._metrics.delivered(self._delivery.timers.now() - since if since else 0)
+                else:
+                    came.empty = True
+                    self._metrics.came_up_empty(source)
+                    self.note_empty(partition, result.look_again_at)
+                    consumer.came_up_empty()
+        return came
+
+    def _deliver(self, consumer: Consumer, result: PopResult, mark: int) -> bool:
+        """Hand over messages; whether some of them are from where nothing was believed to be."""
+        taken: dict[Piece, None] = {(message.queue, message.partition): None for message in result.messages}
+        known = [self._believed.took(piece, mark, leased=bool(result.lease_id)) for piece in taken]
+        self._manager.served(consumer)
+        if not consumer.deliver(result):
+            self._delivery.pops.give_back(result)
+        return not all(known)

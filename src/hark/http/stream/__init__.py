@@ -1,0 +1,1 @@
+"""Streams over HTTP: messages as they come, by SSE and by WebSocket."""

@@ -1,0 +1,218 @@
+"""What goes on over one WebSocket: deliveries out, frames in, each frame answered before the next is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from hark.broker import Broker
+from hark.broker.delivery.browsers import Browser
+from hark.broker.delivery.stream import Arrival, Stream
+from hark.errors import Conflict, HarkError, InvalidInput, NotFound
+from hark.http.acks import AckBody, ack_answers, settlement_of
+from hark.http.checks import check_int, check_name, format_time_ms, short
+from hark.http.pops import wire_messages
+from hark.http.responses import Receive, encode, known_error
+from hark.http.routes.leases import DEFAULT_SECONDS, MAX_SECONDS
+from hark.http.stream import frames
+from hark.http.stream.frames import ClientFrame, ServerFrame
+from hark.http.stream.line import Line
+from hark.http.stream.wishes import Browsing, subscribing
+from hark.model import QUEUE_MODE, PopResult, Renewal, RenewOutcome, Settlement
+from hark.settings import Settings
+
+MAX_SUBSCRIPTIONS = 1000
+_NACKS = ("failed", "retry", "dlq")
+_SLACK = 64
+
+
+class Connection:
+    """One client, its stream and its browsers."""
+
+    def __init__(self, broker: Broker, settings: Settings, stream: Stream, line: Line) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._stream = stream
+        self._line = line
+        self._browsers: dict[str, Browser] = {}
+        self._groups: dict[str, str] = {}
+        """The groups of leases that were delivered here; some of those that are over are forgotten now and then."""
+        self._most_groups = _SLACK
+        self._drained = asyncio.Event()
+        self._resumed = asyncio.Event()
+
+    def close(self) -> None:
+        """Nothing more goes out."""
+        for browser in self._browsers.values():
+            browser.close()
+        self._browsers.clear()
+
+    # Out ---------------------------------------------------------------------------------------------------
+
+    async def deliver(self) -> None:
+        """Write what comes for the stream, until it is closed."""
+        stream = self._stream
+        while not stream.closed:
+            arrival = await stream.next()
+            if arrival is None:
+                self._drained.set()
+                await self._resumed.wait()
+                continue
+            try:
+                await self._hand_over(arrival)
+            except BaseException:
+                stream.lost(arrival)
+                raise
+            stream.written()
+
+    async def _hand_over(self, arrival: Arrival) -> None:
+        consumer, result, error = arrival
+        if error is not None:
+            await self._write(_ended(consumer.name, error))
+        elif self._stream.consumers.get(consumer.name) is not consumer:
+            self._stream.lost(arrival)  # It was on its way when the client unsubscribed.
+        else:
+            group = consumer.request.group
+            self._remember(result.lease_id, group)
+            await self._write(frames.Messages(consumer.name, result.lease_id, wire_messages(group, result)))
+
+    async def _browse(self, name: str, browser: Browser) -> None:
+        try:
+            while (messages := await browser.next()) and not browser.closed:
+                await self._write(frames.Messages(name, "", wire_messages("", PopResult(messages))))
+        except HarkError as error:
+            await self._write(_ended(name, error))
+        finally:
+            self._leave(name, browser)
+
+    def _leave(self, name: str, browser: Browser) -> None:
+        browser.close()
+        if self._browsers.get(name) is browser:
+            del self._browsers[name]
+
+    async def _write(self, frame: ServerFrame) -> None:
+        await self._line.write(encode(frame))
+
+    def _remember(self, lease_id: str, group: str) -> None:
+        if not lease_id or group == QUEUE_MODE:
+            return
+        if len(self._groups) >= self._most_groups:
+            held = frozenset(self._stream.leases())
+            self._groups = {lease: name for lease, name in self._groups.items() if lease in held}
+            self._most_groups = 2 * len(self._groups) + _SLACK
+        self._groups[lease_id] = group
+
+    # In ----------------------------------------------------------------------------------------------------
+
+    async def obey(self, receive: Receive, tasks: asyncio.TaskGroup) -> None:
+        """Do what the client's frames say, one after the other, until it leaves."""
+        while (event := await receive())["type"] != "websocket.disconnect":
+            text = event.get("text")
+            try:
+                if text is None:
+                    raise InvalidInput("frame: expected text with a JSON object, got a binary frame")
+                answer = await self._do(frames.decode_frame(text), tasks)
+            except Exception as error:
+                answer = frames.refused(text, known_error(error))
+            if answer is not None:
+                await self._write(answer)
+
+    async def _do(self, frame: ClientFrame, tasks: asyncio.TaskGroup) -> ServerFrame | None:
+        match frame:
+            case frames.Ack() | frames.Nack():
+                outcomes = await self._broker.settle(self._settlements(frame)) if frame.items else []
+                return frames.Settled(frame.ref, ack_answers(outcomes))
+            case frames.Credit():
+                self._stream.grant(check_int(frame.n, "n", 0, self._settings.limits.max_batch))
+            case frames.Subscribe():
+                return await self._subscribe(frame, tasks)
+            case frames.Unsubscribe():
+                return self._unsubscribe(frame.id)
+            case frames.Renew():
+                return await self._renew(frame)
+            case frames.Pause():
+                self._stream.pause()
+            case frames.Resume():
+                self._drained.clear()
+                self._stream.resume()
+                self._resumed.set()
+            case frames.Drain():
+                self._resumed.clear()
+                self._stream.drain()
+                await self._drained.wait()
+                return frames.Drained(frame.ref, self._stream.unsettled)
+            case frames.Ping():
+                return frames.Pong()
+            case frames.Pong():
+                pass
+        return None
+
+    async def _subscribe(self, frame: frames.Subscribe, tasks: asyncio.TaskGroup) -> ServerFrame:
+        name = check_name(frame.id, "id")
+        wish = subscribing(msgspec.to_builtins(frame), self._settings)
+        if name in self._browsers or name in self._stream.consumers:
+            raise Conflict(f"id: there is a subscription {short(name)} already", code="subscription_exists")
+        if len(self._browsers) + len(self._stream.consumers) >= MAX_SUBSCRIPTIONS:
+            raise InvalidInput(f"at most {MAX_SUBSCRIPTIONS} subscriptions on one connection; open another one")
+        if isinstance(wish, Browsing):
+            browser = await self._broker.delivery.browsers.open(wish.queue, wish.partition, wish.start)
+            self._browsers[name] = browser
+            tasks.create_task(self._browse(name, browser))
+        else:
+            self._stream.subscribe(name, wish.request, wish.priority)
+        return frames.Subscribed(name)
+
+    def _unsubscribe(self, name: str) -> ServerFrame:
+        browser = self._browsers.get(name)
+        if browser is not None:
+            self._leave(name, browser)
+        elif not self._stream.unsubscribe(name):
+            raise NotFound(f"id: there is no subscription {short(name)}", code="subscription_not_found")
+        return frames.Unsubscribed(name)
+
+    def _settlements(self, frame: frames.Ack | frames.Nack) -> list[Settlement]:
+        items = frame.items
+        self._check_number("items", items)
+        settlements = []
+        for index, item in enumerate(items):
+            where = f"items[{index}]."
+            if isinstance(frame, frames.Nack):
+                item.status = item.status or "failed"
+                if item.status not in _NACKS:
+                    raise InvalidInput(f"{where}status: expected failed, retry or dlq, got {short(item.status)}")
+            elif item.status not in (None, "completed"):
+                raise InvalidInput(f"{where}status: an ack completes; send a nack for {short(item.status)}")
+            settlements.append(settlement_of(item, self._group_of(item, frame.consumer_group, where), where))
+        return settlements
+
+    def _group_of(self, item: AckBody, group: str | None, where: str) -> str:
+        if item.consumer_group:
+            return check_name(item.consumer_group, f"{where}consumerGroup")
+        if group:
+            return check_name(group, "consumerGroup")
+        return self._groups.get(item.lease_id or "", QUEUE_MODE)
+
+    async def _renew(self, frame: frames.Renew) -> ServerFrame:
+        self._check_number("leaseIds", frame.lease_ids)
+        seconds = DEFAULT_SECONDS if frame.seconds is None else check_int(frame.seconds, "seconds", 1, MAX_SECONDS)
+        renewals = [self._broker.renew(Renewal(lease_id, seconds)) for lease_id in frame.lease_ids]
+        outcomes = await asyncio.gather(*renewals)
+        return frames.Renewed(frame.ref, [_renewal(*pair) for pair in zip(frame.lease_ids, outcomes, strict=True)])
+
+    def _check_number(self, field: str, items: Sequence[object]) -> None:
+        most = self._settings.limits.max_batch
+        if len(items) > most:
+            raise InvalidInput(
+                f"{field}: at most {most} in one frame (limits.max_batch), got {len(items)}", code="batch_too_large"
+            )
+
+
+def _renewal(lease_id: str, outcome: RenewOutcome) -> frames.Renewal:
+    expires_at = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
+    return frames.Renewal(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
+
+
+def _ended(name: str, error: HarkError) -> frames.Error:
+    return frames.Error(id=msgspec.Raw(encode(name)), error=error.text, code=error.code)

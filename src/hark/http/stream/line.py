@@ -1,0 +1,86 @@
+"""The way out to one streaming client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+Put = Callable[[bytes], Awaitable[None]]
+"""Hands bytes to the server, which first waits until its buffer has room; without bytes it only waits."""
+
+PING_SECONDS = 15.0
+
+
+class Gone(Exception):
+    """The client has left, or did not read for too long."""
+
+
+class Line:
+    """One write at a time, each in the hands of the socket before the next, and a ping when there is nothing else."""
+
+    def __init__(
+        self, put: Put, transport: asyncio.Transport, *, patience: float, ping: bytes, ping_seconds: float
+    ) -> None:
+        self._put = put
+        self._transport = transport
+        self._patience = patience
+        self._ping = ping
+        self._ping_seconds = ping_seconds
+        self._left = 0
+        """Bytes of a write that the socket has not taken yet."""
+        self._turn = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+        if not transport.is_closing():
+            # No room at all: so whoever waits for room waits until the socket has the last byte.
+            transport.set_write_buffer_limits(high=0)
+
+    async def write(self, data: bytes) -> None:
+        """Return when the socket has all of it; raises `Gone` if the client has left or does not read at all."""
+        async with self._turn:
+            self._check()
+            try:
+                await self._wait_for_room()  # The server itself writes too: it answers pings.
+                await self._put(data)
+                await self._wait_for_room()
+            except OSError:
+                raise Gone from None
+            self._check()
+            self._written_at = self._loop.time()
+
+    async def _wait_for_room(self) -> None:
+        self._left = self._transport.get_write_buffer_size()
+        if not self._left:
+            return
+        self._watch()
+        try:
+            await self._put(b"")
+        finally:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        self._timer = self._loop.call_later(self._patience, self._look_at_progress)
+
+    def _look_at_progress(self) -> None:
+        left = self._transport.get_write_buffer_size()
+        if left < self._left:
+            self._left = left
+            self._watch()
+        else:  # Closing would wait for the client to read what is left.
+            self._transport.abort()
+
+    def _check(self) -> None:
+        if self._transport.is_closing():
+            raise Gone
+
+    async def keep_alive(self) -> None:
+        """Ping whenever nothing was written for a while, until the client is gone."""
+        try:
+            while True:
+                wait = self._written_at + self._ping_seconds - self._loop.time()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                else:
+                    await self.write(self._ping)
+        except Gone:
+            return

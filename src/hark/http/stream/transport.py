@@ -1,0 +1,60 @@
+"""uvicorn's protocols, with the socket in reach: a client that does not read can only be got rid of there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from hark.http.responses import Scope
+
+WEBSOCKET_LOG = "uvicorn.error.websocket"
+_STATE = "hark.transport"
+_UNREAD_BYTES = 256 * 1024
+_MAX_FRAGMENTS = 10_000
+
+
+class OpenProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP, with its transport in the state of each request; upgrades to WebSocket inherit that state."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's own.
+        """Once per connection, so that requests cost nothing more."""
+        super().connection_made(transport)
+        self.app_state = self.app_state | {_STATE: transport}
+
+
+class QuietWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, but what it says of every connection can be kept out of the log."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Use a logger of its own."""
+        super().connection_made(transport)
+        self.logger = self.conn.logger = logging.getLogger(WEBSOCKET_LOG)
+
+    def handle_ping(self) -> None:
+        """Answer, unless the client reads nothing of what it is sent."""
+        if self.transport.get_write_buffer_size() > _UNREAD_BYTES:
+            self.transport.abort()
+        else:
+            super().handle_ping()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Put the parts of a message together; each costs memory, however small it is."""
+        if len(self.frames) >= _MAX_FRAGMENTS:
+            self.transport.abort()
+        else:
+            super().handle_cont(event)
+
+
+def is_worth_logging(record: logging.LogRecord) -> bool:
+    """Whether uvicorn says of a WebSocket what somebody should know: one that was refused has been answered."""
+    return record.levelno >= logging.WARNING and "without completing handshake" not in record.msg
+
+
+def transport_of(scope: Scope) -> asyncio.Transport:
+    """The transport that a request came by."""
+    return cast(asyncio.Transport, scope["state"][_STATE])

@@ -1,0 +1,193 @@
+"""A state machine that runs the manager and the naive one on the same script and states what must hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hark.broker.delivery.consumers import ConsumerManager, State, Work
+
+from .naive import NaiveManager, Person
+
+PARTITIONS = ["a", "b"]
+LANES = [None, *PARTITIONS]
+PRIORITIES = [-1, 0, 5]
+CROWD = 12
+BROWSERS = range(100, 103)
+NOWHERE = Work(0, {})
+
+somebody = st.integers(0, CROWD - 1)
+lanes = st.sampled_from([None, None, *PARTITIONS])
+classes = st.tuples(st.sampled_from([0, 0, *PRIORITIES]), lanes)
+mostly = st.sampled_from([True, True, True, False])
+few = st.integers(0, 3)
+
+
+class ConsumerMachine(RuleBasedStateMachine):
+    """Consumers come and go, want work or not, get some; work comes and goes."""
+
+    manager_of: ClassVar[Callable[[int], ConsumerManager[int]]] = ConsumerManager
+
+    @initialize(cap=st.sampled_from([1, 2, 3, 100]), crowd=st.lists(classes, min_size=2, max_size=CROWD))
+    def start(self, cap: int, crowd: list[tuple[int, str | None]]) -> None:
+        """A few wait already: with nobody there little can go wrong."""
+        self.manager = type(self).manager_of(cap)
+        self.naive = NaiveManager(cap)
+        self.work = NOWHERE
+        self.wanting: set[int] = set()
+        for kind in crowd:
+            self._comes(kind)
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    @rule(kind=classes, now=mostly)
+    def comes(self, kind: tuple[int, str | None], now: bool) -> None:
+        """A consumer comes, maybe under the name of one that went, and wants work."""
+        self._comes(kind)
+        self._afterwards(now)
+
+    @rule(name=somebody, wanted=mostly, now=mostly)
+    def wants(self, name: int, wanted: bool, now: bool) -> None:
+        """Somebody gets or loses credit, maybe a second time, maybe after it went."""
+        self._wants(name, wanted)
+        self._afterwards(now)
+
+    @rule(name=somebody, now=mostly)
+    def goes(self, name: int, now: bool) -> None:
+        """Somebody closes."""
+        self._goes(name)
+        self._afterwards(now)
+
+    @rule(lane=lanes, now=mostly)
+    def the_next_is_served(self, lane: str | None, now: bool) -> None:
+        """The pump serves the head of a lane."""
+        name = self.manager.next_notified(lane)
+        if name is not None:
+            self._served(name, now)
+
+    @rule(name=somebody, now=mostly)
+    def somebody_is_served(self, name: int, now: bool) -> None:
+        """A late answer finds its consumer in any state."""
+        self._served(name, now)
+
+    @rule(elsewhere=few, at=st.dictionaries(st.sampled_from(PARTITIONS), few))
+    def work_changes(self, elsewhere: int, at: dict[str, int]) -> None:
+        """Messages arrive, are taken, or were never there."""
+        self.work = Work(elsewhere + sum(at.values()), at)
+        self._rebalance()
+
+    @rule(name=st.sampled_from(BROWSERS), partition=lanes, step=st.sampled_from(["comes", "wants", "rests", "goes"]))
+    def browses(self, name: int, partition: str | None, step: str) -> None:
+        """A browser does something, which changes nothing for the others (I5)."""
+        before = self._picture()
+        if step == "comes" and name not in self.manager:
+            self.manager.add(name, partition=partition, browser=True)
+            self.naive.add(name, 0, partition, browser=True)
+        elif step == "goes":
+            self._goes(name)
+        else:
+            self._wants(name, step == "wants")
+        assert self._picture() == before, "I5: a browser changed something"
+
+    def _comes(self, kind: tuple[int, str | None]) -> None:
+        name = next((one for one in range(CROWD) if one not in self.manager), None)
+        if name is not None:
+            self.manager.add(name, priority=kind[0], partition=kind[1])
+            self.naive.add(name, *kind, browser=False)
+            self._wants(name, True)
+
+    def _goes(self, name: int) -> None:
+        self.manager.remove(name)
+        self.naive.remove(name)
+        self.wanting.discard(name)
+
+    def _wants(self, name: int, wanted: bool) -> None:
+        self.manager.set_interest(name, wanted)
+        self.naive.set_interest(name, wanted)
+        if wanted and name in self.manager:
+            self.wanting.add(name)
+        else:
+            self.wanting.discard(name)
+
+    def _served(self, name: int, now: bool) -> None:
+        self.manager.served(name)
+        self.naive.served(name)
+        self._afterwards(now)
+
+    def _afterwards(self, now: bool) -> None:
+        """Several things may happen before somebody looks who is to be told."""
+        if now:
+            self._rebalance()
+
+    def _rebalance(self) -> None:
+        assert self.manager.rebalance(self.work) == self.naive.rebalance(self.work), "I9: others are told"
+        self._covers()
+        self._tells_nobody_else()
+        before = self._picture()
+        assert self.manager.rebalance(self.work) == [], "I8: told a second time"
+        assert self._picture() == before, "I8: a second look changed something"
+
+    # What must hold --------------------------------------------------------------------------------------------
+
+    @invariant()
+    def is_consistent(self) -> None:
+        """L1 to L4, as the manager sees itself and as the script has it."""
+        self.manager.check()
+        lists = [*self.manager.iter_interested(), *self.manager.iter_notified(), *self.manager.iter_browsers()]
+        assert Counter(lists) == Counter(list(self.wanting)), "L1, L3: not those who want work"
+        states = Counter(self.manager.state_of(name) for name in self.manager.iter_all())
+        assert +Counter(self.manager.counts()) == states, "L2: miscounted"
+        assert all(name in BROWSERS for name in self.manager.iter_browsers())
+        assert not any(name in BROWSERS for name in self.manager.iter_notified()), "L4: a browser was told"
+
+    @invariant()
+    def equals_the_naive_one(self) -> None:
+        """I9: every question has the same answer."""
+        manager, naive = self.manager, self.naive
+        assert sorted(manager.iter_all()) == sorted(one.name for one in naive.people)
+        assert len(manager) == len(naive.people)
+        for name in (*range(CROWD), *BROWSERS):
+            assert manager.state_of(name) is naive.state_of(name), "I9: another state"
+            assert (name in manager) is (naive.person(name) is not None)
+        for lane in LANES:
+            assert manager.notified(lane) == naive.lane(lane, told=True), "I9: others are told, or in another order"
+            assert self._interested(lane) == naive.lane(lane, told=False), "I9: another order of turns"
+            assert manager.next_notified(lane) == next(iter(naive.lane(lane, told=True)), None)
+            assert all(manager.waits(lane, one) is naive.waits(lane, one) for one in (*PRIORITIES, 1, 6))
+        assert set(manager.named) == {one.partition for one in naive.takers()} - {None}
+
+    def _covers(self) -> None:
+        """I1: for each piece of work, one of the highest priority that wants it and may take it is told."""
+        elsewhere = self.work.total - sum(self.work.at.values())
+        for place in [name for name, pieces in self.work.at.items() if pieces] + ["elsewhere"] * (elsewhere > 0):
+            may = [one for one in self.naive.takers() if one.partition in {None, place}]
+            highest = max((one.priority for one in may), default=None)
+            told = [one for one in may if one.priority == highest and self._is_told(one)]
+            assert told or not may, f"I1: nobody is told of the work in {place}"
+
+    def _tells_nobody_else(self) -> None:
+        """I2: whoever is told finds a piece after all who come before it have taken theirs."""
+        takers, at = self.naive.takers(), Counter(self.work.at)
+        for person in filter(self._is_told, takers):
+            higher = Counter(one.partition for one in takers if one.priority > person.priority)
+            taken = higher[None] + sum(min(at[name], higher[name]) for name in PARTITIONS)
+            assert taken < self.work.total, "I2: told although higher ones want all there is"
+            if person.partition is not None:
+                assert higher[person.partition] < at[person.partition], "I2: told of what higher ones want"
+        told = Counter(one.partition for one in takers if self._is_told(one))
+        assert told.total() <= self.work.total, "I2: more are told than there is work"
+        assert all(told[name] <= at[name] for name in PARTITIONS), "I2: more are told than there is work there"
+
+    def _is_told(self, person: Person) -> bool:
+        return self.manager.state_of(person.name) is State.NOTIFIED
+
+    def _interested(self, lane: str | None) -> list[int]:
+        here = {one.name for one in self.naive.takers() if one.partition == lane}
+        return [name for name in self.manager.iter_interested() if name in here]
+
+    def _picture(self) -> list[tuple[list[int], list[int]]]:
+        return [(self.manager.notified(lane), self._interested(lane)) for lane in LANES]

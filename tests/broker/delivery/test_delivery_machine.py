@@ -1,0 +1,127 @@
+"""Delivery as a whole on scripts that nobody thought of, and deliveries broken on purpose that must be found.
+
+HARK_TEST_EXAMPLES=2000 looks longer than the default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from hark.broker import Broker
+from hark.broker.delivery.believed import Believed
+from hark.broker.delivery.delivery import Delivery
+from hark.broker.delivery.metrics import Source
+from hark.broker.delivery.subscription import Subscription
+from hark.model import Hint
+
+from .delivery_machine import DeliveryMachine
+from .harness import serving, turns
+
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "100"))
+STEPS = 30
+ENOUGH_FOR_A_BROKEN_ONE = 1000
+LOOKING = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
+    deadline=None,
+    database=None,
+    # The same ones every time, so that a red build is about the change.
+    derandomize="HARK_TEST_EXAMPLES" not in os.environ,
+    print_blob=True,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_nobody_is_forgotten_and_nothing_is_left_behind() -> None:
+    run_state_machine_as_test(DeliveryMachine, settings=LOOKING)
+
+
+@LOOKING
+@given(
+    consumers=st.integers(1, 12),
+    bursts=st.lists(st.tuples(st.integers(1, 8), st.sampled_from([None, 0, 1, 2, 5])), max_size=12),
+)
+def test_i3_pushes_into_free_partitions_wake_nobody_in_vain(
+    consumers: int, bursts: list[tuple[int, int | None]]
+) -> None:
+    """And whoever is told is told once: as many looks as messages."""
+
+    async def script() -> None:
+        async with serving() as server:
+            for _ in range(consumers):
+                await server.parked()
+            looks, pushed = sum(server.engine.pops), 0
+            for burst, rest in bursts:
+                await server.push(*(f"p{pushed + number}" for number in range(burst)))
+                pushed += burst
+                await (server.quiet() if rest is None else turns(rest))
+            await server.quiet()
+            served = sum(task.done() for task in server.tasks)
+            assert served == min(pushed, consumers), "I1"
+            assert server.empty_wakes() == 0, "I3"
+            assert sum(server.engine.pops) - looks == served, "I3: somebody looked in vain"
+
+    asyncio.run(script())
+
+
+# Broken on purpose ------------------------------------------------------------------------------------------
+
+
+def no_hint_of_settlements(patch: pytest.MonkeyPatch) -> None:
+    """What is given back, or may be taken again, is told to nobody."""
+    hint = Delivery.hint
+
+    def deaf(self: Delivery, hints: Sequence[Hint], source: Source | None = None) -> None:
+        hint(self, [one for one in hints if one.news == "message"], source)
+
+    patch.setattr(Delivery, "hint", deaf)
+
+
+def no_look_for_a_newcomer(patch: pytest.MonkeyPatch) -> None:
+    """A stream is told only of what comes after it."""
+    patch.setattr(Subscription, "welcome", lambda _self, _consumer: None)
+
+
+def marks_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """An empty look disproves what was heard after it began."""
+    disprove = Believed.disprove
+
+    def forgetful(self: Believed, partition: str | None, queue: str | None, _mark: int) -> None:
+        disprove(self, partition, queue, self.mark)
+
+    patch.setattr(Believed, "disprove", forgetful)
+
+
+def nothing_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    """What a client that left would have got stays leased."""
+    patch.setattr(Broker, "give_back", lambda _self, _result: None)
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        no_hint_of_settlements,
+        no_look_for_a_newcomer,
+        marks_are_ignored,
+        nothing_is_given_back,
+    ],
+    ids=lambda sabotage: sabotage.__name__,
+)
+def test_a_broken_delivery_is_found(
+    sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checker that passes a broken delivery is broken."""
+    sabotage(monkeypatch)
+    looking = settings(
+        LOOKING, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(DeliveryMachine, settings=looking)

@@ -1,0 +1,305 @@
+"""Labels, stops, outages and stores of several servers: those who wait get through all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from hark.broker.broker import POP_MAINTENANCE
+from hark.errors import EngineFailure, Overloaded
+from hark.model import Hint, PopRequest, PopResult, QueueInfo, QueueOptions, QueueSpec, Seek
+
+from .bench import EMPTY, Bench, result
+from .harness import (
+    GROUP,
+    QUEUE,
+    SharedEngine,
+    WatchedEngine,
+    named,
+    outbox,
+    payloads,
+    serving,
+    turns,
+)
+
+AUTO_ACK = PopRequest(queue=QUEUE, group=GROUP, auto_ack=True)
+AWAY = EngineFailure("the store is away")
+UNKNOWN = EngineFailure("the way to the store broke", code="outcome_unknown")
+
+# Labels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PopRequest(namespace="shop", group=GROUP),
+        PopRequest(task="new", group=GROUP),
+        PopRequest(namespace="shop", task="new", group=GROUP),
+    ],
+)
+async def test_a_pop_by_label_waits_for_queues_that_do_not_exist_yet(request_: PopRequest) -> None:
+    async with serving() as server:
+        pop = await server.parked(request_)
+        await server.push("p", queue="other.old.a")
+        await server.quiet()
+        assert not pop.done()
+        await server.push("p", queue="shop.new.a")
+        await server.quiet()
+        assert pop.done()
+        assert (await pop).messages[0].queue == "shop.new.a"
+
+
+async def test_a_pop_by_label_is_told_of_what_comes_to_a_queue_that_it_knows() -> None:
+    async with serving() as server:
+        request = PopRequest(namespace="shop", group=GROUP)
+        await server.push("p", queue="shop.new.a")
+        held = await server.broker.pop(request)
+        pop = await server.parked(request)
+        await server.settle(held)
+        await server.push("p", queue="shop.new.a")
+        await server.quiet()
+        assert len((await pop).messages) == 1
+
+
+async def test_a_queue_whose_labels_change_is_one_of_those_that_are_waited_for() -> None:
+    async with serving() as server:
+        await server.broker.configure(QueueSpec(name=QUEUE, namespace="old"))
+        old = await server.parked(PopRequest(namespace="old", group="another"))
+        await server.push("p")
+        assert len((await old).messages) == 1  # So the labels are known.
+        pop = await server.parked(PopRequest(namespace="new", group=GROUP))
+        await server.broker.configure(QueueSpec(name=QUEUE, namespace="new"))
+        await server.quiet()
+        assert pop.done()
+        assert len((await pop).messages) == 1
+        old = await server.parked(PopRequest(namespace="old", group="another"))
+        await server.push("q")
+        await server.quiet()
+        assert not old.done()
+
+
+class ForgetfulEngine(WatchedEngine):
+    """One that can't say anything about queues at first."""
+
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+        """Fail if the test wants it."""
+        if self.failure is not None:
+            raise self.failure
+        return await super().queue_infos(names)
+
+
+async def test_a_queue_whose_labels_can_not_be_asked_for_is_asked_about_again() -> None:
+    async with serving(engine=ForgetfulEngine) as server:
+        pop = await server.parked(PopRequest(namespace="shop", group=GROUP))
+        server.engine.failure = AWAY
+        await server.push("p", queue="shop.new.a")
+        await server.quiet()
+        server.engine.failure = None
+        await server.advance(1)
+        assert pop.done()
+        assert len((await pop).messages) == 1
+
+
+# Stops ------------------------------------------------------------------------------------------------------
+
+
+async def test_maintenance_answers_those_who_wait_and_streams_go_on_after_it() -> None:
+    async with serving() as server:
+        pop, stream = await server.parked(), await server.stream(5)
+        await server.broker.set_maintenance(POP_MAINTENANCE, True)
+        assert (await pop).reason == "paused"
+        await server.push("p")
+        await server.quiet()
+        assert not outbox(stream)
+        looks = len(server.engine.pops)
+        await server.advance(100)
+        assert len(server.engine.pops) == looks
+        await server.broker.set_maintenance(POP_MAINTENANCE, False)
+        await server.quiet()
+        assert len(outbox(stream)) == 1
+
+
+async def test_one_that_was_told_in_the_turn_of_a_stop_is_answered() -> None:
+    bench = Bench()
+    pop = await bench.parked()
+    bench.push("p")
+    bench.delivery.suspend()
+    await turns()
+    assert pop.done()
+    assert (await pop).reason == "paused"
+    assert bench.pops.open == 0
+
+
+async def test_one_that_is_looked_for_at_a_stop_gets_what_comes() -> None:
+    bench = Bench()
+    first, second = await bench.parked(), await bench.parked()
+    bench.push("p", "q")
+    await turns()
+    bench.delivery.suspend()
+    await turns()
+    bench.pops.answer(result("lease", "p"))
+    bench.pops.answer(EMPTY)
+    assert (await first).lease_id == "lease"
+    assert (await second).reason == "paused"
+
+
+async def test_closing_answers_everybody() -> None:
+    async with serving() as server:
+        pops = [await server.parked(), await server.parked(named("p")), await server.parked(PopRequest(namespace="n"))]
+        stream = await server.stream(5)
+        browser = await server.delivery.browsers.open(QUEUE, None, "tail")
+        server.broker.stop_waiting()
+        await server.quiet()
+        assert [(await pop).messages for pop in pops] == [(), (), ()]
+        assert await stream.next() is None
+        assert await browser.next() == ()
+        server.is_clean()
+
+
+# Pauses and seeks -------------------------------------------------------------------------------------------
+
+
+async def test_a_resumed_queue_and_a_seek_reach_those_who_wait() -> None:
+    async with serving() as server:
+        await server.push("p")
+        await server.engine.pause(QUEUE, None, True)
+        pop = await server.parked()
+        await server.engine.pause(QUEUE, None, False)
+        await server.quiet()
+        await server.settle(await pop)
+        again = await server.parked()
+        await server.engine.seek([Seek(queue=QUEUE, group=GROUP, offset=1)])
+        await server.quiet()
+        assert payloads(await again) == [b"null"]
+
+
+# A store that is away ---------------------------------------------------------------------------------------
+
+
+async def test_those_who_wait_survive_an_outage() -> None:
+    async with serving() as server:
+        pop = await server.parked()
+        server.engine.failure = AWAY
+        await server.push("p")
+        await server.advance(20)
+        assert not pop.done()
+        server.engine.failure = None
+        await server.advance(10)
+        assert len((await pop).messages) == 1
+        looks = len(server.engine.pops)
+        await server.parked()
+        await server.advance(30)
+        assert len(server.engine.pops) == looks + 1, "it is still polled"
+
+
+async def test_one_whose_deadline_comes_during_an_outage_is_told_why() -> None:
+    async with serving() as server:
+        server.engine.failure = AWAY
+        pop = await server.parked(seconds=3)
+        await server.advance(3)
+        with pytest.raises(EngineFailure):
+            await pop
+
+
+async def test_auto_ack_with_an_unknown_outcome_is_told_at_once() -> None:
+    bench = Bench()
+    first = bench.wait(AUTO_ACK)
+    await turns()
+    bench.pops.answer(UNKNOWN)
+    with pytest.raises(EngineFailure):
+        await first
+    pop = await bench.parked(AUTO_ACK)
+    bench.push("p")
+    await turns()
+    bench.pops.answer(UNKNOWN)
+    with pytest.raises(EngineFailure):
+        await pop
+
+
+async def test_a_lease_with_an_unknown_outcome_is_waited_for() -> None:
+    bench = Bench()
+    pop = await bench.parked()
+    bench.push("p")
+    await turns()
+    bench.pops.answer(UNKNOWN)
+    await turns()
+    assert not pop.done()
+    bench.timers.advance(0.2)
+    await turns()
+    bench.pops.answer(result("lease", "p"))
+    assert (await pop).lease_id == "lease"
+
+
+async def test_too_much_work_for_the_store_is_as_if_it_were_away() -> None:
+    bench = Bench()
+    pop = await bench.parked()
+    bench.pops.refusal = Overloaded("too much")
+    bench.push("p")
+    await turns()
+    bench.pops.refusal = None
+    bench.timers.advance(0.2)
+    await turns()
+    bench.pops.answer(result("lease", "p"))
+    assert (await pop).lease_id == "lease"
+
+
+# A store of several servers ---------------------------------------------------------------------------------
+
+
+async def test_a_lane_that_closes_while_it_is_polled_disturbs_nobody() -> None:
+    bench = Bench(shared=True)
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+    one, first, second = await bench.parked(named("p")), await bench.parked(), await bench.parked()
+    bench.timers.advance(0.2)
+    await turns()
+    assert bench.pops.open == 2  # Both lanes are polled.
+    one.cancel()
+    await turns()
+    bench.push("q", "r")
+    await turns()
+    for lease in ("p", "q", "r"):
+        bench.pops.answer(result(lease, lease))
+        await turns()
+    assert bench.pops.given_back == ["p"]
+    assert ((await first).lease_id, (await second).lease_id) == ("q", "r")
+    assert failures == []
+
+
+async def test_what_came_without_a_word_is_found_by_a_poll() -> None:
+    async with serving(engine=SharedEngine) as server:
+        pop = await server.parked()
+        server.engine.is_silent = True
+        await server.push("p")
+        await server.quiet()
+        assert not pop.done()
+        await server.advance(0.2)
+        assert pop.done()
+        assert len((await pop).messages) == 1
+
+
+async def test_a_hint_from_a_peer_is_as_good_as_one_of_our_own() -> None:
+    async with serving(engine=SharedEngine) as server:
+        pop = await server.parked()
+        server.engine.is_silent = True
+        await server.push("p")
+        await server.quiet()
+        server.delivery.hint([Hint(QUEUE, None, ("p",), "message")], "peer")
+        await server.quiet()
+        assert pop.done()
+        assert server.numbers()["wakes"]["peer"] == 1
+
+
+async def test_a_store_s_options_may_delay_and_the_waiting_one_is_in_time() -> None:
+    async with serving() as server:
+        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(delayed_processing=10)))
+        pop = await server.parked()
+        await server.push("p")
+        await server.quiet()
+        await server.broker.configure(QueueSpec(name=QUEUE))
+        await server.quiet()
+        assert pop.done()
+        got: PopResult = await pop
+        assert len(got.messages) == 1

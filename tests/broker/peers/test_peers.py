@@ -1,0 +1,226 @@
+"""Peers on loopback sockets: told once, heard once, and disturbed by nothing that arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from hark.broker.peers import Directory, Peers
+from hark.broker.peers.datagrams import MAX_BYTES
+from hark.clock import FakeClock
+from hark.model import Hint
+from hark.settings import Address
+from tests.broker.peers.ports import udp_socket
+
+SECRET = b"a secret that is shared"
+SECONDS = 10.0
+
+
+class End:
+    """One server's peers, and what it heard of them."""
+
+    def __init__(self, name: str) -> None:
+        self.udp = udp_socket()
+        self.address: Address = self.udp.getsockname()
+        self.clock = FakeClock()
+        self._sender = name.encode().ljust(16)
+        self._hints: asyncio.Queue[Hint] = asyncio.Queue()
+        self.calls = 0
+
+    def prepare(self, *others: Address) -> Peers:
+        """Know the others, and neither tell nor hear yet."""
+        directory = Directory(others, self.udp.family)
+        self.peers = Peers(self.udp, directory, self.clock, sender=self._sender, linger_seconds=0)
+        return self.peers
+
+    async def start(self, *others: Address, secret: bytes = SECRET) -> Peers:
+        """Tell and hear the others."""
+        await self.prepare(*others).start(secret, self._heard)
+        return self.peers
+
+    def _heard(self, hints: Sequence[Hint]) -> None:
+        self.calls += 1
+        for hint in hints:
+            self._hints.put_nowait(hint)
+
+    async def next(self) -> Hint:
+        """The next hint that is heard."""
+        async with asyncio.timeout(SECONDS):
+            return await self._hints.get()
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing more was heard."""
+        return self._hints.empty()
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[End, End]]:
+    """Two ends; closed when the test is over."""
+    made = End("one"), End("other")
+    yield made
+    for end in made:
+        await end.peers.close()
+
+
+async def test_a_server_hears_what_another_tells(ends: tuple[End, End]) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start(one.address)
+    arrival, free = Hint("q", None, ("a",), "message"), Hint("q", "g", ("a",), ended=("lease",))
+    one.peers.tell([arrival, free])
+    assert [await other.next(), await other.next()] == [arrival, free]
+    assert one.peers.metrics()["datagrams_sent"] == other.peers.metrics()["datagrams_received"] == 1
+    assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_received"] == 2
+
+
+async def test_what_was_heard_is_not_told_on(ends: tuple[End, End]) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start(one.address)
+    one.peers.tell([Hint("q")])
+    await other.next()
+    other.peers.tell([Hint("last")])
+    assert await one.next() == Hint("last")
+    assert other.peers.metrics()["hints_sent"] == 1
+    assert one.silent
+
+
+async def test_a_thousand_hints_within_the_linger_are_few_datagrams_and_heard_in_few_calls(
+    ends: tuple[End, End],
+) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start()
+    wanted = {f"p{number:03}" for number in range(1000)}
+    for name in sorted(wanted):
+        one.peers.tell([Hint("q", None, (name,), "message"), Hint("q", "g", (name,), "message")])
+    heard: set[str] = set()
+    while heard < wanted:
+        heard |= set((await other.next()).partitions or ())
+    assert heard == wanted
+    assert one.peers.metrics()["datagrams_sent"] <= 5
+    assert other.calls <= 5
+
+
+async def test_a_name_told_a_thousand_times_is_one_hint(ends: tuple[End, End]) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start()
+    for _ in range(1000):
+        one.peers.tell([Hint("q", None, ("a",), "message")])
+    assert await other.next() == Hint("q", None, ("a",), "message")
+    assert one.peers.metrics()["hints_sent"] == 1
+
+
+async def test_malformed_datagrams_are_counted_and_dropped_and_hearing_goes_on(
+    ends: tuple[End, End], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start()
+    with udp_socket() as stranger, caplog.at_level(logging.WARNING):
+        for rubbish in (b"", b"x", b"x" * 100, b"y" * 100, b"x" * (MAX_BYTES + 1), b"x" * 60_000):
+            stranger.sendto(rubbish, other.address)
+        one.peers.tell([Hint("q")])
+        assert await other.next() == Hint("q")
+    metrics = other.peers.metrics()
+    assert (metrics["refused_size"], metrics["refused_magic"], metrics["datagrams_refused"]) == (4, 2, 6)
+    assert (metrics["datagrams_received"], metrics["hints_received"]) == (7, 1)
+    # Each reason once: whoever can reach the port must not be able to fill the log.
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["size", "magic"]
+
+
+async def test_a_peer_with_another_secret_is_refused(ends: tuple[End, End]) -> None:
+    one, other = ends
+    await one.start(other.address, secret=b"another secret")
+    await other.start()
+    third = End("third")
+    await third.start(other.address)
+    one.peers.tell([Hint("forged")])
+    await one.peers.close()
+    third.peers.tell([Hint("q")])
+    assert await other.next() == Hint("q")
+    assert other.peers.metrics()["refused_signature"] == 1
+    await third.peers.close()
+
+
+async def test_a_list_of_peers_may_name_the_server_itself(
+    ends: tuple[End, End], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = ends
+    everybody = (one.address, other.address)
+    await one.start(*everybody)
+    await other.start(*everybody)
+    one.peers.tell([Hint("q")])
+    assert await other.next() == Hint("q")
+    other.peers.tell([Hint("answer")])
+    assert await one.next() == Hint("answer")
+    assert one.silent
+    assert one.peers.metrics()["refused_own"] == 1
+    assert caplog.records == []
+
+
+async def test_a_peer_that_is_not_there_disturbs_nobody(ends: tuple[End, End]) -> None:
+    one, other = ends
+    with udp_socket() as gone:
+        nowhere: Address = gone.getsockname()
+    await one.start(nowhere, other.address)
+    await other.start(one.address)
+    for number in range(20):  # The system says of each that nobody was there.
+        one.peers.tell([Hint(f"q{number}")])
+        assert await other.next() == Hint(f"q{number}")
+    other.peers.tell([Hint("back")])
+    assert await one.next() == Hint("back")
+
+
+async def test_what_cannot_be_sent_is_counted_and_complained_of_once(
+    ends: tuple[End, End], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = ends
+    await other.start()
+    await one.start(("127.0.0.1", 0), other.address)  # Nobody can send to port 0.
+    for number in range(3):
+        one.peers.tell([Hint(f"q{number}")])
+        await other.next()
+    assert one.peers.metrics()["send_errors"] == 3
+    [record] = caplog.records
+    assert "the peer 127.0.0.1:0 can't be told" in record.getMessage()
+
+
+async def test_a_complaint_is_repeated_after_a_minute(ends: tuple[End, End], caplog: pytest.LogCaptureFixture) -> None:
+    one, other = ends
+    await other.start()
+    await one.start(("127.0.0.1", 0), other.address)
+    for seconds in (0, 59, 1):
+        one.clock.advance(seconds)
+        one.peers.tell([Hint(f"after {seconds}")])
+        other.clock.advance(seconds)
+        await other.next()
+    assert len(caplog.records) == 2
+
+
+async def test_closing_tells_what_is_left(ends: tuple[End, End]) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start()
+    one.peers.tell([Hint("q", "g")])
+    await one.peers.close()
+    await one.peers.close()
+    assert await other.next() == Hint("q", "g")
+    one.peers.tell([Hint("too late")])
+    assert one.peers.metrics()["hints_sent"] == 1
+
+
+async def test_nothing_is_told_before_the_start_or_without_peers(ends: tuple[End, End]) -> None:
+    one, other = ends
+    one.prepare(other.address).tell([Hint("q")])
+    await one.peers.start(SECRET, lambda _: None)
+    await other.start()
+    other.peers.tell([Hint("q")])
+    await one.peers.close()
+    await other.peers.close()
+    assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_sent"] == 0

@@ -1,0 +1,237 @@
+"""Streaming clients for tests: WebSocket, server-sent events, clients that never read, and a server to look into."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+import uvicorn
+import uvloop
+from websockets.sync.client import ClientConnection, connect
+
+from hark.broker import Broker
+from hark.clock import SystemClock
+from hark.engine.sqlite import SqliteEngine
+from hark.http.app import App
+from hark.server import uvicorn_config
+from hark.settings import Settings
+from tests.http.api import Json, texts
+
+T = TypeVar("T")
+PATIENCE = 20.0
+"""Seconds after which a test gives up on what should come at once."""
+
+
+class Socket:
+    """A WebSocket consumer."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    def send(self, type: str, **fields: Any) -> None:
+        """Send a frame."""
+        self.send_text(json.dumps({"type": type} | {name.rstrip("_"): value for name, value in fields.items()}))
+
+    def send_text(self, text: str) -> None:
+        """Send whatever it is."""
+        self.connection.send(text)
+
+    def receive(self) -> Json:
+        """The next frame that is not a ping."""
+        until = time.monotonic() + PATIENCE
+        while (frame := json.loads(self.connection.recv(timeout=until - time.monotonic())))["type"] == "ping":
+            pass
+        return frame
+
+    def expect(self, type: str) -> Json:
+        """The next frame, which must be of this type."""
+        frame = self.receive()
+        assert frame["type"] == type, frame
+        return frame
+
+    def ask(self, type: str, **fields: Any) -> Json:
+        """Send a frame and give the next one that comes."""
+        self.send(type, **fields)
+        return self.receive()
+
+    def subscribe(self, id: str, queue: str | None = None, **fields: Any) -> None:
+        """Subscribe; what comes is for the test."""
+        assert self.ask("subscribe", id=id, queue=queue, **fields) == {"type": "subscribed", "id": id}
+
+    def messages(self) -> list[Json]:
+        """The messages of the next frame."""
+        messages: list[Json] = self.expect("messages")["messages"]
+        return messages
+
+    def take(self, number: int) -> list[Json]:
+        """That many messages, in as many frames as it takes."""
+        taken: list[Json] = []
+        while len(taken) < number:
+            taken += self.messages()
+        return taken
+
+    def drain(self) -> tuple[list[Json], int]:
+        """Stop; what was still on its way, and how much is unsettled."""
+        self.send("drain")
+        came: list[Json] = []
+        while (frame := self.receive())["type"] == "messages":
+            came += frame["messages"]
+        assert frame["type"] == "drained", frame
+        return came, frame["unsettled"]
+
+    def settle(self, messages: list[Json], type: str = "ack", **fields: Any) -> None:
+        """Send an ack or a nack of messages without waiting for its answer."""
+        items = [
+            {name: message[name] for name in ("transactionId", "partitionId", "leaseId")} | fields
+            for message in messages
+        ]
+        self.send(type, items=items)
+
+
+@contextmanager
+def websocket(url: str, **query: Any) -> Iterator[Socket]:
+    """A WebSocket to a server."""
+    address = f"{url.replace('http://', 'ws://')}/api/v1/consume?{urlencode(query)}"
+    with connect(address, max_size=None, proxy=None) as connection:
+        yield Socket(connection)
+
+
+class Events:
+    """A stream of server-sent events."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._parts = response.iter_bytes()
+        self._rest = b""
+
+    def next(self) -> tuple[str, str | None, Json]:
+        """The next event: its name, its id and its data."""
+        while b"\n\n" not in self._rest:
+            self._rest += next(self._parts)
+        event, self._rest = self._rest.split(b"\n\n", 1)
+        fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
+        assert len(fields) == event.count(b"\n") + 1, event
+        return fields["event"], fields.get("id"), json.loads(fields["data"])
+
+    def message(self) -> Json:
+        """The data of the next event that is not a ping, which must be a message."""
+        while (event := self.next())[0] == "ping":
+            pass
+        name, id, data = event
+        assert (name, id) == ("message", data.get("id")), event
+        return data
+
+
+@contextmanager
+def listening(url: str, path: str, **query: Any) -> Iterator[Events]:
+    """An event stream, whose first event has come."""
+    with (
+        httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
+        client.stream("GET", f"/api/v1/listen{path}", params=texts(query)) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        events = Events(response)
+        assert events.next() == ("ping", None, {})
+        yield events
+
+
+@contextmanager
+def deaf(url: str, request: str) -> Iterator[socket.socket]:
+    """A client that sends a request and never reads more than the head of its answer."""
+    where = urlsplit(url)
+    assert where.hostname is not None
+    with socket.socket() as client:
+        # As little as the kernel allows: what is not read should stay with the server.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(PATIENCE)
+        client.connect((where.hostname, where.port))
+        client.sendall(request.replace("\n", "\r\n").encode())
+        assert client.recv(12).startswith(b"HTTP/1.1 ")
+        yield client
+
+
+def masked(text: str) -> bytes:
+    """A text frame as a client sends it (with a mask of zeros)."""
+    data = text.encode()
+    assert len(data) < 65_536
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
+    return b"\x81" + size + bytes(4) + data
+
+
+class Inside:
+    """A server in this process, on the event loop of production, that tests can look into."""
+
+    def __init__(self, settings: Settings, ping_seconds: float) -> None:
+        self._settings = settings
+        self._ping_seconds = ping_seconds
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._failure: BaseException | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        """Return when it takes connections."""
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Stop it as a signal would."""
+        self.call(self._stop)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call something on its event loop."""
+
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+
+    def _stop(self) -> None:
+        self.broker.stop_waiting()
+        self._server.should_exit = True
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.broker = Broker(SqliteEngine(":memory:", clock=SystemClock()), self._settings, SystemClock())
+        await self.broker.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app = App(self.broker, self._settings, self._ping_seconds)
+        self._server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, self._settings.max_body_bytes))
+        self._ready.set()
+        try:
+            await self._server.serve([listener])
+        finally:
+            await self.broker.close()
+
+
+@contextmanager
+def inside(settings: Settings | None = None, ping_seconds: float = 15) -> Iterator[Inside]:
+    """A server in this process for one test."""
+    server = Inside(settings or Settings(), ping_seconds)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,434 @@
+"""GET /consume: frames over a WebSocket."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from hark.settings import Limits, Settings
+from tests.http.api import WAIT, Api, Json, data
+from tests.http.streaming import PATIENCE, Socket, deaf, inside, masked, websocket
+
+
+def spread(api: Api, queue: str, number: int, first: int = 0) -> None:
+    """Push numbers, each into a partition of its own: they can be worked on at the same time."""
+    items = [{"queue": queue, "payload": n, "partition": str(n)} for n in range(first, first + number)]
+    assert api.post("/push", {"items": items}).status_code == 201
+
+
+# Subscribing -----------------------------------------------------------------------------------------------
+
+
+def test_messages_come_with_the_shape_of_a_pop(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=10)
+    socket.subscribe("s1", queue, consumerGroup="g")
+    api.push(queue, {"n": 1}, {"n": 2}, partition="p")
+    frame = socket.expect("messages")
+    assert set(frame) == {"type", "id", "leaseId", "messages"}
+    assert (frame["id"], data(frame["messages"])) == ("s1", [{"n": 1}, {"n": 2}])
+    assert {message["leaseId"] for message in frame["messages"]} == {frame["leaseId"]}
+    assert set(frame["messages"][0]) == set(api.pop_one(queue, consumerGroup="other"))
+
+
+def test_the_credit_may_be_in_the_address(api: Api, server_url: str, queue: str) -> None:
+    spread(api, queue, 3)
+    with websocket(server_url, credit=2) as socket:
+        socket.subscribe("s", queue)
+        socket.take(2)
+        assert socket.drain() == ([], 2)
+
+
+def test_nothing_comes_without_credit(api: Api, socket: Socket, queue: str) -> None:
+    api.push(queue, 1)
+    socket.subscribe("s", queue)
+    assert socket.drain() == ([], 0)
+    socket.send("resume")
+    socket.send("credit", n=1)
+    assert data(socket.messages()) == [1]
+
+
+def test_a_namespace_is_a_subscription_too(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=10)
+    socket.subscribe("all", namespace=queue)
+    api.push(f"{queue}.a", 1)
+    assert data(socket.messages()) == [1]
+
+
+def test_one_socket_consumes_from_two_queues_with_shared_credit(api: Api, socket: Socket, queue: str) -> None:
+    other = f"{queue}-other"
+    spread(api, queue, 5)
+    spread(api, other, 5, first=5)
+    socket.send("credit", n=3)
+    socket.send("subscribe", id="a", queue=queue, batch=1)
+    socket.send("subscribe", id="b", queue=other, batch=1)
+    seen: list[Json] = []
+    held: list[Json] = []
+    while len(seen) < 10:
+        frame = socket.receive()
+        if frame["type"] == "messages":
+            assert {message["queue"] for message in frame["messages"]} == {queue if frame["id"] == "a" else other}
+            held += frame["messages"]
+            seen += frame["messages"]
+        assert len(held) <= 3
+        if len(held) == 3:
+            socket.settle(held)
+            held = []
+    assert sorted(data(seen)) == list(range(10))
+
+
+@pytest.mark.parametrize(("credit", "batch"), [(10, 10), (1, 1), (10, 3)])
+def test_two_busy_queues_on_one_socket_take_turns(
+    api: Api, socket: Socket, queue: str, credit: int, batch: int
+) -> None:
+    other = f"{queue}-other"
+    for name in (queue, other):
+        spread(api, name, 100)
+    socket.send("credit", n=credit)
+    for name in (queue, other):
+        socket.send("subscribe", id=name, queue=name, batch=batch)
+    turns: list[str] = []
+    while len(turns) < 40:
+        frame = socket.receive()
+        if frame["type"] == "messages":
+            turns.append(frame["id"])
+            socket.settle(frame["messages"])
+    assert abs(turns.count(queue) - turns.count(other)) <= 2
+
+
+def test_after_unsubscribed_nothing_comes(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=10)
+    socket.subscribe("s", queue)
+    api.push(queue, 1)
+    [message] = socket.messages()
+    assert socket.ask("unsubscribe", id="s") == {"type": "unsubscribed", "id": "s"}
+    api.push(queue, 2, partition="other")
+    assert data(api.pop(queue, **WAIT)) == [2]
+    socket.settle([message])
+    assert [result["success"] for result in socket.expect("settled")["results"]] == [True]
+    assert socket.ask("unsubscribe", id="s")["code"] == "subscription_not_found"
+    socket.subscribe("s", queue)
+
+
+def test_auto_ack_costs_no_credit(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=1)
+    socket.subscribe("s", queue, autoAck=True, batch=1)
+    api.push(queue, 1, 2, 3)
+    assert data(socket.take(3)) == [1, 2, 3]
+    assert socket.drain() == ([], 0)
+    assert api.pop(queue) == []
+
+
+def hold_one(api: Api, socket: Socket, queue: str) -> Json:
+    """A message that uses up all credit of a socket: nothing else is on its way to it."""
+    socket.send("credit", n=1)
+    socket.subscribe("s", queue)
+    api.push(queue, 1)
+    [message] = socket.messages()
+    return message
+
+
+# Credit ----------------------------------------------------------------------------------------------------
+
+
+def test_h3_credit_too_small_for_a_batch_gets_what_fits(api: Api, server_url: str, queue: str) -> None:
+    api.push(queue, *range(5))
+    with websocket(server_url, credit=2) as first, websocket(server_url, credit=2) as second:
+        first.subscribe("s", queue, batch=5)
+        second.subscribe("s", queue, batch=5)
+        assert data(first.messages()) == [0, 1]
+        assert second.drain() == ([], 0)
+
+
+def test_i6_crossed_credits_and_acks_never_leave_more_unsettled_than_the_largest_grant(
+    api: Api, socket: Socket, queue: str
+) -> None:
+    spread(api, queue, 200)
+    chance = random.Random(6)
+    granted = 7
+    socket.send("credit", n=granted)
+    socket.send("subscribe", id="s", queue=queue, batch=3, partitions=3)
+    held: dict[str, Json] = {}
+    asked: dict[str, Json] = {}
+    seen = 0
+    while seen < 200 or asked:
+        frame = socket.receive()
+        if frame["type"] == "messages":
+            held |= {message["id"]: message for message in frame["messages"]}
+            seen += len(frame["messages"])
+        elif frame["type"] == "settled":
+            for result in frame["results"]:
+                assert result["success"], result
+                del asked[result["transactionId"]]
+        assert len(held) <= 7
+        if chance.random() < 0.3:
+            granted = chance.randint(1, 7)
+            socket.send("credit", n=granted)
+        if held and (len(held) >= granted or seen == 200 or chance.random() < 0.5):
+            done = chance.sample(sorted(held), chance.randint(1, len(held)))
+            messages = [held.pop(id) for id in done]
+            asked |= {message["transactionId"]: message for message in messages}
+            socket.settle(messages)
+    assert not held or socket.drain()[1] == len(held)
+
+
+def test_credit_that_is_taken_back_stops_deliveries(api: Api, socket: Socket, queue: str) -> None:
+    message = hold_one(api, socket, queue)
+    socket.send("credit", n=0)
+    socket.settle([message])
+    socket.expect("settled")
+    api.push(queue, 2)
+    assert data(api.pop(queue)) == [2]
+    assert socket.drain() == ([], 0)
+
+
+def test_pause_stops_and_resume_goes_on(api: Api, socket: Socket, queue: str) -> None:
+    message = hold_one(api, socket, queue)
+    socket.send("pause")
+    socket.settle([message])
+    socket.expect("settled")
+    api.push(queue, 2)
+    other = api.pop_one(queue)
+    assert other["data"] == 2
+    api.ack(other, "retry")
+    socket.send("resume")
+    assert data(socket.messages()) == [2]
+
+
+def test_a_drain_is_answered_when_all_that_was_on_its_way_has_come(api: Api, socket: Socket, queue: str) -> None:
+    spread(api, queue, 3)
+    socket.send("credit", n=10)
+    socket.send("subscribe", id="s", queue=queue, batch=1)
+    socket.send("drain", ref={"any": ["thing"]})
+    assert socket.receive()["type"] == "subscribed"
+    came = 0
+    while (frame := socket.receive())["type"] == "messages":
+        came += len(frame["messages"])
+    assert frame == {"type": "drained", "ref": {"any": ["thing"]}, "unsettled": came}
+    assert socket.ask("drain", ref=2) == {"type": "drained", "ref": 2, "unsettled": came}
+    assert len(api.pop(queue, batch=3, partitions=3)) == 3 - came
+    socket.send("resume")
+    socket.send("drain", ref=3)
+    assert socket.receive() == {"type": "drained", "ref": 3, "unsettled": came}
+    socket.send("resume")
+    api.push(queue, "more")
+    assert data(socket.messages()) == ["more"]
+
+
+# Settling --------------------------------------------------------------------------------------------------
+
+
+def test_an_ack_finds_the_group_by_its_lease(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=10)
+    socket.subscribe("a", queue, consumerGroup="a")
+    socket.subscribe("b", queue, consumerGroup="b")
+    api.push(queue, 1)
+    messages = socket.messages() + socket.messages()
+    assert {message["consumerGroup"] for message in messages} == {"a", "b"}
+    socket.settle(messages)
+    results = socket.expect("settled")["results"]
+    assert [(result["success"], result["leaseReleased"]) for result in results] == [(True, True)] * 2
+    assert set(results[0]) == {
+        "index",
+        "transactionId",
+        "success",
+        "error",
+        "queueName",
+        "partitionName",
+        "leaseReleased",
+        "dlq",
+    }
+
+
+def test_an_ack_may_name_its_group(api: Api, socket: Socket, queue: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue, consumerGroup="g")
+    items = [{name: message[name] for name in ("transactionId", "partitionId", "leaseId")}]
+    refused = socket.ask("ack", ref=1, items=items)
+    assert (refused["ref"], refused["results"][0]["success"]) == (1, False)
+    assert refused["results"][0]["code"]
+    settled = socket.ask("ack", ref=[2], items=items, consumerGroup="g")
+    assert (settled["ref"], settled["results"][0]["success"]) == ([2], True)
+
+
+def test_answers_come_in_the_order_of_the_requests(socket: Socket) -> None:
+    for ref in range(0, 60, 3):
+        socket.send("ack", ref=ref, items=[{"transactionId": "t", "partitionId": "p"}])
+        socket.send("renew", ref=ref + 1, leaseIds=["l"])
+        socket.send("nack", ref=ref + 2, items=[])
+    assert [socket.receive()["ref"] for _ in range(60)] == list(range(60))
+
+
+def test_a_nack_in_an_ordered_group_brings_the_rest_of_the_batch_again(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=3)
+    socket.subscribe("s", queue)
+    api.push(queue, 1, 2, 3)
+    first, second, third = socket.messages()
+    socket.settle([first])
+    socket.settle([second], "nack", error="boom")
+    again: list[Json] = []
+    while len(again) < 2:
+        frame = socket.receive()
+        if frame["type"] == "settled":
+            assert [result["success"] for result in frame["results"]] == [True]
+        else:
+            again += frame["messages"]
+            socket.settle([frame["messages"][0]])
+    assert [(message["data"], message["deliveryAttempt"]) for message in again] == [(2, 2), (3, 1)]
+    assert again[1]["id"] == third["id"]
+
+
+def test_a_nack_can_wait_or_be_the_end(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=1)
+    socket.subscribe("s", queue)
+    api.push(queue, 1)
+    [message] = socket.messages()
+    socket.settle([message], "nack", status="retry", delay=1)
+    assert socket.expect("settled")["results"][0]["success"]
+    [again] = socket.messages()
+    assert (again["id"], again["deliveryAttempt"]) == (message["id"], 1)
+    socket.settle([again], "nack", status="dlq", error="never")
+    assert socket.expect("settled")["results"][0]["dlq"]
+    [letter] = api.dead_letters(queue)
+    assert letter["errorMessage"] == "never"
+
+
+def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> None:
+    socket.send("credit", n=1)
+    socket.subscribe("s", queue)
+    api.push(queue, 1)
+    [message] = socket.messages()
+    answer = socket.ask("renew", ref="r", leaseIds=[message["leaseId"], "gone"], seconds=1000)
+    held, gone = answer["results"]
+    assert (answer["type"], answer["ref"]) == ("renewed", "r")
+    assert (held["leaseId"], held["success"], held["expiresAt"][-1]) == (message["leaseId"], True, "Z")
+    assert (gone["success"], gone["expiresAt"], gone["code"]) == (False, None, "lease_not_found")
+    assert gone["error"]
+
+
+# Leaving ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_stays_with_its_lease_when_the_client_leaves(api: Api, server_url: str, queue: str) -> None:
+    api.push(queue, 1)
+    with websocket(server_url, credit=1) as socket:
+        socket.subscribe("s", queue)
+        [message] = socket.messages()
+    assert api.pop(queue) == []
+    assert api.ack(message)["success"]
+
+
+def test_what_comes_after_the_client_left_is_for_others(api: Api, server_url: str, queue: str) -> None:
+    for _ in range(20):
+        with websocket(server_url, credit=1) as socket:
+            socket.subscribe("s", queue)
+        api.push(queue, 1)
+        message = api.pop_one(queue, **WAIT)
+        assert message["deliveryAttempt"] == 1
+        api.ack(message)
+
+
+UPGRADE = (
+    "GET /api/v1/consume?credit={credit} HTTP/1.1\nHost: x\nConnection: Upgrade\nUpgrade: websocket\n"
+    "Sec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\n\n"
+)
+
+
+def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: str) -> None:
+    settings = Settings(limits=Limits(stalled_seconds=1))
+    with inside(settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        api = Api(client)
+        with deaf(server.url, UPGRADE.format(credit=1000)) as lazy:
+            [stream] = server.call(lambda: list(server.broker.delivery.streams))
+            lazy.sendall(masked(f'{{"type": "subscribe", "id": "s", "queue": "{queue}", "batch": 10}}'))
+            for partition in range(100):
+                api.push(queue, *["x" * 100_000] * 10, partition=str(partition))
+            got = 0
+            while not stream.closed:
+                got += len(api.pop(queue, batch=10, wait=True, timeout=1000))
+            assert stream.unsettled < 200
+            while messages := api.pop(queue, batch=10):
+                got += len(messages)
+            assert got + stream.unsettled == 1000
+            while lazy.recv(1 << 20):  # Its end comes after what the socket had.
+                pass
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str) -> None:
+    with inside() as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        api = Api(client)
+        for _ in range(4):
+            api.push(queue, *["x" * 100_000] * 50)
+        with deaf(server.url, UPGRADE.format(credit=200)) as lazy:
+            lazy.sendall(masked(f'{{"type": "subscribe", "id": "s", "queue": "{queue}", "batch": 200}}'))
+            begun = b""
+            while b'"messages"' not in begun:
+                begun += lazy.recv(1024)
+        messages = api.pop(queue, batch=200, **WAIT)
+        assert {message["deliveryAttempt"] for message in messages} == {1}
+        assert server.call(lambda: len(server.broker.delivery.streams)) == 0
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(b"\x89\xfd" + bytes(4 + 125), id="pings that it does not read the answers of"),
+        pytest.param(b"\x00\x81" + bytes(4 + 1), id="a message in very many parts"),
+    ],
+)
+def test_a_client_that_floods_and_does_not_read_is_cut_off(flood: bytes) -> None:
+    with inside() as server, deaf(server.url, UPGRADE.format(credit=0)) as client:
+        client.sendall(b"\x01\x81" + bytes(4 + 1))  # The first part of a message.
+        with pytest.raises(ConnectionError):
+            for _ in range(10_000):
+                client.sendall(flood * 1000)
+
+
+def test_pings_come_while_there_is_nothing_else() -> None:
+    with inside(ping_seconds=0.02) as server, websocket(server.url) as socket:
+        assert [socket.connection.recv(timeout=PATIENCE) for _ in range(3)] == ['{"type":"ping"}'] * 3
+
+
+def test_a_server_that_stops_closes_with_1012() -> None:
+    with ExitStack() as stack:
+        with inside() as server:
+            socket = stack.enter_context(websocket(server.url))
+            assert socket.ask("ping") == {"type": "pong"}
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.receive()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+
+
+def test_the_example_in_the_docs_works(api: Api, server_url: str, queue: str) -> None:
+    section = (Path(__file__).parents[2] / "docs" / "http.md").read_text().split("\n## Streaming by WebSocket\n")[1]
+    example = section.split("```python\n")[1].split("```")[0]
+    program = example.replace("ws://127.0.0.1:6632", server_url.replace("http", "ws")).replace('"orders"', f'"{queue}"')
+    assert program.count(queue) == 1
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for number in (1, 2):
+            api.push(queue, {"order": number})
+            assert running.stdout.readline() == f"{{'order': {number}}}\n"
+        running.terminate()
+
+
+# Sharing ---------------------------------------------------------------------------------------------------
+
+
+def test_ten_clients_share_fairly(api: Api, server_url: str, queue: str) -> None:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(websocket(server_url, credit=1)) for _ in range(10)]
+        for socket in sockets:
+            socket.subscribe("s", queue, autoAck=True, batch=1)
+        spread(api, queue, 95)
+        taken = [socket.take(9) for socket in sockets]
+        rest = [socket.drain()[0] for socket in sockets]
+        assert sorted(data([message for messages in taken + rest for message in messages])) == list(range(95))
+        assert {len(messages) for messages in rest} == {0, 1}
