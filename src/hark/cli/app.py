@@ -16,6 +16,7 @@ from hark.cli.migrate import register_migrate
 from hark.cli.output import raw, say
 from hark.cli.push import register_push
 from hark.cli.serve import register_serve
+from hark.cli.tail import register_tail
 
 app = make_app(
     "A durable message queue that one command starts.",
@@ -49,6 +50,7 @@ register_serve(app)
 register_migrate(app)
 register_push(app)
 messages.register_pop_and_ack(app)
+register_tail(app)
 app.add_typer(queue.app, name="queue")
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")

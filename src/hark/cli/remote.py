@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -18,6 +19,8 @@ Query = Mapping[str, str | int | bool | None]
 
 API = "/api/v1"
 TIMEOUT_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
+"""Servers say something on a stream every 15 seconds."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -41,7 +44,7 @@ def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
         raise Failure(f"the server's answer is not Hark's: {error}; check --url or HARK_URL") from error
 
 
-class _Problem(msgspec.Struct):
+class Problem(msgspec.Struct):
     """The body of an error."""
 
     error: str
@@ -74,13 +77,18 @@ def call(
 ) -> Answer:
     """Send one request; raise `Failure` with the server's own words if it is refused."""
     answer = send(url, method, route, query=query, body=body, timeout=timeout)
-    if answer.status < 400:
-        return answer
+    if answer.status >= 400:
+        raise _refusal(url, method, route, answer.status, answer.body)
+    return answer
+
+
+def _refusal(url: str, method: str, route: str, status: int, body: bytes) -> Failure:
+    """Say no in the server's own words, if it is one of ours."""
     try:
-        problem = msgspec.json.decode(answer.body, type=_Problem)
+        problem = msgspec.json.decode(body, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Failure(f"{url} answered {answer.status} to {method} {route}; is it a Hark server?") from None
-    raise Failure(problem.error, code=problem.code)
+        return Failure(f"{url} answered {status} to {method} {route}; is it a Hark server?")
+    return Failure(problem.error, code=problem.code)
 
 
 def send(
@@ -93,15 +101,30 @@ def send(
     timeout: float = TIMEOUT_SECONDS,
 ) -> Answer:
     """Send one request and give back the answer, whatever its status; `None` in a query means absent."""
-    import httpx
-
-    params = {name: _text(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
     headers = {} if body is None else {"Content-Type": "application/json"}
+    with _client(url, timeout) as client:
+        response = client.request(method, route, params=_params(query), content=content, headers=headers)
+        return Answer(response.status_code, response.content, response.headers)
+
+
+def stream(url: str, route: str, *, query: Query, silence: float = SILENCE_SECONDS) -> Iterator[bytes]:
+    """Give the parts of an answer as they come; a server that says nothing for so many seconds is not there."""
+    with _client(url, silence) as client, client.stream("GET", route, params=_params(query)) as response:
+        if response.status_code >= 400:
+            raise _refusal(url, "GET", route, response.status_code, response.read())
+        yield from response.iter_bytes()
+
+
+@contextmanager
+def _client(url: str, timeout: float) -> Iterator[httpx.Client]:
+    """Open a client whose errors say what to do."""
+    import httpx
+
     try:
         # A proxy from the environment has no business between us and our own machine.
         with httpx.Client(base_url=url, timeout=timeout, trust_env=not is_local(url)) as client:
-            response = client.request(method, route, params=params, content=content, headers=headers)
+            yield client
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
         raise Failure(
             f"{url!r} is not the URL of a server (--url, HARK_URL): expected something like http://127.0.0.1:6632",
@@ -109,7 +132,11 @@ def send(
         ) from error
     except httpx.TransportError as error:
         raise Failure(_unreachable(url, error, timeout)) from error
-    return Answer(response.status_code, response.content, response.headers)
+
+
+def _params(query: Query | None) -> dict[str, str]:
+    """Write a query as the API reads it; `None` means absent."""
+    return {name: _text(value) for name, value in (query or {}).items() if value is not None}
 
 
 def _text(value: str | int | bool) -> str:

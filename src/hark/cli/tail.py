@@ -1,0 +1,69 @@
+"""`hark tail`: messages as they come, without taking them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from hark.cli import answers
+from hark.cli.command import DEFAULT_URL, Failure, Json, PartitionOption, QueueName, Url, command
+from hark.cli.output import raw, say
+from hark.cli.remote import Problem, Query, decode, path, stream
+
+
+def register_tail(main: typer.Typer) -> None:
+    """Add the command at the top level."""
+    command(
+        main,
+        "tail",
+        "hark tail orders",
+        "hark tail orders --from head --limit 10",
+        "hark tail orders --from 2026-01-02T03:04:05Z --json | jq .data",
+    )(tail)
+
+
+def tail(
+    *,
+    queue: QueueName,
+    partition: PartitionOption = None,
+    start: Annotated[str, typer.Option("--from", metavar="WHERE", help="head, tail, or an ISO 8601 time.")] = "tail",
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages.", show_default=False)] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Show messages of a queue as they come, and take none of them. Ctrl-C ends it."""
+    query: Query = {"browse": True, "from": start, "partition": partition}
+    shown = 0
+    try:
+        for name, body in _events(stream(url, path("listen", "queue", queue), query=query)):
+            if name == "error":
+                problem = decode(body, Problem)
+                raise Failure(problem.error, code=problem.code)
+            if name == "message":
+                if as_json:
+                    raw(body)
+                else:
+                    _show(decode(body, answers.Message))
+                shown += 1
+                if shown == limit:
+                    return
+    except KeyboardInterrupt:
+        return
+    raise Failure("the server ended the stream")
+
+
+def _show(message: answers.Message) -> None:
+    text = bytes(message.data).decode("utf-8", "replace")
+    say(f"{message.created_at}  {message.partition}  {message.offset}  {message.transaction_id}  {text}")
+
+
+def _events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
+    """The names and the data of server-sent events."""
+    rest = b""
+    for part in parts:
+        *events, rest = (rest + part).split(b"\n\n")
+        for event in events:
+            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
+            yield fields.get(b"event", b"message").decode(), fields.get(b"data", b"")
