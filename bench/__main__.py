@@ -14,6 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+import bench.delivery.special as delivery
 import bench.postgres.special as postgres
 from bench import report, special
 from bench.figures import Figure, Run, compared, medians
@@ -26,7 +27,7 @@ from bench.stores import EngineName, SqliteStores, Stores
 NOT_A_DISK = "tmpfs"
 PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
-ONCE = frozenset({"limits", "start", "cost", "pinned"})
+ONCE = frozenset({"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks"})
 """Rows that repeat themselves, or vary little."""
 
 
@@ -47,10 +48,13 @@ class Lengths(msgspec.Struct, frozen=True):
 
     pinned_seconds: float
     jobs: int
+    watch_seconds: float
+    """That ten thousand pops idle."""
+    leak_rounds: int
 
 
-FULL = Lengths(pinned_seconds=600, jobs=50_000)
-SHORT = Lengths(pinned_seconds=60, jobs=10_000)
+FULL = Lengths(pinned_seconds=600, jobs=50_000, watch_seconds=60, leak_rounds=10_000)
+SHORT = Lengths(pinned_seconds=60, jobs=10_000, watch_seconds=10, leak_rounds=200)
 
 
 def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
@@ -74,6 +78,26 @@ def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[F
             return list(postgres.measure_pinned(bench, run, lengths.pinned_seconds))
         case "peers":
             return list(postgres.measure_peers(bench, run, lengths.jobs))
+        case _:
+            return delivery_round(bench, run, name, lengths)
+    return []
+
+
+def delivery_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
+    """One round of a row about delivery."""
+    match name:
+        case "deliver":
+            return list(delivery.measure_deliver(bench, run, bench.seconds * IDLE_FACTOR))
+        case "deliver2":
+            return list(delivery.measure_deliver2(bench, run, bench.seconds * IDLE_FACTOR))
+        case "waiting":
+            return list(delivery.measure_waiting(bench, run, lengths.watch_seconds))
+        case "fair":
+            return list(delivery.measure_fair(bench, run))
+        case "calls":
+            delivery.measure_calls(bench, run)
+        case "leaks":
+            return list(delivery.measure_leaks(bench, run, lengths.leak_rounds))
     return []
 
 
@@ -135,6 +159,7 @@ def main(
     repeat: Annotated[int, typer.Option(min=1, help="Rounds per row; the median counts.")] = 1,
     seconds: Annotated[float | None, typer.Option(min=1, help="Seconds per row.")] = None,
     pinned_seconds: Annotated[float | None, typer.Option(min=10, help="Seconds of the row `pinned`.")] = None,
+    leak_rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the row `leaks`.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data folders go; a real disk.")] = None,
 ) -> None:
     """Measure Hark beside the limits of this machine, and check what must hold."""
@@ -145,6 +170,8 @@ def main(
     lengths = SHORT if quick else FULL
     if pinned_seconds is not None:
         lengths = msgspec.structs.replace(lengths, pinned_seconds=pinned_seconds)
+    if leak_rounds is not None:
+        lengths = msgspec.structs.replace(lengths, leak_rounds=leak_rounds)
     length = seconds or (2.0 if quick else 6.0)
     with (
         tempfile.TemporaryDirectory(prefix="hark-bench-", dir=data) as folder,

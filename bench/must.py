@@ -66,6 +66,25 @@ AT_LEAST_E: dict[EngineName, tuple[tuple[str, str, float], ...]] = {
         ("pop1", "pop 1 + ack, 64 connections", 0.16),
     ),
 }
+DELIVERY = (
+    Bound("deliver_p50", "push to delivery at a waiting client: p50", 5.0, "ms"),
+    Bound("deliver_p99", "push to delivery at a waiting client: p99", 20.0, "ms"),
+    Bound("deliver_lost", "push to delivery at a waiting client: not delivered", 0, "messages"),
+    Bound("waiting_cpu", "10,000 waiting pops: idle server", 1.0, "% of a core"),
+    Bound("waiting_kb", "10,000 waiting pops: memory of each", 30.0, "KB"),
+    Bound("waiting_p99", "10,000 waiting pops: push to delivery, p99", 30.0, "ms"),
+    Bound("waiting_lost", "10,000 waiting pops: not delivered", 0, "messages"),
+    Bound("fair_sockets", "1,000 WebSockets, 10,000 messages: most - least", 1, "messages"),
+    Bound("fair_polls", "1,000 long polls, ten rounds: most - least", 0, "messages"),
+    Bound("calls_parked", "100 pops wait, 100 messages come: pops in a call", 20.0, "pops", at_most=False),
+    Bound("calls_arriving", "100 messages wait, 100 pops come: pops in a call", 20.0, "pops", at_most=False),
+    Bound("leaks_left", "misbehaving clients: waiting pops, streams and subscriptions left", 0, "left"),
+    Bound("leaks_leases", "misbehaving clients: leases that nobody holds", 0, "leases"),
+    Bound("leaks_lost", "misbehaving clients: messages that nobody could settle", 0, "messages"),
+    Bound("leaks_files", "misbehaving clients: open files, last quarter over the first", 8, "more"),
+    Bound("leaks_growth", "misbehaving clients: memory, last quarter over the first", 5.0, "MB more"),
+)
+"""What both engines must do for those who wait."""
 SINGLE: dict[EngineName, tuple[Bound, ...]] = {
     "sqlite": (
         Bound("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
@@ -76,6 +95,9 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("rss", "memory of an idle server", 80.0, "MB"),
         Bound("start", "start to first answer, empty store", 1.0, "s"),
         Bound("start_backlog", "start to first answer, long history", 1.0, "s"),
+        *DELIVERY,
+        # All that happens is heard here: nobody may be told for nothing.
+        Bound("empty_polls", "1,000 long polls, ten rounds: told for nothing", 0, "times"),
     ),
     "postgres": (
         Bound("cost_1000", "CPU of PostgreSQL, push 1000 over 1000 partitions", 3.0, "x COPY"),
@@ -88,6 +110,10 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("pinned_after", "a while after it ended", 0.9, "x the first", at_most=False),
         Bound("peer_pgqueuer", "enqueue to settled, each at its best", 5.0, "x pgqueuer", at_most=False),
         Bound("peer_procrastinate", "enqueue to settled, each at its best", 10.0, "x procrastinate", at_most=False),
+        *DELIVERY,
+        Bound("deliver2_p50", "pushed here, delivered there, by UDP: p50", 10.0, "ms"),
+        Bound("deliver2_blocked", "pushed here, delivered there, UDP blocked: the longest", 5.5, "s"),
+        Bound("deliver2_lost", "pushed here, delivered there: not delivered", 0, "messages"),
     ),
 }
 

@@ -74,6 +74,11 @@ def family_us(pid: int) -> int:
     return total
 
 
+def open_files(pid: int) -> int:
+    """Descriptors that a process has open."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory of a process in megabytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():

@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-UNNAMED = frozenset({"idle", "mixed", "together", "pinned", "peers"})
+UNNAMED = frozenset({"idle", "mixed", "together", "pinned", "peers", "deliver", "deliver2", "waiting", "fair", "leaks"})
 """Rows whose titles say all."""
 
 

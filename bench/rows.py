@@ -117,8 +117,9 @@ BACKLOG = tuple(ROWS[name] for name in ("pop100", "pop1", "push1", "push100s"))
 DEEP = frozenset({"pop100", "pop100auto"})
 """On PostgreSQL these find a million messages, unless the run is a quick one."""
 DEEP_BACKLOG = 1_000_000
-_QUICK = ("limits", "start", "idle", "push1", "push100", "push100s", "pop1", "pop100", "pop100auto")
-_ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog")
-_POSTGRES = ("cost", "together", "pinned", "peers")
+_QUICK = ("limits", "start", "idle", "push1", "push100", "push100s", "pop1", "pop100", "pop100auto", "deliver", "calls")
+_DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks")
+_ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog", *_DELIVERY)
+_POSTGRES = ("deliver2", "cost", "together", "pinned", "peers")
 QUICK: dict[EngineName, tuple[str, ...]] = {"sqlite": _QUICK, "postgres": (*_QUICK, *_POSTGRES)}
 ALL: dict[EngineName, tuple[str, ...]] = {"sqlite": _ALL, "postgres": (*_ALL, *_POSTGRES)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -57,15 +58,20 @@ def command(kind: Kind, port: int, place: Place) -> list[str]:
 
 
 @contextmanager
-def running(kind: Kind, place: Place) -> Iterator[Server]:
-    """A server on a place for its data, stopped at the end; raises with its log if it does not come up."""
+def running(kind: Kind, place: Place, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A server on a place for its data, stopped at the end; raises with its log if it does not come up.
+
+    `settings` are variables of its environment, beside those of ours.
+    """
     folder = place.folder
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     log = folder.parent / f"{folder.name}.log"
     with log.open("wb") as output:
         began = time.perf_counter()
-        process = subprocess.Popen(command(kind, port, place), cwd=ROOT, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command(kind, port, place), cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **(settings or {})}
+        )
     try:
         while not _answers(port, PROBES[kind]):
             if process.poll() is not None or time.perf_counter() - began > START_LIMIT:

@@ -19,6 +19,8 @@ from hark.errors import NotFound
 from hark.http.app import App
 from hark.http.pops import parse_pop
 from hark.http.routes import routes
+from hark.http.stream.websocket import PATH
+from hark.http.stream.wishes import Taking, listening
 from hark.model import QueueOptions
 from hark.settings import Settings
 
@@ -32,6 +34,8 @@ POPS = {
     ("GET", "/api/v1/pop/queue/{queue}/partition/{partition}"),
 }
 """The routes that `parse_pop` knows; it has no table."""
+STREAMS = {(method, path.replace("/pop", "/listen")) for method, path in POPS} | {("GET", PATH)}
+"""Those that `listening` knows, and the WebSocket."""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -113,7 +117,7 @@ def _section(page: str, heading: str) -> str:
 def _routes_in_code() -> set[tuple[str, str]]:
     hot = App(cast(Broker, None), Settings())._posts
     table = {(method, route.path) for route in routes() for method in route.methods or ()}
-    return {("POST", path) for path in hot} | {route for route in table if route[0] != "HEAD"} | POPS
+    return {("POST", path) for path in hot} | {route for route in table if route[0] != "HEAD"} | POPS | STREAMS
 
 
 def test_every_route_is_documented_and_every_documented_route_exists() -> None:
@@ -126,6 +130,13 @@ def test_the_pops_that_are_documented_are_those_that_are_parsed() -> None:
         assert parse_pop(path.format(queue="q", partition="p").encode(), b"queue=q", Settings()).request.queue == "q"
     with pytest.raises(NotFound):
         parse_pop(b"/api/v1/pop/q", b"", Settings())
+
+
+def test_the_streams_that_are_documented_are_those_that_are_parsed() -> None:
+    for _, path in STREAMS - {("GET", PATH)}:
+        wish = listening(path.format(queue="q", partition="p").encode(), b"queue=q", Settings())
+        assert isinstance(wish, Taking)
+        assert wish.request.queue == "q"
 
 
 def test_the_table_of_queue_options_has_the_names_and_defaults_of_the_code() -> None:
