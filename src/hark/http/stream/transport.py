@@ -26,6 +26,11 @@ class OpenProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.app_state = self.app_state | {_STATE: transport}
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the connection at once: one that was reset uvicorn would keep until its idle time is over."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
 
 class QuietWebSocket(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket, but what it says of every connection can be kept out of the log."""
