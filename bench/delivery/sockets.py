@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import cast
 
@@ -56,7 +57,7 @@ class Frames:
             yield opcode, payload
 
 
-class Socket(asyncio.Protocol):
+class Socket(asyncio.Protocol, ABC):
     """One WebSocket; what comes is handed to `on_text` as it comes."""
 
     def __init__(self) -> None:
@@ -73,9 +74,9 @@ class Socket(asyncio.Protocol):
         self._write(upgrade(path))
         await self.opened
 
+    @abstractmethod
     def on_text(self, text: bytes) -> None:
         """A frame came."""
-        raise NotImplementedError
 
     def on_end(self) -> None:
         """The connection is over; `ended` says why."""

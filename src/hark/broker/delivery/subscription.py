@@ -82,9 +82,6 @@ class Subscription:
         """Lanes for which a fallback poll waits to hear what a look came to."""
         self._pumping = False
 
-    def __bool__(self) -> bool:
-        return bool(self._lanes)
-
     @property
     def manager(self) -> ConsumerManager[Consumer]:
         """Who waits, and how; to look at."""
