@@ -32,6 +32,11 @@ class Place(NamedTuple):
     offset: int
 
 
+def has_place(text: str) -> bool:
+    """Whether a text has the form of an id that says where its message is, in whatever store."""
+    return _SHAPE.fullmatch(text) is not None
+
+
 class IdCodec:
     """Turns places of one store into ids and back."""
 

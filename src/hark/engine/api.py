@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar
 from hark.errors import HarkError
 from hark.model import (
     BrowseFrom,
+    CancelOutcome,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -33,9 +34,12 @@ from hark.model import (
     Hint,
     Key,
     KeyEntry,
+    KeyNews,
     KeyRange,
+    KeyStats,
     KeyWrite,
     KeyWritten,
+    Limits,
     MessageFilter,
     MessageView,
     NewMessage,
@@ -66,9 +70,47 @@ from hark.model import (
 T = TypeVar("T")
 Answers = list[T | HarkError]
 Listener = Callable[[Sequence[Hint]], None]
+KeyListener = Callable[[KeyNews], None]
 
 
-class Engine(Protocol):
+def ignore_keys(news: KeyNews) -> None:
+    """What is told of keys when nobody watches them."""
+
+
+class KeyValueEngine(Protocol):
+    """The key-value half of a store (rule 25).
+
+    It shares the transactions of the queue: a dead letter and the values under its keys are one commit, a `KeyWrite`
+    may carry messages, and a `Transaction` a `KeyWrite`. An entry whose time is over is not there, removed or not.
+    After the commit of whatever changed keys (also of a dead letter) the key listener is told which.
+    """
+
+    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+        """The entries of these keys; None where there is none, or where it has expired."""
+
+    async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+        """Entries below prefixes, in the order of their keys; the cost depends on what is returned."""
+
+    async def count_keys(self, prefix: Key) -> int:
+        """How many entries are below a prefix."""
+
+    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
+        """Apply each request whole or not at all, if all its checks hold; the mutations in their order.
+
+        One new version for all that a request writes; versions never repeat. A mutation that does not fit what is
+        stored (a sum of something that is not a number) is refused with `Conflict`, code `value_mismatch`, and the text
+        names `mutations[i]`. Its messages are pushed with it: one that is refused (queue full) refuses the request with
+        the error of its code, a duplicate is a success.
+        """
+
+    async def sweep_keys(self, limit: int = 1000) -> int:
+        """Remove entries whose time is over, at most `limit`; how many. Hygiene: nobody sees them anyway."""
+
+    async def key_stats(self) -> KeyStats:
+        """How many entries there are, and how many bytes of keys and values; may be a little old."""
+
+
+class Engine(KeyValueEngine, Protocol):
     """A store with the rules of the queue."""
 
     @property
@@ -79,7 +121,7 @@ class Engine(Protocol):
         And what was read once, such as flags, may have been changed by another server since.
         """
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the store; raises `StoreUnusable` rather than start on something it can't trust."""
 
     async def close(self) -> None:
@@ -105,6 +147,11 @@ class Engine(Protocol):
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """Lease messages (rules 8-11, 20), one lease per request.
 
+        In a shared group the lease is on each message by itself: any number of requests take from one partition, in the
+        order priority, time of availability, offset; what they hold is settled in any order, and what expires costs
+        each message an attempt. `max_in_flight` and `rate_limit` of queue and group are enforced here, over all
+        servers: a request gets what is left of them, or nothing, with the reason `max_in_flight` or `rate_limited`.
+
         A lease need not survive a crash. With `auto_ack` the messages are settled, durably, before the answer.
         The first contact of a group with a queue is durable before the answer, even when that is empty.
         """
@@ -113,7 +160,8 @@ class Engine(Protocol):
         """Complete, fail, retry or dead-letter (rules 12-15).
 
         The items of one request are judged by the leases as they stood before it. Refusals: `not_found`,
-        `lease_expired`, `lease_invalid`, `not_leased`.
+        `lease_expired`, `lease_invalid`, `not_leased`, `dead_lettered`. `completed` of what is completed already is a
+        success, also when the message has been removed since.
         """
 
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
@@ -154,6 +202,12 @@ class Engine(Protocol):
         messages since that time, as far as that is cheap to tell; some others may be among them.
         """
 
+    async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
+        """Remove messages that nobody has been given yet, delayed or not.
+
+        `leased`: some group holds it or has used attempts of it; `settled`: some group is done with it.
+        """
+
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
         """Remove messages, leased or not; consumers step over them. False: there was none."""
 
@@ -161,6 +215,9 @@ class Engine(Protocol):
 
     async def configure(self, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
         """Make queues, or replace all options of those that exist; also makes the partition `Default`."""
+
+    async def make_queues(self, specs: Sequence[QueueSpec]) -> None:
+        """Make those of these queues that do not exist; the others stay as they are."""
 
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
         """Remove queues with everything in them, groups included. False: there was none."""
@@ -189,6 +246,9 @@ class Engine(Protocol):
 
     async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
         """Drop a group's cursors in one queue or all, and its subscription if asked."""
+
+    async def limit_group(self, queue: str, group: str, limits: Limits) -> bool:
+        """Bound what one group of a queue may take, from now on. False: there is no such group."""
 
     async def resubscribe(self, group: str, since: int) -> int:
         """Change the stored start of a group in all its queues; existing cursors stay. How many there were."""
@@ -254,23 +314,3 @@ class Engine(Protocol):
 
     async def write_flag(self, name: str, value: bool) -> None:
         """Set such a switch."""
-
-
-class KeyValueEngine(Protocol):
-    """The key-value half of a store (rule 25). Engines gain it together with shared groups.
-
-    It shares the transactions of `Engine`: a dead letter and the values under its keys are one commit, and a
-    `KeyWrite` may carry messages.
-    """
-
-    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
-        """The entries of these keys; None where there is none, or where it has expired."""
-
-    async def list_keys(self, ranges: Sequence[KeyRange]) -> Answers[list[KeyEntry]]:
-        """Entries below prefixes, in the order of their keys; the cost depends on what is returned."""
-
-    async def count_keys(self, prefix: Key) -> int:
-        """How many entries are below a prefix."""
-
-    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
-        """Apply each request whole or not at all, if all its checks hold."""

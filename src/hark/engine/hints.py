@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hark.model import Hint, News
 
@@ -24,26 +24,47 @@ class HintBook:
     - a pop: "free" with what it made ready and left to others: after auto-ack, and what fell due or was discovered.
     - options, a resumed queue or group, a group deleted or restarted, memory or a connection lost: "free", anywhere.
     - renewals, looks, purges and pauses make nothing ready: no hint, but for leases that a purge ended.
+
+    For a shared group partitions have counts: how many messages became ready there, about, so that as many consumers
+    are told. One that becomes ready only later counts as one, if it is the earliest that the group waits for there:
+    then somebody has to look and learn the time. An arrival for every group has the counts of what came, if it is more
+    than one message in a partition, where other servers have to tell groups of theirs.
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str | None, News], dict[str, None] | None] = {}
+        self._places: dict[tuple[str, str | None, News], dict[str, int] | None] = {}
+        # A count of 0 stands for none: one look, as in an ordered group.
         self._told: dict[str, tuple[str, ...]] = {}
         self._ended: dict[tuple[str, str], dict[str, None]] = {}
 
-    def add(self, queue: str, group: str | None, partitions: Iterable[str] | None, news: News = "free") -> None:
-        """There may be work for a group in these partitions; None: for any group, anywhere."""
+    def add(
+        self,
+        queue: str,
+        group: str | None,
+        partitions: Iterable[str] | None,
+        news: News = "free",
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """There may be work for a group in these partitions; None: for any group, anywhere. Counts are summed up."""
         key = (queue, group, news)
         if partitions is None:
             self._places[key] = None
             return
         known = self._places.setdefault(key, {})
-        if known is not None:
-            known.update(dict.fromkeys(partitions))
+        if known is None:
+            return
+        if counts is None:
+            for partition in partitions:
+                known.setdefault(partition, 0)
+        else:
+            for partition in partitions:
+                known[partition] = known.get(partition, 0) + counts.get(partition, 1)
 
-    def arrived(self, queue: str, partitions: Iterable[str], told: Iterable[str]) -> None:
+    def arrived(
+        self, queue: str, partitions: Iterable[str], told: Iterable[str], counts: Mapping[str, int] | None = None
+    ) -> None:
         """Messages came to a queue; groups that have hints of their own, or can't take them, are told."""
-        self.add(queue, None, partitions, "message")
+        self.add(queue, None, partitions, "message", counts)
         self._told[queue] = tuple(told)
 
     def ended(self, queue: str, group: str, lease: str) -> None:
@@ -54,10 +75,18 @@ class HintBook:
         """What was collected."""
         found = []
         for (queue, group, news), places in self._places.items():
-            partitions = None if places is None or len(places) > MANY else tuple(places)
+            named = None if places is None or len(places) > MANY else places
+            partitions = None if named is None else tuple(named)
             told = self._told.get(queue, ()) if group is None and news == "message" else ()
             ended = () if group is None or news != "free" else tuple(self._ended.pop((queue, group), ()))
-            found.append(Hint(queue, group, partitions, news, told, ended))
+            found.append(Hint(queue, group, partitions, news, told, ended, _counts(group, named)))
         for (queue, group), leases in self._ended.items():
             found.append(Hint(queue, group, (), "free", (), tuple(leases)))
         return found
+
+
+def _counts(group: str | None, places: Mapping[str, int] | None) -> tuple[int, ...]:
+    """What a hint says of how many there are; for every group only if that says more than that there are some."""
+    if not places or max(places.values()) <= (group is None):
+        return ()
+    return tuple(max(1, count) for count in places.values())

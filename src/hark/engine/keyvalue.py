@@ -1,0 +1,201 @@
+"""What the key-value halves of the engines have in common: ranges, values that are combined, refusals.
+
+PostgreSQL combines values in `keyvalue.sql`, by the same rules and to the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from hark.clock import SECOND
+from hark.errors import Conflict, HarkError, Overloaded
+from hark.keys import EXACT, encode_key, prefix_bounds
+from hark.model import KeyMutation, KeyRange, KeyStats, KeyWritten, PushOutcome, Transaction, TransactionOutcome
+
+TOLD_ONE_BY_ONE = 1000
+"""Keys that one deletion tells of; of more than that it says that any may be gone."""
+
+CHECK_FAILED = "check_failed"
+VALUE_MISMATCH = "value_mismatch"
+NO_NUMBER, NO_STORED_NUMBER, NOT_EXACT, NO_ARRAY, NO_STORED_ARRAY, TOO_LONG = 1, 2, 3, 4, 5, 6
+LONGEST_ARRAY = 16 << 20
+"""Bytes that a value may grow to by appending: each append writes all of it again, and everybody waits for that."""
+_MISMATCHES: dict[int, str] = {
+    NO_NUMBER: "the value is no number that is exact (integers up to 2^53)",
+    NO_STORED_NUMBER: "what is stored is no number that is exact (integers up to 2^53)",
+    NOT_EXACT: "the result is no number that is exact (integers up to 2^53)",
+    NO_ARRAY: "the value is no array",
+    NO_STORED_ARRAY: "what is stored is no array",
+    TOO_LONG: f"the array would be longer than {LONGEST_ARRAY} bytes; begin another key",
+}
+
+_SPACE = b" \t\n\r"
+_NUMBER = re.compile(rb"(-?[0-9]+)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_LONGEST_FIXED = 1e15
+"""From here on numbers that are not whole have an exponent, as PostgreSQL writes them."""
+_MANY_ENTRIES = 100_000
+_COUNT_AGAIN = 60 * SECOND
+
+
+class Misfit(Exception):
+    """A mutation does not fit what is stored."""
+
+    def __init__(self, why: int) -> None:
+        super().__init__(mismatch_text(why))
+
+
+def bounds(wanted: KeyRange) -> tuple[bytes, bytes]:
+    """The first encoded key of a range, and the first one behind it."""
+    low, high = prefix_bounds(wanted.prefix)
+    if wanted.start is not None:
+        low = max(low, encode_key(wanted.start))
+    if wanted.end is not None:
+        high = min(high, encode_key(wanted.end))
+    if wanted.after is not None:
+        after = encode_key(wanted.after)
+        if wanted.reverse:
+            high = min(high, after)
+        else:
+            low = max(low, after + b"\0")
+    return low, high
+
+
+# Values that are combined ----------------------------------------------------------------------------------
+
+
+def combine(kind: str, stored: bytes | None, value: bytes) -> bytes:
+    """What `sum`, `min`, `max`, `append` or `prepend` make of a stored value; raises `Misfit`."""
+    if kind in ("append", "prepend"):
+        return _joined(kind, stored, value)
+    number = _number(value)
+    if number is None:
+        raise Misfit(NO_NUMBER)
+    if stored is None:
+        return _text(number)
+    old = _number(stored)
+    if old is None:
+        raise Misfit(NO_STORED_NUMBER)
+    if kind != "sum":
+        return _text(min(old, number) if kind == "min" else max(old, number))
+    total = old + number
+    if abs(total) > EXACT if isinstance(total, int) else math.isinf(total):
+        raise Misfit(NOT_EXACT)
+    return _text(total)
+
+
+def _number(text: bytes) -> int | float | None:
+    """The number in a JSON text; None if it is something else, or not exact."""
+    match = _NUMBER.fullmatch(text.strip(_SPACE))
+    if match is None:
+        return None
+    whole, fraction, exponent = match.groups()
+    number = float(match[0])
+    if fraction is None and exponent is None:
+        return int(number) if abs(number) <= EXACT and int(number) == int(whole) else None
+    vanished = number == 0 and (whole + (fraction or b"")).strip(b"-.0")
+    return None if math.isinf(number) or vanished else number
+
+
+def _text(number: float) -> bytes:
+    """A number in JSON, always in the same way."""
+    if abs(number) <= EXACT and number == int(number):
+        return b"%d" % int(number)
+    text = repr(float(number))
+    if "e" not in text and abs(number) >= _LONGEST_FIXED:
+        sign, digits = text[: text[0] == "-"], text.lstrip("-").replace(".", "").rstrip("0")
+        text = f"{sign}{digits[0]}.{digits[1:]}e+15"
+    return text.encode()
+
+
+def _joined(kind: str, stored: bytes | None, value: bytes) -> bytes:
+    """Two arrays as one; their elements keep their bytes."""
+    new = _elements(value)
+    if new is None:
+        raise Misfit(NO_ARRAY)
+    old = b"" if stored is None else _elements(stored)
+    if old is None:
+        raise Misfit(NO_STORED_ARRAY)
+    if len(old) + len(new) > LONGEST_ARRAY:
+        raise Misfit(TOO_LONG)
+    both = (old, new) if kind == "append" else (new, old)
+    return b"[" + b",".join(elements for elements in both if elements) + b"]"
+
+
+def _elements(text: bytes) -> bytes | None:
+    """What is between the brackets of an array."""
+    array = text.strip(_SPACE)
+    return array[1:-1].strip(_SPACE) if array.startswith(b"[") else None
+
+
+# Transactions with keys ------------------------------------------------------------------------------------
+
+
+def joined(request: Transaction) -> Transaction:
+    """A transaction with the messages of its key-value part among its operations, behind the others."""
+    if request.keys is None or not request.keys.messages:
+        return request
+    return Transaction([*request.operations, *request.keys.messages], request.required_leases, request.keys)
+
+
+def parted(request: Transaction, outcome: TransactionOutcome) -> TransactionOutcome:
+    """The outcome of such a transaction, with what became of those messages beside the keys."""
+    if outcome.success and outcome.keys is not None and len(outcome.results) > len(request.operations):
+        own = len(request.operations)
+        pushed = [one for one in outcome.results[own:] if isinstance(one, PushOutcome)]
+        outcome.keys = msgspec.structs.replace(outcome.keys, messages=pushed)
+        outcome.results = outcome.results[:own]
+    return outcome
+
+
+# Refusals --------------------------------------------------------------------------------------------------
+
+
+def failed_check(index: int) -> TransactionOutcome:
+    """A transaction of which nothing happened, since a key has another version."""
+    text = f"checks[{index}]: the key has another version"
+    return TransactionOutcome(False, (), CHECK_FAILED, text, keys=KeyWritten(False, failed_check=index))
+
+
+def misfit(index: int, mutation: KeyMutation, why: str) -> TransactionOutcome:
+    """A transaction of which nothing happened, since a mutation does not fit what is stored."""
+    text = f"mutations[{index}]: {mutation.kind} is not possible: {why}"
+    return TransactionOutcome(False, (), VALUE_MISMATCH, text, keys=KeyWritten(False))
+
+
+def mismatch_text(why: int) -> str:
+    """Why a mutation does not fit, by its number."""
+    return _MISMATCHES[why]
+
+
+def written_of(outcome: TransactionOutcome) -> KeyWritten | HarkError:
+    """What `write_keys` answers, by the transaction that it was done in."""
+    if outcome.keys is not None and (outcome.success or outcome.code == CHECK_FAILED):
+        return outcome.keys
+    text = outcome.error or "the request was refused"
+    if outcome.code == "queue_full":
+        return Overloaded(text, code=outcome.code)
+    return Conflict(text, code=outcome.code)
+
+
+# Statistics ------------------------------------------------------------------------------------------------
+
+
+class StatsMemory:
+    """Counts entries, and remembers the answer for a while where there are many."""
+
+    def __init__(self, count: Callable[[], Awaitable[KeyStats]]) -> None:
+        self._count = count
+        self._known: KeyStats | None = None
+        self._counted_at = 0
+
+    async def stats(self, now: int) -> KeyStats:
+        """How much there is, or was a minute ago."""
+        known = self._known
+        if known is None or known.entries < _MANY_ENTRIES or not 0 <= now - self._counted_at < _COUNT_AGAIN:
+            known = self._known = await self._count()
+            self._counted_at = now
+        return known

@@ -1,0 +1,145 @@
+"""Keys of the key-value store: which there may be, and bytes that sort as they do (rule 25).
+
+Each part begins with a byte for its type. Text is UTF-8 with a NUL at its end, and 0x00 0xFF for a NUL within; a number
+is the eight bytes of a double, turned so that they sort. So no part is the beginning of another one, and the keys below
+a prefix are a range of bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from hark.model.words import Key, KeyPart
+
+MAX_PARTS = 20
+MAX_PART_LENGTH = 1024
+"""Of text, in UTF-16 units, as JavaScript counts."""
+MAX_BYTES = 2048
+"""Of an encoded key: what every store can have in an index."""
+MAX_KEYS = 1000
+EXACT = 2**53
+"""Integers up to here have doubles of their own."""
+
+_TEXT, _NUMBER, _FALSE, _TRUE, _NO_PART = b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
+_NUL, _NUL_WITHIN = b"\x00", b"\x00\xff"
+_DOUBLE, _BITS = struct.Struct(">d"), struct.Struct(">Q")
+_SIGN, _ALL = 1 << 63, (1 << 64) - 1
+
+
+class InvalidKey(ValueError):
+    """What was given is no key; the text says why."""
+
+
+# Bytes -----------------------------------------------------------------------------------------------------
+
+
+def encode_key(key: Key) -> bytes:
+    """The bytes of a key; they sort as keys do."""
+    return b"".join([_encode_part(part) for part in key])
+
+
+def _encode_part(part: KeyPart) -> bytes:
+    if isinstance(part, str):
+        return _TEXT + part.encode().replace(_NUL, _NUL_WITHIN) + _NUL
+    if isinstance(part, bool):
+        return _TRUE if part else _FALSE
+    (bits,) = _BITS.unpack(_DOUBLE.pack(float(part) + 0.0))  # -0.0 becomes 0.0
+    return _NUMBER + _BITS.pack(bits ^ _ALL if bits & _SIGN else bits | _SIGN)
+
+
+def decode_key(data: bytes) -> Key:
+    """The key that bytes stand for; raises `InvalidKey` when they stand for none."""
+    parts: list[KeyPart] = []
+    at = 0
+    try:
+        while at < len(data):
+            part, at = _decode_part(data, at)
+            parts.append(part)
+    except (ValueError, struct.error):
+        raise InvalidKey("These bytes are not a key.") from None
+    return tuple(parts)
+
+
+def _decode_part(data: bytes, at: int) -> tuple[KeyPart, int]:
+    """The part that begins at a position, and where it ends."""
+    kind, at = data[at : at + 1], at + 1
+    if kind == _TEXT:
+        end = data.index(_NUL, at)
+        while data[end : end + 2] == _NUL_WITHIN:
+            end = data.index(_NUL, end + 2)
+        return data[at:end].replace(_NUL_WITHIN, _NUL).decode(), end + 1
+    if kind == _NUMBER:
+        (bits,) = _BITS.unpack_from(data, at)
+        (number,) = _DOUBLE.unpack(_BITS.pack(bits ^ _SIGN if bits & _SIGN else bits ^ _ALL))
+        return (int(number) if abs(number) <= EXACT and number.is_integer() else number), at + _BITS.size
+    if kind in (_FALSE, _TRUE):
+        return kind == _TRUE, at
+    raise ValueError(kind)
+
+
+def prefix_bounds(prefix: Key) -> tuple[bytes, bytes]:
+    """The first bytes that a strict descendant of a prefix may have, and the first ones behind all of them."""
+    start = encode_key(prefix)
+    return start + _TEXT, start + _NO_PART
+
+
+# Checks ----------------------------------------------------------------------------------------------------
+
+
+def check_key(value: object) -> Key:
+    """A key as it came in JSON; raises `InvalidKey` with a text for whoever sent it."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidKey("Key must be an array of (string | number | boolean).")
+    if not value:
+        raise InvalidKey("Key cannot be empty. Provide at least one key part.")
+    if len(value) > MAX_PARTS:
+        raise InvalidKey(f"Key too deep: {len(value)} parts (max {MAX_PARTS}).")
+    key = tuple(_check_part(part, index) for index, part in enumerate(value))
+    size = len(encode_key(key))
+    if size > MAX_BYTES:
+        raise InvalidKey(f"Key too long: {size} bytes (max {MAX_BYTES}).")
+    return key
+
+
+def check_keys(value: object) -> tuple[Key, ...]:
+    """Several keys as they came in JSON; raises `InvalidKey`, which names the one that is wrong."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidKey('Keys must be an array of key arrays, e.g. [["users", 1], ["users", 2]].')
+    if not value:
+        raise InvalidKey("Keys array cannot be empty. Provide at least one key.")
+    if len(value) > MAX_KEYS:
+        raise InvalidKey(f"Too many keys: {len(value)} (max {MAX_KEYS}).")
+    keys = []
+    for index, one in enumerate(value):
+        try:
+            keys.append(check_key(one))
+        except InvalidKey as error:
+            raise InvalidKey(f"Invalid key at index {index}: {error}") from None
+    return tuple(keys)
+
+
+def _check_part(part: object, index: int) -> KeyPart:
+    if isinstance(part, bool):
+        return part
+    if isinstance(part, str):
+        return _check_text(part, index)
+    if isinstance(part, int):
+        if abs(part) > EXACT:
+            raise InvalidKey(f"Invalid key part at index {index}: integers go from -2^53 to 2^53.")
+        return part
+    if isinstance(part, float):
+        if not math.isfinite(part):
+            raise InvalidKey(f"Invalid key part at index {index}: the number is not finite.")
+        return int(part) if abs(part) <= EXACT and part.is_integer() else part
+    raise InvalidKey(f"Invalid key part at index {index}: expected string, number or boolean.")
+
+
+def _check_text(part: str, index: int) -> str:
+    try:
+        length = len(part.encode("utf-16-le")) // 2
+    except UnicodeEncodeError:
+        raise InvalidKey(f"Invalid key part at index {index}: half of a surrogate pair is no character.") from None
+    if length > MAX_PART_LENGTH:
+        raise InvalidKey(f"Key part at index {index} too long: {length} characters (max {MAX_PART_LENGTH}).")
+    return part
