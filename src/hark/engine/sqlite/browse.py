@@ -9,8 +9,9 @@ import msgspec
 
 from hark.engine.sqlite.deadletters import CONDITIONS, parameters
 from hark.engine.sqlite.leases import LeaseView
-from hark.engine.sqlite.rows import NO_EXTRA, Extra, decode_extra
+from hark.engine.sqlite.rows import NO_EXTRA, decode_extra
 from hark.engine.sqlite.store import rows_of, scalar
+from hark.engine.sqlite.track import Stored
 from hark.ids import IdCodec
 from hark.model import (
     DeadLetter,
@@ -26,7 +27,8 @@ from hark.model import (
 
 _MESSAGE = """
 select message.partition, message.offset, message.created_at, message.transaction_id, message.extra,
-    queues.name, place.name, queues.namespace, queues.task, queues.options ->> 'priority', place.created_at
+    queues.name, place.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
+    message.deliver_at, message.owner
 """
 _FROM = """
 from messages as message
@@ -48,7 +50,12 @@ select groups.id, groups.name, groups.since, groups.highest_partition, track.cur
     (select json_array(attempts, error) from retries
         where grp = groups.id and retries.partition = ?2 and retries.offset = ?3),
     (select json_array(attempts, error) from dead_letters
-        where dead_letters.grp = groups.name and dead_letters.partition = ?2 and dead_letters.offset = ?3)
+        where dead_letters.grp = groups.name and dead_letters.partition = ?2 and dead_letters.offset = ?3),
+    groups.mode = 'shared' and (?6 is not null or exists (select 1 from lanes
+        where lanes.grp = groups.id and lanes.partition = ?2 and lanes.priority = ?4
+          and iif(?5 is null, lanes.cursor >= ?3, (lanes.due, lanes.due_offset) >= (?5, ?3)))),
+    (select json_array(attempts, error) from exceptions
+        where grp = groups.id and exceptions.partition = ?2 and exceptions.offset = ?3)
 from groups
 left join tracks as track on track.grp = groups.id and track.partition = ?2
 where groups.queue = ?1
@@ -111,12 +118,14 @@ class Browser:
         return view
 
     def _view(self, row: apsw.SQLiteValues) -> MessageView:
-        partition, offset, created_at, transaction_id, text, queue, name, namespace, task, priority, _ = row
+        partition, offset, created_at, transaction_id, text, queue, name, namespace, task, *rest = row
+        queue_priority, priority, deliver_at, owner = (None if one is None else int(str(one)) for one in rest)
         assert isinstance(partition, int)
         assert isinstance(offset, int)
         extra = NO_EXTRA if text is None else decode_extra(str(text))
         message_id = self._codec.encode(partition, offset)
-        groups = list(self._groups(str(queue), partition, offset, int(str(created_at)), extra))
+        message = Stored(partition, offset, priority or 0, deliver_at, owner)
+        groups = list(self._groups(str(queue), message, int(str(created_at))))
         return MessageView(
             id=message_id,
             transaction_id=message_id if transaction_id is None else str(transaction_id),
@@ -129,24 +138,26 @@ class Browser:
             state=_overall(groups),
             trace_id=extra.t,
             producer=extra.u,
-            priority=extra.p,
-            queue_priority=int(str(priority or 0)),
+            priority=message.priority,
+            queue_priority=queue_priority or 0,
             created_at=int(str(created_at)),
-            deliver_at=extra.d or None,
+            deliver_at=deliver_at,
             groups=groups,
             sealed=extra.s,
         )
 
-    def _groups(self, queue: str, partition: int, offset: int, created_at: int, extra: Extra) -> Iterator[GroupView]:
-        for group_id, name, since, highest, cursor, in_range, in_front, retry, dead in rows_of(
-            self._connection, _GROUPS, queue, partition, offset
+    def _groups(self, queue: str, message: Stored, created_at: int) -> Iterator[GroupView]:
+        partition, offset, _, _, owner = message
+        for group_id, name, since, highest, cursor, in_range, in_front, retry, dead, passed, exception in rows_of(
+            self._connection, _GROUPS, queue, *message
         ):
-            if extra.g and extra.g != group_id:
+            if owner not in (None, group_id):
                 continue
             expires_at = self._leases.expiry_of(group_id, partition, offset)
             before_start = cursor is None and since is not None and partition <= highest and created_at <= since
-            settled = not in_front and (before_start or in_range or (cursor is not None and offset <= cursor))
-            attempts, error = msgspec.json.decode(dead or retry or b"[0,null]")
+            done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
+            settled = done and not in_front and exception is None
+            attempts, error = msgspec.json.decode(dead or retry or exception or b"[0,null]")
             state: MessageState = "pending"
             if dead:
                 state = "dead_letter"

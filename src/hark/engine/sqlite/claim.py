@@ -2,7 +2,7 @@
 
 Everything is decided in memory but the messages themselves, which one query reads for all requests of a call. A
 range of offsets may hold less than it promises (messages removed, expired, not due yet): then the request looks
-again, until it has enough or nothing is left.
+again, until it has enough or nothing is left. What is next in a shared group is picked in `shared/claim.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.hints import HintBook
 from hark.engine.sqlite.groups import Contact
-from hark.engine.sqlite.handout import MAX_REPLY_BYTES, Fetch, HandOut, Job
+from hark.engine.sqlite.handout import MAX_REPLY_BYTES, Fetch, HandOut, Job, OrderedFetch, SharedFetch
+from hark.engine.sqlite.limits import Allowance
 from hark.engine.sqlite.loader import Loader
+from hark.engine.sqlite.ordered import Track
 from hark.engine.sqlite.rows import SELECT_MESSAGES, decode_messages
+from hark.engine.sqlite.shared.claim import Picker
+from hark.engine.sqlite.shared.entry import Entry
+from hark.engine.sqlite.shared.track import SharedTrack
 from hark.engine.sqlite.state import Group, Queue, State
 from hark.engine.sqlite.store import scalar
-from hark.engine.sqlite.track import MAX_RANGES, Lease, Track
-from hark.errors import Conflict, HarkError, Refused
+from hark.engine.sqlite.telling import tell_left
+from hark.engine.sqlite.track import AnyTrack, Lease
+from hark.errors import Conflict, HarkError
 from hark.ids import IdSource
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
 
@@ -38,13 +44,16 @@ class Claimer:
         self._state = state
         self._now = now
         self._loader = Loader(connection, state)
-        self._reserved: set[Track] = set()
-        self._taken: set[Track] = set()
+        self._reserved: set[AnyTrack] = set()
+        self._taken: set[AnyTrack] = set()
+        self._picked: list[tuple[SharedTrack, Entry]] = []
+        self._allowance = Allowance(now)
         self._round_left = 0
         """Messages that may still be read in this round."""
         self.settled_at_once: dict[str, Lease] = {}
         """Leases of pops with auto-ack, which end before anybody else can see them."""
         self.hand_out = HandOut(state, now, ids)
+        self.picker = Picker(connection, now)
         self.seen: dict[Group, None] = {}
         """Groups whose last sight is to be saved."""
         self._found: dict[Group, set[int] | None] = {}
@@ -54,8 +63,6 @@ class Claimer:
 
     def contacts(self, request: PopRequest) -> list[Contact]:
         """The groups that this request is the first contact of; to be made before it is served."""
-        if request.group_mode == "shared":
-            return []  # Refused when it is served.
         mode: GroupMode = request.group_mode or "ordered"
         subscription = request.subscription if request.group != QUEUE_MODE else Subscription()
         label = None
@@ -88,8 +95,6 @@ class Claimer:
         return group
 
     def _job(self, request: PopRequest) -> Job:
-        if request.group_mode == "shared":
-            raise Refused("shared groups arrive with work queues; this server has ordered groups only")
         found = []
         in_the_way = False
         for name in self._queue_names(request):
@@ -106,7 +111,7 @@ class Claimer:
                 in_the_way = True  # Who is next can be said when it is committed.
             elif queue is not None and group is not None:
                 self._note_seen(group)
-                if self._loader.discover(group, queue):
+                if self._loader.discover(group, queue, self._now):
                     self._found[group] = None
                 self._note_found(group, group.wake_due(self._now))
                 found.append((queue, group))
@@ -128,15 +133,26 @@ class Claimer:
 
     def tell_rest(self, hints: HintBook) -> None:
         """Tell others of what this call made ready and did not take."""
+        tracks = dict.fromkeys(track for track, _ in self._picked)
         for group, found in self._found.items():
             if found is None:
                 if group.next_ready() is not None:
                     hints.add(group.queue_name, group.name, None)
                 continue
-            left = [self._state.partitions[one].name for one in found if one in group.ready]
+            left = []
+            for one in found & group.ready.keys():
+                track = group.tracks.get(one)
+                if isinstance(track, SharedTrack):
+                    track.fell_due = True
+                    tracks[track] = None
+                else:
+                    left.append(self._state.partitions[one].name)
             if left:
                 hints.add(group.queue_name, group.name, left)
         self._found.clear()
+        for shared in tracks:
+            tell_left(hints, shared, self._now)
+        self._picked.clear()
 
     # Serving -----------------------------------------------------------------------------------------------
 
@@ -156,7 +172,8 @@ class Claimer:
                 fetches = [fetch for job in active for fetch in self._plan(job)]
                 self._read(fetches)
                 for fetch in fetches:
-                    self.hand_out.accept(fetch)
+                    self._allowance.spend(fetch.queue, fetch.track.group, self.hand_out.accept(fetch))
+                self._allowance.release()
                 self._reserved.clear()
                 active = [job for job in active if not job.done]
         except BaseException:
@@ -167,12 +184,16 @@ class Claimer:
     def _undo(self, jobs: list[Job]) -> None:
         """Nobody gets anything: put back what was taken, or it would be out of reach until the next start."""
         leases = {job.lease for job in jobs if job.lease is not None}
+        for shared, entry in self._picked:
+            if entry.offset in shared.entries:
+                shared.let_go(entry)
+                shared.add(entry)
         for track in self._taken:
-            if track.lease in leases:
+            if isinstance(track, Track) and track.lease in leases:
                 track.lease = None
                 for transaction_id in [key for key, held in track.held.items() if held[1] in leases]:
                     del track.held[transaction_id]
-            if track.group.refresh(track):
+            if track.group.refresh(track, self._now):
                 self._note_found(track.group, [track.partition.id])
         self._taken.clear()
         self._reserved.clear()
@@ -187,12 +208,15 @@ class Claimer:
             return PopResult(job.messages, job.lease.id, job.tracks, expires_at=job.lease.expires_at)
         if job.met_dirty:
             return None
-        for _, group in job.groups:
-            change = group.next_change(self._state.leases)
+        for queue, group in job.groups:
+            named = None if job.request.partition is None else queue.partitions.get(job.request.partition)
+            change = group.next_change(self._state.leases, None if named is None else named.id)
             if job.request.partition is None and job.reason == "nothing_ready" and group.waking:
                 job.reason = min(group.waking.values())[1]
             if change is not None and (job.look_again_at is None or change < job.look_again_at):
                 job.look_again_at = change
+            if named is None and change is not None:
+                group.learned = change
         return PopResult((), "", 0, job.reason, job.look_again_at)
 
     def _plan(self, job: Job) -> list[Fetch]:
@@ -201,40 +225,83 @@ class Claimer:
         room = (1 if request.partition is not None else request.partitions) - job.tracks
         fetches: list[Fetch] = []
         while need > 0 and room > 0 and job.bytes < MAX_REPLY_BYTES:
-            if self._round_left <= 0:
+            if self._must_wait(job):
                 return fetches  # The rest of it in the next round.
             taken = self._take(job)
             if taken is None:
                 break
-            queue, track = taken
-            intervals, planned = self._intervals(track, min(need * job.look, self._round_left))
-            if not intervals:
+            fetch = self._fetch(job, *taken, need)
+            if fetch is None:
+                if request.partition is not None:
+                    break
                 continue
-            self._reserved.add(track)
-            fetches.append(Fetch(job, queue, track, intervals))
-            need -= planned
-            self._round_left -= planned
-            room -= 1
+            fetches.append(fetch)
+            need -= fetch.planned
+            room -= not job.holds(fetch.track)
         while not fetches and need > 0 and job.more and job.bytes < MAX_REPLY_BYTES:
             # What other tracks promised was not there, but the ones that it has go on.
-            if self._round_left <= 0:
+            if self._must_wait(job):
                 return []
             queue, track, after = job.more.pop()
-            intervals, planned = self._intervals(track, min(need * job.look, self._round_left), after)
-            if intervals:
-                fetches.append(Fetch(job, queue, track, intervals))
-                self._round_left -= planned
+            if not self._is_closed(job, queue, track.group):
+                fetch = self._fetch(job, queue, track, need, after)
+                fetches += [] if fetch is None else [fetch]
         job.done = not fetches
         return fetches
 
-    def _take(self, job: Job) -> tuple[Queue, Track] | None:
-        """The next track for a job: highest queue priority, then served longest ago (rule 9)."""
+    def _must_wait(self, job: Job) -> bool:
+        """Whether enough is being read, or what is left for a job depends on what others get of it."""
+        return self._round_left <= 0 or any(self._allowance.is_unsure(*pair) for pair in job.groups)
+
+    def _fetch(self, job: Job, queue: Queue, track: AnyTrack, need: int, after: int = 0) -> Fetch | None:
+        """What a job may get of a track that it has taken, bounded by what its group may still take."""
+        room = self._allowance.room(queue, track.group, auto_ack=job.request.auto_ack).left
+        if room < need:
+            self._note_blocked(queue, track.group)
+        need = min(need, room)
+        fetch: Fetch | None = None
+        if isinstance(track, SharedTrack):
+            fetch = self._pick(job, queue, track, min(need, self._round_left))
+        elif isinstance(track, Track):
+            intervals, planned = track.intervals(min(need * job.look, self._round_left), after)
+            if intervals:
+                self._reserved.add(track)
+                fetch = OrderedFetch(job, queue, track, intervals, min(need, planned))
+                fetch.planned = planned
+        if fetch is not None:
+            self._allowance.reserve(queue, track.group, fetch.room, exact=isinstance(fetch, SharedFetch))
+            self._round_left -= fetch.planned
+        return fetch
+
+    def _pick(self, job: Job, queue: Queue, track: SharedTrack, need: int) -> SharedFetch | None:
+        group, partition = track.group, track.partition
+        group.ready.pop(partition.id, None)
+        due = None if job.holds(track) else self.picker.window_due(track)
+        if due is not None:
+            job.reason = "window_buffer"
+            group.wake_at(partition.id, due, "window_buffer")
+            return None
+        entries = self.picker.pick(track, need)
+        clear = self.picker.look(track)
+        if not entries:
+            if clear:
+                group.refresh(track, self._now)
+                job.reason = "waiting" if partition.id in group.waking else "lease_held" if track.held else job.reason
+            job.met_dirty = job.met_dirty or not clear  # Ready again when what is in the way is published.
+            return None
+        track.served = self._state.next_turn()
+        group.refresh(track, self._now)
+        self._picked += [(track, entry) for entry in entries]
+        return SharedFetch(job, queue, track, entries)
+
+    def _take(self, job: Job) -> tuple[Queue, AnyTrack] | None:
+        """The next track for a job: highest queue priority, then message priority, then served longest ago (rule 9)."""
         if job.request.partition is not None:
             return self._take_named(job)
         while True:
-            best: tuple[tuple[int, int, int], Queue, Group] | None = None
+            best: tuple[tuple[int, int, int, int], Queue, Group] | None = None
             for queue, group in job.groups:
-                if self._is_paused(job, queue, group):
+                if self._is_closed(job, queue, group):
                     continue
                 head = group.next_ready()
                 if head is not None:
@@ -249,7 +316,7 @@ class Claimer:
             if track is not None and self._may_take(job, track):
                 return queue, track
 
-    def _take_named(self, job: Job) -> tuple[Queue, Track] | None:
+    def _take_named(self, job: Job) -> tuple[Queue, AnyTrack] | None:
         name = job.request.partition
         assert name is not None
         if job.tracks or not job.groups:
@@ -257,7 +324,7 @@ class Claimer:
                 job.reason = "partition_not_found"
             return None
         queue, group = job.groups[0]
-        if self._is_paused(job, queue, group):
+        if self._is_closed(job, queue, group):
             return None
         if name not in queue.partitions:
             self._loader.partitions([(queue, name)])
@@ -269,55 +336,46 @@ class Claimer:
             job.reason = group.waking[partition.id][1]
             return None
         track = self._track(group, partition.id)
-        if track is None or not self._may_take(job, track) or not track.has_work:
+        if track is None or not self._may_take(job, track) or (isinstance(track, Track) and not track.has_work):
             return None
         group.ready.pop(partition.id, None)
         return queue, track
 
-    def _is_paused(self, job: Job, queue: Queue, group: Group) -> bool:
+    def _is_closed(self, job: Job, queue: Queue, group: Group) -> bool:
         if queue.info.paused or group.paused:
             job.reason = "paused"
             return True
+        room = self._allowance.room(queue, group, auto_ack=job.request.auto_ack)
+        if room.left <= 0:
+            job.reason = room.reason
+            if room.look_again_at is not None:
+                job.look_again_at = min(room.look_again_at, job.look_again_at or room.look_again_at)
+            self._note_blocked(queue, group)
+            return True
         return False
 
-    def _may_take(self, job: Job, track: Track) -> bool:
+    def _note_blocked(self, queue: Queue, group: Group) -> None:
+        """Somebody is to be told when there is room again."""
+        for bounds in (queue.bounds, group.bounds):
+            bounds.blocked = bool(bounds.limits.max_in_flight)
+
+    def _may_take(self, job: Job, track: AnyTrack) -> bool:
         self._taken.add(track)
-        if track.draft is not None:
+        if track.draft is not None and track.draft.blocks:
             job.met_dirty = True  # Ready again, if it still is, when its transaction is published.
             return False
-        if track.lease is not None or track in self._reserved:
+        if isinstance(track, Track) and (track.lease is not None or track in self._reserved):
             job.reason = "lease_held"
             return False
         return True
 
-    def _track(self, group: Group, partition_id: int) -> Track | None:
+    def _track(self, group: Group, partition_id: int) -> AnyTrack | None:
         track = group.tracks.get(partition_id)
         if track is None:
-            ahead = [near for _, near in group.ready_heap[:_LOAD_AHEAD] if near not in group.tracks]
+            ahead = [near for *_, near in group.ready_heap[:_LOAD_AHEAD] if near not in group.tracks]
             self._loader.tracks(group, [partition_id, *(near for near in ahead if near != partition_id)])
             track = group.tracks.get(partition_id)
         return track
-
-    def _intervals(self, track: Track, need: int, after: int = 0) -> tuple[list[tuple[int, int]], int]:
-        """What may be handed out of a track behind an offset, as far as memory knows, and how much that is."""
-        if track.cursor < track.partition.floor:
-            track.rise_to(track.partition.floor)
-        if len(track.ranges) > MAX_RANGES:
-            need = 1
-        intervals: list[tuple[int, int]] = []
-        planned = 0
-        for first, last in track.open_intervals():
-            if last <= after:
-                continue
-            first = max(first, after + 1)
-            if (track.probe and first <= track.probe) or (first in track.front and first in track.retries):
-                need = 1
-            last = min(last, first + need - planned - 1)
-            intervals.append((first, last))
-            planned += last - first + 1
-            if planned >= need:
-                break
-        return intervals, planned
 
     def _read(self, fetches: list[Fetch]) -> None:
         """The messages of all fetches, in one step of SQLite."""

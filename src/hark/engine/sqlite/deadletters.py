@@ -21,6 +21,10 @@ CONDITIONS = """
     and (?4 is null or failed_at >= ?4) and (?5 is null or failed_at <= ?5)
     and (?6 is null or uid = ?6 or (partition = ?7 and offset = ?8))
 """
+_STORE = """
+insert into messages (partition, offset, created_at, priority, owner, transaction_id, extra, payload)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+"""
 
 
 def parameters(where: DeadLetterFilter, codec: IdCodec) -> tuple[int | str | None, ...]:
@@ -46,7 +50,8 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     # Rows that this transaction has yet to write must be seen, and a second requeue must find nothing.
     rows = rows_of(
         connection,
-        f"select id, queue, partition_name, grp, payload, transaction_id, extra from dead_letters where {CONDITIONS}",
+        "select id, queue, partition_name, grp, payload, transaction_id, extra, priority from dead_letters"
+        f" where {CONDITIONS}",
         *parameters(DeadLetterFilter(id=dead_letter_id), state.codec),
     )
     if not rows:
@@ -56,7 +61,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
             f"message {dead_letter_id} is dead in {len(rows)} groups; use the id of the dead letter",
             code="ambiguous",
         )
-    row_id, queue_name, partition_name, group_name, payload, transaction_id, extra = rows[0]
+    row_id, queue_name, partition_name, group_name, payload, transaction_id, extra, priority = rows[0]
     place = (queue_name, partition_name)
     partition = find_partitions(transaction, [place])[place]
     first_contact(transaction, [Contact(queue_name, group_name)])
@@ -65,22 +70,24 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     assert track is not None
     offset = partition.next_tail = partition.next_tail + 1
     created_at = partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
-    options = msgspec.structs.replace(NO_EXTRA if extra is None else decode_extra(extra), g=group.id, d=0, x=0)
+    options = msgspec.structs.replace(NO_EXTRA if extra is None else decode_extra(extra), x=0)
     # The transaction id stays with the message that died, if that is still there: it is a key within the partition.
     taken = transaction_id is not None and _is_taken(transaction, partition.id, transaction_id)
-    transaction.messages += (
+    run(
+        connection,
+        _STORE,
         partition.id,
         offset,
         created_at,
-        payload,
+        priority,
+        group.id,
         None if taken else transaction_id,
         encode_extra(options).decode(),
+        payload,
     )
-    transaction.pushed[partition] = None
+    transaction.note_requeued(partition)
     leave_hole(transaction, partition, offset, but_for=group)
-    draft = transaction.draft(track)
-    draft.front.append(offset)
-    draft.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.
+    transaction.draft(track).add_front(offset, priority, transaction.now)
     run(connection, "delete from dead_letters where id = ?1", row_id)
     queue = partition.queue
     transaction.on_commit(lambda: setattr(queue, "open", None))

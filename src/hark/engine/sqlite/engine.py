@@ -13,11 +13,12 @@ from typing import TypeVar, cast
 import apsw
 
 from hark.clock import SECOND, Clock
-from hark.engine.api import Answers, Listener
+from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.sqlite import deadletters, expire, groups, leases, messages, metrics, push, queues, read, settle, views
 from hark.engine.sqlite.browse import Browser
 from hark.engine.sqlite.calls import Call, Claim, Expire, Look, Stop, Write
 from hark.engine.sqlite.collect import Collector
+from hark.engine.sqlite.key_verbs import KeyVerbs
 from hark.engine.sqlite.leases import LeaseView
 from hark.engine.sqlite.state import State
 from hark.engine.sqlite.store import Store, rows_of, run
@@ -27,6 +28,7 @@ from hark.errors import EngineFailure
 from hark.ids import IdSource
 from hark.model import (
     BrowseFrom,
+    CancelOutcome,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -34,6 +36,7 @@ from hark.model import (
     GroupDeletion,
     GroupStats,
     Hint,
+    Limits,
     MessageFilter,
     MessageView,
     NewMessage,
@@ -67,7 +70,7 @@ _FLAG = "flag:"
 _SECRET_BYTES = 32
 
 
-class SqliteEngine:
+class SqliteEngine(KeyVerbs):
     """One database file (or `:memory:`), one server."""
 
     shared = False
@@ -80,8 +83,8 @@ class SqliteEngine:
         completed_retention_seconds: int = 7 * 86400,
         idle_group_seconds: int = 30 * 86400,
     ) -> None:
+        super().__init__(clock)
         self._store = Store(path)
-        self._clock = clock
         self._ids = IdSource(clock)
         self._collector = Collector(completed_retention_seconds, idle_group_seconds)
         self._threads: StoreThreads | None = None
@@ -94,11 +97,11 @@ class SqliteEngine:
         """The database file; None in memory."""
         return None if self._store.memory else Path(self._store.path)
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the database."""
         self._store.open()
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-store-read")
-        self._threads = StoreThreads(self._store, self._clock, self._ids, listener)
+        self._threads = StoreThreads(self._store, self._clock, self._ids, listener, key_listener)
         self._codec = self._threads.state.codec
         self._threads.start()
 
@@ -231,6 +234,10 @@ class SqliteEngine:
         """See `Engine.positions`."""
         return await self._read_committed(lambda connection: read.positions(connection, queue, start, partition))
 
+    async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
+        """See `Engine.cancel`."""
+        return await self._write(lambda t: messages.cancel(t, message_ids))
+
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
         """See `Engine.delete_messages`."""
         return await self._write(lambda t: messages.delete_messages(t, message_ids))
@@ -240,6 +247,10 @@ class SqliteEngine:
     async def configure(self, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
         """See `Engine.configure`."""
         return cast("Answers[QueueInfo]", await self._write(lambda t: queues.configure(t, specs)))
+
+    async def make_queues(self, specs: Sequence[QueueSpec]) -> None:
+        """See `Engine.make_queues`."""
+        await self._write(lambda t: queues.make_queues(t, specs))
 
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
         """See `Engine.delete_queues`."""
@@ -282,6 +293,10 @@ class SqliteEngine:
     async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
         """See `Engine.delete_group`."""
         return await self._write(lambda t: groups.delete_group(t, group, queue, forget_subscription))
+
+    async def limit_group(self, queue: str, group: str, limits: Limits) -> bool:
+        """See `Engine.limit_group`."""
+        return await self._write(lambda t: groups.limit_group(t, queue, group, limits))
 
     async def resubscribe(self, group: str, since: int) -> int:
         """See `Engine.resubscribe`."""

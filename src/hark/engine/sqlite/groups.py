@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from hark.engine.sqlite.loader import adopt_group, make_group
+from hark.engine.sqlite.moving import move
 from hark.engine.sqlite.queues import drop_leases, look_again
 from hark.engine.sqlite.sql import LAST_CREATED
 from hark.engine.sqlite.state import Group, Label, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
-from hark.engine.sqlite.track import Track
+from hark.engine.sqlite.track import AnyTrack
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import HarkError, NotFound
-from hark.model import GroupDeletion, GroupMode, Seek, SeekOutcome, Subscription
+from hark.model import GroupDeletion, GroupMode, Limits, Seek, SeekOutcome, Subscription
+
+_encode_limits = msgspec.json.Encoder().encode
 
 
 class Contact(NamedTuple):
@@ -50,7 +55,7 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
             " last_seen) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             row,
         )
-        group = make_group((connection.last_insert_rowid(), *row))
+        group = make_group((connection.last_insert_rowid(), *row, "{}"))
         group.pending = True
         transaction.on_commit(lambda group=group: setattr(group, "pending", False))  # type: ignore[misc]
         adopt_group(state, group)
@@ -129,11 +134,11 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
     for track in tracks:
         cursor = _target(transaction, request, track)
         move(transaction, track, cursor)
-    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.settled_many(queue)
     return SeekOutcome(len(tracks), None if cursor is None else cursor + 1)
 
 
-def _tracks(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[Track]:
+def _tracks(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[AnyTrack]:
     if partition is not None:
         transaction.loader.partitions([(queue, partition)])
         found = queue.partitions.get(partition)
@@ -147,7 +152,7 @@ def _tracks(transaction: WriteTransaction, queue: Queue, group: Group, partition
     return [group.tracks[partition_id] for partition_id in ids]
 
 
-def _target(transaction: WriteTransaction, request: Seek, track: Track) -> int:
+def _target(transaction: WriteTransaction, request: Seek, track: AnyTrack) -> int:
     partition = track.partition
     if request.to_end:
         return partition.next_tail
@@ -156,15 +161,18 @@ def _target(transaction: WriteTransaction, request: Seek, track: Track) -> int:
     return min(max((request.offset or 1) - 1, partition.floor), partition.next_tail)
 
 
-def move(transaction: WriteTransaction, track: Track, cursor: int) -> None:
-    """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
-    draft = transaction.draft(track)
-    draft.wiped = True
-    draft.cursor, draft.ranges, draft.probe = max(cursor, track.partition.floor), [], 0
-    draft.retries, draft.front = {}, []
-    for hole in transaction.loader.holes(track.group, track.partition):
-        draft.settle(hole, hole)
-    transaction.void_leases(track)
+def limit_group(transaction: WriteTransaction, queue: str, name: str, limits: Limits) -> bool:
+    """Bound what a group may take from now on."""
+    transaction.loader.groups(queue)
+    group = transaction.state.groups.get((queue, name))
+    if group is None:
+        return False
+    sql = "update groups set limits = ?1 where id = ?2"
+    run(transaction.connection, sql, _encode_limits(limits).decode(), group.id)
+    bounds = group.bounds
+    transaction.on_commit(lambda: bounds.set(limits))
+    transaction.hints.add(queue, name, None)
+    return True
 
 
 def delete_group(transaction: WriteTransaction, name: str, queue: str | None, forget: bool) -> GroupDeletion:
@@ -179,7 +187,7 @@ def delete_group(transaction: WriteTransaction, name: str, queue: str | None, fo
     partitions = 0
     for group_id, queue_name in rows:
         partitions += int(scalar(connection, "select count(*) from tracks where grp = ?1", group_id))
-        for table in ("tracks", "ranges", "retries", "fronts"):
+        for table in ("tracks", "ranges", "retries", "fronts", "lanes", "exceptions"):
             run(connection, f"delete from {table} where grp = ?1", group_id)
         if forget:
             run(connection, "delete from groups where id = ?1", group_id)
@@ -188,6 +196,9 @@ def delete_group(transaction: WriteTransaction, name: str, queue: str | None, fo
             transaction.discard(group)
         transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
         transaction.hints.add(queue_name, name, None)
+        queue_of = transaction.state.queues.get(queue_name)
+        if queue_of is not None:
+            transaction.settled_many(queue_of)
     return GroupDeletion(partitions, len(rows) if forget else 0)
 
 
@@ -232,8 +243,8 @@ def _restart(
     def restart() -> None:
         group.subscription, group.highest_partition, group.discovered = subscription, highest, False
         for partition_id, track in list(group.tracks.items()):
-            if partition_id not in stored and track.lease is None and not track.held:
+            if partition_id not in stored and track.is_idle:
                 del group.tracks[partition_id]
-        look_again(group)
+        look_again(group, transaction.now)
 
     transaction.on_commit(restart)

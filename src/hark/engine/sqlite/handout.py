@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from hark.clock import SECOND
+from hark.clock import MILLISECOND, SECOND
+from hark.engine.sqlite.ordered import MAX_RANGES, Draft, Track
 from hark.engine.sqlite.rows import NO_EXTRA, MessageRow
+from hark.engine.sqlite.shared.entry import Entry
+from hark.engine.sqlite.shared.track import SharedTrack
 from hark.engine.sqlite.state import Group, Queue, State
-from hark.engine.sqlite.track import MAX_RANGES, Draft, Lease, Part, Track
+from hark.engine.sqlite.track import AnyTrack, Lease, Part
 from hark.ids import IdSource
 from hark.model import Delivery, EmptyReason, PopRequest
 
@@ -24,7 +27,7 @@ class Job:
         self.messages: list[Delivery] = []
         self.bytes = 0
         self.tracks = 0
-        self.more: list[tuple[Queue, Track, int]] = []
+        self.more: list[tuple[Queue, AnyTrack, int]] = []
         """Tracks that it holds and that may go on behind an offset."""
         self.look = 1
         """How many times what it needs it looks at: more after each look at messages that were all gone."""
@@ -33,16 +36,46 @@ class Job:
         self.met_dirty = False
         self.done = False
 
+    def holds(self, track: AnyTrack) -> bool:
+        """Whether it got some of a track in an earlier look."""
+        return self.lease is not None and track in self.lease.parts
+
 
 class Fetch:
-    """A track that a job has taken, and the ranges it wants of it."""
+    """A track that a job has taken, and the ranges it wants of it, with room for so many messages."""
 
-    def __init__(self, job: Job, queue: Queue, track: Track, intervals: list[tuple[int, int]]) -> None:
+    def __init__(self, job: Job, queue: Queue, track: AnyTrack, intervals: list[tuple[int, int]], room: int) -> None:
         self.job = job
         self.queue = queue
         self.track = track
         self.intervals = intervals
+        self.room = room
+        """How many it may hand out at most."""
+        self.planned = room
+        """How many it reads."""
         self.rows: list[MessageRow] = []
+
+
+class OrderedFetch(Fetch):
+    """Of an ordered group."""
+
+    track: Track
+
+
+class SharedFetch(Fetch):
+    """Of a shared group: these messages, in their order."""
+
+    track: SharedTrack
+
+    def __init__(self, job: Job, queue: Queue, track: SharedTrack, entries: list[Entry]) -> None:
+        ranges: list[tuple[int, int]] = []
+        for entry in entries:
+            if ranges and ranges[-1][1] == entry.offset - 1:
+                ranges[-1] = (ranges[-1][0], entry.offset)
+            else:
+                ranges.append((entry.offset, entry.offset))
+        super().__init__(job, queue, track, ranges, len(entries))
+        self.entries = entries
 
 
 class HandOut:
@@ -52,13 +85,48 @@ class HandOut:
         self._state = state
         self._now = now
         self._ids = ids
-        self.stepped: dict[Track, set[int]] = {}
+        self.stepped: dict[AnyTrack, set[int]] = {}
         """Tracks that moved over what is not there any more, with the ranges that changed; worth saving, not
         worth waiting for."""
         self.expired: dict[str, int] = {}
         """Messages stepped over because their time to live was over, by queue."""
 
-    def accept(self, fetch: Fetch) -> None:
+    def accept(self, fetch: Fetch) -> int:
+        """Hand out what was read; how many messages that are."""
+        before = len(fetch.job.messages)
+        if isinstance(fetch, SharedFetch):
+            self._accept_shared(fetch)
+        elif isinstance(fetch, OrderedFetch):
+            self._accept_ordered(fetch)
+        return len(fetch.job.messages) - before
+
+    def _accept_shared(self, fetch: SharedFetch) -> None:
+        """Hand out what is there, in the order in which it was picked."""
+        job, track = fetch.job, fetch.track
+        rows = {row.offset: row for row in fetch.rows}
+        handed = 0
+        for entry in fetch.entries:
+            row = rows.get(entry.offset)
+            if row is None or self._is_gone(fetch, row):
+                if entry.saved:
+                    track.dropped.append(entry.offset)
+                track.drop(entry)
+                self.stepped.setdefault(track, set())
+            elif job.bytes >= MAX_REPLY_BYTES:
+                track.add(entry)
+            else:
+                job.bytes += len(memoryview(row.payload))
+                handed += 1
+                lease = self._lease(job, fetch.queue)
+                delivery = self._deliver(fetch, row, entry.attempts)
+                track.hold(entry, lease, delivery.transaction_id, (row.extra or NO_EXTRA).b)
+        if handed:
+            self._add_part(fetch, handed, 0)
+        track.group.refresh(track, self._now)
+        if track.partition.id in track.group.ready:
+            job.more.append((fetch.queue, track, 0))
+
+    def _accept_ordered(self, fetch: OrderedFetch) -> None:
         """Hand out what is really there and due; step over what is not there any more."""
         job, track = fetch.job, fetch.track
         group = track.group
@@ -71,7 +139,7 @@ class HandOut:
             group.wake_at(track.partition.id, due, "window_buffer")
             return
         deliverable: list[MessageRow] = []
-        room = job.request.batch - len(job.messages)
+        room = min(job.request.batch - len(job.messages), fetch.room)
         stop: int | None = None
         """The first offset that stays for later, due or not."""
         for row in fetch.rows:
@@ -97,11 +165,11 @@ class HandOut:
             group.wake_at(track.partition.id, due)
         else:  # All of it was gone: look again at what is behind, and at more of it.
             job.look = min(job.look * 4, _LOOK_AT_MOST)
-            group.refresh(track)
+            group.refresh(track, self._now)
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
         """Whether a message is not, or no longer, for this group."""
-        if row.extra is not None and row.extra.g and row.extra.g != fetch.track.group.id:
+        if row.owner is not None and row.owner != fetch.track.group.id:
             return True
         expiry = self._expiry(fetch, row)
         if expiry is None or expiry > self._now:
@@ -112,13 +180,13 @@ class HandOut:
     def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
         """When a message's time to live is over: its own, else the queue's; a requeued one has none."""
         extra, ttl = row.extra, fetch.queue.info.options.ttl
-        if extra is not None and (extra.x or extra.g):
-            return extra.x or None
+        if row.owner is not None or (extra is not None and extra.x):
+            return None if extra is None else extra.x or None
         return row.created_at + ttl * SECOND if ttl else None
 
-    def _due(self, fetch: Fetch, row: MessageRow) -> int | None:
+    def _due(self, fetch: OrderedFetch, row: MessageRow) -> int | None:
         """When to look at a message again that may not be delivered yet; None: now."""
-        due = 0 if row.extra is None else row.extra.d
+        due = row.deliver_at or 0
         delayed = fetch.queue.info.options.delayed_processing
         if delayed:
             due = max(due, row.created_at + delayed * SECOND)
@@ -138,7 +206,7 @@ class HandOut:
         due = min(quiet, longest)
         return due if due > self._now else None
 
-    def _step_over(self, fetch: Fetch, kept: set[int], stop: int | None) -> None:
+    def _step_over(self, fetch: OrderedFetch, kept: set[int], stop: int | None) -> None:
         """Settle in memory what is gone among the offsets before `stop`; saved with the next transaction."""
         looked_at = [offset for first, last in fetch.intervals for offset in range(first, last + 1)]
         if stop is not None:
@@ -149,13 +217,9 @@ class HandOut:
         track = fetch.track
         draft = Draft(track)
         for offset in gone:
-            if offset in draft.front:
-                draft.front.remove(offset)
-            else:
-                draft.settle(offset, offset)
-            draft.retries.pop(offset, None)
+            draft.finish(offset)
         track.draft = draft
-        track.publish()
+        track.publish(self._now)
         self.stepped.setdefault(track, set()).update(draft.touched_ranges)
 
     def _supersede(self, track: Track, lease: Lease) -> None:
@@ -166,50 +230,65 @@ class HandOut:
             if part.open <= 0:
                 self._state.end_part(lease, track)
 
-    def _hand_out(self, fetch: Fetch, rows: list[MessageRow]) -> None:
-        job, track, queue = fetch.job, fetch.track, fetch.queue
-        lease = job.lease
-        if lease is None:
-            expires_at = self._now + queue.info.options.lease_time * SECOND
-            lease = job.lease = Lease(self._ids.new(), expires_at)
+    def _lease(self, job: Job, queue: Queue) -> Lease:
+        """The lease of a request, which ends when the first of its queues wants it to."""
+        options, wanted = queue.info.options, job.request.lease_ms
+        lasts = options.lease_time * SECOND if wanted is None else (options.lock_duration or wanted) * MILLISECOND
+        if job.lease is None:
+            job.lease = Lease(self._ids.new(), self._now + lasts)
         else:
-            lease.expires_at = min(lease.expires_at, self._now + queue.info.options.lease_time * SECOND)
-        partition, codec, held, retries = track.partition, self._state.codec, track.held, track.retries
-        prefix, uid, name, queue_name = partition.prefix, partition.uid, partition.name, queue.name
+            job.lease.expires_at = min(job.lease.expires_at, self._now + lasts)
+        return job.lease
+
+    def _hand_out(self, fetch: OrderedFetch, rows: list[MessageRow]) -> None:
+        job, track = fetch.job, fetch.track
+        lease = self._lease(job, fetch.queue)
+        held, retries = track.held, track.retries
         handed_out_before = bool(held)
         for row in rows:
-            message_id = codec.with_prefix(prefix, row.offset)
-            transaction_id = row.transaction_id or message_id
+            retry = retries.get(row.offset) if retries else None
+            transaction_id = self._deliver(fetch, row, 0 if retry is None else retry.attempts).transaction_id
             if handed_out_before and transaction_id in held:
                 self._supersede(track, held[transaction_id][1])
-            extra = row.extra or NO_EXTRA
-            retry = retries.get(row.offset) if retries else None
-            held[transaction_id] = (row.offset, lease, extra.b)
-            job.messages.append(
-                Delivery(
-                    message_id,
-                    transaction_id,
-                    extra.t,
-                    row.payload,
-                    extra.s,
-                    extra.u,
-                    row.created_at,
-                    queue_name,
-                    name,
-                    uid,
-                    row.offset,
-                    extra.p,
-                    1 if retry is None else retry.attempts + 1,
-                )
-            )
+            held[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
         # A requeued message has a high offset but was not behind the others.
         last = rows[-1].offset
         if track.front:
             last = max((row.offset for row in rows if row.offset not in track.front), default=0)
-        if track in lease.parts:
-            lease.parts[track].extend(len(rows), last)
-            return
-        lease.parts[track] = Part(len(rows), last)
-        track.lease = lease
-        track.served = self._state.next_turn()
+        if self._add_part(fetch, len(rows), last):
+            track.lease = lease
+            track.served = self._state.next_turn()
+        track.group.note_in_flight(track)
+
+    def _deliver(self, fetch: Fetch, row: MessageRow, attempts: int) -> Delivery:
+        partition = fetch.track.partition
+        message_id = self._state.codec.with_prefix(partition.prefix, row.offset)
+        extra = row.extra or NO_EXTRA
+        delivery = Delivery(
+            message_id,
+            row.transaction_id or message_id,
+            extra.t,
+            row.payload,
+            extra.s,
+            extra.u,
+            row.created_at,
+            fetch.queue.name,
+            partition.name,
+            partition.uid,
+            row.offset,
+            row.priority,
+            attempts + 1,
+        )
+        fetch.job.messages.append(delivery)
+        return delivery
+
+    def _add_part(self, fetch: Fetch, handed: int, last: int) -> bool:
+        """Note what a lease has of a track; True: it is the first."""
+        job, lease = fetch.job, fetch.job.lease
+        assert lease is not None
+        if fetch.track in lease.parts:
+            lease.parts[fetch.track].extend(handed, last)
+            return False
+        lease.parts[fetch.track] = Part(handed, last)
         job.tracks += 1
+        return True

@@ -22,16 +22,16 @@ class LeaseView:
         for lease in state.leases.values():
             for track in lease.parts:
                 place = (track.group.id, track.partition.id)
-                if track.lease is lease:
+                offsets = track.live_offsets(lease)
+                if not offsets:
+                    continue
+                if track.group.mode == "ordered":
                     self._leases[place] = (lease.id, lease.expires_at)
-                    self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
-                held = self._held.setdefault(place, {})
-                for offset, holder, _ in track.held.values():
-                    if holder is lease and track.lease is lease:
-                        held[offset] = lease.expires_at
+                self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
+                self._held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
 
     def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
-        """The lease that blocks a partition for a group, with its end."""
+        """The lease that blocks a partition for an ordered group, with its end."""
         return self._leases.get((group, partition))
 
     def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
@@ -47,7 +47,7 @@ class LeaseView:
         return sum(len(held) for (owner, _), held in self._held.items() if owner == group)
 
     def leases_of_group(self, group: int) -> int:
-        """How many partitions a group has leased."""
+        """How many leases a group has, one for each partition that they are on."""
         return self._by_group.get(group, 0)
 
     def held_places(self) -> set[Place]:

@@ -8,10 +8,12 @@ from typing import Any
 import apsw
 import msgspec
 
+from hark.engine.sqlite.ordered import Track
+from hark.engine.sqlite.shared import loading
 from hark.engine.sqlite.state import Group, Label, Partition, PartitionRow, Queue, State
 from hark.engine.sqlite.store import rows_of, scalar
-from hark.engine.sqlite.track import Retry, Track
-from hark.model import QueueInfo, QueueOptions, Subscription
+from hark.engine.sqlite.track import AnyTrack, Retry
+from hark.model import Limits, QueueInfo, QueueOptions, Subscription
 
 _QUEUES = """
 select json_group_array(json_array(id, uid, name, namespace, task, json(options), paused, created_at)) from queues
@@ -38,7 +40,7 @@ where partition.queue != 0
 """
 
 _GROUPS = """
-select id, queue, name, mode, subscription, since, highest_partition, paused, created_at, last_seen
+select id, queue, name, mode, subscription, since, highest_partition, paused, created_at, last_seen, limits
 from groups where queue = ?1
 """
 
@@ -52,15 +54,15 @@ select json_group_array(json_array(
         where grp = ?1 and partition = wanted.value)),
     json((select json_group_array(offset) from
         (select offset from fronts where grp = ?1 and partition = wanted.value order by offset))),
-    json((select json_group_array(offset) from
-        (select offset from holes where partition = wanted.value and owner != ?1 order by offset)))))
+    json((select json_group_array(json_array(first, last)) from
+        (select first, last from holes where partition = wanted.value and owner != ?1 order by first)))))
 from json_each(?2) as wanted
 """
 
 # Partitions with something unsettled. Where the group has no track yet and does not want old messages, only those
 # that got a message after its start, or that are younger than the group.
 _DISCOVER = """
-select json_group_array(id) from (
+select json_group_array(json_array(id, 0, 0)) from (
     select partition.id
     from partitions as partition
     left join tracks as track on track.grp = ?1 and track.partition = partition.id
@@ -106,13 +108,14 @@ class _TrackRow(msgspec.Struct, array_like=True):
     ranges: list[tuple[int, int]]
     retries: list[tuple[int, int, int, str | None]]
     front: list[int]
-    holes: list[int]
+    holes: list[tuple[int, int]]
 
 
 _decode_queues = msgspec.json.Decoder(list[_QueueRow]).decode
 _decode_partitions = msgspec.json.Decoder(list[_PartitionRow]).decode
 _decode_tracks = msgspec.json.Decoder(list[_TrackRow]).decode
-_decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_ready = msgspec.json.Decoder(list[tuple[int, int, bool]], strict=False).decode
+_decode_limits = msgspec.json.Decoder(Limits).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -138,9 +141,11 @@ class Loader:
             )
             queue = self._state.queues[row.name] = Queue(row.id, info)
             queue.created_floor = self.created_floor(row.name)
-        self._state.largest_payload = int(
-            scalar(self._connection, "select value from meta where key = 'largest_payload'") or 0
-        )
+        self._state.largest_payload = self._number("largest_payload")
+        self._state.latest_due = self._number("latest_due")
+
+    def _number(self, key: str) -> int:
+        return int(scalar(self._connection, "select value from meta where key = ?1", key) or 0)
 
     def created_floor(self, queue: str) -> int:
         """Messages must be created after the start of every group that wanted only new ones."""
@@ -198,18 +203,32 @@ class Loader:
             self._state.labels[label] = Subscription(subscription, since), highest
         return bool(rows)
 
-    def discover(self, group: Group, queue: Queue) -> bool:
+    def discover(self, group: Group, queue: Queue, now: int) -> bool:
         """Find what is ready for a group; once per group and start. False: that was done before."""
         if group.discovered:
             return False
         group.discovered = True
         since = None if group.subscription.mode == "all" else group.subscription.since
-        text = scalar(self._connection, _DISCOVER, group.id, queue.id, since, group.highest_partition)
-        for partition_id in _decode_ids(text):
-            if partition_id not in group.waking:
-                track = group.tracks.get(partition_id)
-                if track is None or track.lease is None:
-                    group.make_ready(partition_id)
+        start = (group.id, queue.id, since, group.highest_partition)
+        if group.mode == "shared":
+            text = scalar(self._connection, loading.DISCOVER, *start, now)
+        else:
+            text = scalar(self._connection, _DISCOVER, *start)
+        found = _decode_ready(text)
+        # Where a group begins later than the partition, what is before that must not count.
+        self.tracks(
+            group,
+            [
+                partition_id
+                for partition_id, _, changes in found
+                if changes or (since is not None and group.mode == "shared")
+            ],
+        )
+        for partition_id, priority, _ in found:
+            if partition_id not in group.tracks:
+                group.make_ready(partition_id, priority)
+            elif partition_id not in group.waking:
+                group.refresh(group.tracks[partition_id], now)
         return True
 
     def tracks(self, group: Group, ids: Sequence[int]) -> None:
@@ -218,10 +237,13 @@ class Loader:
         if not missing:
             return
         self.partitions_by_id(missing)
+        if group.mode == "shared":
+            self._shared_tracks(group, missing)
+            return
         text = scalar(self._connection, _TRACKS, group.id, _encode(missing).decode())
         for row in _decode_tracks(text):
-            partition = self._state.partitions.get(row.partition)
-            if partition is None or partition.queue.name != group.queue_name:
+            partition = self._own_partition(group, row.partition)
+            if partition is None:
                 continue
             track = Track(group, partition)
             if row.track is None:
@@ -234,7 +256,21 @@ class Loader:
             track.front = [offset for offset in row.front if offset > partition.floor]
             group.tracks[row.partition] = track
 
-    def track(self, group: Group, partition_id: int) -> Track | None:
+    def _shared_tracks(self, group: Group, ids: Sequence[int]) -> None:
+        for row in loading.load(self._connection, group, [(partition_id, 0) for partition_id in ids]):
+            partition = self._own_partition(group, row.partition)
+            if partition is None:
+                continue
+            base = self._start(group, partition) if row.track is None else 0
+            if base > partition.floor:
+                [row] = loading.load(self._connection, group, [(partition.id, base)])
+            group.tracks[row.partition] = loading.make_track(group, partition, row, base)
+
+    def _own_partition(self, group: Group, partition_id: int) -> Partition | None:
+        partition = self._state.partitions.get(partition_id)
+        return None if partition is None or partition.queue.name != group.queue_name else partition
+
+    def track(self, group: Group, partition_id: int) -> AnyTrack | None:
         """A group's place in one partition."""
         track = group.tracks.get(partition_id)
         if track is None:
@@ -250,10 +286,10 @@ class Loader:
             return partition.floor
         return self.last_offset_at(partition, since)
 
-    def holes(self, group: Group, partition: Partition) -> list[int]:
-        """Offsets of a partition that have no message for a group."""
-        sql = "select offset from holes where partition = ?1 and owner != ?2 order by offset"
-        return [offset for (offset,) in rows_of(self._connection, sql, partition.id, group.id)]
+    def holes(self, group: Group, partition: Partition) -> list[tuple[int, int]]:
+        """Ranges of offsets of a partition that have no message for a group."""
+        sql = "select first, last from holes where partition = ?1 and owner != ?2 order by first"
+        return rows_of(self._connection, sql, partition.id, group.id)
 
     def last_offset_at(self, partition: Partition, time: int) -> int:
         """The last offset created at or before a time: times never decrease, so halving finds it."""
@@ -297,4 +333,5 @@ def make_group(row: Sequence[Any]) -> Group:
         row[8],
         row[9],
     )
+    group.bounds.set(_decode_limits(row[10]))
     return group

@@ -8,9 +8,9 @@ import msgspec
 
 from hark.engine.sqlite.loader import adopt_group, adopt_partition
 from hark.engine.sqlite.state import Partition, Queue
-from hark.engine.sqlite.store import run, scalar
+from hark.engine.sqlite.store import rows_of, run
+from hark.engine.sqlite.track import Stored
 from hark.engine.sqlite.transaction import WriteTransaction
-from hark.ids import Place
 from hark.model import QueueInfo, QueueSpec
 
 Places = dict[tuple[str, str], Partition]
@@ -102,15 +102,19 @@ def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
     return queue
 
 
-def find_message(transaction: WriteTransaction, partition: int, transaction_id: str) -> Place | None:
+_FIND = "select partition, offset, priority, deliver_at, owner from messages where partition = ?1 and "
+
+
+def find_message(transaction: WriteTransaction, partition: int, transaction_id: str) -> Stored | None:
     """A stored message of a partition by its transaction id or by its own id."""
-    connection = transaction.connection
-    by_transaction = "select offset from messages where partition = ?1 and transaction_id = ?2"
-    offset = scalar(connection, by_transaction, partition, transaction_id)
-    if offset is not None:
-        return Place(partition, int(offset))
+    for row in rows_of(transaction.connection, f"{_FIND} transaction_id = ?2", partition, transaction_id):
+        return Stored(*row)
     place = transaction.state.codec.decode(transaction_id)
-    if place is None or place.partition != partition:
-        return None
-    by_offset = "select 1 from messages where partition = ?1 and offset = ?2"
-    return None if scalar(connection, by_offset, *place) is None else place
+    return None if place is None or place.partition != partition else stored_at(transaction, partition, place.offset)
+
+
+def stored_at(transaction: WriteTransaction, partition: int, offset: int) -> Stored | None:
+    """The message at an offset, if it is stored."""
+    for row in rows_of(transaction.connection, f"{_FIND} offset = ?2", partition, offset):
+        return Stored(*row)
+    return None

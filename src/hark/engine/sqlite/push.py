@@ -9,11 +9,12 @@ import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.sqlite.places import find_partitions
-from hark.engine.sqlite.rows import Extra, encode_extra
+from hark.engine.sqlite.rows import NO_EXTRA, Extra, encode_extra
 from hark.engine.sqlite.sql import OPEN, WANTS_PLACE
 from hark.engine.sqlite.state import Partition, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
+from hark.keys import encode_key
 from hark.model import NewMessage, PushOutcome
 
 _FIND_TRANSACTION_IDS = """
@@ -125,8 +126,20 @@ def push_all(
             pushed[partition] = None
             partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
         payload = item.payload
-        extra = extra_of(transaction, item, partition.last_created) if item.has_options else None
-        rows += (partition.id, offset, partition.last_created, payload, transaction_id, extra)
+        if item.has_options:
+            deliver_at, extra = _options(transaction, item, partition)
+            rows += (
+                partition.id,
+                offset,
+                partition.last_created,
+                item.priority,
+                deliver_at,
+                transaction_id,
+                extra,
+                payload,
+            )
+        else:
+            rows += (partition.id, offset, partition.last_created, 0, None, transaction_id, None, payload)
         if len(payload) > transaction.state.largest_payload:
             note_largest(transaction, len(payload))
         message_id = message_id_of(partition.prefix, offset)
@@ -159,23 +172,27 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
     return None
 
 
-def extra_of(transaction: WriteTransaction, item: NewMessage, created_at: int) -> str:
-    """The column for what few messages have."""
+def _options(transaction: WriteTransaction, item: NewMessage, partition: Partition) -> tuple[int | None, str | None]:
+    """The time of delivery, if that is later than the creation, and the column for what few messages have."""
+    created_at = partition.last_created
     if item.ttl_ms is not None:
         transaction.want_sweep()
     deliver_at = item.deliver_at or 0
     if item.delay_ms:
         deliver_at = max(deliver_at, transaction.now + item.delay_ms * MILLISECOND)
+    delayed = deliver_at > created_at
+    if delayed or item.priority:
+        transaction.note_lane(partition, item.priority, deliver_at if delayed else None)
     extra = Extra(
         t=item.trace_id,
         u=item.producer,
         s=item.sealed,
-        p=item.priority,
-        d=deliver_at,
         b=item.backoff_ms,
         x=0 if item.ttl_ms is None else created_at + item.ttl_ms * MILLISECOND,
+        k=tuple(encode_key(key).hex() for key in item.undelivered_keys),
     )
-    return encode_extra(extra).decode()
+    text = None if extra == NO_EXTRA else encode_extra(extra).decode()
+    return deliver_at if delayed else None, text
 
 
 def note_largest(transaction: WriteTransaction, size: int) -> None:
@@ -196,5 +213,7 @@ def room_left(transaction: WriteTransaction, queue: Queue) -> int:
         }
         if not groups:
             queue.open = {NO_GROUP: int(scalar(connection, _COUNT_RETAINED, queue.id))}
-    waiting = max(queue.open.values(), default=0) + transaction.pushed_count.get(queue, 0)
+    settled = transaction.settled_by_group()
+    still_open = (open_ - settled.get(group_id, 0) for group_id, open_ in queue.open.items())
+    waiting = max(still_open, default=0) + transaction.pushed_count.get(queue, 0)
     return queue.info.options.max_size - waiting

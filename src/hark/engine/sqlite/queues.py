@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hark.engine.sqlite.moving import settle_all
 from hark.engine.sqlite.places import encode_options, find_partitions, insert_queue
 from hark.engine.sqlite.state import Group, Queue
 from hark.engine.sqlite.store import rows_of, run, scalar
@@ -34,24 +35,34 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
         queue.id,
     )
     changed = queue
-    transaction.on_commit(lambda: reconfigure(changed, info))
+    transaction.on_commit(lambda: reconfigure(changed, info, transaction.now))
+    transaction.settled_many(queue)
+    if info.options.drop_settled:
+        transaction.want_sweep()  # For what was settled before.
     transaction.hints.add(spec.name, None, None)
     places = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
     return msgspec.structs.replace(info, partition_id=places[spec.name, DEFAULT_PARTITION].uid)
 
 
-def reconfigure(queue: Queue, info: QueueInfo) -> None:
+def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> None:
+    """Make those of these queues that do not exist."""
+    for spec in specs:
+        if spec.name not in transaction.state.queues:
+            insert_queue(transaction, spec)
+
+
+def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
     """Take over options, and look again at what waited because of the old ones."""
     queue.set_info(info)
     queue.open = None
     for group in queue.groups.values():
-        look_again(group)
+        look_again(group, now)
 
 
-def look_again(group: Group) -> None:
+def look_again(group: Group, now: int) -> None:
     """What a group waits for may have changed: nothing that waits is to be trusted."""
     for partition_id in list(group.waking):
-        group.make_ready(partition_id)
+        group.reconsider(partition_id, now)
 
 
 def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
@@ -130,7 +141,7 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
     transaction.loader.groups(queue_name)
     ids = [row[0] for row in rows_of(transaction.connection, "select id from partitions where queue = ?1", queue.id)]
     transaction.loader.partitions_by_id(ids)
-    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.settled_many(queue)
     if group_name is not None:
         group = transaction.state.groups.get((queue_name, group_name))
         return 0 if group is None else _settle_all(transaction, group, ids)
@@ -138,7 +149,7 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
     for group in queue.groups.values():
         _settle_all(transaction, group, list(group.tracks))
     inside = "partition in (select id from partitions where queue = ?1)"
-    for table in ("ranges", "retries", "fronts", "holes"):
+    for table in ("ranges", "retries", "fronts", "exceptions", "holes"):
         run(transaction.connection, f"delete from {table} where {inside}", queue.id)
     removed = 0
     for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
@@ -159,13 +170,4 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
 
 def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int]) -> int:
     transaction.loader.tracks(group, ids)
-    settled = 0
-    for partition_id in ids:
-        track = group.tracks[partition_id]
-        tail = track.partition.next_tail
-        settled += sum(last - first + 1 for first, last in track.open_intervals())
-        draft = transaction.draft(track)
-        draft.front, draft.retries = [], {}
-        draft.settle(draft.cursor + 1, tail)
-        transaction.void_leases(track)
-    return settled
+    return sum(settle_all(transaction, group.tracks[partition_id]) for partition_id in ids)

@@ -22,6 +22,8 @@ class ReadRow(msgspec.Struct, array_like=True, gc=False):
     partition: int
     offset: int
     created_at: int
+    priority: int
+    owner: int | None
     transaction_id: str | None
     extra: Extra | None
     bytes: int
@@ -59,6 +61,7 @@ walk (request, room, partition, offset, seq, bytes) as (
 )
 select cast('[' || group_concat(
     '[' || walk.request || ',' || message.partition || ',' || message.offset || ',' || message.created_at
+    || ',' || message.priority || ',' || ifnull(message.owner, 'null')
     || ',' || ifnull(json_quote(message.transaction_id), 'null') || ',' || ifnull(message.extra, 'null')
     || ',' || walk.bytes || ',' || message.payload || ']') || ']' as blob)
 from walk
@@ -97,7 +100,7 @@ def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[Read]) 
 def _result(codec: IdCodec, request: Read, rows: Sequence[ReadRow], bound: int) -> ReadResult:
     if not rows:
         return ReadResult((), request.offset, False)
-    messages = [_delivery(codec, request, row) for row in rows if row.extra is None or not row.extra.g]
+    messages = [_delivery(codec, request, row) for row in rows if row.owner is None]
     return ReadResult(messages, rows[-1].offset + 1, len(rows) >= request.limit or rows[-1].bytes >= bound)
 
 
@@ -116,7 +119,7 @@ def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> Delivery:
         partition=request.partition,
         partition_id=codec.encode(row.partition, 0),
         offset=row.offset,
-        priority=extra.p,
+        priority=row.priority,
         attempt=0,
     )
 

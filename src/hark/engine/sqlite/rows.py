@@ -14,16 +14,12 @@ class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
     """Producer (the subject of its token)."""
     s: bool = False
     """The payload is sealed."""
-    p: int = 0
-    """Priority."""
-    d: int = 0
-    """Not to be delivered before."""
     b: tuple[int, ...] | None = None
     """Own retry schedule in milliseconds."""
     x: int = 0
     """Expires at."""
-    g: int = 0
-    """Only for this group (a requeued dead letter)."""
+    k: tuple[str, ...] = ()
+    """Keys that get the payload if it can't be delivered, encoded, in hex."""
 
 
 NO_EXTRA = Extra()
@@ -35,6 +31,10 @@ class MessageRow(msgspec.Struct, array_like=True, gc=False):
     fetch: int
     offset: int
     created_at: int
+    priority: int
+    deliver_at: int | None
+    owner: int | None
+    """The only group that it is for: it is a requeued dead letter."""
     transaction_id: str | None
     extra: Extra | None
     payload: msgspec.Raw
@@ -46,7 +46,8 @@ encode_extra = msgspec.json.Encoder().encode
 
 SELECT_MESSAGES = """
 select cast('[' || group_concat(
-    '[' || fetch || ',' || offset || ',' || created_at || ',' || ifnull(json_quote(transaction_id), 'null')
+    '[' || fetch || ',' || offset || ',' || created_at || ',' || priority || ',' || ifnull(deliver_at, 'null')
+    || ',' || ifnull(owner, 'null') || ',' || ifnull(json_quote(transaction_id), 'null')
     || ',' || ifnull(extra, 'null') || ',' || payload || ']') || ']' as blob)
 from (
     select wanted.key as fetch, message.*

@@ -1,10 +1,11 @@
 """The tables of the SQLite store, and how older ones become the current ones.
 
 `messages` is in append order, with an index on (partition, offset): clustering it on the place of a message would
-cost twice as much per push. Whatever few messages have (delays, priorities, trace ids ...) shares one column,
-`extra`. A push writes nothing but its messages: a partition's tail is the highest offset in the index, and
-`partitions.tail` remembers it only where messages were removed. What is at or below `partitions.floor` is gone,
-even while its rows are still there for `collect` to remove.
+cost twice as much per push. Whatever few messages have (trace ids, times to live ...) shares one column, `extra`,
+but for what decides about their turn: that has indexes of its own, which plain messages are not in. The payload is the
+last column, so that nobody has to step over it. A push writes nothing but its messages: a partition's tail is the
+highest offset in the index, and `partitions.tail` remembers it only where messages were removed. What is at or below
+`partitions.floor` is gone, even while its rows are still there for `collect` to remove.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ create table messages (
     partition integer not null,
     offset integer not null check (offset > 0),
     created_at integer not null,
-    payload blob not null,
+    priority integer not null default 0,
+    deliver_at integer,
+    owner integer,
     transaction_id text,
-    extra text
+    extra text,
+    payload blob not null
 );
 create unique index messages_place on messages (partition, offset);
 create unique index messages_transaction on messages (partition, transaction_id) where transaction_id is not null;
+-- The lanes of shared groups but the first. owner: a requeued dead letter, for one group only; it is in no lane.
+create index messages_priority on messages (partition, priority, offset)
+    where priority > 0 and deliver_at is null and owner is null;
+create index messages_delayed on messages (partition, priority, deliver_at, offset) where deliver_at is not null;
 """
 
 _VERSION_1 = (
@@ -69,6 +77,7 @@ create table groups (
     paused integer not null default 0 check (paused in (0, 1)),
     created_at integer not null,
     last_seen integer not null,
+    limits text not null default '{}' check (json_valid(limits)),
     unique (queue, name)
 );
 
@@ -83,7 +92,8 @@ create table labels (
 );
 create unique index labels_key on labels (grp, ifnull(namespace, ''), ifnull(task, ''));
 
--- A group's place in a partition. probe: up to that offset messages are handed out one at a time.
+-- A group's place in a partition. probe: up to that offset messages are handed out one at a time. In a shared group
+-- the cursor is where it began: what it has passed since is in lanes, what of that is not settled in exceptions.
 create table tracks (
     grp integer not null,
     partition integer not null,
@@ -114,6 +124,30 @@ create table retries (
     primary key (grp, partition, offset)
 ) without rowid;
 
+-- Up to where a shared group has passed the messages of a priority: the plain ones by offset, those that were pushed
+-- with a delay by the time of delivery and offset.
+create table lanes (
+    grp integer not null,
+    partition integer not null,
+    priority integer not null,
+    cursor integer not null,
+    due integer not null,
+    due_offset integer not null,
+    primary key (grp, partition, priority)
+) without rowid;
+
+-- Messages that a shared group has passed and not settled: it held them, or they are to come again. front: requeued.
+create table exceptions (
+    grp integer not null,
+    partition integer not null,
+    offset integer not null,
+    available_at integer not null,
+    attempts integer not null check (attempts >= 0),
+    error text,
+    front integer not null default 0,
+    primary key (grp, partition, offset)
+) without rowid;
+
 -- Requeued dead letters, to be delivered before anything else of the partition.
 create table fronts (
     grp integer not null,
@@ -123,11 +157,13 @@ create table fronts (
 ) without rowid;
 
 -- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
+-- Disjoint; those without an owner are not adjacent.
 create table holes (
     partition integer not null,
-    offset integer not null,
+    first integer not null,
+    last integer not null check (last >= first),
     owner integer not null default 0,
-    primary key (partition, offset)
+    primary key (partition, first)
 ) without rowid;
 
 create table dead_letters (
@@ -140,6 +176,7 @@ create table dead_letters (
     offset integer not null,
     transaction_id text,
     created_at integer not null,
+    priority integer not null,
     payload blob not null,
     extra text,
     attempts integer not null,
@@ -148,6 +185,16 @@ create table dead_letters (
 );
 create unique index dead_letters_place on dead_letters (partition, offset, grp);
 create index dead_letters_queue on dead_letters (queue, failed_at);
+
+-- The key-value half; keys are encoded so that their bytes sort as the keys do.
+create table kv (
+    key blob primary key,
+    value blob not null,
+    version integer not null,
+    expires_at integer,
+    sealed_by text
+) without rowid;
+create index kv_expiry on kv (expires_at) where expires_at is not null;
 
 create table traces (
     id integer primary key autoincrement,

@@ -1,120 +1,17 @@
-"""The verbs settle and transact: who may settle what, and what follows from it."""
+"""The verbs settle and transact: what follows from what consumers say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hark.clock import MILLISECOND
-from hark.engine.sqlite.places import find_message, find_partitions
+from hark.engine.keyvalue import joined, parted
+from hark.engine.sqlite.judge import EXPIRED, NOT_FOUND, SUPERSEDED, Judge, Verdict
+from hark.engine.sqlite.places import find_partitions
 from hark.engine.sqlite.push import find_duplicates, push_all, room_left
-from hark.engine.sqlite.state import Partition
-from hark.engine.sqlite.store import scalar
-from hark.engine.sqlite.track import Held, Lease, Retry, Track
+from hark.engine.sqlite.track import AnyTrack, Held, Lease, Retry
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
-
-NOT_FOUND = ("not_found", "Message not found")
-EXPIRED = ("lease_expired", "Invalid or expired lease: its time is up")
-SUPERSEDED = (
-    "lease_invalid",
-    "Invalid or expired lease: the message was not last delivered under this lease",
-)
-NOT_LEASED = ("not_leased", "Invalid or expired lease: the group does not hold this message")
-DEAD = ("dead_lettered", "The message is in the dead letters already")
-
-
-class Verdict:
-    """Whether a settlement counts, and for what."""
-
-    __slots__ = ("held", "refusal", "track")
-
-    def __init__(self, track: Track | None, held: Held | None, refusal: tuple[str, str] | None) -> None:
-        self.track = track
-        self.held = held
-        """None with no refusal: completed already."""
-        self.refusal = refusal
-
-
-class Judge:
-    """Judges settlements by the leases as they stand, changing nothing."""
-
-    def __init__(self, transaction: WriteTransaction, required_leases: Sequence[str] = ()) -> None:
-        self._transaction = transaction
-        self._required = frozenset(required_leases)
-        self._tracks: dict[tuple[str, str], Track | None] = {}
-
-    def judge(self, item: Settlement) -> Verdict:
-        """Whether a settlement counts (rule 12)."""
-        key = (item.partition_id, item.group)
-        track = self._tracks.get(key)
-        if track is None:
-            if key not in self._tracks:
-                track = self._tracks[key] = self._find_track(item)
-            if track is None:
-                return self._without_track(item)
-        held = track.held.get(item.transaction_id)
-        if held is None or (
-            track.draft is not None and (track.draft.voided or item.transaction_id in track.draft.gone)
-        ):
-            return self._not_held(track, item)
-        lease = held[1]
-        if item.lease_id:
-            if lease.id != item.lease_id:
-                return self._not_held(track, item)
-        elif self._required and lease.id not in self._required:
-            return Verdict(track, None, SUPERSEDED)
-        if lease.expires_at <= self._transaction.now or lease.id not in self._transaction.state.leases:
-            return Verdict(track, None, EXPIRED)
-        return Verdict(track, held, None)
-
-    def partition(self, partition_id: str) -> Partition | None:
-        """The partition that an id stands for."""
-        partition = self._transaction.state.partitions_by_uid.get(partition_id)
-        if partition is not None:
-            return partition
-        place = self._transaction.state.codec.decode(partition_id)
-        return None if place is None or place.offset else self._transaction.loader.partition(place.partition)
-
-    def _find_track(self, item: Settlement) -> Track | None:
-        partition = self.partition(item.partition_id)
-        if partition is None:
-            return None
-        state = self._transaction.state
-        group = state.groups.get((partition.queue.name, item.group))
-        if group is None:
-            self._transaction.loader.groups(partition.queue.name)
-            group = state.groups.get((partition.queue.name, item.group))
-            if group is None:
-                return None
-        return self._transaction.loader.track(group, partition.id)
-
-    def _without_track(self, item: Settlement) -> Verdict:
-        partition = self.partition(item.partition_id)
-        known = partition is not None and self._offset(partition, item.transaction_id) is not None
-        return Verdict(None, None, NOT_LEASED if known else NOT_FOUND)
-
-    def _not_held(self, track: Track, item: Settlement) -> Verdict:
-        """The slow path: a lease that ended, a message settled before, or one that never was."""
-        offset = self._offset(track.partition, item.transaction_id)
-        if offset is None:
-            return Verdict(track, None, NOT_FOUND)
-        if track.is_settled(offset):
-            if self._is_dead(track, offset):
-                return Verdict(track, None, DEAD)
-            if item.status == "completed":
-                return Verdict(track, None, None)
-        if not item.lease_id:
-            return Verdict(track, None, NOT_LEASED)
-        expired = item.lease_id in self._transaction.state.expired_leases
-        return Verdict(track, None, EXPIRED if expired else SUPERSEDED)
-
-    def _offset(self, partition: Partition, transaction_id: str) -> int | None:
-        place = find_message(self._transaction, partition.id, transaction_id)
-        return None if place is None or place.offset <= partition.floor else place.offset
-
-    def _is_dead(self, track: Track, offset: int) -> bool:
-        sql = "select 1 from dead_letters where partition = ?1 and offset = ?2 and grp = ?3"
-        return scalar(self._transaction.connection, sql, track.partition.id, offset, track.group.name) is not None
 
 
 def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement]]) -> list[list[SettleOutcome]]:
@@ -138,58 +35,53 @@ def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> 
     outcome = SettleOutcome(item.transaction_id, True, None, None, track.group.queue_name, partition.name)
     held = verdict.held
     draft = track.draft or transaction.draft(track)
-    if held is None or item.transaction_id in draft.gone:
+    if held is None or draft.is_gone(held):
         # Completed before, or said twice in one request: the first word counts.
         return outcome
-    offset, lease, schedule = held
+    offset, lease, _, _ = held
+    outcome.lease_id = lease.id
     if item.status == "completed":
         transaction.settle(track, offset)
     elif item.status == "dlq":
-        retry = draft.retries.get(offset)
+        retry = draft.retry_of(offset)
         attempts = (retry.attempts if retry else 0) + 1
         text = item.error or "Sent to the dead letters by its consumer"
         outcome.dead_lettered = transaction.bury(track, offset, attempts, text, transaction.now, exhausted=False)
     elif item.status == "retry":
-        retry = draft.retries.get(offset)
+        retry = draft.retry_of(offset)
         due = transaction.now + (item.delay_ms or 0) * MILLISECOND
-        draft.retries[offset] = Retry(retry.attempts if retry else 0, due, retry.error if retry else None)
-        draft.released = draft.released or track.lease is lease
+        draft.wait(offset, lease, Retry(retry.attempts if retry else 0, due, retry.error if retry else None))
     else:
         error = item.error or "Failed without an error text"
-        outcome.dead_lettered = fail(transaction, track, offset, schedule, error, transaction.now)
-        if not track.is_settled(offset):
-            draft.released = draft.released or track.lease is lease
-    draft.gone.add(item.transaction_id)
+        outcome.dead_lettered = fail(transaction, track, held, error, transaction.now, item.delay_ms)
+    draft.forget(held)
     transaction.let_go(track, lease)
-    outcome.lease_released = draft.released or track.lease is not lease
+    outcome.lease_released = draft.is_free_of(lease)
     return outcome
 
 
 def fail(
-    transaction: WriteTransaction,
-    track: Track,
-    offset: int,
-    schedule: tuple[int, ...] | None,
-    error: str,
-    at: int,
-    *,
-    backoff: bool = True,
+    transaction: WriteTransaction, track: AnyTrack, held: Held, error: str, at: int, delay_ms: int | None = None
 ) -> bool:
-    """Use one attempt of a message: it waits for its next one, or is buried. True: it is a dead letter (rule 14)."""
+    """Use one attempt of a message: it waits for its next one, or is buried. True: it is a dead letter (rule 14).
+
+    A delay that is given replaces what the schedule says.
+    """
     draft = transaction.draft(track)
+    offset, lease, schedule, _ = held
     delays = track.partition.queue.schedule if schedule is None else schedule
-    retry = draft.retries.get(offset)
+    retry = draft.retry_of(offset)
     attempts = (retry.attempts if retry else 0) + 1
     if attempts > len(delays):
         return transaction.bury(track, offset, attempts, error, at, exhausted=True)
-    due = at + delays[attempts - 1] * MILLISECOND if backoff else at
-    draft.retries[offset] = Retry(attempts, due, error)
+    delay = delays[attempts - 1] if delay_ms is None else delay_ms
+    draft.wait(offset, lease, Retry(attempts, at + delay * MILLISECOND, error))
     return False
 
 
 def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> list[TransactionOutcome]:
     """Apply each transaction whole or not at all: everything is judged before anything is done."""
-    return [_transact(transaction, request) for request in requests]
+    return [parted(request, _transact(transaction, joined(request))) for request in requests]
 
 
 def _transact(transaction: WriteTransaction, request: Transaction) -> TransactionOutcome:
@@ -211,6 +103,10 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
     refusal = _refuse_pushes(transaction, request, pushes)
     if refusal is not None:
         return refusal
+    # Keys come first: of a message that dies here its payload is the last word, as it is on its own.
+    written = None if request.keys is None else transaction.keys.write(request.keys)
+    if isinstance(written, TransactionOutcome):
+        return written
     places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes])
     known = find_duplicates(transaction, pushes, [places[item.queue, item.partition] for item in pushes])
     results: list[PushOutcome | SettleOutcome] = []
@@ -220,7 +116,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
         else:
             place = places[operation.queue, operation.partition]
             results += push_all(transaction, [operation], [place], known)
-    return TransactionOutcome(True, results)
+    return TransactionOutcome(True, results, keys=written)
 
 
 def _holds(lease: Lease) -> bool:

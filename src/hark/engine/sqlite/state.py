@@ -2,32 +2,53 @@
 
 All of it but the leases is a cache of committed rows, loaded when first touched. Only who holds the lock of
 `threads.py` touches it. A write verb never changes these objects before its commit: it works on a track's `Draft`,
-which replaces the track's fields when the commit is through. A track with a draft is "dirty" and is not handed out
-meanwhile.
+which is taken over when the commit is through. A track of an ordered group with a draft is "dirty" and is not handed
+out meanwhile; what a draft of a shared one concerns is in somebody's hands.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import ItemsView, Iterable
 from itertools import count
 
 from hark.engine.retries import compile_schedule
-from hark.engine.sqlite.track import Lease, Track
+from hark.engine.sqlite.track import AnyTrack, Held, Lease
 from hark.ids import IdCodec
-from hark.model import EmptyReason, GroupMode, QueueInfo, Subscription
+from hark.model import EmptyReason, GroupMode, Limits, QueueInfo, Subscription
 
 _NEVER = (-1, "")
 _EXPIRED_REMEMBERED = 10_000
 _HEAP_SLACK = 64
 
 
+class Bounds:
+    """How much a queue or a group may give at once, and what of that is left."""
+
+    __slots__ = ("blocked", "filled_at", "limited", "limits", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: float | None = None
+        """What is left of its rate; None: nobody asked yet, so all of it."""
+        self.filled_at = 0
+        self.blocked = False
+        """Somebody was refused because of what is in flight, and is to be told when there is room."""
+        self.set(Limits())
+
+    def set(self, limits: Limits) -> None:
+        """Take over other limits."""
+        self.limits = limits
+        self.limited = bool(limits.max_in_flight or limits.rate_limit)
+
+
 class Queue:
     """A queue: its options and the partitions and groups that were touched since the start."""
 
-    __slots__ = ("created_floor", "groups", "id", "info", "open", "partitions", "plain", "schedule")
+    __slots__ = ("bounds", "created_floor", "groups", "id", "info", "open", "partitions", "plain", "schedule")
 
     def __init__(self, queue_id: int, info: QueueInfo) -> None:
         self.id = queue_id
+        self.bounds = Bounds()
         self.partitions: dict[str, Partition] = {}
         self.groups: dict[str, Group] = {}
         self.created_floor = 0
@@ -42,6 +63,15 @@ class Queue:
         self.schedule = compile_schedule(info.options)
         self.plain = not (info.options.max_size or info.options.encryption_enabled)
         """Nothing is ever refused."""
+        options = info.options
+        self.bounds.set(
+            Limits(max_in_flight=options.max_in_flight, rate_limit=options.rate_limit, rate_burst=options.rate_burst)
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages all its groups have on leases."""
+        return sum(group.in_flight for group in self.groups.values())
 
     @property
     def name(self) -> str:
@@ -53,6 +83,7 @@ class Partition:
     """A partition of a queue, as committed; `next_*` as the running transaction sees it."""
 
     __slots__ = (
+        "coming",
         "created_at",
         "floor",
         "id",
@@ -69,6 +100,8 @@ class Partition:
         self.id, self.name, self.created_at, self.floor, self.tail, self.last_created = row
         self.queue = queue
         self.next_tail = self.tail
+        self.coming: int | None = None
+        """When the first delayed message of the running transaction is due: nobody may pass what is due by then."""
         self.prefix = codec.prefix(self.id)
         self.uid = codec.encode(self.id, 0)
 
@@ -80,11 +113,14 @@ class Group:
     """A group of a queue: its tracks, which of them are ready, and which will be when."""
 
     __slots__ = (
+        "bounds",
         "created_at",
         "discovered",
         "highest_partition",
         "id",
+        "in_flight",
         "last_seen",
+        "learned",
         "leases",
         "mode",
         "name",
@@ -93,6 +129,8 @@ class Group:
         "queue_name",
         "ready",
         "ready_heap",
+        "rising",
+        "rising_heap",
         "subscription",
         "tracks",
         "waking",
@@ -111,27 +149,45 @@ class Group:
         """Its first contact is being committed: nobody may act on it yet."""
         self.created_at = 0
         self.last_seen = 0
-        self.tracks: dict[int, Track] = {}
+        self.bounds = Bounds()
+        self.in_flight = 0
+        """How many messages it has on leases."""
+        self.learned = 0
+        """The time at which somebody who found nothing will look again."""
+        self.tracks: dict[int, AnyTrack] = {}
         self.discovered = False
         """Whether `ready` holds the partitions that had work when the group was first touched."""
-        self.ready: dict[int, int] = {}
-        """Partitions believed ready, with the turn in which they were last served (0: never)."""
-        self.ready_heap: list[tuple[int, int]] = []
+        self.ready: dict[int, tuple[int, int]] = {}
+        """Partitions believed ready, with their rank: -priority (0 in ordered groups), and the turn in which they were
+        last served (0: never)."""
+        self.ready_heap: list[tuple[int, int, int]] = []
         self.waking: dict[int, tuple[int, EmptyReason]] = {}
         """Partitions that will be ready at a time, and what they wait for."""
         self.waking_heap: list[tuple[int, int]] = []
+        self.rising: dict[int, int] = {}
+        """Ready partitions whose rank may rise at a time, because more falls due there."""
+        self.rising_heap: list[tuple[int, int]] = []
         self.leases: list[tuple[int, int, Lease]] = []
         """Heap of leases by expiry; entries of leases that ended or were renewed are dropped when met."""
 
-    def make_ready(self, partition: int) -> None:
-        """Note that a partition may be taken."""
-        if partition in self.ready:
-            return
+    def make_ready(self, partition: int, priority: int = 0) -> None:
+        """Note that a partition may be taken, where there may be something of this priority."""
+        known = self.ready.get(partition)
+        if known is None or known[0] > -priority:
+            self._set_ready(partition, priority)
+
+    def _set_ready(self, partition: int, priority: int) -> None:
         self.waking.pop(partition, None)
         track = self.tracks.get(partition)
-        served = track.served if track is not None else 0
-        self.ready[partition] = served
-        heapq.heappush(self.ready_heap, (served, partition))
+        rank = (-priority, track.served if track is not None else 0)
+        if self.ready.get(partition) == rank:
+            return
+        self.ready[partition] = rank
+        if len(self.ready_heap) > 2 * len(self.ready) + _HEAP_SLACK:
+            self.ready_heap = [(*one, number) for number, one in self.ready.items()]
+            heapq.heapify(self.ready_heap)
+        else:
+            heapq.heappush(self.ready_heap, (*rank, partition))
 
     def wake_at(self, partition: int, due: int, reason: EmptyReason = "waiting") -> None:
         """Note that a partition may be taken from a time on."""
@@ -140,57 +196,102 @@ class Group:
             self.waking[partition] = due, reason
             heapq.heappush(self.waking_heap, (due, partition))
 
-    def refresh(self, track: Track) -> bool:
+    def note_in_flight(self, track: AnyTrack) -> None:
+        """Count what leases hold of a track."""
+        in_flight = track.in_flight
+        self.in_flight += in_flight - track.noted
+        track.noted = in_flight
+
+    def refresh(self, track: AnyTrack, now: int) -> bool:
         """Put a track where it belongs after it changed; True when it may be taken now."""
-        if track.lease is None and track.has_work:
-            self.make_ready(track.partition.id)
+        self.note_in_flight(track)
+        priority, due = track.outlook(now)
+        if priority is not None:
+            self._set_ready(track.partition.id, priority)
+            self._rise_at(track.partition.id, due)
             return True
-        self.ready.pop(track.partition.id, None)
-        self.waking.pop(track.partition.id, None)
+        self.rising.pop(track.partition.id, None)
+        if due is not None:
+            self.wake_at(track.partition.id, due)
+        else:
+            self.ready.pop(track.partition.id, None)
+            self.waking.pop(track.partition.id, None)
         return False
+
+    def _rise_at(self, partition: int, due: int | None) -> None:
+        if due is None:
+            self.rising.pop(partition, None)
+        elif self.rising.get(partition) != due:
+            self.rising[partition] = due
+            _schedule(self.rising_heap, due, partition, self.rising.items())
+
+    def reconsider(self, partition: int, now: int) -> bool:
+        """Look again at what was believed of a partition; True when it may be taken now."""
+        track = self.tracks.get(partition)
+        if track is not None:
+            return self.refresh(track, now)
+        self.make_ready(partition)
+        return True
 
     def wake_due(self, now: int) -> list[int]:
         """Move what has fallen due to the ready partitions; which those are."""
+        while self.rising_heap and self.rising_heap[0][0] <= now:
+            due, partition = heapq.heappop(self.rising_heap)
+            if self.rising.get(partition) == due:
+                del self.rising[partition]
+                if partition in self.ready:
+                    self.reconsider(partition, now)
         heap = self.waking_heap
         woken = []
         while heap and heap[0][0] <= now:
             due, partition = heapq.heappop(heap)
             if self.waking.get(partition, _NEVER)[0] == due:
-                self.make_ready(partition)
-                woken.append(partition)
+                del self.waking[partition]
+                if self.reconsider(partition, now):
+                    woken.append(partition)
         return woken
 
-    def next_ready(self) -> tuple[int, int] | None:
-        """The ready partition that was served longest ago, as (turn, partition)."""
+    def next_ready(self) -> tuple[int, int, int] | None:
+        """The ready partition of the highest rank that was served longest ago, as (rank, turn, partition)."""
         heap = self.ready_heap
         while heap:
-            served, partition = heap[0]
-            if self.ready.get(partition) == served:
+            *rank, partition = heap[0]
+            if self.ready.get(partition) == tuple(rank):
                 return heap[0]
             heapq.heappop(heap)
         return None
 
     def take_ready(self) -> int:
         """Remove the partition that `next_ready` answered."""
-        _, partition = heapq.heappop(self.ready_heap)
+        partition = heapq.heappop(self.ready_heap)[2]
         del self.ready[partition]
         return partition
 
-    def next_change(self, live: dict[str, Lease]) -> int | None:
-        """The earliest time at which something may become ready by itself."""
-        earliest = None
-        while self.waking_heap:
-            due, partition = self.waking_heap[0]
-            if self.waking.get(partition, _NEVER)[0] == due:
-                earliest = due
-                break
-            heapq.heappop(self.waking_heap)
+    def next_change(self, live: dict[str, Lease], partition: int | None = None) -> int | None:
+        """The earliest time at which something may become ready by itself, anywhere or in one partition."""
+        earliest = self._next_waking() if partition is None else self.waking.get(partition, (None,))[0]
         while self.leases:
             expires_at, _, lease = self.leases[0]
             if lease.id in live and lease.expires_at == expires_at:
                 return expires_at if earliest is None else min(earliest, expires_at)
             heapq.heappop(self.leases)
         return earliest
+
+    def _next_waking(self) -> int | None:
+        while self.waking_heap:
+            due, partition = self.waking_heap[0]
+            if self.waking.get(partition, _NEVER)[0] == due:
+                return due
+            heapq.heappop(self.waking_heap)
+        return None
+
+
+def _schedule(heap: list[tuple[int, int]], due: int, partition: int, valid: ItemsView[int, int]) -> None:
+    """Add to a schedule; when most of it is out of date, it is made anew."""
+    heapq.heappush(heap, (due, partition))
+    if len(heap) > 2 * len(valid) + _HEAP_SLACK:
+        heap[:] = [(at, number) for number, at in valid]
+        heapq.heapify(heap)
 
 
 Label = tuple[str, str | None, str | None]
@@ -217,7 +318,11 @@ class State:
         self.lease_heap: list[tuple[int, int, Lease]] = []
         self.expired_leases: dict[str, None] = {}
         """The last leases that expired, so that latecomers are told what happened."""
+        self.removed: dict[tuple[int, int, int], None] = {}
+        """The last messages (group, partition, offset) that were taken out of somebody's hands, for the same reason."""
         self.largest_payload = 0
+        self.latest_due = 0
+        """The latest time of delivery that a shared group has passed, as stored."""
         self.deleting: set[str] = set()
         """Queues whose removal is being committed."""
         self.expiring: set[Group] = set()
@@ -270,7 +375,14 @@ class State:
         if len(self.expired_leases) > _EXPIRED_REMEMBERED:
             del self.expired_leases[next(iter(self.expired_leases))]
 
-    def end_part(self, lease: Lease, track: Track) -> bool:
+    def note_removed(self, track: AnyTrack, held: Iterable[Held]) -> None:
+        """Messages were taken out of their consumers' hands."""
+        for one in held:
+            self.removed[track.group.id, track.partition.id, one[0]] = None
+            if len(self.removed) > _EXPIRED_REMEMBERED:
+                del self.removed[next(iter(self.removed))]
+
+    def end_part(self, lease: Lease, track: AnyTrack) -> bool:
         """A lease has nothing to do with a track any more; True: it was the last one, and the lease is over."""
         lease.parts.pop(track, None)
         return not lease.parts and self.leases.pop(lease.id, None) is not None

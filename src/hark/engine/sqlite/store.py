@@ -24,12 +24,13 @@ MEMORY = ":memory:"
 _HEADER = b"SQLite format 3\x00"
 _DATABASE_MARK = b"database\n"
 _ROWS_PER_INSERT = (64, 8, 1)
-_MESSAGE_COLUMNS = 6
+_MESSAGE_COLUMNS = 8
 _WRITER_CACHE_KIB = 64 * 1024
 _READER_CACHE_KIB = 8 * 1024
 _INSERTS = {
-    rows: "insert into messages (partition, offset, created_at, payload, transaction_id, extra) values "
-    + ", ".join(["(?, ?, ?, ?, ?, ?)"] * rows)
+    rows: "insert into messages"
+    " (partition, offset, created_at, priority, deliver_at, transaction_id, extra, payload) values "
+    + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * rows)
     for rows in _ROWS_PER_INSERT
 }
 
@@ -199,7 +200,7 @@ class Store:
 
 
 def insert_messages(connection: apsw.Connection, flat: list[Value]) -> None:
-    """Insert rows given as one flat list, six values each, in as few steps as possible."""
+    """Insert rows given as one flat list, eight values each, in as few steps as possible."""
     position, end = 0, len(flat)
     for rows in _ROWS_PER_INSERT:
         width = rows * _MESSAGE_COLUMNS

@@ -31,7 +31,7 @@ from typing import TypeVar
 import apsw
 
 from hark.clock import Clock
-from hark.engine.api import Listener
+from hark.engine.api import KeyListener, Listener
 from hark.engine.hints import HintBook
 from hark.engine.sqlite.calls import Call, Claim, Expire, Look, Nudge, Stop, Write
 from hark.engine.sqlite.checkpoint import Checkpointer
@@ -39,13 +39,14 @@ from hark.engine.sqlite.claim import Claimer
 from hark.engine.sqlite.expire import expire, settle_held
 from hark.engine.sqlite.groups import first_contact, note_seen
 from hark.engine.sqlite.loader import Loader
+from hark.engine.sqlite.ordered import Draft
 from hark.engine.sqlite.state import Group, State
 from hark.engine.sqlite.store import Store
-from hark.engine.sqlite.track import Track
+from hark.engine.sqlite.track import AnyTrack
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
-from hark.model import Expired, Hint, PopRequest, PopResult
+from hark.model import Expired, Hint, KeyNews, PopRequest, PopResult
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,14 @@ _EXPIRE_AT_ONCE = 10_000
 class StoreThreads:
     """Runs the store: see the module's text."""
 
-    def __init__(self, store: Store, clock: Clock, ids: IdSource, listener: Listener) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, ids: IdSource, listener: Listener, key_listener: KeyListener
+    ) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
         self._listener = listener
+        self._key_listener = key_listener
         self._loop = asyncio.get_running_loop()
         self.state = State(IdCodec(store.tag))
         self._lock = threading.Lock()
@@ -68,11 +72,15 @@ class StoreThreads:
         self._claims: SimpleQueue[Call] = SimpleQueue()
         self._parked: list[Call] = []
         """Calls that a transaction is in the way of; they go on when it is published."""
-        self._outbox: deque[tuple[Sequence[Call], Sequence[Hint]]] = deque()
-        """Answers and hints in the order in which they came true: filled under the lock, emptied by the event loop."""
+        self._outbox: deque[tuple[Sequence[Call], Sequence[Hint], KeyNews | None]] = deque()
+        """Answers, hints and news of keys in the order in which they came true.
+
+        Filled under the lock, emptied by the event loop."""
         self._broken: HarkError | None = None
         """Why memory can't be trusted: it could not be read back after a failure."""
-        self._stepped: dict[Track, set[int]] = {}
+        self._stepped: dict[AnyTrack, set[int]] = {}
+        self._latest = 0
+        """The latest time that anybody was served at."""
         self._expired_counts: dict[str, int] = {}
         self._seen: dict[Group, None] = {}
         self._claimed = HintBook()
@@ -111,7 +119,7 @@ class StoreThreads:
             calls = take_all(self._claims)
             stop = next((call for call in calls if isinstance(call, Stop)), None)
             with self._lock:
-                now = self._clock.now()
+                now = self._now()
                 answered = [call for call in calls if not isinstance(call, Stop) and self._serve(call, now)]
                 if self._stepped or self._expired_counts or self._seen:
                     self._writes.put(Nudge())
@@ -119,6 +127,11 @@ class StoreThreads:
                 self._claimed = HintBook()
             self._deliver()
         self._writes.put(stop)
+
+    def _now(self) -> int:
+        """The time, which never goes back: groups have passed what was due before (`State.latest_due`)."""
+        self._latest = max(self._latest, self._clock.now(), self.state.latest_due)
+        return self._latest
 
     def _is_due(self, now: int) -> bool:
         due = self.state.next_expiry()
@@ -178,7 +191,8 @@ class StoreThreads:
     def _note(self, claimer: Claimer) -> None:
         for track, touched in claimer.hand_out.stepped.items():
             self._stepped.setdefault(track, set()).update(touched)
-        for queue, number in claimer.hand_out.expired.items():
+        self._stepped.update({track: set() for track in claimer.picker.stepped if track not in self._stepped})
+        for queue, number in (*claimer.hand_out.expired.items(), *claimer.picker.expired.items()):
             self._expired_counts[queue] = self._expired_counts.get(queue, 0) + number
         self._seen.update(claimer.seen)
 
@@ -220,7 +234,7 @@ class StoreThreads:
         """One transaction for all these calls."""
         try:
             with self._lock:
-                now = self._clock.now()
+                now = self._now()
                 if not self._is_due(now) and all(isinstance(write, Expire) for write in writes):
                     self._post(self._nothing_due(writes), [])
                     return
@@ -252,6 +266,7 @@ class StoreThreads:
                 self._claim_in(transaction, write)
             elif isinstance(write, Write):
                 write.result = write.body(transaction)
+        transaction.seal()
         return transaction
 
     def _save_notes(self, transaction: WriteTransaction) -> None:
@@ -260,7 +275,9 @@ class StoreThreads:
         seen, self._seen = self._seen, {}
         for track, touched in stepped.items():
             if track.group.tracks.get(track.partition.id) is track:
-                transaction.draft(track).touched_ranges.update(touched)
+                draft = transaction.draft(track)
+                if isinstance(draft, Draft):
+                    draft.touched_ranges.update(touched)
             queue = self.state.queues.get(track.group.queue_name)
             if queue is not None:
                 queue.open = None
@@ -309,7 +326,7 @@ class StoreThreads:
         self._unpark()
         if self._stepped or self._expired_counts or self._seen:
             self._writes.put(Nudge())
-        self._post(answered, hints)
+        self._post(answered, hints, transaction.keys.news())
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, []
@@ -325,7 +342,7 @@ class StoreThreads:
         for write in writes:
             if len(writes) > 1:
                 try:
-                    transaction = self._run_bodies([write], self._clock.now())
+                    transaction = self._run_bodies([write], self._now())
                     self._write_down(transaction)
                 except Exception as own:
                     self._reset()
@@ -357,10 +374,10 @@ class StoreThreads:
 
     # Answers -----------------------------------------------------------------------------------------------
 
-    def _post(self, answers: Sequence[Call], hints: Sequence[Hint]) -> None:
+    def _post(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
         """Put answers and hints in the outbox; under the lock, so that no answer is older than a hint before it."""
-        if answers or hints:
-            self._outbox.append((answers, hints))
+        if answers or hints or keys is not None:
+            self._outbox.append((answers, hints, keys))
 
     def _deliver(self) -> None:
         """Let the event loop empty the outbox; without the lock, as waking it can cost a turn."""
@@ -374,7 +391,7 @@ class StoreThreads:
             except Exception:
                 log.exception("whoever listens to hints failed; the answers behind them go on")
 
-    def _hand_over(self, answers: Sequence[Call], hints: Sequence[Hint]) -> None:
+    def _hand_over(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None) -> None:
         for call in answers:
             future = call.future
             if future is None or future.done():
@@ -383,6 +400,8 @@ class StoreThreads:
                 future.set_exception(call.error)
             else:
                 future.set_result(call.result)
+        if keys is not None:
+            self._key_listener(keys)
         if hints:
             self._listener(hints)
 

@@ -1,16 +1,18 @@
-"""A group's place in a partition, what is leased of it, and how a transaction changes it."""
+"""A group's place in a partition, what is leased of it, and how a transaction changes it.
+
+Here is what all places have in common; those of ordered groups are in `ordered.py`, the others in `shared`.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.sqlite.state import Group, Partition
-
-MAX_RANGES = 10_000
-"""Beyond so many ranges only the head of a partition is delivered (rule 13)."""
 
 
 class Retry:
@@ -49,169 +51,156 @@ class Lease:
     def __init__(self, lease_id: str, expires_at: int) -> None:
         self.id = lease_id
         self.expires_at = expires_at
-        self.parts: dict[Track, Part] = {}
+        self.parts: dict[AnyTrack, Part] = {}
 
 
-Held = tuple[int, Lease, "tuple[int, ...] | None"]
-"""Under what a message was last delivered: its offset, the lease, and the message's own retry schedule."""
+Held = tuple[int, Lease, "tuple[int, ...] | None", str]
+"""Under what a message was last delivered: offset, lease, the message's own retry schedule, its transaction id."""
 
 
-class Draft:
-    """A track as the running transaction leaves it."""
+class Stored(NamedTuple):
+    """Where a stored message is, and what decides about its turn."""
 
-    __slots__ = (
-        "cursor",
-        "front",
-        "gone",
-        "probe",
-        "ranges",
-        "released",
-        "retries",
-        "settled_at",
-        "touched_ranges",
-        "voided",
-        "wiped",
-    )
+    partition: int
+    offset: int
+    priority: int
+    deliver_at: int | None
+    owner: int | None
 
-    def __init__(self, track: Track) -> None:
-        self.cursor = track.cursor
-        self.ranges = list(track.ranges)
-        self.retries = dict(track.retries)
-        self.front = list(track.front)
-        self.probe = track.probe
-        self.settled_at = track.settled_at
-        self.released = False
-        """The lease no longer blocks the partition."""
-        self.gone: set[str] = set()
-        """Transaction ids that are no longer held."""
+
+class Outlook(NamedTuple):
+    """Whether something of a place may be taken now, and when more of it."""
+
+    priority: int | None
+    """The highest one that may be ready; None: nothing is."""
+    due: int | None = None
+    """When something else will be."""
+
+
+NOTHING = Outlook(None)
+
+
+class AnyDraft(ABC):
+    """A place as the running transaction leaves it."""
+
+    __slots__ = ("settled_at", "voided")
+
+    def __init__(self, settled_at: int | None) -> None:
+        self.settled_at = settled_at
         self.voided = False
         """All leases on the track are void."""
-        self.touched_ranges: set[int] = set(track.unsaved)
-        """First offsets of ranges that were added, changed or removed."""
-        self.wiped = False
-        """Nothing that is stored about the track beyond its cursor counts any more."""
 
-    def settle(self, first: int, last: int) -> None:
-        """Mark offsets as done: the cursor moves over them when they continue it, else they are kept as a range."""
-        ranges, touched = self.ranges, self.touched_ranges
-        if first <= self.cursor + 1:
-            if last <= self.cursor:
-                return
-            self.cursor = last
-            while ranges and ranges[0][0] <= self.cursor + 1:
-                touched.add(ranges[0][0])
-                self.cursor = max(self.cursor, ranges[0][1])
-                del ranges[0]
-            if self.probe and self.cursor >= self.probe:
-                self.probe = 0
-            return
-        at = bisect_right(ranges, (first, last))
-        if at and ranges[at - 1][1] >= first - 1:
-            at -= 1
-            first = ranges[at][0]
-        end = at
-        while end < len(ranges) and ranges[end][0] <= last + 1:
-            touched.add(ranges[end][0])
-            last = max(last, ranges[end][1])
-            end += 1
-        touched.add(first)
-        ranges[at:end] = [(first, last)]
+    @property
+    @abstractmethod
+    def blocks(self) -> bool:
+        """Whether nothing may be handed out before the transaction is committed."""
+
+    @abstractmethod
+    def finish(self, offset: int) -> None:
+        """The group is done with a message."""
+
+    @abstractmethod
+    def retry_of(self, offset: int) -> Retry | None:
+        """What is known of a message's attempts."""
+
+    @abstractmethod
+    def wait(self, offset: int, lease: Lease, retry: Retry) -> None:
+        """A message that was held comes again."""
+
+    @abstractmethod
+    def is_gone(self, held: Held) -> bool:
+        """Whether something was said of a held message already."""
+
+    @abstractmethod
+    def forget(self, held: Held) -> None:
+        """What was said of a message under its lease is the last word."""
+
+    @abstractmethod
+    def end_part(self, lease: Lease) -> None:
+        """Nothing that a lease holds here is open any more."""
+
+    @abstractmethod
+    def is_free_of(self, lease: Lease) -> bool:
+        """Whether a lease is over, as far as its consumers are concerned."""
+
+    @abstractmethod
+    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
+        """The time of a lease is up; which of the messages that it held pay with an attempt."""
+
+    @abstractmethod
+    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
+        """What a lease held is as if it had never been handed out."""
+
+    @abstractmethod
+    def add_front(self, offset: int, priority: int, now: int) -> None:
+        """A requeued message comes before all others."""
 
 
-class Track:
-    """A group's place in a partition."""
+class AnyTrack(ABC):
+    """A group's place in a partition, whatever its mode."""
 
-    __slots__ = (
-        "cursor",
-        "draft",
-        "front",
-        "group",
-        "held",
-        "lease",
-        "partition",
-        "probe",
-        "ranges",
-        "retries",
-        "served",
-        "settled_at",
-        "unsaved",
-    )
+    __slots__ = ("group", "noted", "partition", "served", "settled_at")
 
     def __init__(self, group: Group, partition: Partition) -> None:
         self.group = group
         self.partition = partition
-        self.cursor = 0
-        self.ranges: list[tuple[int, int]] = []
-        self.retries: dict[int, Retry] = {}
-        self.front: list[int] = []
-        self.probe = 0
-        self.settled_at: int | None = None
-        self.lease: Lease | None = None
-        self.held: dict[str, Held] = {}
         self.served = 0
-        self.draft: Draft | None = None
-        self.unsaved: set[int] = set()
-        """First offsets of ranges that are not stored yet, because the track itself is not."""
+        self.settled_at: int | None = None
+        self.noted = 0
+        """How many of its messages the group counts as in flight."""
 
-    def begin(self, cursor: int, holes: list[int]) -> None:
-        """Start where the group has not been before; where there is no message it is done already."""
-        self.cursor = cursor
-        draft = Draft(self)
-        for offset in holes:
-            draft.settle(offset, offset)
-        self.cursor, self.ranges = draft.cursor, draft.ranges
-        self.unsaved = {first for first, _ in self.ranges}
+    draft: AnyDraft | None
 
     @property
-    def has_work(self) -> bool:
-        """Whether something is unsettled, ready or not."""
-        return self.cursor < self.partition.tail or bool(self.front)
+    @abstractmethod
+    def in_flight(self) -> int:
+        """How many messages live leases hold."""
 
-    def is_settled(self, offset: int) -> bool:
-        """Whether the group is done with an offset, as the running transaction sees it."""
-        cursor, ranges, front = (
-            (self.draft.cursor, self.draft.ranges, self.draft.front)
-            if self.draft is not None
-            else (self.cursor, self.ranges, self.front)
-        )
-        if offset in front:
-            return False
-        if offset <= cursor:
-            return True
-        at = bisect_right(ranges, (offset, 1 << 62))
-        return at > 0 and ranges[at - 1][1] >= offset
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether nothing of it was handed out and may still be settled."""
 
-    def rise_to(self, floor: int) -> None:
-        """Leave what was removed from the partition behind."""
-        self.cursor = max(self.cursor, floor)
-        while self.ranges and self.ranges[0][0] <= self.cursor + 1:
-            self.cursor = max(self.cursor, self.ranges.pop(0)[1])
+    @abstractmethod
+    def new_draft(self) -> AnyDraft:
+        """Begin to change it in a transaction."""
 
-    def open_intervals(self) -> Iterator[tuple[int, int]]:
-        """Unsettled offsets in order of delivery, requeued ones first, as the running transaction sees them."""
-        seen = self.draft or self
-        for offset in seen.front:
-            yield offset, offset
-        position = max(seen.cursor, self.partition.floor) + 1
-        for first, last in seen.ranges:
-            if position < first:
-                yield position, first - 1
-            position = max(position, last + 1)
-        if position <= self.partition.tail:
-            yield position, self.partition.tail
+    @abstractmethod
+    def find_held(self, name: str, codec: IdCodec) -> Held | None:
+        """A held message by its transaction id or its own id, as the running transaction sees it."""
 
-    def publish(self) -> None:
-        """The transaction is committed: take over its draft."""
-        draft = self.draft
-        if draft is None:
-            return
-        self.draft = None
-        self.cursor, self.ranges, self.retries = draft.cursor, draft.ranges, draft.retries
-        self.front, self.probe, self.settled_at = draft.front, draft.probe, draft.settled_at
-        self.unsaved = set()
-        if draft.voided:
-            self.held.clear()
-        for transaction_id in draft.gone:
-            self.held.pop(transaction_id, None)
-        if draft.released or draft.voided:
-            self.lease = None
+    @abstractmethod
+    def held_at(self, offset: int) -> Held | None:
+        """The held message at an offset, as the running transaction sees it."""
+
+    @abstractmethod
+    def keeps(self, offset: int) -> bool:
+        """Whether it has to be told that there is no message at an offset any more."""
+
+    @abstractmethod
+    def held_by(self, lease: Lease) -> list[Held]:
+        """What a lease holds here, as the running transaction sees it."""
+
+    @abstractmethod
+    def live_offsets(self, lease: Lease) -> list[int]:
+        """The offsets that a lease keeps others from."""
+
+    @abstractmethod
+    def leases(self) -> set[Lease]:
+        """All leases that hold something here."""
+
+    @abstractmethod
+    def is_settled(self, message: Stored) -> bool:
+        """Whether the group is done with a message, as the running transaction sees it."""
+
+    @abstractmethod
+    def attempts_of(self, offset: int) -> int:
+        """How many attempts of a message were used."""
+
+    @abstractmethod
+    def outlook(self, now: int) -> Outlook:
+        """What may be taken, as far as memory knows."""
+
+    @abstractmethod
+    def publish(self, now: int) -> int:
+        """The transaction is committed: take over its draft; for how many messages somebody has to be told."""

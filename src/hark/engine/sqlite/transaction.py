@@ -7,50 +7,27 @@ from collections.abc import Callable
 import apsw
 
 from hark.engine.hints import HintBook
+from hark.engine.sqlite.holes import Drops
+from hark.engine.sqlite.keyvalue import KeyBook
 from hark.engine.sqlite.loader import Loader
+from hark.engine.sqlite.ordered import Track
+from hark.engine.sqlite.ordered_saving import OrderedRows
+from hark.engine.sqlite.shared.claim import Picker
+from hark.engine.sqlite.shared.saving import SharedRows
+from hark.engine.sqlite.shared.track import SharedTrack
 from hark.engine.sqlite.state import Group, Partition, Queue, State
 from hark.engine.sqlite.store import Value, for_each, insert_messages, run
-from hark.engine.sqlite.track import Draft, Lease, Track
+from hark.engine.sqlite.telling import Arrivals, Teller
+from hark.engine.sqlite.track import AnyDraft, AnyTrack, Lease
 from hark.ids import IdSource
 from hark.model import Hint
 
-_SAVE_TRACKS = """
-insert into tracks (grp, partition, cursor, probe, settled_at)
-select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 from json_each(?1) where true
-on conflict (grp, partition) do update
-set cursor = excluded.cursor, probe = excluded.probe, settled_at = excluded.settled_at
-"""
-_DELETE_RANGES = """
-delete from ranges where (grp, partition, first) in
-    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
-"""
-_SAVE_RANGES = """
-insert into ranges (grp, partition, first, last)
-select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1)
-"""
-_DELETE_RETRIES = """
-delete from retries where (grp, partition, offset) in
-    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
-"""
-_SAVE_RETRIES = """
-insert into retries (grp, partition, offset, attempts, due, error)
-select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 from json_each(?1) where true
-on conflict (grp, partition, offset) do update
-set attempts = excluded.attempts, due = excluded.due, error = excluded.error
-"""
-_DELETE_FRONTS = """
-delete from fronts where (grp, partition, offset) in
-    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
-"""
-_SAVE_FRONTS = """
-insert into fronts (grp, partition, offset) select value ->> 0, value ->> 1, value ->> 2 from json_each(?1)
-"""
 # The payload goes from table to table without a detour through Python.
 _SAVE_DEAD_LETTERS = """
-insert into dead_letters (uid, queue, partition, partition_name, grp, offset, transaction_id, created_at, payload,
-    extra, attempts, error, failed_at)
+insert into dead_letters (uid, queue, partition, partition_name, grp, offset, transaction_id, created_at, priority,
+    payload, extra, attempts, error, failed_at)
 select value ->> 0, value ->> 1, message.partition, value ->> 3, value ->> 4, message.offset, message.transaction_id,
-    message.created_at, message.payload, message.extra, value ->> 6, value ->> 7, value ->> 8
+    message.created_at, message.priority, message.payload, message.extra, value ->> 6, value ->> 7, value ->> 8
 from json_each(?1)
 join messages as message on message.partition = value ->> 2 and message.offset = value ->> 5
 where true
@@ -75,40 +52,64 @@ class WriteTransaction:
         self.pushed_count: dict[Queue, int] = {}
         self.expired = 0
         """Leases whose expiry it applied."""
-        self._drafted: dict[Track, None] = {}
+        self._arrivals: dict[Partition, Arrivals] = {}
+        self._drafted: dict[AnyTrack, None] = {}
+        self._ordered_rows = OrderedRows()
+        self._shared_rows = SharedRows()
+        self._drops = Drops()
+        self._thinned: dict[Partition, None] = {}
         self._dead: list[tuple[str, str, int, str, str, int, int, str, int]] = []
         self._counts: dict[tuple[str, str], int] = {}
         self._settled_count: dict[Group, int] = {}
         self._on_commit: list[Callable[[], object]] = []
         self.hints = HintBook()
         """Whom to tell after the commit."""
+        self.keys = KeyBook(connection, now)
         self._swept = False
 
     # What verbs say ----------------------------------------------------------------------------------------
 
-    def draft(self, track: Track) -> Draft:
+    def draft(self, track: AnyTrack) -> AnyDraft:
         """The track as this transaction changes it."""
-        if track.draft is None:
-            track.draft = Draft(track)
+        draft = track.draft
+        if draft is None:
+            draft = track.new_draft()
             self._drafted[track] = None
-        return track.draft
+        return draft
 
-    def settle(self, track: Track, offset: int) -> None:
+    def note_lane(self, partition: Partition, priority: int, deliver_at: int | None) -> None:
+        """A message was pushed that has a priority or a delay."""
+        self._arrivals_of(partition).add(priority, deliver_at)
+        if deliver_at is not None:
+            partition.coming = min(deliver_at, partition.coming or deliver_at)
+
+    def note_requeued(self, partition: Partition) -> None:
+        """A message was stored that is for one group only."""
+        self.pushed[partition] = None
+        self._arrivals_of(partition).others += 1
+
+    def _arrivals_of(self, partition: Partition) -> Arrivals:
+        return self._arrivals.setdefault(partition, Arrivals())
+
+    def note_removal(self, partition: Partition) -> None:
+        """Messages of a partition are removed that somebody may have read ahead."""
+        self._thinned[partition] = None
+
+    def settle(self, track: AnyTrack, offset: int) -> None:
         """The group is done with an offset, for whatever reason."""
-        draft = self.draft(track)
-        if offset in draft.front:
-            draft.front.remove(offset)
-        else:
-            draft.settle(offset, offset)
-        draft.retries.pop(offset, None)
+        draft = track.draft or self.draft(track)
+        draft.finish(offset)
         draft.settled_at = self.now
+        if track.partition.queue.info.options.drop_settled:
+            self._drops.note(track.partition, offset)
         self._settled_count[track.group] = self._settled_count.get(track.group, 0) + 1
 
-    def bury(self, track: Track, offset: int, attempts: int, error: str, failed_at: int, *, exhausted: bool) -> bool:
+    def bury(self, track: AnyTrack, offset: int, attempts: int, error: str, failed_at: int, *, exhausted: bool) -> bool:
         """Settle a message that can't be delivered, as a dead letter if the queue keeps them (rule 18)."""
         partition = track.partition
         options = partition.queue.info.options
         self.settle(track, offset)
+        self.keys.set_undelivered(partition.id, offset, partition.queue.name)
         if not options.dead_letter_queue or (exhausted and not options.dlq_after_max_retries):
             self.count(partition.queue.name, "discarded")
             return False
@@ -126,6 +127,10 @@ class WriteTransaction:
             )
         )
         return True
+
+    def settled_by_group(self) -> dict[int, int]:
+        """How many messages each group is done with by this transaction, so far."""
+        return {group.id: number for group, number in self._settled_count.items()}
 
     def discard(self, group: Group) -> None:
         """A group is removed: nothing that was to be written of it may be."""
@@ -146,18 +151,17 @@ class WriteTransaction:
         """Add to one of a queue's counters."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
-    def let_go(self, track: Track, lease: Lease) -> None:
+    def let_go(self, track: AnyTrack, lease: Lease) -> None:
         """One message of a lease is no longer open; with the last one the lease frees the track."""
         part = lease.parts.get(track)
         if part is None:
             return
         part.open -= 1
         if part.open <= 0:
-            if track.lease is lease:
-                self.draft(track).released = True
+            self.draft(track).end_part(lease)
             self.on_commit(lambda: self.end_part(lease, track))
 
-    def end_part(self, lease: Lease, track: Track) -> None:
+    def end_part(self, lease: Lease, track: AnyTrack) -> None:
         """A lease has nothing to do with a track any more; with its last one it is over."""
         if self.state.end_part(lease, track):
             self.hints.ended(track.group.queue_name, track.group.name, lease.id)
@@ -167,16 +171,23 @@ class WriteTransaction:
         for track in lease.parts:
             self.hints.ended(track.group.queue_name, track.group.name, lease.id)
 
-    def void_leases(self, track: Track) -> None:
+    def void_leases(self, track: AnyTrack) -> None:
         """What is held on a track is held no more."""
+        leases = track.leases()
+        self.state.note_removed(track, [held for lease in leases for held in track.held_by(lease)])
         self.draft(track).voided = True
-        leases = {held[1] for held in track.held.values()} | ({track.lease} if track.lease else set())
 
         def end() -> None:
             for lease in leases:
                 self.end_part(lease, track)
 
         self.on_commit(end)
+
+    def settled_many(self, queue: Queue) -> None:
+        """What is open in a queue has to be counted anew, and what nobody needs any more to be looked for."""
+        self.on_commit(lambda: setattr(queue, "open", None))
+        if queue.info.options.drop_settled:
+            self.want_sweep()
 
     def want_sweep(self) -> None:
         """Make the next whole pass of `collect` look at every message."""
@@ -193,48 +204,30 @@ class WriteTransaction:
 
     # What the writer does with it -------------------------------------------------------------------------
 
+    def seal(self) -> None:
+        """All verbs have spoken: take down, under the lock, what memory will not keep still for."""
+        self._drops.decide(self)
+        for track in self._drafted:
+            if isinstance(track, SharedTrack):
+                self._shared_rows.note(track)
+            elif isinstance(track, Track):
+                self._ordered_rows.note(track)
+        if self._shared_rows.latest_due > self.state.latest_due:
+            # Time never goes back behind what was due: not even when the clock does, over a restart.
+            self.state.latest_due = self._shared_rows.latest_due
+            run(self.connection, "insert or replace into meta values ('latest_due', ?1)", self.state.latest_due)
+
     def flush(self) -> None:
         """Write everything that was collected."""
         connection = self.connection
         if self.messages:
             insert_messages(connection, self.messages)
         self.save_dead_letters()
-        if self._drafted:
-            self._flush_tracks()
+        self._ordered_rows.write(connection)
+        self._shared_rows.write(connection)
         for (queue, what), number in self._counts.items():
             run(connection, f"update queues set {what} = {what} + ?1 where name = ?2", number, queue)
-
-    def _flush_tracks(self) -> None:
-        tracks, retries, fronts, ranges = [], [], [], []
-        no_retries, no_fronts, no_ranges = [], [], []
-        for track in self._drafted:
-            draft, key = track.draft, (track.group.id, track.partition.id)
-            assert draft is not None
-            tracks.append((*key, draft.cursor, draft.probe, draft.settled_at))
-            if draft.wiped:
-                for table in ("ranges", "retries", "fronts"):
-                    run(self.connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)
-            if draft.touched_ranges:
-                no_ranges += [(*key, first) for first in draft.touched_ranges]
-                ranges += [(*key, *pair) for pair in draft.ranges if pair[0] in draft.touched_ranges]
-            if draft.retries or track.retries:
-                no_retries += [(*key, offset) for offset in track.retries if offset not in draft.retries]
-                retries += [
-                    (*key, offset, retry.attempts, retry.due, retry.error)
-                    for offset, retry in draft.retries.items()
-                    if track.retries.get(offset) is not retry
-                ]
-            if draft.front or track.front:
-                no_fronts += [(*key, offset) for offset in track.front if offset not in draft.front]
-                fronts += [(*key, offset) for offset in draft.front if offset not in track.front]
-        connection = self.connection
-        for_each(connection, _SAVE_TRACKS, tracks)
-        for_each(connection, _DELETE_RANGES, no_ranges)
-        for_each(connection, _SAVE_RANGES, ranges)
-        for_each(connection, _DELETE_RETRIES, no_retries)
-        for_each(connection, _SAVE_RETRIES, retries)
-        for_each(connection, _DELETE_FRONTS, no_fronts)
-        for_each(connection, _SAVE_FRONTS, fronts)
+        self._drops.write(connection)
 
     def publish(self) -> list[Hint]:
         """The commit is through: take it over into memory, and answer the hints."""
@@ -246,38 +239,59 @@ class WriteTransaction:
             queue = self.state.queues.get(group.queue_name)
             if queue is not None and queue.open is not None:
                 queue.open[group.id] = queue.open.get(group.id, 0) - number
+        numbers = {partition: partition.next_tail - partition.tail for partition in self.pushed}
         for partition in self.pushed:
-            partition.tail = partition.next_tail
+            partition.tail, partition.coming = partition.next_tail, None
+        self._drops.publish()
         for queue, number in self.pushed_count.items():
             if queue.open is not None:
                 queue.open = {group_id: open_ + number for group_id, open_ in queue.open.items()}
-        self._publish_tracks()
-        self._publish_pushes()
+        self._look_anew()
+        teller = Teller(self.hints, self.loader, self.now)
+        self._publish_tracks(teller)
+        self._publish_pushes(teller, numbers)
         return self.hints.hints()
 
-    def _publish_tracks(self) -> None:
+    def _look_anew(self) -> None:
+        """What shared groups have read ahead may be gone."""
+        picker = Picker(self.connection, self.now)
+        for partition in self._thinned:
+            tracks = [group.tracks.get(partition.id) for group in partition.queue.groups.values()]
+            for track in tracks:
+                if isinstance(track, SharedTrack):
+                    track.forget_ahead()
+                    picker.look(track)
+                    track.group.refresh(track, self.now)
+
+    def _publish_tracks(self, teller: Teller) -> None:
+        changed: dict[str, list[Group]] = {}
         for track in self._drafted:
-            track.publish()
-            if track.group.refresh(track):
-                self.hints.add(track.group.queue_name, track.group.name, (track.partition.name,))
+            changed.setdefault(track.group.queue_name, []).append(track.group)
+            if isinstance(track, SharedTrack) and track.draft is not None and track.draft.voided:
+                self._restart(teller, track)
+            else:
+                teller.changed(track)
+        for name, groups in changed.items():
+            queue = self.state.queues.get(name)
+            if queue is not None and (queue.bounds.blocked or any(group.bounds.blocked for group in groups)):
+                teller.room(queue, list(dict.fromkeys(groups)))
 
-    def _publish_pushes(self) -> None:
-        queues: dict[Queue, list[Partition]] = {}
-        for partition in self.pushed:
-            queues.setdefault(partition.queue, []).append(partition)
-        for queue, partitions in queues.items():
-            self.hints.arrived(queue.name, [partition.name for partition in partitions], queue.groups)
-            for group in queue.groups.values():
-                offered = [partition.name for partition in partitions if self._offer(group, partition)]
-                if offered:
-                    self.hints.add(queue.name, group.name, offered, "message")
+    def _restart(self, teller: Teller, track: SharedTrack) -> None:
+        """A place that was moved is loaded again: what it had in memory is void."""
+        group = track.group
+        if group.tracks.pop(track.partition.id, None) is not track:
+            return
+        group.in_flight -= track.noted
+        anew = self.loader.track(group, track.partition.id)
+        if isinstance(anew, SharedTrack):
+            anew.served = track.served
+            teller.restarted(anew)
 
-    def _offer(self, group: Group, partition: Partition) -> bool:
-        """Whether a group may take what came to a partition; if a lease or a time is in the way, that is told of."""
-        track = group.tracks.get(partition.id)
-        if track is not None and (track in self._drafted or track.lease is not None):
-            return False
-        if partition.id in group.waking:
-            return False
-        group.make_ready(partition.id)
-        return True
+    def _publish_pushes(self, teller: Teller, numbers: dict[Partition, int]) -> None:
+        queues: dict[Queue, dict[Partition, Arrivals]] = {}
+        for partition, number in numbers.items():
+            came = self._arrivals_of(partition)
+            came.complete(number)
+            queues.setdefault(partition.queue, {})[partition] = came
+        for queue, arrivals in queues.items():
+            teller.arrived(queue, arrivals, self._drafted)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import apsw
+import msgspec
 
 from hark.engine.sqlite.leases import LeaseView
-from hark.engine.sqlite.sql import CURSOR, OPEN, TAIL, WANTS_PLACE
+from hark.engine.sqlite.sql import CURSOR, OPEN, PRIORITIES, STORED, WANTS_PLACE
 from hark.engine.sqlite.store import rows_of, scalar
 from hark.ids import IdCodec
-from hark.model import Counts, GroupStats, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
+from hark.model import Counts, GroupStats, Limits, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
 
 # One row per partition and group of the chosen queues: where the group stands and what it has open.
 _OPEN = f"""
 select queues.name as queue, groups.id as grp, groups.name as group_name, place.id as partition, place.name as name,
-    {CURSOR} as cursor, track.settled_at as settled_at, {OPEN} as open
+    {CURSOR} as cursor, track.settled_at as settled_at, {OPEN} as open, groups.mode = 'shared' as shared
 from groups
 join queues on queues.name = groups.queue
 join partitions as place on place.queue = queues.id
@@ -25,13 +26,15 @@ _QUEUES = f"""
 with open as materialized ({_OPEN}),
 worst as (select queue, grp, max(open) as open from
     (select queue, grp, sum(open) as open from open group by queue, grp) group by queue),
-sizes as (select place.queue as queue, count(*) as partitions, sum({TAIL} - place.floor) as total
+sizes as (select place.queue as queue, count(*) as partitions, sum({STORED}) as total
     from partitions as place where place.queue != 0 group by place.queue)
 select queues.name, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
     ifnull(worst.open, ifnull(sizes.total, 0)), queues.expired, queues.discarded,
     (select count(*) from dead_letters where dead_letters.queue = queues.name),
     (select count(*) from retries join groups on groups.id = retries.grp
         where groups.queue = queues.name and retries.attempts > 0)
+    + (select count(*) from exceptions join groups on groups.id = exceptions.grp
+        where groups.queue = queues.name and exceptions.attempts > 0)
 from queues
 left join sizes on sizes.queue = queues.id
 left join worst on worst.queue = queues.name
@@ -50,11 +53,12 @@ open as (
     join groups on groups.queue = ?1
     left join tracks as track on track.grp = groups.id and track.partition = place.id
     where {WANTS_PLACE})
-select place.id, place.name, place.created_at, {TAIL} - place.floor,
+select place.id, place.name, place.created_at, {STORED},
     (select max(open) from open where open.partition = place.id),
     (select grp from open where open.partition = place.id order by open desc limit 1),
     (select count(*) from dead_letters where dead_letters.partition = place.id),
-    (select count(*) from retries where retries.partition = place.id and retries.attempts > 0),
+    (select count(*) from retries where retries.partition = place.id and retries.attempts > 0)
+    + (select count(*) from exceptions where exceptions.partition = place.id and exceptions.attempts > 0),
     (select created_at from messages where messages.partition = place.id and offset > place.floor
         order by offset limit 1),
     (select created_at from messages where messages.partition = place.id and offset > place.floor
@@ -69,10 +73,34 @@ select created_at from messages as message
 where message.partition = ?1 and message.offset > ?2
   and not exists (select 1 from ranges where grp = ?3 and ranges.partition = ?1
                   and first <= message.offset and last >= message.offset)
-  and not exists (select 1 from holes where holes.partition = ?1 and holes.offset = message.offset
-                  and holes.owner != ?3)
+  and (message.owner is null or message.owner = ?3)
 order by message.offset limit 1
 """
+
+# The lowest offset of all lanes and exceptions: times never decrease with the offset.
+_OLDEST_SHARED = f"""
+select created_at from messages where partition = ?1 and offset = (select min(offset) from (
+    select (select offset from messages where partition = ?1
+        and offset > max(?2, ifnull((select cursor from lanes where grp = ?3 and partition = ?1 and priority = 0), 0))
+        and priority = 0 and deliver_at is null and owner is null order by offset limit 1) as offset
+    union all
+    select (select offset from messages as message indexed by messages_priority
+        where message.partition = ?1 and message.priority = level.value and message.priority > 0
+          and deliver_at is null and owner is null and offset > max(?2, ifnull(lane.cursor, 0))
+        order by offset limit 1)
+    from {PRIORITIES} as level
+    left join lanes as lane on lane.grp = ?3 and lane.partition = ?1 and lane.priority = level.value
+    union all
+    select (select min(offset) from messages as message indexed by messages_delayed
+        where message.partition = ?1 and message.priority = level.value and deliver_at is not null
+          and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > ?2)
+    from {PRIORITIES} as level
+    left join lanes as lane on lane.grp = ?3 and lane.partition = ?1 and lane.priority = level.value
+    union all
+    select min(offset) from exceptions where grp = ?3 and partition = ?1
+))
+"""
+_decode_limits = msgspec.json.Decoder(Limits).decode
 
 
 def queue_stats(
@@ -141,10 +169,11 @@ def track_stats(
     """Places of groups in partitions; those with something open that was created before a time, if one is given."""
     stats = []
     sql = f"select * from ({_OPEN}) where (?2 is null or group_name = ?2) order by queue, name"
-    for queue_name, group_id, group_name, partition, name, cursor, settled_at, open_ in rows_of(
+    for queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, shared in rows_of(
         connection, sql, queue, group
     ):
-        oldest = scalar(connection, _OLDEST, partition, cursor, group_id) if open_ else None
+        sought = _OLDEST_SHARED if shared else _OLDEST
+        oldest = scalar(connection, sought, partition, cursor, group_id) if open_ else None
         if created_before is not None and (oldest is None or oldest > created_before):
             continue
         lease = leases.lease_of(group_id, partition)
@@ -172,19 +201,19 @@ def group_stats(
 ) -> list[GroupStats]:
     """Groups, one entry per (group, queue)."""
     totals: dict[int, tuple[int, int, int | None]] = {}
-    for _, group_id, _, partition, _, cursor, _, open_ in rows_of(
+    for _, group_id, _, partition, _, cursor, _, open_, shared in rows_of(
         connection,
         f"select * from ({_OPEN}) where (?2 is null or group_name = ?2) and open > 0",
         queue,
         group,
     ):
         lag, lagging, oldest = totals.get(group_id, (0, 0, None))
-        waiting = scalar(connection, _OLDEST, partition, cursor, group_id)
+        waiting = scalar(connection, _OLDEST_SHARED if shared else _OLDEST, partition, cursor, group_id)
         if waiting is not None and (oldest is None or waiting < oldest):
             oldest = waiting
         totals[group_id] = (lag + open_, lagging + 1, oldest)
     sql = """
-        select id, queue, name, mode, subscription, since, paused, created_at, last_seen from groups
+        select id, queue, name, mode, subscription, since, paused, created_at, last_seen, limits from groups
         where (?1 is null or name = ?1) and (?2 is null or queue = ?2) order by name, queue
     """
     stats = []
@@ -203,6 +232,8 @@ def group_stats(
                 partitions_with_lag=lagging,
                 oldest_waiting=oldest,
                 leases=leases.leases_of_group(row[0]),
+                in_flight=leases.held_by_group(row[0]),
+                limits=_decode_limits(row[9]),
             )
         )
     return stats

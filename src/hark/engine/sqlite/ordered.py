@@ -1,0 +1,311 @@
+"""A place of an ordered group: a cursor, what is settled beyond it, and one lease at a time on the whole partition."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hark.engine.sqlite.track import NOTHING, AnyDraft, AnyTrack, Held, Lease, Outlook, Retry, Stored
+from hark.ids import IdCodec
+
+if TYPE_CHECKING:
+    from hark.engine.sqlite.state import Group, Partition
+
+MAX_RANGES = 10_000
+"""Beyond so many ranges only the head of a partition is delivered (rule 13)."""
+
+
+class Draft(AnyDraft):
+    """A track of an ordered group as the running transaction leaves it."""
+
+    __slots__ = (
+        "_track",
+        "cursor",
+        "front",
+        "gone",
+        "probe",
+        "ranges",
+        "released",
+        "retries",
+        "touched_ranges",
+        "wiped",
+    )
+
+    def __init__(self, track: Track) -> None:
+        super().__init__(track.settled_at)
+        self._track = track
+        self.cursor = track.cursor
+        self.ranges = list(track.ranges)
+        self.retries = dict(track.retries)
+        self.front = list(track.front)
+        self.probe = track.probe
+        self.released = False
+        """The lease no longer blocks the partition."""
+        self.gone: set[str] = set()
+        """Transaction ids that are no longer held."""
+        self.touched_ranges: set[int] = set(track.unsaved)
+        """First offsets of ranges that were added, changed or removed."""
+        self.wiped = False
+        """Nothing that is stored about the track beyond its cursor counts any more."""
+
+    def settle(self, first: int, last: int) -> None:
+        """Mark offsets as done: the cursor moves over them when they continue it, else they are kept as a range."""
+        ranges, touched = self.ranges, self.touched_ranges
+        if first <= self.cursor + 1:
+            if last <= self.cursor:
+                return
+            self.cursor = last
+            while ranges and ranges[0][0] <= self.cursor + 1:
+                touched.add(ranges[0][0])
+                self.cursor = max(self.cursor, ranges[0][1])
+                del ranges[0]
+            if self.probe and self.cursor >= self.probe:
+                self.probe = 0
+            return
+        at = bisect_right(ranges, (first, last))
+        if at and ranges[at - 1][1] >= first - 1:
+            at -= 1
+            first = ranges[at][0]
+        end = at
+        while end < len(ranges) and ranges[end][0] <= last + 1:
+            touched.add(ranges[end][0])
+            last = max(last, ranges[end][1])
+            end += 1
+        touched.add(first)
+        ranges[at:end] = [(first, last)]
+
+    @property
+    def blocks(self) -> bool:
+        """See `AnyDraft.blocks`: whatever is handed out next depends on it."""
+        return True
+
+    def open_messages(self) -> int:
+        """How many messages are not settled."""
+        return sum(last - first + 1 for first, last in self._track.open_intervals())
+
+    def finish(self, offset: int) -> None:
+        """See `AnyDraft.finish`."""
+        if offset in self.front:
+            self.front.remove(offset)
+        else:
+            self.settle(offset, offset)
+        self.retries.pop(offset, None)
+
+    def retry_of(self, offset: int) -> Retry | None:
+        """See `AnyDraft.retry_of`."""
+        return self.retries.get(offset)
+
+    def wait(self, offset: int, lease: Lease, retry: Retry) -> None:
+        """See `AnyDraft.wait`; the partition waits with it."""
+        self.retries[offset] = retry
+        self.end_part(lease)
+
+    def is_gone(self, held: Held) -> bool:
+        """See `AnyDraft.is_gone`."""
+        return held[3] in self.gone
+
+    def forget(self, held: Held) -> None:
+        """See `AnyDraft.forget`."""
+        self.gone.add(held[3])
+
+    def end_part(self, lease: Lease) -> None:
+        """See `AnyDraft.end_part`."""
+        self.released = self.released or self._track.lease is lease
+
+    def is_free_of(self, lease: Lease) -> bool:
+        """See `AnyDraft.is_free_of`: whether it blocks this partition no more."""
+        return self.released or self._track.lease is not lease
+
+    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
+        """See `AnyDraft.expire`: a batch costs nothing, but is looked through one by one (rule 16)."""
+        self.gone.update(one[3] for one in held)
+        if self._track.lease is not lease or self.voided:
+            return ()  # A failure or a retry gave the partition back before.
+        self.released = True
+        part = lease.parts[self._track]
+        if part.handed <= 1:
+            return held
+        if self.cursor < part.last:
+            self.probe = max(self.probe, part.last)
+        for offset, *_ in held:
+            # Requeued messages have offsets beyond all others, so these are marked one by one.
+            if offset in self.front:
+                self.retries.setdefault(offset, Retry(0, lease.expires_at, None))
+        return ()
+
+    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
+        """See `AnyDraft.give_back`."""
+        self.gone.update(one[3] for one in held)
+        self.end_part(lease)
+
+    def add_front(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # these order shared ones
+        """See `AnyDraft.add_front`."""
+        self.front.append(offset)
+        self.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.
+
+
+class Track(AnyTrack):
+    """A place of an ordered group: one lease at a time on the whole partition."""
+
+    __slots__ = ("cursor", "draft", "front", "held", "lease", "probe", "ranges", "retries", "unsaved")
+
+    def __init__(self, group: Group, partition: Partition) -> None:
+        super().__init__(group, partition)
+        self.cursor = 0
+        self.ranges: list[tuple[int, int]] = []
+        self.retries: dict[int, Retry] = {}
+        self.front: list[int] = []
+        self.probe = 0
+        self.lease: Lease | None = None
+        self.held: dict[str, Held] = {}
+        self.draft: Draft | None = None
+        self.unsaved: set[int] = set()
+        """First offsets of ranges that are not stored yet, because the track itself is not."""
+
+    def begin(self, cursor: int, holes: list[tuple[int, int]]) -> None:
+        """Start where the group has not been before; where there is no message it is done already."""
+        self.cursor = cursor
+        draft = Draft(self)
+        for first, last in holes:
+            draft.settle(first, last)
+        self.cursor, self.ranges = draft.cursor, draft.ranges
+        self.unsaved = {first for first, _ in self.ranges}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is unsettled, ready or not."""
+        return self.cursor < self.partition.tail or bool(self.front)
+
+    @property
+    def in_flight(self) -> int:
+        """See `AnyTrack.in_flight`."""
+        part = None if self.lease is None else self.lease.parts.get(self)
+        return 0 if part is None else part.open
+
+    @property
+    def is_idle(self) -> bool:
+        """See `AnyTrack.is_idle`."""
+        return self.lease is None and not self.held
+
+    def outlook(self, now: int) -> Outlook:  # noqa: ARG002  # what waits is found when somebody looks at it
+        """See `AnyTrack.outlook`."""
+        return Outlook(0) if self.lease is None and self.has_work else NOTHING
+
+    def new_draft(self) -> Draft:
+        """See `AnyTrack.new_draft`."""
+        self.draft = Draft(self)
+        return self.draft
+
+    def find_held(self, name: str, codec: IdCodec) -> Held | None:
+        """See `AnyTrack.find_held`."""
+        held = self.held.get(name)
+        if held is not None:
+            return self._seen(held)
+        place = codec.decode(name) if self.held else None
+        return None if place is None or place.partition != self.partition.id else self.held_at(place.offset)
+
+    def held_at(self, offset: int) -> Held | None:
+        """See `AnyTrack.held_at`."""
+        held = next((one for one in self.held.values() if one[0] == offset), None)
+        return None if held is None else self._seen(held)
+
+    def _seen(self, held: Held) -> Held | None:
+        draft = self.draft
+        return None if draft is not None and (draft.voided or held[3] in draft.gone) else held
+
+    def keeps(self, offset: int) -> bool:
+        """See `AnyTrack.keeps`: all that is not settled, as the cursor has to get over it."""
+        return not self._is_done(offset)
+
+    def held_by(self, lease: Lease) -> list[Held]:
+        """See `AnyTrack.held_by`."""
+        gone = () if self.draft is None else self.draft.gone
+        return [held for held in self.held.values() if held[1] is lease and held[3] not in gone]
+
+    def live_offsets(self, lease: Lease) -> list[int]:
+        """See `AnyTrack.live_offsets`."""
+        return [held[0] for held in self.held.values() if held[1] is lease] if self.lease is lease else []
+
+    def leases(self) -> set[Lease]:
+        """See `AnyTrack.leases`."""
+        return {held[1] for held in self.held.values()} | ({self.lease} if self.lease else set())
+
+    def attempts_of(self, offset: int) -> int:
+        """See `AnyTrack.attempts_of`."""
+        retry = (self.draft or self).retries.get(offset)
+        return 0 if retry is None else retry.attempts
+
+    def is_settled(self, message: Stored) -> bool:
+        """See `AnyTrack.is_settled`."""
+        return self._is_done(message.offset)
+
+    def _is_done(self, offset: int) -> bool:
+        cursor, ranges, front = (
+            (self.draft.cursor, self.draft.ranges, self.draft.front)
+            if self.draft is not None
+            else (self.cursor, self.ranges, self.front)
+        )
+        if offset in front:
+            return False
+        if offset <= cursor:
+            return True
+        at = bisect_right(ranges, (offset, 1 << 62))
+        return at > 0 and ranges[at - 1][1] >= offset
+
+    def rise_to(self, floor: int) -> None:
+        """Leave what was removed from the partition behind."""
+        self.cursor = max(self.cursor, floor)
+        while self.ranges and self.ranges[0][0] <= self.cursor + 1:
+            self.cursor = max(self.cursor, self.ranges.pop(0)[1])
+
+    def open_intervals(self) -> Iterator[tuple[int, int]]:
+        """Unsettled offsets in order of delivery, requeued ones first, as the running transaction sees them."""
+        seen = self.draft or self
+        for offset in seen.front:
+            yield offset, offset
+        position = max(seen.cursor, self.partition.floor) + 1
+        for first, last in seen.ranges:
+            if position < first:
+                yield position, first - 1
+            position = max(position, last + 1)
+        if position <= self.partition.tail:
+            yield position, self.partition.tail
+
+    def intervals(self, need: int, after: int = 0) -> tuple[list[tuple[int, int]], int]:
+        """What may be handed out behind an offset, as far as memory knows, and how much that is."""
+        if self.cursor < self.partition.floor:
+            self.rise_to(self.partition.floor)
+        if len(self.ranges) > MAX_RANGES:
+            need = 1
+        intervals: list[tuple[int, int]] = []
+        planned = 0
+        for first, last in self.open_intervals():
+            if last <= after:
+                continue
+            first = max(first, after + 1)
+            if (self.probe and first <= self.probe) or (first in self.front and first in self.retries):
+                need = 1
+            last = min(last, first + need - planned - 1)
+            intervals.append((first, last))
+            planned += last - first + 1
+            if planned >= need:
+                break
+        return intervals, planned
+
+    def publish(self, now: int) -> int:  # noqa: ARG002  # see `outlook`
+        """See `AnyTrack.publish`."""
+        draft = self.draft
+        if draft is None:
+            return 0
+        self.draft = None
+        self.cursor, self.ranges, self.retries = draft.cursor, draft.ranges, draft.retries
+        self.front, self.probe, self.settled_at = draft.front, draft.probe, draft.settled_at
+        self.unsaved = set()
+        if draft.voided:
+            self.held.clear()
+        for transaction_id in draft.gone:
+            self.held.pop(transaction_id, None)
+        if draft.released or draft.voided:
+            self.lease = None
+        return 0
