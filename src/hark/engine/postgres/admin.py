@@ -13,10 +13,22 @@ from hark.engine.postgres.push import storable
 from hark.engine.retries import compile_schedule
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
-from hark.model import GroupDeletion, NewTrace, QueueInfo, QueueOptions, QueueSpec, Seek, SeekOutcome
+from hark.model import (
+    CancelOutcome,
+    GroupDeletion,
+    Limits,
+    NewTrace,
+    QueueInfo,
+    QueueOptions,
+    QueueSpec,
+    Seek,
+    SeekOutcome,
+)
 
 _OPTIONS = tuple(field.name for field in msgspec.structs.fields(QueueOptions))
 _FLAG = "flag:"
+_CONFIGURE = "select * from hark.configure_v1($1, $2, $3, $4, jsonb_populate_record(null::hark.queues, $5::jsonb), $6)"
+_CANCELLED: tuple[CancelOutcome, ...] = ("cancelled", "not_found", "leased", "settled")
 
 
 # Queues ----------------------------------------------------------------------------------------------------
@@ -26,19 +38,26 @@ async def configure(pool: Pool, codec: IdCodec, now: int | None, specs: Sequence
     """Make queues, or replace all options of those that exist."""
     partitions = {}
     for spec in specs:
-        options = msgspec.structs.asdict(spec.options) | {"schedule": compile_schedule(spec.options)}
-        row = await pool.fetchrow(
-            "select * from hark.configure_v1($1, $2, $3, $4, jsonb_populate_record(null::hark.queues, $5::jsonb))",
-            now,
-            spec.name,
-            spec.namespace,
-            spec.task,
-            msgspec.json.encode(options).decode(),
-        )
+        row = await pool.fetchrow(_CONFIGURE, now, *_arguments(spec), False)
         assert row is not None
         partitions[spec.name] = codec.encode(row["o_partition"], 0)
     infos = {info.name: info for info in await queue_infos(pool, list(partitions))}
     return [msgspec.structs.replace(infos[spec.name], partition_id=partitions[spec.name]) for spec in specs]
+
+
+async def make_queues(pool: Pool, now: int | None, specs: Sequence[QueueSpec]) -> None:
+    """Make those queues that do not exist."""
+    known = await pool.fetchval(
+        "select array_agg(name) from hark.queues where name = any ($1::text[])", [spec.name for spec in specs]
+    )
+    for spec in specs:
+        if spec.name not in (known or ()):
+            await pool.fetchrow(_CONFIGURE, now, *_arguments(spec), True)
+
+
+def _arguments(spec: QueueSpec) -> tuple[str, str, str, str]:
+    options = msgspec.structs.asdict(spec.options) | {"schedule": compile_schedule(spec.options)}
+    return spec.name, spec.namespace, spec.task, msgspec.json.encode(options).decode()
 
 
 async def queue_infos(pool: Pool, names: Sequence[str] | None) -> list[QueueInfo]:
@@ -64,8 +83,8 @@ async def queue_infos(pool: Pool, names: Sequence[str] | None) -> list[QueueInfo
 # Groups ----------------------------------------------------------------------------------------------------
 
 
-async def seek(pool: Pool, now: int | None, request: Seek) -> SeekOutcome:
-    """Move a group; raises when there is nothing to move."""
+async def seek(pool: Pool, now: int | None, request: Seek) -> tuple[SeekOutcome, int]:
+    """Move a group, and about how many messages the last partition has for it; raises when there is nothing to move."""
     row = await pool.fetchrow(
         "select * from hark.seek_v1($1, $2, $3, $4, $5, $6, $7)",
         now,
@@ -81,7 +100,20 @@ async def seek(pool: Pool, now: int | None, request: Seek) -> SeekOutcome:
         raise NotFound(f"queue {request.queue!r} does not exist", code="queue_not_found")
     if row["o_number"] < 0:
         raise NotFound(f"queue {request.queue!r} has no partition {request.partition!r}", code="partition_not_found")
-    return SeekOutcome(row["o_number"], row["o_next"])
+    return SeekOutcome(row["o_number"], row["o_next"]), row["o_left"] or 0
+
+
+async def limit_group(pool: Pool, queue: str, group: str, limits: Limits) -> bool:
+    """Bound what a group may take. False: there is no such group."""
+    found = await pool.fetchval(
+        "select hark.limit_group_v1($1, $2, $3, $4, $5)",
+        queue,
+        group,
+        limits.max_in_flight,
+        limits.rate_limit,
+        limits.rate_burst,
+    )
+    return bool(found)
 
 
 async def delete_group(
@@ -107,6 +139,18 @@ async def delete_messages(pool: Pool, codec: IdCodec, now: int | None, message_i
         [offset for _, offset in places],
     )
     return removed
+
+
+async def cancel(pool: Pool, codec: IdCodec, now: int | None, message_ids: Sequence[str]) -> list[CancelOutcome]:
+    """Remove messages that nobody has been given yet."""
+    places = [codec.decode(message_id) or (0, 0) for message_id in message_ids]
+    codes: list[int] = await pool.fetchval(
+        "select hark.cancel_v1($1, $2::bigint[], $3::bigint[])",
+        now,
+        [partition for partition, _ in places],
+        [offset for _, offset in places],
+    )
+    return [_CANCELLED[code] for code in codes]
 
 
 async def requeue(pool: Pool, codec: IdCodec, now: int | None, dead_letter: str) -> tuple[str, str, str]:

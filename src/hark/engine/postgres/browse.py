@@ -21,24 +21,32 @@ _GROUPS = f"""(
             when front."offset" is null and case
                 when track.grp is null then grp.since is not null and message.partition <= grp.highest_partition
                     and message.created_at <= grp.since
+                when track.plain is not null then exception."offset" is null and (message.owner is not null
+                    or hark.passed_v1(track, message."offset", message.priority, message.deliver_at))
                 else message."offset" <= track.cursor or track.settled @> message."offset"
             end then 'completed'
             when holding.until is not null then 'processing'
             else 'pending'
         end,
-        'attempts', coalesce(dead.attempts, retry.attempts, 0),
-        'error', case when dead.id is null then retry.error else dead.error end,
+        'attempts', coalesce(dead.attempts, retry.attempts, exception.attempts, 0),
+        'error', case when dead.id is null then coalesce(retry.error, exception.error) else dead.error end,
         'lease_expires_at', holding.until) order by grp.name)
     from hark.groups as grp
     left join hark.tracks as track on track.grp = grp.id and track.partition = message.partition
     left join hark.retries as retry
         on retry.grp = grp.id and retry.partition = message.partition and retry."offset" = message."offset"
+    left join hark.exceptions as exception
+        on exception.grp = grp.id and exception.partition = message.partition
+        and exception."offset" = message."offset"
     left join hark.fronts as front
         on front.grp = grp.id and front.partition = message.partition and front."offset" = message."offset"
     left join hark.dead_letters as dead
         on dead.partition = message.partition and dead."offset" = message."offset" and dead.grp = grp.name
     cross join lateral (
-        select case when track.held @> message."offset" and track.lease_until > {NOW} then track.lease_until end
+        select case
+            when exception.until > {NOW} then exception.until
+            when track.held @> message."offset" and track.lease_until > {NOW} then track.lease_until
+        end
     ) as holding (until)
     where grp.queue = queue.name and (message.owner is null or message.owner = grp.id)
 ) as groups"""

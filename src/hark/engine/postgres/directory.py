@@ -11,6 +11,7 @@ from typing import Any
 
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.ready import Ready
+from hark.engine.postgres.shared_ready import SharedReady
 from hark.ids import IdCodec
 from hark.model import GroupMode
 
@@ -31,7 +32,7 @@ class Place:
 class Group:
     """A group of a queue, with what is believed ready for it."""
 
-    __slots__ = ("id", "mode", "name", "queue", "queue_id", "ready", "seen_at")
+    __slots__ = ("id", "mode", "name", "queue", "queue_id", "ready", "seen_at", "shared")
 
     def __init__(self, number: int, queue: str, name: str, mode: GroupMode, queue_id: int | None) -> None:
         self.id = number
@@ -40,7 +41,9 @@ class Group:
         self.mode = mode
         self.queue_id = queue_id
         """None: the queue did not exist when we last looked."""
-        self.ready = Ready()
+        self.shared = SharedReady() if mode == "shared" else None
+        """What is believed ready, of a shared group."""
+        self.ready: Ready = self.shared or Ready()
         self.seen_at = 0
         """When this server last told the database that the group is alive."""
 

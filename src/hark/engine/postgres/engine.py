@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from hark.clock import Clock, SystemClock
-from hark.engine.api import Answers, Listener
-from hark.engine.postgres import admin, browse, metrics, read, records, views
+from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
+from hark.engine.postgres import admin, metrics, read
+from hark.engine.postgres.admin_verbs import AdminVerbs
 from hark.engine.postgres.deliveries import Deliveries
-from hark.engine.postgres.directory import Directory, Place
+from hark.engine.postgres.directory import Directory
 from hark.engine.postgres.expiry import Expirer
+from hark.engine.postgres.key_verbs import KeyVerbs
 from hark.engine.postgres.leases import lease_uuid
+from hark.engine.postgres.looking_verbs import LookingVerbs
 from hark.engine.postgres.migrate import migrate
 from hark.engine.postgres.peers import Hearing, peer_secret
 from hark.engine.postgres.pool import Pool
@@ -22,46 +25,31 @@ from hark.engine.postgres.retention import Retention, keep_compact
 from hark.engine.postgres.settle import Settler
 from hark.engine.postgres.telling import Telling
 from hark.engine.postgres.transact import Transactor
-from hark.errors import EngineFailure, HarkError
+from hark.errors import EngineFailure
 from hark.ids import IdCodec, IdSource
 from hark.model import (
     BrowseFrom,
     Collected,
-    DeadLetterFilter,
-    DeadLetters,
     Expired,
-    GroupDeletion,
-    GroupStats,
     Hint,
-    MessageFilter,
-    MessageView,
+    KeyNews,
     NewMessage,
-    NewTrace,
-    PartitionStats,
     PopRequest,
     PopResult,
     Position,
     PushOutcome,
-    QueueInfo,
-    QueueSpec,
-    QueueStats,
     Read,
     ReadResult,
     Renewal,
     RenewOutcome,
-    Seek,
-    SeekOutcome,
     Settlement,
     SettleOutcome,
-    Trace,
-    TraceName,
-    TrackStats,
     Transaction,
     TransactionOutcome,
 )
 
 
-class PostgresEngine:
+class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
     """One server's way to the database. What it remembers is cache and hints: every fact is in the database."""
 
     shared = True
@@ -80,6 +68,7 @@ class PostgresEngine:
     ) -> None:
         self._clock = clock
         self._local_clock = clock or SystemClock()
+        super().__init__(self._local_clock)
         self._ids = IdSource(self._local_clock)
         self._pool = Pool(
             url,
@@ -88,13 +77,14 @@ class PostgresEngine:
             wait_ms=wait_ms,
             prepared=prepared,
             on_return=self._hint_all,
+            on_told=self._told_keys,
         )
         self._retention = Retention(self._pool, completed_retention_seconds, idle_group_seconds)
         self._listener: Listener = lambda _hints: None
         self._compacting: asyncio.Task[None] | None = None
         self._open = False
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Connect, and install or migrate the schema."""
         await self._pool.open()
         try:
@@ -103,7 +93,7 @@ class PostgresEngine:
         except BaseException:
             await self._pool.close()
             raise
-        self._listener = listener
+        self._listener, self._key_listener = listener, key_listener
         self._codec = IdCodec(tag)
         self._directory = Directory(self._pool, self._codec)
         self._deliveries = Deliveries()
@@ -160,6 +150,10 @@ class PostgresEngine:
         for group in self._directory.groups.values():
             group.ready.forget()
         self._hint(Hint(group.queue, group.name) for group in self._directory.groups.values())
+        self._key_listener(KeyNews(None))
+
+    def _to_local(self, time: int) -> int:
+        return self._expirer.to_local(time)
 
     # Messages ----------------------------------------------------------------------------------------------
 
@@ -178,7 +172,9 @@ class PostgresEngine:
             self._directory.forget_places(stale)
         places = batch.adopt(ids)
         outcomes = batch.outcomes(places, tails, offsets, codes)
-        self._hint(self._offered(places if codes is None else batch.queued_to(places, codes)))
+        telling = Telling(self._directory)
+        telling.arrived(batch.arrivals(places, codes, self._expirer.now()))
+        self._hint(telling.hints())
         if len(requests) == 1:
             return [outcomes]
         answers: Answers[list[PushOutcome]] = []
@@ -195,12 +191,6 @@ class PostgresEngine:
                 batch.add(request)
             if not await self._directory.load_places(batch.unknown):
                 return batch
-
-    def _offered(self, places: Iterable[Place]) -> list[Hint]:
-        """Partitions got messages: their groups may take them; whom to tell."""
-        telling = Telling(self._directory)
-        telling.arrived(places)
-        return telling.hints()
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """See `Engine.pop`."""
@@ -227,7 +217,8 @@ class PostgresEngine:
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
         """See `Engine.transact`."""
         telling = Telling(self._directory)
-        outcomes = await self._transactor.transact(requests, self._now, telling)
+        outcomes = await self._transactor.transact(requests, self._now, self._expirer.now(), telling)
+        self._tell_keys(telling.keys.values())
         self._hint(telling.hints())
         return cast("Answers[TransactionOutcome]", outcomes)
 
@@ -276,18 +267,6 @@ class PostgresEngine:
         since = None if touched_since is None else self._expirer.from_local(touched_since)
         return await read.positions(self._pool, queue, start, partition, since)
 
-    async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
-        """See `Engine.delete_messages`."""
-        removed = await admin.delete_messages(self._pool, self._codec, await self._applied(), message_ids)
-        decoded = [self._codec.decode(one) for one, gone in zip(message_ids, removed, strict=True) if gone]
-        numbers = dict.fromkeys(one.partition for one in decoded if one is not None)
-        await self._directory.load_places(numbers)
-        telling = Telling(self._directory)
-        known = self._directory.places_by_id
-        telling.removed(known[number] for number in numbers if number in known)
-        self._hint(telling.hints())
-        return removed
-
     async def _applied(self) -> int | None:
         """The time for those who look, after everything that is due has been applied."""
         behind = True
@@ -296,182 +275,6 @@ class PostgresEngine:
             self._hint(hints)
             behind = self._expirer.behind
         return self._now
-
-    # Queues ------------------------------------------------------------------------------------------------
-
-    async def configure(self, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
-        """See `Engine.configure`."""
-        infos = await admin.configure(self._pool, self._codec, await self._applied(), specs)
-        for spec in specs:
-            self._look_again(spec.name)
-        self._hint(Hint(spec.name) for spec in specs)
-        return cast("Answers[QueueInfo]", infos)
-
-    def _look_again(self, queue: str) -> None:
-        """What the groups of a queue wait for may have changed."""
-        for group in self._directory.groups_of(queue):
-            group.ready.forget()
-
-    async def delete_queues(self, names: Sequence[str]) -> list[bool]:
-        """See `Engine.delete_queues`."""
-        distinct = list(dict.fromkeys(names))
-        existed = await self._pool.fetchval("select hark.delete_queues_v1($1::text[])", distinct)
-        for name in distinct:
-            self._directory.forget_queue(name)
-        answers = dict(zip(distinct, existed, strict=True))
-        return [answers.pop(name, False) for name in names]
-
-    async def purge(self, queue: str, group: str | None = None) -> int:
-        """See `Engine.purge`."""
-        now = await self._applied()
-        number = int(await self._pool.fetchval("select hark.purge_v1($1, $2, $3)", now, queue, group))
-        self._look_again(queue)
-        return number
-
-    async def pause(self, queue: str, group: str | None, paused: bool) -> bool:
-        """See `Engine.pause`."""
-        found = bool(await self._pool.fetchval("select hark.pause_v1($1, $2, $3)", queue, group, paused))
-        if found and not paused:
-            self._hint([Hint(queue, group)])
-        return found
-
-    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
-        """See `Engine.queue_infos`."""
-        return await admin.queue_infos(self._pool, names)
-
-    async def queue_stats(self, name: str | None = None) -> list[QueueStats]:
-        """See `Engine.queue_stats`."""
-        now = await self._applied()
-        infos = {info.name: info for info in await self.queue_infos(None if name is None else [name])}
-        return await views.queue_stats(self._pool, infos, now, name)
-
-    async def partition_stats(
-        self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
-    ) -> list[PartitionStats]:
-        """See `Engine.partition_stats`."""
-        now = await self._applied()
-        return await views.partition_stats(self._pool, self._codec, now, queue, search, limit, offset)
-
-    # Groups ------------------------------------------------------------------------------------------------
-
-    async def seek(self, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
-        """See `Engine.seek`."""
-        answers: Answers[SeekOutcome] = []
-        for request in requests:
-            try:
-                answers.append(await admin.seek(self._pool, await self._applied(), request))
-            except HarkError as error:
-                answers.append(error)
-                continue
-            self._look_again(request.queue)
-            where = None if request.partition is None else (request.partition,)
-            self._hint([Hint(request.queue, request.group, where)])
-        return answers
-
-    async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
-        """See `Engine.delete_group`."""
-        deletion, queues = await admin.delete_group(
-            self._pool, await self._applied(), group, queue, forget_subscription
-        )
-        for name in queues:
-            known = self._directory.groups.get((name, group))
-            if known is not None:
-                self._directory.forget_group(known)
-        self._hint(Hint(name, group) for name in queues)
-        return deletion
-
-    async def resubscribe(self, group: str, since: int) -> int:
-        """See `Engine.resubscribe`."""
-        rows = await self._pool.fetch("select * from hark.resubscribe_v1($1, $2, $3)", self._now, group, since)
-        for _, queue in rows:
-            self._look_again(queue)
-        self._hint(Hint(queue, group) for _, queue in rows)
-        return len(rows)
-
-    async def group_stats(self, group: str | None = None, queue: str | None = None) -> list[GroupStats]:
-        """See `Engine.group_stats`."""
-        return await views.group_stats(self._pool, await self._applied(), group, queue)
-
-    async def track_stats(
-        self, group: str | None = None, queue: str | None = None, min_lag_seconds: int = 0, limit: int = 1000
-    ) -> list[TrackStats]:
-        """See `Engine.track_stats`."""
-        now = await self._applied()
-        return await views.track_stats(self._pool, self._codec, now, group, queue, min_lag_seconds, limit)
-
-    # Dead letters ------------------------------------------------------------------------------------------
-
-    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
-        """See `Engine.dead_letters`."""
-        await self._applied()
-        return await records.dead_letters(self._pool, self._codec, where)
-
-    async def requeue(self, ids: Sequence[str]) -> Answers[str]:
-        """See `Engine.requeue`."""
-        answers: Answers[str] = []
-        for dead_letter in ids:
-            try:
-                message_id, queue, group = await admin.requeue(
-                    self._pool, self._codec, await self._applied(), dead_letter
-                )
-            except HarkError as error:
-                answers.append(error)
-                continue
-            self._look_again(queue)
-            await self._tell_requeued(message_id, queue, group)
-            answers.append(message_id)
-        return answers
-
-    async def _tell_requeued(self, message_id: str, queue: str, group: str) -> None:
-        """One group may take what came; the others, and browsers, only see that something did."""
-        place = self._codec.decode(message_id)
-        number = 0 if place is None else place.partition
-        await self._directory.load_places([number])
-        known = self._directory.places_by_id.get(number)
-        where = None if known is None else (known.name,)
-        told = tuple(one.name for one in self._directory.groups_of(queue))
-        self._hint([Hint(queue, None, where, "message", told), Hint(queue, group, where)])
-
-    async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
-        """See `Engine.delete_dead_letters`."""
-        await self._applied()
-        matching = records.dead_letters_where(where, self._codec)
-        return int(
-            await self._pool.fetchval(
-                f"with gone as (delete from hark.dead_letters where {matching} returning 1) select count(*) from gone",
-                *matching.args,
-            )
-        )
-
-    # Looking -----------------------------------------------------------------------------------------------
-
-    async def messages(self, where: MessageFilter) -> list[MessageView]:
-        """See `Engine.messages`."""
-        return await browse.messages(self._pool, self._codec, await self._applied(), where)
-
-    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
-        """See `Engine.message`."""
-        return await browse.message(self._pool, self._codec, await self._applied(), partition_id, transaction_id)
-
-    async def trace(self, traces: Sequence[NewTrace]) -> Answers[str]:
-        """See `Engine.trace`."""
-        return await admin.trace(self._pool, self._codec, self._now, traces)
-
-    async def traces(
-        self,
-        partition_id: str | None = None,
-        transaction_id: str | None = None,
-        name: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> tuple[list[Trace], int]:
-        """See `Engine.traces`."""
-        await self._applied()
-        return await records.traces(self._pool, self._codec, partition_id, transaction_id, name, limit, offset)
-
-    async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
-        """See `Engine.trace_names`."""
-        return await records.trace_names(self._pool, limit, offset)
 
     # Other servers -----------------------------------------------------------------------------------------
 

@@ -63,21 +63,26 @@ class Expirer:
             self._looked_back = now if late else self._looked_back
             self._done = now - (_LATE + _OVERLAP if late else _OVERLAP), NO_LEASE
             next_due = self._deliveries.next_end(now)
-        hints = self.free(zip(row["o_grps"], row["o_partitions"], row["o_ended"], strict=True))
+        hints = self.free(zip(row["o_grps"], row["o_partitions"], row["o_ended"], row["o_counts"], strict=True))
         return Expired(row["o_leases"], None if next_due is None else self.to_local(next_due)), hints
 
     def free(self, tracks: Iterable[Any]) -> list[Hint]:
-        """Tracks that nobody holds any more, with the leases that are over, may be taken; whom to tell."""
+        """Tracks or messages that nobody holds any more, with the leases that are over, may be taken; whom to tell."""
         found = list(tracks)
         if not found:
             return []
         groups: dict[int, Group] = {group.id: group for group in self._directory.groups.values()}
         telling = Telling(self._directory)
-        for number, partition, lease in found:
+        for number, partition, lease, messages in found:
             group = groups.get(number)
-            if group is not None:
+            if group is None:
+                continue
+            if group.shared is None:
                 telling.free(group, (partition,))
-                telling.ended(group, str(lease))
+            else:
+                telling.given_back(group, partition, messages)
+            telling.ended(group, str(lease))
+            telling.has_room(group)
         return telling.hints()
 
     async def lease_ends(self, lease_ids: Sequence[str], given: int | None) -> list[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hark.engine.postgres.directory import Group, Place
+from hark.engine.postgres.statuses import IN_FLIGHT, RATE, REASONS
 from hark.errors import HarkError
 from hark.model import Delivery, EmptyReason, PopRequest
 
@@ -29,7 +30,8 @@ class Job:
         self.locked: list[tuple[Group, int]] = []
         self.served: list[tuple[Group, int]] = []
         """What it took and settled at once, and what has more: for those who come after it."""
-        self.paused: set[Group] = set()
+        self.closed: set[Group] = set()
+        """Groups that are paused, or may take no more for now."""
         self.stale = False
         self.error: HarkError | None = None
         self.reason: EmptyReason = "nothing_ready"
@@ -40,6 +42,64 @@ class Job:
         for group, partition in (*self.locked, *self.served):
             group.ready.found(partition)
         self.locked, self.served = [], []
+
+    def close(self, group: Group, status: int, due: int | None) -> None:
+        """A group is paused, or may take no more until somebody settles or until a time."""
+        self.closed.add(group)
+        self.reason = REASONS[status]
+        group.ready.blocked |= status == IN_FLIGHT
+        if status == RATE and due is not None:
+            self.look_again_at = due if self.look_again_at is None else min(due, self.look_again_at)
+
+    def take_locked(self, *, shared: bool) -> list[tuple[Group, int]]:
+        """What others were at, in groups of one kind; as much of it as there is room for."""
+        locked = [one for one in self.locked if (one[0].shared is not None) == shared]
+        self.locked = [one for one in self.locked if (one[0].shared is not None) != shared]
+        for group, partition in locked[self.room :]:
+            group.ready.found(partition)
+        return locked[: self.room]
+
+    def is_shared_next(self, now: int) -> bool:
+        """Whether the next partition to try is one of a shared group."""
+        for _, group in self.groups:
+            group.ready.wake_due(now)
+        if self.place is not None:
+            return bool(self.groups) and self.groups[0][1].shared is not None
+        best = self.best_group()
+        if best is not None:
+            return best[1].shared is not None
+        return bool(self.locked) and self.locked[0][0].shared is not None
+
+    def shared_groups(self) -> list[Group]:
+        """The shared groups to try next: those with work in queues of the highest priority."""
+        if self.place is not None:
+            return [group for _, group in self.groups]
+        best = self.best_group()
+        return [
+            group
+            for priority, group in self.groups
+            if best is not None and priority == best[0] and group.shared is not None and group not in self.closed
+        ]
+
+    def goes_on(self, now: int) -> bool:
+        """Whether it has somebody left to try."""
+        if self.place is not None:
+            return bool(self.groups) and not self.tried_place
+        if self.room <= 0:
+            return False
+        for _, group in self.groups:
+            group.ready.wake_due(now)
+        ready = any(group.ready.first() is not None for _, group in self.groups if group not in self.closed)
+        return ready or (bool(self.locked) and not self.messages)
+
+    def best_group(self) -> tuple[int, Group] | None:
+        """The group with the next partition to try: highest queue priority, then served longest ago (rule 9)."""
+        best: tuple[tuple[int, int, int, int], tuple[int, Group]] | None = None
+        for priority, group in self.groups:
+            head = group.ready.first() if group not in self.closed else None
+            if head is not None and (best is None or (-priority, *head) < best[0]):
+                best = (-priority, *head), (priority, group)
+        return None if best is None else best[1]
 
     @property
     def room(self) -> int:
@@ -59,6 +119,11 @@ class Candidate:
         self.partition = partition
         self.turn = group.ready.now()
         self.wait = wait
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Group and partition."""
+        return self.group.id, self.partition
 
     @property
     def is_outdated(self) -> bool:

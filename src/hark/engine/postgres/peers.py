@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from itertools import groupby
 
 from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory, Group, Place
 from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.push import Arrival
 from hark.engine.postgres.telling import Telling
 from hark.model import Hint
 
@@ -47,25 +49,34 @@ class Hearing:
     def hear(self, hints: Sequence[Hint]) -> list[Hint]:
         """Believe hints; whom to tell of them."""
         telling = Telling(self._directory)
-        for hint in hints:
-            if hint.news == "message":
-                self._arrived(hint, telling)
+        for news, same in groupby(hints, lambda hint: hint.news):
+            if news == "message":
+                self._arrived(list(same), telling)
             else:
-                self._free(hint, telling)
+                for hint in same:
+                    self._free(hint, telling)
         # At the end: a lease over several queues is in several hints.
         for lease in (lease for hint in hints for lease in hint.ended):
             self._deliveries.end(lease)
         return telling.hints()
 
-    def _arrived(self, hint: Hint, telling: Telling) -> None:
-        """Messages came: they are for every group here, whomever the other server has told."""
-        known = self._known(hint)
-        telling.arrived(known)
-        names = {place.name for place in known}
+    def _arrived(self, hints: Sequence[Hint], telling: Telling) -> None:
+        """Messages came: they are for every group here, whomever the other server has told, and each of them once."""
+        came: dict[Place, int] = {}
+        for hint in hints:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            for place in self._known(hint):
+                came[place] = max(came.get(place, 1), counts.get(place.name, 1))
+        telling.arrived([Arrival(place, number) for place, number in came.items()])
+        for hint in hints:
+            self._unknown(hint, telling)
+
+    def _unknown(self, hint: Hint, telling: Telling) -> None:
+        """Of some partitions nobody here can take by belief: whoever looks discovers them."""
+        names = {place.name for place in self._known(hint)}
         unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
         if unknown == []:
             return
-        # Nobody here can take these by belief: whoever looks discovers them.
         groups = list(self._directory.groups_of(hint.queue))
         for group in groups if unknown is None else ():
             group.ready.forget()
@@ -79,7 +90,8 @@ class Hearing:
             if hint.group in (None, group.name):
                 self._believe(group, hint, telling)
         if hint.partitions is None or hint.partitions:
-            telling.book.add(hint.queue, hint.group, hint.partitions)
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            telling.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
         if hint.group is not None:
             for lease in hint.ended:
                 telling.book.ended(hint.queue, hint.group, lease)
@@ -89,6 +101,10 @@ class Hearing:
             group.ready.forget()
         for place in self._known(hint):
             group.ready.add(place.id)
+        if hint.ended:
+            telling.has_room(group)
+        if group.shared is not None:
+            return  # A lease on messages keeps nobody else from a partition.
         if hint.ended:
             telling.free(group, group.ready.doubt_leases())
         for lease in hint.ended:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +24,8 @@ OLDEST_SERVER = 14
 _CONNECT_SECONDS = 8.0
 _GRACE_SECONDS = 5.0
 """How much later than the server, which ends a statement that takes too long, a call gives its connection up."""
+_TOLD = "HK100"
+"""What procedures say with this code is for the server, not for people."""
 _PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08)
 """Seconds to wait at most before a transaction that the database rolled back is tried again."""
 
@@ -40,8 +42,12 @@ class Pool:
         wait_ms: int = 10_000,
         prepared: bool = True,
         on_return: Callable[[], None] = lambda: None,
+        on_told: Callable[[Sequence[str]], None] = lambda _told: None,
     ) -> None:
         self._url = url
+        self._on_told = on_told
+        self._told: dict[asyncpg.Connection, list[str]] = {}
+        """What the database said during the calls that run, beside their answers."""
         self._call_seconds = statement_timeout_ms / 1000 + _GRACE_SECONDS
         self._prepared = prepared
         self._session = {
@@ -103,13 +109,25 @@ class Pool:
 
     async def _connect(self) -> asyncpg.Connection:
         session = self._session if self._prepared else {}
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             self._url,
             timeout=_CONNECT_SECONDS,
             statement_cache_size=100 if self._prepared else 0,
             max_cached_statement_lifetime=0,
             server_settings={"application_name": "hark", **session},
         )
+        connection.add_log_listener(self._listen)
+        return connection
+
+    def _listen(self, connection: asyncpg.Connection, message: asyncpg.PostgresLogMessage) -> None:
+        if message.sqlstate == _TOLD:
+            self._told.setdefault(connection, []).append(message.message)
+
+    def _pass_on(self, connection: asyncpg.Connection, committed: bool) -> None:
+        """A call is over: what was said during it counts if it was committed."""
+        told = self._told.pop(connection, None)
+        if told and committed:
+            self._on_told(told)
 
     # Calls -------------------------------------------------------------------------------------------------
 
@@ -148,12 +166,14 @@ class Pool:
                 if not self._prepared:
                     await connection.execute(self._set_local)
                 yield connection
+            self._pass_on(connection, committed=True)
         except asyncio.CancelledError:
             connection.terminate()
             raise
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             raise self._failed(connection, error) from error
         finally:
+            self._pass_on(connection, committed=False)
             self._connections.give(connection)
 
     async def _call(self, sql: str, args: tuple[object, ...]) -> list[asyncpg.Record]:
@@ -167,14 +187,16 @@ class Pool:
         while connection.is_closed():  # since it was taken: nothing was sent yet, so any other one will do
             connection = await self._connections.take()
         try:
-            if self._prepared:
-                return await self._rows(connection, sql, args)
-            return await self._rows_in_transaction(connection, sql, args)
+            run = self._rows if self._prepared else self._rows_in_transaction
+            rows = await run(connection, sql, args)
+            self._pass_on(connection, committed=True)
+            return rows
         except failures.TRY_AGAIN:
             raise
         except Exception as error:
             raise self._failed(connection, error) from error
         finally:
+            self._pass_on(connection, committed=False)
             self._connections.give(connection)
 
     async def _rows(self, connection: asyncpg.Connection, sql: str, args: tuple[object, ...]) -> list[asyncpg.Record]:

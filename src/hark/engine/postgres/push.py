@@ -8,20 +8,49 @@ from typing import Any
 from hark.clock import MILLISECOND
 from hark.engine.postgres.directory import Directory, Place
 from hark.ids import IdCodec
-from hark.model import NewMessage, PushOutcome
+from hark.keys import encode_key
+from hark.model import Key, NewMessage, PushOutcome
 
 _DUPLICATE, _MISMATCH, _FULL = 1, 2, 3
+OPTIONS = 10
+"""How many arrays of `push_v1` are about the few messages that have options."""
 
 PUSH = (
     "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::int[], $6::int[], $7::int[],"
     " $8::bytea[], $9::text[], $10::bigint[], $11::int[], $12::bigint[], $13::bigint[], $14::bigint[], $15::text[],"
-    " $16::smallint[], $17::boolean[], $18::text[], $19::text[])"
+    " $16::smallint[], $17::boolean[], $18::text[], $19::text[], $20::text[])"
 )
 
 
 def storable(text: str | None) -> str | None:
     """Text as PostgreSQL can have it: without NUL."""
     return None if text is None else text.replace("\0", "\ufffd")
+
+
+class Arrival:
+    """Messages that came to a partition."""
+
+    __slots__ = ("due", "number", "place", "prioritized", "top")
+
+    def __init__(self, place: Place, number: int = 0) -> None:
+        self.place = place
+        self.number = number
+        """How many of them can be taken now."""
+        self.top = 0
+        """The highest priority of these."""
+        self.due: int | None = None
+        """When the first of the others can be."""
+        self.prioritized = False
+        """Whether any of them has a priority."""
+
+    def add(self, priority: int, due: int, now: int) -> None:
+        """Note one more."""
+        self.prioritized |= priority > 0
+        if due <= now:
+            self.number += 1
+            self.top = max(self.top, priority)
+        else:
+            self.due = due if self.due is None else min(self.due, due)
 
 
 class Pushes:
@@ -44,6 +73,8 @@ class Pushes:
         self.unknown: set[int] = set()
         """Partitions that may be among those without an id: a transaction id is like the id of a message of theirs."""
         self._options: list[tuple[object, ...]] = []
+        self._timing: dict[int, tuple[int, int, int]] = {}
+        """Priority, time and delay of messages that have options, by their position."""
         self._known: dict[tuple[int, str], int] = {}
         self._items: list[int] = []
         """For each message its position in the arrays; a message that repeats another one shares that one's."""
@@ -71,6 +102,7 @@ class Pushes:
             payload.append(item.payload)
             transaction_ids.append(transaction_id)
             if item.has_options:
+                self._timing[len(place) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
                 self._options.append(_options(len(place), item))
 
     def _add_place(self, key: tuple[str, str]) -> int:
@@ -94,7 +126,7 @@ class Pushes:
     def arguments(self) -> tuple[object, ...]:
         """Those of `push_v1` after the time."""
         unknown = None in self.ids
-        options = tuple(zip(*self._options, strict=True)) if self._options else (None,) * 9
+        options = tuple(zip(*self._options, strict=True)) if self._options else (None,) * OPTIONS
         return (
             self.ids,
             [queue for queue, _ in self.names] if unknown else None,
@@ -150,10 +182,20 @@ class Pushes:
             "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, place.uid
         )
 
-    def queued_to(self, places: Sequence[Place], codes: Sequence[int]) -> list[Place]:
-        """The partitions that really got messages."""
-        numbers = dict.fromkeys(number for number, code in zip(self.place, codes, strict=True) if not code)
-        return [places[number - 1] for number in numbers]
+    def arrivals(self, places: Sequence[Place], codes: Sequence[int] | None, now: int) -> list[Arrival]:
+        """The partitions that really got messages, and how many of which kind."""
+        if codes is None and not self._options:
+            return [Arrival(place, number) for place, number in zip(places, self.counts, strict=True)]
+        found: dict[int, Arrival] = {}
+        for position, number in enumerate(self.place):
+            if codes is not None and codes[position]:
+                continue
+            arrival = found.get(number)
+            if arrival is None:
+                arrival = found[number] = Arrival(places[number - 1])
+            priority, deliver_at, delay = self._timing.get(position, (0, 0, 0))
+            arrival.add(priority, max(deliver_at, now + delay), now)
+        return list(found.values())
 
     @property
     def options_number(self) -> int:
@@ -183,4 +225,10 @@ def _options(position: int, item: NewMessage) -> tuple[Any, ...]:
         item.sealed,
         storable(item.trace_id),
         storable(item.producer),
+        _array(item.undelivered_keys) if item.undelivered_keys else None,
     )
+
+
+def _array(keys: Sequence[Key]) -> str:
+    """Keys as PostgreSQL writes an array of bytes: a list of lists would have to be of equal lengths."""
+    return "{" + ",".join(rf'"\\x{encode_key(key).hex()}"' for key in keys) + "}"

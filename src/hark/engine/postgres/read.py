@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import asyncpg
 import msgspec
 
+from hark.engine.postgres.discovery import BUCKET, LATE
+from hark.engine.postgres.handing import NO_OPTIONS, decode_options
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.pop import BUCKET, LATE, NO_OPTIONS, decode_options
 from hark.engine.postgres.query import can_be_stored
 from hark.engine.reading import read_bound
 from hark.ids import IdCodec

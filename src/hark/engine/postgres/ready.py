@@ -23,8 +23,12 @@ class Ready:
         """The loop's time before which a group with work is not searched for more."""
         self.waking: dict[int, tuple[int, EmptyReason]] = {}
         """Partitions that will be ready at a time, and what they wait for."""
-        self._ready: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
+        self.prioritized = False
+        """Whether messages may have priorities; only shared groups have use for that."""
+        self.blocked = False
+        """Whether too many messages were in flight for somebody to take more: then he is told when there are fewer."""
+        self._ready: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[int, int, int]] = []
         self._waking_heap: list[tuple[int, int]] = []
         self._served: dict[int, int] = {}
         self._heard: dict[int, int] = {}
@@ -32,8 +36,8 @@ class Ready:
         self._forgotten = 0
         self._missed: set[int] = set()
         """Partitions that got messages while they waited."""
-        self._untold: dict[int, None] = {}
-        """Partitions that pops made ready, and that nobody was told of."""
+        self._untold: dict[int, int] = {}
+        """Partitions that pops made ready, and that nobody was told of; in shared groups with a number of messages."""
         self._leased_elsewhere: set[int] = set()
         """Partitions that the database said are leased, by whomever."""
 
@@ -102,20 +106,29 @@ class Ready:
         """A partition may be taken, as a pop found."""
         self._stop_waiting(partition)
         if partition not in self._ready:
-            turn = self._served.get(partition, 0)
-            self._ready[partition] = turn
-            heapq.heappush(self._heap, (turn, partition))
-            self._untold[partition] = None
+            self._enter(partition)
+            self._untold[partition] = 1
+
+    def _enter(self, partition: int) -> None:
+        """Among the ready ones in the order in which they are tried."""
+        key = self._rank(partition), self._served.get(partition, 0)
+        if self._ready.get(partition) != key:
+            self._ready[partition] = key
+            heapq.heappush(self._heap, (*key, partition))
+
+    def _rank(self, _partition: int) -> int:
+        """What comes before turns: nothing."""
+        return 0
 
     def put_back(self, partition: int) -> None:
         """A partition may be taken some day, but to tell anybody of it now would be of no use."""
         self.found(partition)
         self._untold.pop(partition, None)
 
-    def take_untold(self) -> list[int]:
+    def take_untold(self) -> dict[int, int]:
         """The partitions that are ready and that nobody was told of; they are told now."""
         untold, self._untold = self._untold, {}
-        return list(untold)
+        return untold
 
     def remove(self, partition: int) -> None:
         """A partition can't be taken, until something is heard of it again."""
@@ -162,19 +175,29 @@ class Ready:
             heapq.heappop(heap)
         return None
 
-    def first(self) -> tuple[int, int] | None:
-        """The ready partition that was served longest ago, as (turn, partition)."""
+    def first(self) -> tuple[int, int, int] | None:
+        """The ready partition that was served longest ago, as (rank, turn, partition)."""
         heap = self._heap
         while heap:
-            turn, partition = heap[0]
-            if self._ready.get(partition) == turn:
+            rank, turn, partition = heap[0]
+            if self._ready.get(partition) == (rank, turn):
                 return heap[0]
             heapq.heappop(heap)
         return None
 
+    def heads(self, number: int) -> list[tuple[int, int, int]]:
+        """The first of the ready partitions, as `first` answers them; they stay ready."""
+        found: list[tuple[int, int, int]] = []
+        while len(found) < number and (head := self.first()) is not None:
+            found.append(head)
+            heapq.heappop(self._heap)
+        for one in found:
+            heapq.heappush(self._heap, one)
+        return found
+
     def take(self) -> int:
         """Remove the partition that `first` answered."""
-        _, partition = heapq.heappop(self._heap)
+        partition = heapq.heappop(self._heap)[-1]
         self._leave(partition)
         return partition
 

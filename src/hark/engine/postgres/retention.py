@@ -31,7 +31,7 @@ _LOCK_TIMEOUT = "200ms"
 _COMPACT_EVERY = 1.0
 _COMPACT_BYTES = 4 << 20
 _COMPACT_GROWTH = 4
-_UPDATED_IN_PLACE = ("partitions", "tracks")
+_UPDATED_IN_PLACE = ("partitions", "tracks", "exceptions")
 _ONE_AT_A_TIME = 0x4861726C
 """The advisory lock of the server that rotates or compacts."""
 

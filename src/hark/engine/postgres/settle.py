@@ -30,9 +30,17 @@ REFUSALS = {
 }
 
 _SETTLE = (
-    "select * from hark.settle_v1($1, $2::int[], $3::bigint[], $4::int[], $5::int[], $6::bigint[], $7::text[],"
-    " $8::bigint[], $9::uuid[], $10::smallint[], $11::text[], $12::bigint[], null)"
+    "select * from hark.settle_v1($1, $2::int[], $3::bigint[], $4::boolean[], $5::int[], $6::int[], $7::bigint[],"
+    " $8::text[], $9::bigint[], $10::uuid[], $11::smallint[], $12::text[], $13::bigint[], null)"
 )
+
+
+def partition_of(item: Settlement, codec: IdCodec) -> int:
+    """The number of the partition that a settlement names, or that the id of its message says."""
+    decoded = codec.decode(item.partition_id or item.transaction_id)
+    if decoded is None or bool(decoded.offset) == bool(item.partition_id):
+        return _NOWHERE
+    return decoded.partition
 
 
 class Settlements:
@@ -60,12 +68,14 @@ class Settlements:
         self.released = Released()
         self._freed: set[int] = set()
         """Positions of tracks that a lease let go of."""
+        self._settled: set[int] = set()
+        """Positions of tracks where something was settled."""
 
     def add(self, request: int, items: Iterable[Settlement]) -> None:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
         deliveries, decode = self._deliveries, self._codec.decode
         for item in items:
-            place = self._place(item.partition_id)
+            place = self._directory.places_by_id.get(partition_of(item, self._codec))
             number = self._track(place, item.group)
             partition = self.tracks[number][1]
             self.items.append(item)
@@ -86,12 +96,6 @@ class Settlements:
             self.error.append(storable(item.error))
             self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
 
-    def _place(self, partition_id: str) -> Place | None:
-        decoded = self._codec.decode(partition_id)
-        if decoded is None or decoded.offset:
-            return None
-        return self._directory.places_by_id.get(decoded.partition)
-
     def _track(self, place: Place | None, group_name: str) -> int:
         group = None if place is None else self._directory.groups.get((place.queue, group_name))
         key = (_NOWHERE if group is None else group.id, _NOWHERE if place is None else place.id)
@@ -107,6 +111,7 @@ class Settlements:
         return (
             [group for group, _ in self.tracks],
             [partition for _, partition in self.tracks],
+            [group is not None and group.shared is not None for group in self.groups],
             self.request,
             self.track,
             self.offset,
@@ -119,47 +124,64 @@ class Settlements:
         )
 
     def outcomes(
-        self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool], required: Sequence[str] = ()
+        self,
+        codes: Sequence[int],
+        released: Sequence[bool],
+        dead: Sequence[bool],
+        holders: Sequence[uuid.UUID | None],
     ) -> list[SettleOutcome]:
-        """What became of each item; what was settled is no longer remembered as delivered.
-
-        `required`: the leases under which that was held which was settled without one.
-        """
+        """What became of each item; what was settled is no longer remembered as delivered."""
         answers = []
         settled: dict[str, int] = {}
         let_go: dict[str, Group] = {}
-        for item, place, track, code, free, buried in zip(
-            self.items, self.places, self.track, codes, released, dead, strict=True
+        for item, place, track, code, free, buried, holder in zip(
+            self.items, self.places, self.track, codes, released, dead, holders, strict=True
         ):
-            answers.append(self._outcome(item, place, track, code, free, buried))
-            if not code and item.lease_id:
-                settled[item.lease_id] = settled.get(item.lease_id, 0) + 1
+            lease = None if holder is None or code else str(holder)
+            answers.append(self._outcome(item, place, track, code, free, buried, lease))
+            if lease is None:
+                continue
+            settled[lease] = settled.get(lease, 0) + 1
             group = self.groups[track - 1]
-            if free and not code and group is not None:
+            if free and group is not None:
                 self._freed.add(track - 1)
-                let_go |= dict.fromkeys([item.lease_id] if item.lease_id else required, group)
+                let_go[lease] = group
         over = {lease for lease, number in settled.items() if self._deliveries.settled(lease, number)}
         for lease, group in let_go.items():
-            self.released.add(lease, group, over=lease in over)
+            self.released.add(lease, group, over=lease in over or group.shared is not None)
+        self._settled = {track - 1 for track, holder in zip(self.track, holders, strict=True) if holder is not None}
         return answers
 
     def _outcome(
-        self, item: Settlement, place: Place | None, track: int, code: int, released: bool, dead: bool
+        self,
+        item: Settlement,
+        place: Place | None,
+        track: int,
+        code: int,
+        released: bool,
+        dead: bool,
+        lease: str | None,
     ) -> SettleOutcome:
         refusal, text = REFUSALS[code] if code else (None, None)
         if place is None or self.groups[track - 1] is None:
             return SettleOutcome(item.transaction_id, not code, refusal, text)
-        return SettleOutcome(item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead)
+        return SettleOutcome(
+            item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead, lease
+        )
 
-    def tell(self, ready: Sequence[bool], telling: Telling) -> None:
+    def tell(self, ready: Sequence[bool], counts: Sequence[int], dues: Sequence[int | None], telling: Telling) -> None:
         """Tracks that can be taken again, and those that leases let go of; after `outcomes`."""
-        for number, ((_, partition), group, free) in enumerate(zip(self.tracks, self.groups, ready, strict=True)):
+        for number, ((_, partition), group) in enumerate(zip(self.tracks, self.groups, strict=True)):
             if group is None:
                 continue
-            if free:
+            if group.shared is not None:
+                telling.given_back(group, partition, counts[number], dues[number])
+            elif ready[number]:
                 telling.free(group, (partition,))
             elif number in self._freed:
                 telling.drained(group, partition)
+            if number in self._settled:
+                telling.has_room(group)
 
 
 class Settler:
@@ -187,20 +209,16 @@ class Settler:
             if row["o_stale"] is None:
                 break
             self._directory.forget_groups(row["o_stale"])
-        outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"]))
-        batch.tell(row["o_ready"], telling)
+        outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
+        batch.tell(row["o_ready"], row["o_counts"], row["o_dues"], telling)
         await batch.released.tell(self._pool, given, telling)
         return [[next(outcomes) for _ in request] for request in requests]
 
     async def load(self, items: Iterable[Settlement]) -> None:
         """Find what the settlements name, as far as it is not known here."""
         places = self._directory.places_by_id
-        wanted = []
-        for item in items:
-            decoded = self._codec.decode(item.partition_id)
-            if decoded is not None and not decoded.offset:
-                wanted.append((decoded.partition, item.group))
-        await self._directory.load_places(list(dict.fromkeys(partition for partition, _ in wanted)))
+        wanted = [(partition_of(item, self._codec), item.group) for item in items]
+        await self._directory.load_places(list(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE)))
         await self._directory.load_groups(
             dict.fromkeys((places[partition].queue, group) for partition, group in wanted if partition in places)
         )

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+from hark.engine.keyvalue import joined, parted
 from hark.engine.postgres.deliveries import Deliveries
 from hark.engine.postgres.directory import Directory
+from hark.engine.postgres.keyvalue import KeyWrites
 from hark.engine.postgres.leases import Released, lease_uuid
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Pushes
+from hark.engine.postgres.push import OPTIONS, Pushes
 from hark.engine.postgres.settle import REFUSALS, Settlements, Settler
 from hark.engine.postgres.telling import Telling
 from hark.ids import IdCodec
@@ -18,16 +20,18 @@ from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Trans
 
 _SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
 _LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
-_OPTIONS = 9
-"""How many arrays of `push_v1` are about the few messages that have options."""
 
-_TRANSACT = (
-    "select * from hark.transact_v1($1, $2::int[], $3::int[], $4::int[], $5::int[], $6::int[], $7::int[],"
-    " $8::int[], $9::bigint[], $10::int[], $11::bigint[], $12::text[], $13::bigint[], $14::uuid[], $15::smallint[],"
-    " $16::text[], $17::bigint[], $18::uuid[], $19::bigint[], $20::text[], $21::text[], $22::int[], $23::int[],"
-    " $24::int[], $25::bytea[], $26::text[], $27::bigint[], $28::int[], $29::bigint[], $30::bigint[], $31::bigint[],"
-    " $32::text[], $33::smallint[], $34::boolean[], $35::text[], $36::text[])"
+_BOUNDS = "int[] " * 6
+_SETTLEMENTS = "int[] bigint[] boolean[] int[] bigint[] text[] bigint[] uuid[] smallint[] text[] bigint[] uuid[] "
+_PUSHES = (
+    "bigint[] text[] text[] int[] int[] int[] bytea[] text[] bigint[] "
+    "int[] bigint[] bigint[] bigint[] text[] smallint[] boolean[] text[] text[] text[] "
 )
+_KEYS = "boolean[] int[] int[] bytea[] bigint[] smallint[] bytea[] bytea[] bigint[]"
+_ARGUMENTS = ", ".join(
+    f"${number}::{kind}" for number, kind in enumerate((_BOUNDS + _SETTLEMENTS + _PUSHES + _KEYS).split(), 2)
+)
+_TRANSACT = f"select * from hark.transact_v1($1, {_ARGUMENTS})"
 
 
 class Transactor:
@@ -43,9 +47,15 @@ class Transactor:
         self._codec = codec
 
     async def transact(
-        self, requests: Sequence[Transaction], given: int | None, telling: Telling
+        self, requests: Sequence[Transaction], given: int | None, now: int, telling: Telling
     ) -> list[TransactionOutcome]:
-        """The outcome of each transaction."""
+        """The outcome of each transaction. `given`: the time to tell the database, `now`: what that is or will be."""
+        outcomes = await self._transact([joined(request) for request in requests], given, now, telling)
+        return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
+
+    async def _transact(
+        self, requests: Sequence[Transaction], given: int | None, now: int, telling: Telling
+    ) -> list[TransactionOutcome]:
         settlements = [one for request in requests for one in request.operations if isinstance(one, Settlement)]
         while True:
             await self._settler.load(settlements)
@@ -63,11 +73,14 @@ class Transactor:
         ends = _Ends(parts)
         for number, part in enumerate(parts):
             answer = _Answer(row, ends, number)
-            refusal = part.refusal(row["o_codes"][number], row["o_failed"][number], answer)
+            code, failed = row["o_codes"][number], row["o_failed"][number]
+            refusal = part.refusal(code, failed, answer) or part.keys.refusal(code, failed, row["o_why"][number])
             if refusal is not None:
                 answers.append(refusal)
             else:
-                answers.append(TransactionOutcome(True, part.results(answer, telling)))
+                written = part.keys.written(row["o_versions"][number], row["o_deleted"][number])
+                answers.append(TransactionOutcome(True, part.results(answer, now, telling), keys=written))
+                telling.keys |= part.keys.changed()
                 released.join(part.settlements.released)
         await released.tell(self._pool, given, telling)
         return answers
@@ -83,6 +96,7 @@ class _Part:
         self.settlements.add(1, [one for one in request.operations if isinstance(one, Settlement)])
         self.pushes = Pushes(directory, codec)
         self.pushes.add([one for one in request.operations if isinstance(one, NewMessage)])
+        self.keys = KeyWrites(request.keys)
 
     def refusal(self, code: int, failed: int, answer: _Answer) -> TransactionOutcome | None:
         """Why nothing of it happened; None: it did."""
@@ -107,13 +121,13 @@ class _Part:
         """Where among all operations the one with a number among its kind is."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
-    def results(self, answer: _Answer, telling: Telling) -> list[PushOutcome | SettleOutcome]:
+    def results(self, answer: _Answer, now: int, telling: Telling) -> list[PushOutcome | SettleOutcome]:
         """What became of each operation; the server believes it from now on."""
         places = self.pushes.adopt(answer.places)
-        acks = iter(self.settlements.outcomes(*answer.settled, self.required))
+        acks = iter(self.settlements.outcomes(*answer.settled))
         new = iter(self.pushes.outcomes(places, (), *answer.pushed))
-        self.settlements.tell(answer.ready, telling)
-        telling.arrived(self.pushes.queued_to(places, answer.pushed[1]))
+        self.settlements.tell(answer.ready, answer.counts, answer.dues, telling)
+        telling.arrived(self.pushes.arrivals(places, answer.pushed[1], now))
         return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
 
 
@@ -127,6 +141,8 @@ class _Ends:
         self.places = list(accumulate(len(part.pushes.names) for part in parts))
         self.messages = list(accumulate(len(part.pushes.place) for part in parts))
         self.options = list(accumulate(part.pushes.options_number for part in parts))
+        self.checks = list(accumulate(part.keys.checks_number for part in parts))
+        self.mutations = list(accumulate(part.keys.mutations_number for part in parts))
 
 
 class _Answer:
@@ -136,8 +152,10 @@ class _Answer:
         def cut(name: str, at: list[int]) -> Any:
             return row[name][at[number - 1] if number else 0 : at[number]]
 
-        self.settled = cut("o_item_codes", ends.items), cut("o_released", ends.items), cut("o_dead", ends.items)
+        self.settled = tuple(cut(name, ends.items) for name in ("o_item_codes", "o_released", "o_dead", "o_holders"))
         self.ready = cut("o_ready", ends.tracks)
+        self.counts = cut("o_counts", ends.tracks)
+        self.dues = cut("o_dues", ends.tracks)
         self.pushed = cut("o_offsets", ends.messages), cut("o_outcomes", ends.messages)
         self.places = cut("o_places", ends.places)
 
@@ -147,14 +165,18 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
     ends = _Ends(parts)
     settlements = [part.settlements.arguments() for part in parts]
     pushes = [part.pushes.arguments() for part in parts]
-    tracks = [_joined(settlements, n, ends.tracks) for n in (0, 1)]
-    items = [_joined(settlements, n, ends.items) for n in range(3, len(settlements[0]))]
+    tracks = [_joined(settlements, n, ends.tracks) for n in (0, 1, 2)]
+    items = [_joined(settlements, n, ends.items) for n in range(4, len(settlements[0]))]
     places = [_joined(pushes, n, ends.places) for n in range(4)]
-    messages = [_joined(pushes, n, ends.messages) for n in range(4, len(pushes[0]) - _OPTIONS)]
-    options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - _OPTIONS, len(pushes[0]))]
+    messages = [_joined(pushes, n, ends.messages) for n in range(4, len(pushes[0]) - OPTIONS)]
+    options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - OPTIONS, len(pushes[0]))]
     leases = [lease_uuid(lease) for part in parts for lease in part.required]
     bounds = (ends.tracks, ends.items, ends.leases, ends.places, ends.messages, ends.options)
-    return (*bounds, *tracks, *items, leases, *places, *messages, *options)
+    keys = [
+        list(chain.from_iterable(arrays)) for arrays in zip(*(part.keys.arguments() for part in parts), strict=True)
+    ]
+    given = [part.keys.given for part in parts]
+    return (*bounds, *tracks, *items, leases, *places, *messages, *options, given, ends.checks, ends.mutations, *keys)
 
 
 def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) -> list[Any]:

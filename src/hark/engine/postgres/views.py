@@ -10,16 +10,25 @@ from hark.clock import SECOND
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.query import NOW, Where
 from hark.ids import IdCodec
-from hark.model import Counts, GroupStats, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
+from hark.model import Counts, GroupStats, Limits, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
 
 # How many messages a group holds at a place.
-_PROCESSING = f"case when standing.lease_until > {NOW} then hark.size_v1(standing.held) else 0 end"
+_PROCESSING = f"""case
+    when standing.shared then (
+        select count(*) from hark.exceptions as exception
+        where exception.grp = standing.grp and exception.partition = standing.partition and exception.until > {NOW})
+    when standing.lease_until > {NOW} then hark.size_v1(standing.held)
+    else 0
+end"""
 
 # When the first message was created that a group has open at a place: there is one at each open offset.
 _OLDEST = """
 left join lateral (
     select message.created_at as oldest from hark.messages as message
-    where message.partition = standing.partition and message."offset" = lower(standing.open)
+    where message.partition = standing.partition and message."offset" = case
+        when standing.shared then (select min(open) from hark.unsettled_v1(standing.t, standing.p) as open)
+        else lower(standing.open)
+    end
     limit 1
 ) as waiting on true
 """
@@ -43,9 +52,9 @@ async def queue_stats(
         ),
         worst as (select distinct on (queue) * from behind order by queue, open desc, grp),
         sizes as (
-            select place.queue, count(*) as partitions, sum(place.tail - place.floor)::bigint as total
+            select place.queue, count(*) as partitions, sum({_stored("chosen", "place")})::bigint as total
             from hark.partitions as place
-            where place.queue in (select chosen.id from chosen)
+            join chosen on chosen.id = place.queue
             group by place.queue
         )
         select chosen.name, coalesce(sizes.partitions, 0) as partitions, coalesce(sizes.total, 0) as total,
@@ -53,7 +62,9 @@ async def queue_stats(
             coalesce(counters.expired, 0) as expired, coalesce(counters.discarded, 0) as discarded,
             (select count(*) from hark.dead_letters where dead_letters.queue = chosen.name) as dead_letter,
             (select count(*) from hark.groups join hark.retries on retries.grp = groups.id
-                where groups.queue = chosen.name and retries.attempts > 0) as failed
+                where groups.queue = chosen.name and retries.attempts > 0)
+            + (select count(*) from hark.groups join hark.exceptions on exceptions.grp = groups.id
+                where groups.queue = chosen.name and exceptions.attempts > 0) as failed
         from chosen
         left join sizes on sizes.queue = chosen.id
         left join worst on worst.queue = chosen.name
@@ -85,7 +96,10 @@ async def partition_stats(
     rows = await pool.fetch(
         f"""
         with page as materialized (
-            select * from hark.partitions as place where {where} order by place.name limit $2 offset $3
+            select place.*, {_stored("queue", "place")} as total
+            from hark.partitions as place
+            join hark.queues as queue on queue.id = place.queue
+            where {where} order by place.name limit $2 offset $3
         ),
         worst as (
             select distinct on (standing.partition) standing.partition, standing.lag as open,
@@ -94,13 +108,17 @@ async def partition_stats(
             where standing.wanted and standing.partition = any (array(select page.id from page))
             order by standing.partition, standing.lag desc, standing.group_name
         )
-        select page.id, page.name, page.created_at, page.tail - page.floor as total,
-            coalesce(worst.open, page.tail - page.floor) as open, coalesce(worst.processing, 0) as processing,
+        select page.id, page.name, page.created_at, page.total,
+            coalesce(worst.open, page.total) as open, coalesce(worst.processing, 0) as processing,
             (select count(*) from hark.dead_letters where dead_letters.partition = page.id) as dead_letter,
             (select count(*) from hark.queues
                 join hark.groups on groups.queue = queues.name
                 join hark.retries on retries.grp = groups.id and retries.partition = page.id
-                where queues.id = page.queue and retries.attempts > 0) as failed,
+                where queues.id = page.queue and retries.attempts > 0)
+            + (select count(*) from hark.queues
+                join hark.groups on groups.queue = queues.name
+                join hark.exceptions on exceptions.grp = groups.id and exceptions.partition = page.id
+                where queues.id = page.queue and exceptions.attempts > 0) as failed,
             {_edge("asc")} as oldest, {_edge("desc")} as newest
         from page
         left join worst on worst.partition = page.id
@@ -119,6 +137,14 @@ async def partition_stats(
         )
         for row in rows
     ]
+
+
+def _stored(queue: str, place: str) -> str:
+    """How many messages a partition has; where what is settled is dropped, offsets do not say."""
+    return f"""case when {queue}.drop_settled then (
+        select count(*) from hark.messages as message
+        where message.partition = {place}.id and message."offset" > {place}.floor
+    ) else {place}.tail - {place}.floor end"""
 
 
 def _edge(order: str) -> str:
@@ -160,7 +186,9 @@ async def track_stats(
     # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
     rows = await pool.fetch(
         f"""
-        select standing.*, waiting.oldest, standing.lease_until > {NOW} as leased
+        select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.lag,
+            standing.settled_at, standing.lease, standing.lease_until, waiting.oldest,
+            standing.lease_until > {NOW} as leased
         from (
             select * from hark.standings_v1 as standing
             where standing.wanted and {where}
@@ -208,10 +236,17 @@ async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str
         )
         select chosen.*, coalesce(behind.lag, 0) as lag, coalesce(behind.partitions, 0) as partitions_with_lag,
             behind.oldest,
-            (select count(*) from hark.tracks as track
-                where track.grp = chosen.id and track.lease_until > {NOW}) as leases
+            held.leases + single.leases as leases, held.messages + single.messages as in_flight
         from chosen
         left join behind on behind.grp = chosen.id
+        cross join lateral (
+            select count(*) as leases, coalesce(sum(hark.size_v1(track.held)), 0)::bigint as messages
+            from hark.tracks as track where track.grp = chosen.id and track.lease_until > {NOW}
+        ) as held
+        cross join lateral (
+            select count(distinct exception.lease) as leases, count(*) as messages
+            from hark.exceptions as exception where exception.grp = chosen.id and exception.until > {NOW}
+        ) as single
         order by chosen.name, chosen.queue
         """,
         *where.args,
@@ -229,6 +264,10 @@ async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str
             partitions_with_lag=row["partitions_with_lag"],
             oldest_waiting=row["oldest"],
             leases=row["leases"],
+            in_flight=row["in_flight"],
+            limits=Limits(
+                max_in_flight=row["max_in_flight"], rate_limit=row["rate_limit"], rate_burst=row["rate_burst"]
+            ),
         )
         for row in rows
     ]

@@ -40,6 +40,11 @@ create table hark.queues (
     completed_retention_seconds bigint not null default 0 check (completed_retention_seconds >= 0),
     max_wait_time_seconds bigint not null default 0 check (max_wait_time_seconds >= 0),
     encryption_enabled boolean not null default false,
+    max_in_flight integer not null default 0 check (max_in_flight >= 0),
+    rate_limit double precision not null default 0 check (rate_limit >= 0),
+    rate_burst integer not null default 0 check (rate_burst >= 0),
+    drop_settled boolean not null default false,
+    lock_duration bigint not null default 0 check (lock_duration >= 0),
     schedule bigint[] not null default '{0,0,0}'
 );
 comment on column hark.queues.created_floor is
@@ -67,11 +72,17 @@ create table hark.partitions (
     tail bigint not null default 0 check (tail >= floor),
     last_created bigint not null default 0,
     special bigint not null default 0,
+    lanes bigint[],
+    leftover boolean not null default false,
     touched integer not null default 0,
     unique (queue, name)
 ) with (fillfactor = 50);
 comment on column hark.partitions.special is
     'Beyond this offset no message has options that could keep it from being delivered.';
+comment on column hark.partitions.lanes is
+    'The last offset of each lane: of plain messages by priority, then of delayed ones; null: all are plain, of priority 0.';
+comment on column hark.partitions.leftover is
+    'In a queue that drops what is settled: there may be settled messages, for collect to remove.';
 create index partitions_touched on hark.partitions ((queue::bigint << 32 | touched));
 
 -- A message has a slot, which is the child table that it was put into. What few messages have is null in most.
@@ -89,14 +100,20 @@ create table hark.messages (
     sealed boolean check (sealed),
     owner integer,
     trace_id text,
-    producer text
+    producer text,
+    undelivered bytea[]
 ) partition by list (slot);
+comment on column hark.messages.undelivered is 'Keys that get the payload if it can''t be delivered, encoded.';
 comment on column hark.messages.owner is 'The only group that it is for: it was a dead letter of that group.';
 create unique index messages_place on hark.messages (partition, "offset", slot);
 -- Not unique: pushes look under the partition's lock, and a row that is gone may still be here.
 create index messages_transaction on hark.messages (hashtextextended(transaction_id, partition))
     where transaction_id is not null;
-create index messages_priority on hark.messages (partition, priority, "offset") where priority > 0;
+-- The lanes of shared groups (see 00_lanes.sql), but for that of plain messages of priority 0.
+create index messages_priority on hark.messages ((partition << 4 | priority), "offset")
+    where priority > 0 and deliver_at is null;
+create index messages_delayed on hark.messages ((partition << 4 | coalesce(priority, 0)), deliver_at, "offset")
+    where deliver_at is not null;
 create index messages_expiry on hark.messages (expires_at) where expires_at is not null;
 do $$
 begin
@@ -116,6 +133,9 @@ create table hark.groups (
     since bigint check ((since is null) = (subscription = 'all')),
     highest_partition bigint not null,
     paused boolean not null default false,
+    max_in_flight integer not null default 0 check (max_in_flight >= 0),
+    rate_limit double precision not null default 0 check (rate_limit >= 0),
+    rate_burst integer not null default 0 check (rate_burst >= 0),
     created_at bigint not null,
     last_seen bigint not null,
     touched integer not null default 0,
@@ -147,8 +167,13 @@ create table hark.tracks (
     handed integer not null default 0,
     lease_last bigint not null default 0,
     held int8multirange not null default '{}',
+    plain bigint[],
+    delayed_at bigint[],
+    delayed_offset bigint[],
+    seen bigint,
     touched integer not null default 0,
     primary key (grp, partition),
+    check ((plain is null) = (seen is null)),
     check ((lease is null) = (lease_until is null)),
     check (lease is not null or isempty(held)),
     check (isempty(settled) or lower(settled) > cursor + 1)
@@ -157,9 +182,25 @@ comment on column hark.tracks.settled is 'What is settled beyond the cursor.';
 comment on column hark.tracks.probe is 'Up to this offset messages are handed out one at a time.';
 comment on column hark.tracks.irregular is 'There may be rows in retries, fronts or claims.';
 comment on column hark.tracks.held is 'Offsets that the lease was the last to hand out and that are not settled.';
+comment on column hark.tracks.plain is
+    'In a shared group: how far it has passed the plain messages of each priority; the cursor is where it started.';
+comment on column hark.tracks.delayed_at is
+    'In a shared group: how far it has passed the delayed messages of each priority, by time, then by delayed_offset.';
+comment on column hark.tracks.seen is 'In a shared group: delayed messages beyond this offset have not been passed.';
 comment on column hark.tracks.handed is 'How many messages the lease handed out; lease_last: the last of them.';
 create index tracks_partition on hark.tracks (partition, grp);
 create index tracks_touched on hark.tracks ((grp::bigint << 32 | touched));
+
+-- A track as it was before something was listed of it, and as it is when all of that is taken; with what else is known.
+create type hark.listed as (
+    before hark.tracks,
+    after hark.tracks,
+    place hark.partitions,
+    queue integer,
+    ttl bigint,
+    lease_time bigint,
+    lock_duration bigint
+);
 
 -- Where a lease is, and when to look whether it is over. The tracks say whether it still is.
 create table hark.leases (
@@ -204,6 +245,47 @@ create table hark.retries (
     primary key (grp, partition, "offset")
 );
 
+-- Messages that a shared group has passed and not settled: on a lease, waiting for an attempt, or to be taken again.
+create table hark.exceptions (
+    grp integer not null,
+    partition bigint not null,
+    "offset" bigint not null,
+    lane smallint not null check (lane between 0 and 19),
+    attempts integer not null default 0 check (attempts >= 0),
+    due bigint not null,
+    error text,
+    lease uuid,
+    until bigint,
+    primary key (grp, partition, "offset"),
+    check ((lease is null) = (until is null))
+) with (fillfactor = 70);
+comment on column hark.exceptions.lane is 'Its priority; 10 more for a requeued dead letter, which is in front of all.';
+comment on column hark.exceptions.due is 'When it became available, or will; a lease does not change it.';
+create index exceptions_due on hark.exceptions ((partition << 5 | lane), (grp::bigint), due, "offset")
+    where lease is null;
+create index exceptions_lease on hark.exceptions (partition, until, lease) where lease is not null;
+
+-- What queues and groups with a rate may still deliver, as of a time; grp 0: the queue as a whole. Whoever claims under
+-- a limit, of a rate or of messages in flight, locks the row first.
+create table hark.allowances (
+    queue integer not null,
+    grp integer not null,
+    tokens double precision not null default 0,
+    at bigint,
+    primary key (queue, grp)
+) with (fillfactor = 50);
+comment on column hark.allowances.at is 'Null: nothing was delivered under a rate yet.';
+
+-- Where messages are in flight that count for a limit, while there is one. Those that are not any more are found out
+-- and removed when they are counted.
+create table hark.in_flight (
+    queue integer not null,
+    grp integer not null,
+    partition bigint not null,
+    lease uuid not null,
+    primary key (queue, grp, partition, lease)
+);
+
 -- Requeued dead letters, to be delivered before anything else of the partition.
 create table hark.fronts (
     grp integer not null,
@@ -219,6 +301,15 @@ create table hark.holes (
     "offset" bigint not null,
     owner integer not null default 0,
     primary key (partition, "offset")
+);
+
+-- Messages that were removed while a group had them on a lease: they were not settled. Until the lease would have ended.
+create table hark.withdrawn (
+    partition bigint not null,
+    "offset" bigint not null,
+    grp integer not null,
+    until bigint not null,
+    primary key (partition, "offset", grp)
 );
 
 create table hark.dead_letters (
@@ -237,6 +328,7 @@ create table hark.dead_letters (
     sealed boolean,
     trace_id text,
     producer text,
+    undelivered bytea[],
     attempts integer not null,
     error text not null,
     failed_at bigint not null,
@@ -267,10 +359,14 @@ create table hark.kv (
     key bytea primary key,
     value bytea not null,
     version bigint not null,
-    expires_at bigint
+    expires_at bigint,
+    sealed_by text
 );
+comment on column hark.kv.sealed_by is 'The queue whose key the value is encrypted with.';
+create sequence hark.kv_version;
 create index kv_expiry on hark.kv (expires_at) where expires_at is not null;
 
 -- Small tables that change all the time: vacuum early and without pauses.
 alter table hark.partitions set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 alter table hark.tracks set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+alter table hark.exceptions set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);

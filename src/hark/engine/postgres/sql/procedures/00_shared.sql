@@ -79,22 +79,51 @@ language sql immutable as $$
     select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_ranges) r
 $$;
 
+-- What of a partition is not there for a group beyond an offset: removed messages, and those requeued for others. A queue
+-- that drops what is settled does not note single removals.
+create or replace function hark.gaps_v1(p_grp integer, p_partition bigint, p_cursor bigint) returns int8multirange
+language plpgsql as $$
+declare
+    v_tail bigint;
+begin
+    select p.tail into v_tail from hark.partitions p join hark.queues q on q.id = p.queue
+    where p.id = p_partition and q.drop_settled and p.tail > p_cursor;
+    if found then
+        return int8multirange(int8range(p_cursor + 1, v_tail + 1)) - coalesce((
+            select range_agg(int8range(m."offset", m."offset" + 1)) from hark.messages m
+            where m.partition = p_partition and m."offset" > p_cursor and (m.owner is null or m.owner = p_grp)), '{}');
+    end if;
+    return coalesce((
+        select range_agg(int8range(h."offset", h."offset" + 1)) from hark.holes h
+        where h.partition = p_partition and h."offset" > p_cursor and h.owner <> p_grp), '{}');
+end $$;
+
 -- A group's place in a partition, made where there is none. Offsets without a message are done from the start.
 create or replace function hark.make_tracks_v1(p_grps integer[], p_partitions bigint[]) returns void
 language plpgsql as $$
+declare
+    v_shared record;
 begin
-    insert into hark.tracks (grp, partition, cursor, settled)
-    select w.grp, p.id, a.cursor, a.settled
-    from unnest(p_grps, p_partitions) as w(grp, partition)
-    join hark.partitions p on p.id = w.partition
-    join hark.groups g on g.id = w.grp
-    cross join lateral (select hark.start_v1(g.id, p.id) as cursor) as s
-    cross join lateral hark.advance_v1(s.cursor, coalesce((
-        select range_agg(int8range(h."offset", h."offset" + 1)) from hark.holes h
-        where h.partition = p.id and h."offset" > s.cursor and h.owner <> g.id), '{}')) as a
-    where not exists (select 1 from hark.tracks t where t.grp = w.grp and t.partition = w.partition)
-    order by w.grp, p.id
-    on conflict do nothing;
+    for v_shared in
+        with made as (
+            insert into hark.tracks (grp, partition, cursor, settled, plain, seen)
+            select w.grp, p.id, a.cursor, a.settled, case when g.mode = 'shared' then '{}'::bigint[] end,
+                case when g.mode = 'shared' then 0 end
+            from unnest(p_grps, p_partitions) as w(grp, partition)
+            join hark.partitions p on p.id = w.partition
+            join hark.groups g on g.id = w.grp
+            cross join lateral (select hark.start_v1(g.id, p.id) as cursor) as s
+            cross join lateral hark.advance_v1(s.cursor, case when g.mode = 'shared' then '{}'
+                else hark.gaps_v1(g.id, p.id, s.cursor) end) as a
+            where not exists (select 1 from hark.tracks t where t.grp = w.grp and t.partition = w.partition)
+            order by w.grp, p.id
+            on conflict do nothing
+            returning tracks.grp, tracks.partition, tracks.cursor, tracks.plain
+        )
+        select * from made where plain is not null
+    loop
+        perform hark.begin_lanes_v1(v_shared.grp, v_shared.partition, v_shared.cursor);
+    end loop;
 end $$;
 
 create or replace function hark.count_v1(p_queue integer, p_expired bigint, p_discarded bigint) returns void
@@ -114,14 +143,15 @@ declare
     v_queue hark.queues;
 begin
     select q.* into v_queue from hark.queues q join hark.partitions p on p.queue = q.id where p.id = p_partition;
+    perform hark.set_undelivered_v1(p_partition, p_offset, v_queue.name);
     if not v_queue.dead_letter_queue or (p_exhausted and not v_queue.dlq_after_max_retries) then
         perform hark.count_v1(v_queue.id, 0, 1);
         return false;
     end if;
     insert into hark.dead_letters as d (queue, partition, partition_name, grp, "offset", transaction_id, created_at,
-        payload, backoff, priority, sealed, trace_id, producer, attempts, error, failed_at)
+        payload, backoff, priority, sealed, trace_id, producer, undelivered, attempts, error, failed_at)
     select v_queue.name, p.id, p.name, g.name, m."offset", m.transaction_id, m.created_at,
-        m.payload, m.backoff, m.priority, m.sealed, m.trace_id, m.producer, p_attempts, p_error, p_at
+        m.payload, m.backoff, m.priority, m.sealed, m.trace_id, m.producer, m.undelivered, p_attempts, p_error, p_at
     from hark.messages m
     join hark.partitions p on p.id = m.partition
     join hark.groups g on g.id = p_grp
@@ -131,21 +161,27 @@ begin
     return true;
 end $$;
 
+-- The milliseconds before each retry of a message: its own schedule, else that of its queue.
+create or replace function hark.delays_v1(p_partition bigint, p_offset bigint) returns bigint[]
+language sql volatile as $$
+    select coalesce(m.backoff, q.schedule)
+    from hark.messages m
+    join hark.partitions p on p.id = m.partition
+    join hark.queues q on q.id = p.queue
+    where m.partition = p_partition and m."offset" = p_offset
+$$;
+
 -- Uses one attempt of a message: it waits for its next one, or is buried (rule 14). buried: it is done with.
+-- p_delay: how long it waits; null: as its schedule says.
 create or replace function hark.fail_v1(
-    p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_backoff boolean,
+    p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_delay bigint,
     out buried boolean, out dead boolean
 )
 language plpgsql as $$
 declare
-    v_delays bigint[];
+    v_delays bigint[] := hark.delays_v1(p_partition, p_offset);
     v_attempts integer;
 begin
-    select coalesce(m.backoff, q.schedule) into v_delays
-    from hark.messages m
-    join hark.partitions p on p.id = m.partition
-    join hark.queues q on q.id = p.queue
-    where m.partition = p_partition and m."offset" = p_offset;
     select attempts into v_attempts from hark.retries
     where grp = p_grp and partition = p_partition and "offset" = p_offset;
     v_attempts := coalesce(v_attempts, 0) + 1;
@@ -157,9 +193,34 @@ begin
     end if;
     insert into hark.retries as r (grp, partition, "offset", attempts, due, error)
     values (p_grp, p_partition, p_offset, v_attempts,
-        p_at + case when p_backoff then v_delays[v_attempts] * 1000 else 0 end, p_error)
+        p_at + coalesce(p_delay, v_delays[v_attempts] * 1000), p_error)
     on conflict (grp, partition, "offset") do update
     set attempts = excluded.attempts, due = excluded.due, error = excluded.error;
+end $$;
+
+-- The same for a message that a shared group has on a lease: it is free again, or buried.
+create or replace function hark.fail_shared_v1(
+    p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_delay bigint,
+    out buried boolean, out dead boolean
+)
+language plpgsql as $$
+declare
+    v_delays bigint[] := hark.delays_v1(p_partition, p_offset);
+    v_attempts integer;
+begin
+    select attempts + 1 into v_attempts from hark.exceptions
+    where grp = p_grp and partition = p_partition and "offset" = p_offset;
+    buried := v_attempts > coalesce(cardinality(v_delays), 0);
+    dead := false;
+    if buried then
+        dead := hark.bury_v1(p_grp, p_partition, p_offset, v_attempts, p_error, p_at, true);
+        delete from hark.exceptions where grp = p_grp and partition = p_partition and "offset" = p_offset;
+        return;
+    end if;
+    update hark.exceptions
+    set attempts = v_attempts, due = p_at + coalesce(p_delay, v_delays[v_attempts] * 1000), error = p_error,
+        lease = null, until = null
+    where grp = p_grp and partition = p_partition and "offset" = p_offset;
 end $$;
 
 -- A group is done with offsets, for whatever reason: they leave the front, or become part of what is settled.
@@ -199,6 +260,7 @@ language plpgsql as $$
 declare
     t hark.tracks;
     v_failed record;
+    v_gone bigint[];
     v_cursor bigint;
     v_settled int8multirange;
 begin
@@ -223,11 +285,12 @@ begin
     elsif not isempty(t.held) then
         t.irregular := true;
         select * into v_failed from hark.fail_v1(p_grp, p_partition, lower(t.held),
-            'Lease expired: the consumer neither settled nor renewed in time', t.lease_until, false);
+            'Lease expired: the consumer neither settled nor renewed in time', t.lease_until, 0);
         if v_failed.buried then
             select s.cursor, s.settled into v_cursor, v_settled
             from hark.settle_offsets_v1(p_grp, p_partition, t.held, true, v_cursor, v_settled) s;
             t.settled_at := p_now;
+            v_gone := array[lower(t.held)];
         end if;
     end if;
     update hark.leases set expired = true where id = t.lease;
@@ -237,5 +300,6 @@ begin
         lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
         touched = greatest(touched, hark.bucket_v1(p_now))
     where grp = p_grp and partition = p_partition;
+    perform hark.drop_settled_v1(p_partition, v_gone);
     return true;
 end $$;

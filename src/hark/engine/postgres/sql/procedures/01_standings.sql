@@ -6,9 +6,12 @@
 create or replace view hark.standings_v1 as
 select g.queue, g.id as grp, g.name as group_name, p.id as partition, p.name, p.last_created,
     t.grp is not null or g.since is null or p.id > g.highest_partition or p.last_created > g.since as wanted,
-    c.cursor, o.open, f.fronts, t.settled_at, t.lease, t.lease_until, t.held,
-    case when isempty(s.settled) then p.tail - c.cursor else hark.size_v1(o.open) end
-        + case when f.fronts is null then 0 else hark.size_v1(f.fronts) end as lag
+    c.cursor, o.open, f.fronts, t.settled_at, t.lease, t.lease_until, t.held, t.plain is not null as shared, t, p,
+    case
+        when t.plain is not null then hark.lag_v1(t, p)
+        when isempty(s.settled) then p.tail - c.cursor
+        else hark.size_v1(o.open)
+    end + case when f.fronts is null then 0 else hark.size_v1(f.fronts) end as lag
 from hark.groups g
 join hark.queues q on q.name = g.queue
 join hark.partitions p on p.queue = q.id
@@ -23,10 +26,7 @@ cross join lateral (
     offset 0
 ) as c
 cross join lateral (
-    select coalesce(t.settled, (
-        select range_agg(int8range(h."offset", h."offset" + 1)) from hark.holes h
-        where h.partition = p.id and h.owner <> g.id
-    ), '{}') as settled
+    select coalesce(t.settled, hark.gaps_v1(g.id, p.id, c.cursor)) as settled
     offset 0
 ) as s
 cross join lateral (

@@ -11,9 +11,10 @@ language sql stable as $$
         where p.id = any (p_partitions)
     ),
     standing as materialized (
-        select s.partition, s.open + coalesce(s.fronts, '{}') as open,
-            case when s.lease_until > p_now then s.held else '{}' end as held
+        select s.partition, case when s.shared then x.open else s.open + coalesce(s.fronts, '{}') end as open,
+            case when s.shared then x.held when s.lease_until > p_now then s.held else '{}' end as held
         from hark.standings_v1 s
+        cross join lateral hark.shared_ranges_v1(p_now, s.t, s.p) as x
         where s.partition = any (p_partitions)
     ),
     dead as (
@@ -55,6 +56,20 @@ language sql stable as $$
             case when place.has_groups then coalesce(unsettled.offsets, '{}') else place.whole end as unsettled
     ) as o
 $$;
+
+-- What a shared group has yet to settle, and what of it is on leases.
+create or replace function hark.shared_ranges_v1(p_now bigint, t hark.tracks, p hark.partitions,
+    out open int8multirange, out held int8multirange
+)
+language plpgsql stable as $$
+begin
+    if t.plain is null then
+        return;
+    end if;
+    select coalesce(range_agg(int8range(u, u + 1)), '{}') into open from hark.unsettled_v1(t, p) u;
+    select coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into held from hark.exceptions e
+    where e.grp = t.grp and e.partition = t.partition and e.until > p_now;
+end $$;
 
 -- The newest messages that match, newest first.
 --

@@ -19,6 +19,7 @@ declare
 begin
     o_examined := 0; o_removed := 0; o_after := p_after; o_offset := p_offset; o_expired := p_expired; o_more := false;
     if p_after = 0 and p_offset = 0 then
+        delete from hark.withdrawn where until <= v_now;
         -- A pass begins with the messages whose own time to live has ended since the last one.
         for p in
             select w.partition, max(w.expires_at) as last, count(*)::integer as number
@@ -94,6 +95,8 @@ declare
     v_slowest bigint;
     v_fastest bigint;
     v_held int8multirange;
+    v_shared integer[];
+    v_last bigint;
     v_fronts bigint[];
     v_ages boolean;
     v_floor bigint;
@@ -110,22 +113,31 @@ begin
         perform hark.drop_partition_v1(p_partition);
         return;
     end if;
+    v_shared := array(
+        select g.id from hark.groups g
+        where g.queue = q.name and g.mode = 'shared' and g.last_seen >= p_now - p_idle_seconds * c_second);
     v_ages := p_limit is null or q.ttl > 0 or q.max_wait_time_seconds > 0
         or (q.retention_enabled and q.retention_seconds > 0);
     v_completed := c_second * coalesce(
         nullif(case when q.retention_enabled then q.completed_retention_seconds end, 0), p_completed_seconds);
+    if q.drop_settled and p.leftover then
+        v_completed := 0;
+    end if;
     v_youngest := p_now - least(v_completed, c_second * nullif(q.ttl, 0), c_second * nullif(q.max_wait_time_seconds, 0),
         c_second * nullif(case when q.retention_enabled then q.retention_seconds end, 0));
-    select coalesce(min(s.cursor) filter (where s.active), 0), coalesce(max(s.cursor), 0)
+    -- What shared groups have settled has no end: it is asked for message by message.
+    select coalesce(min(s.cursor) filter (where s.active), case when cardinality(v_shared) > 0 then p.tail else 0 end),
+        coalesce(max(s.cursor), 0)
     into v_slowest, v_fastest
     from (
         select greatest(p.floor, coalesce(t.cursor, hark.start_v1(g.id, p.id))) as cursor,
             g.last_seen >= p_now - p_idle_seconds * c_second as active
         from hark.groups g
         left join hark.tracks t on t.grp = g.id and t.partition = p.id
-        where g.queue = q.name
+        where g.queue = q.name and g.mode = 'ordered'
     ) as s;
-    if not v_ages and v_slowest <= p.floor then
+    v_last := case when p_limit is null then p.tail else hark.last_offset_at_v1(p.id, v_youngest) end;
+    if (not v_ages and v_slowest <= p.floor) or v_last <= greatest(p.floor, p_offset) then
         return;
     end if;
     -- Under the locks of the tracks nothing can be leased that is about to be removed.
@@ -135,15 +147,17 @@ begin
     select coalesce(range_agg(h.held), '{}') into v_held
     from hark.tracks t cross join lateral unnest(t.held) as h(held)
     where t.partition = p.id and t.lease_until > p_now;
+    select v_held + coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into v_held
+    from hark.exceptions e where e.partition = p.id and e.until > p_now and e.lease is not null;
     select coalesce(array_agg(f."offset"), '{}') into v_fronts from hark.fronts f where f.partition = p.id;
     v_floor := p.floor;
     if p_offset > p.floor then
         v_kept := true;
     end if;
     for m in
-        select x."offset", x.created_at, x.expires_at, x.owner from hark.messages x
+        select x."offset", x.created_at, x.expires_at, x.owner, x.priority, x.deliver_at from hark.messages x
         where x.partition = p.id and x."offset" > greatest(p.floor, p_offset)
-            and (v_ages or x."offset" <= v_slowest) and (p_limit is null or x.created_at <= v_youngest)
+            and (v_ages or x."offset" <= v_slowest) and x."offset" <= v_last
         order by x."offset" limit p_limit
     loop
         examined := examined + 1;
@@ -154,7 +168,8 @@ begin
             coalesce(v_expiry <= p_now, false)
             or (q.retention_enabled and q.retention_seconds > 0
                 and m.created_at <= p_now - q.retention_seconds * c_second)
-            or case when m."offset" <= v_slowest and m."offset" <> all (v_fronts)
+            or case when m."offset" <= v_slowest and m."offset" <> all (v_fronts) and (
+                    cardinality(v_shared) = 0 or (select bool_and(hark.is_done_v1(g, p.id, m."offset")) from unnest(v_shared) g))
                 then m.created_at <= p_now - v_completed
                 else q.max_wait_time_seconds > 0 and m.created_at <= p_now - q.max_wait_time_seconds * c_second end);
         if not v_over then
@@ -162,7 +177,10 @@ begin
             continue;
         end if;
         removed := removed + 1;
-        if v_expiry <= p_now and m."offset" > v_fastest then
+        if v_expiry <= p_now and m."offset" > v_fastest and not exists (
+            select 1 from hark.tracks t where t.partition = p.id and t.plain is not null
+                and hark.passed_v1(t, m."offset", m.priority, m.deliver_at))
+        then
             v_expired := v_expired + 1;  -- Nobody has stepped over it, and so nobody has counted it.
         end if;
         if v_kept then
@@ -176,6 +194,9 @@ begin
     end if;
     if v_floor > p.floor then
         perform hark.raise_floor_v1(p.id, v_floor);
+    end if;
+    if next = 0 and p.leftover and (select count(*) from hark.groups g where g.queue = q.name) < 2 then
+        update hark.partitions set leftover = false where id = p.id;
     end if;
     if v_expired > 0 then
         perform hark.count_v1(q.id, v_expired, 0);
@@ -197,6 +218,8 @@ begin
     where p.id = p_partition and r.partition = p.id and r."offset" <= p.floor;
     delete from hark.fronts f using hark.partitions p
     where p.id = p_partition and f.partition = p.id and f."offset" <= p.floor;
+    delete from hark.exceptions e using hark.partitions p, hark.tracks t
+    where p.id = p_partition and t.partition = p.id and e.grp = t.grp and e.partition = p.id and e."offset" <= p.floor;
     delete from hark.holes h using hark.partitions p
     where p.id = p_partition and h.partition = p.id and h."offset" <= p.floor;
     delete from hark.trace_names n using hark.traces t, hark.partitions p
@@ -214,6 +237,9 @@ begin
     delete from hark.traces where partition = p_partition;
     delete from hark.holes where partition = p_partition;
     delete from hark.fronts where partition = p_partition;
+    delete from hark.withdrawn where partition = p_partition;
+    delete from hark.exceptions e using hark.tracks t
+    where t.partition = p_partition and e.grp = t.grp and e.partition = t.partition;
     delete from hark.tracks where partition = p_partition;
     delete from hark.partitions where id = p_partition;
 end $$;

@@ -40,16 +40,23 @@ begin
     returning p.tail, p.last_created into o_offset, v_created;
     select slot into v_slot from hark.rotation where name = 'messages';
     insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id, backoff, priority,
-        sealed, owner, trace_id, producer)
+        sealed, owner, trace_id, producer, undelivered)
     select v_slot, o_partition, o_offset, v_created, d.payload,
         -- The transaction id stays with the message that died, if that is still there: it is a key of the partition.
         case when hark.find_message_v1(o_partition, d.transaction_id, null) is null then d.transaction_id end,
-        d.backoff, d.priority, d.sealed, o_grp, d.trace_id, d.producer;
+        d.backoff, d.priority, d.sealed, o_grp, d.trace_id, d.producer, d.undelivered;
     perform hark.leave_hole_v1(v_now, o_partition, o_offset, o_grp);
     select * into t from hark.tracks where grp = o_grp and partition = o_partition;
     -- Delivered from the front, so not again where the cursor meets it.
     select * into v_done from hark.settle_offsets_v1(o_grp, o_partition,
         int8multirange(int8range(o_offset, o_offset + 1)), false, t.cursor, t.settled);
+    if t.plain is not null then
+        insert into hark.exceptions (grp, partition, "offset", lane, due)
+        values (o_grp, o_partition, o_offset, 10 + coalesce(d.priority, 0), v_created);
+        update hark.tracks set touched = greatest(touched, hark.bucket_v1(v_now))
+        where grp = o_grp and partition = o_partition;
+        return;
+    end if;
     insert into hark.fronts (grp, partition, "offset") values (o_grp, o_partition, o_offset);
     update hark.tracks
     set cursor = v_done.cursor, settled = v_done.settled, irregular = true,

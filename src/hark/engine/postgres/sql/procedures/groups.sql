@@ -19,6 +19,11 @@ begin
     ) as w
     where not exists (select 1 from hark.groups e where e.queue = w.queue and e.name = w.name)
     on conflict do nothing;
+    if found then
+        -- A group that starts behind messages is done with them.
+        update hark.partitions p set leftover = true from hark.queues q
+        where q.name = any (p_queues) and q.drop_settled and p.queue = q.id and not p.leftover;
+    end if;
     -- What is pushed from now on, even in this very microsecond, is new to groups that want only new messages.
     update hark.queues q set created_floor = greatest(q.created_floor, n.since + 1)
     from (
@@ -91,7 +96,7 @@ end $$;
 -- was changed since then is the queue or the group itself: then all of them again. A null says that one of them is
 -- not there any more.
 create or replace function hark.discover_v1(p_now bigint, p_grp integer, p_queue integer, p_since integer)
-returns table (partition bigint, due bigint)
+returns table (partition bigint, due bigint, leased boolean, has_lanes boolean)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
@@ -104,7 +109,7 @@ begin
     select x.* into g from hark.groups x join hark.queues q on q.name = x.queue
     where x.id = p_grp and q.id = p_queue;
     if not found then
-        return query select null::bigint, null::bigint;
+        return query select null::bigint, null::bigint, false, false;
         return;
     end if;
     if g.touched >= p_since or p_since <= (select q.touched from hark.queues q where q.id = p_queue) then
@@ -116,15 +121,59 @@ begin
         union
         select t.partition from hark.tracks t where (t.grp::bigint << 32 | t.touched) between (p_grp::bigint << 32 | v_since) and (p_grp::bigint << 32 | 2147483647)
     )
-    select p.id, case when t.lease_until > v_now then t.lease_until end
+    select p.id, case when t.plain is not null then s.due when t.lease_until > v_now then t.lease_until end,
+        t.plain is null or s.leased, p.lanes is not null
     from candidate c
     join hark.partitions p on p.id = c.id
     left join hark.tracks t on t.grp = p_grp and t.partition = p.id
-    where p.queue = p_queue
-        and (p.tail > greatest(p.floor, coalesce(t.cursor, 0))
+    cross join lateral hark.shared_state_v1(v_now, t, p) as s
+    where p.queue = p_queue and s.open
+        and (t.plain is not null or p.tail > greatest(p.floor, coalesce(t.cursor, 0))
             or (t.irregular and exists (select 1 from hark.fronts f where f.grp = p_grp and f.partition = p.id)))
         and (t.cursor is not null or g.since is null or p.id > g.highest_partition or p.last_created > g.since)
     order by p.id;
+end $$;
+
+-- Whether there is something that a shared group may take in a partition, or will at a time, maybe when a lease ends. Not
+-- exact: a pop is.
+create or replace function hark.shared_state_v1(p_now bigint, t hark.tracks, p hark.partitions,
+    out open boolean, out due bigint, out leased boolean
+)
+language plpgsql as $$
+declare
+    v_lanes smallint[];
+begin
+    open := true; leased := false;
+    if t.plain is null or p.tail > greatest(p.floor, t.plain[1]) then
+        return;
+    end if;
+    due := hark.lease_end_v1(t.grp, t.partition);
+    if due <= p_now then
+        due := null;
+        return;
+    end if;
+    v_lanes := hark.free_lanes_v1(t.grp, t.partition);
+    if exists (
+        select 1 from unnest(v_lanes) as w(lane) join hark.exceptions e
+            on (e.partition << 5 | e.lane) = (t.partition << 5 | w.lane) and e.grp::bigint = t.grp::bigint
+            and e.lease is null and e.due <= p_now)
+        or (p.lanes is not null and (
+            t.seen < p.tail or exists (
+                select 1 from generate_series(1, 9) as w(priority)
+                where p.lanes[w.priority + 1] > greatest(t.plain[w.priority + 1], t.cursor, p.floor))))
+    then
+        due := null;
+        return;
+    end if;
+    -- Not only what is due after this moment: delayed messages may have fallen due.
+    leased := due is not null;
+    due := coalesce(hark.next_due_v1(0, t, p, v_lanes, p.tail, 0), due);
+    if due <= p_now then
+        due := null;
+    else
+        leased := leased and due = hark.lease_end_v1(t.grp, t.partition);
+        open := due is not null;
+    end if;
 end $$;
 
 -- Saves when groups were last seen; idle ones stop holding retention some day.
@@ -135,10 +184,11 @@ $$;
 
 -- Moves a group in one partition of a queue or in all of them (rule 21). Exactly one of p_to_end, p_time, p_offset
 -- says where to. What was settled, retried or requeued beyond it is forgotten, open leases are void.
--- Answers how many partitions were moved (null: no such queue; -1: no such partition) and the last one's next offset.
+-- Answers how many partitions were moved (null: no such queue; -1: no such partition) and the last one's next offset,
+-- and about how many messages it has from there on.
 create or replace function hark.seek_v1(
     p_now bigint, p_queue text, p_group text, p_partition text, p_to_end boolean, p_time bigint, p_offset bigint,
-    out o_number integer, out o_next bigint, out o_grp integer, out o_partitions bigint[]
+    out o_number integer, out o_next bigint, out o_left bigint, out o_grp integer, out o_partitions bigint[]
 )
 language plpgsql as $$
 declare
@@ -171,7 +221,9 @@ begin
             else least(greatest(p_offset - 1, p.floor), p.tail) end;
         v_cursor := greatest(v_cursor, p.floor);
         perform hark.move_track_v1(o_grp, p.id, v_cursor, p_now);
+        perform hark.drop_passed_v1(p.id);
         o_next := v_cursor + 1;
+        o_left := p.tail - v_cursor;
     end loop;
 end $$;
 
@@ -185,14 +237,30 @@ begin
     delete from hark.retries where grp = p_grp and partition = p_partition;
     delete from hark.fronts where grp = p_grp and partition = p_partition;
     delete from hark.claims where grp = p_grp and partition = p_partition;
-    select * into a from hark.advance_v1(p_cursor, coalesce((
-        select range_agg(int8range(h."offset", h."offset" + 1)) from hark.holes h
-        where h.partition = p_partition and h."offset" > p_cursor and h.owner <> p_grp), '{}'));
+    if (select plain is not null from hark.tracks where grp = p_grp and partition = p_partition) then
+        perform hark.forget_exceptions_v1(p_grp, p_partition);
+        perform hark.begin_lanes_v1(p_grp, p_partition, p_cursor);
+        update hark.tracks
+        set cursor = p_cursor, touched = greatest(touched, hark.bucket_v1(hark.time_v1(p_now)))
+        where grp = p_grp and partition = p_partition;
+        return;
+    end if;
+    select * into a from hark.advance_v1(p_cursor, hark.gaps_v1(p_grp, p_partition, p_cursor));
     update hark.tracks
     set cursor = a.cursor, settled = a.settled, probe = 0, irregular = false,
         lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
         touched = greatest(touched, hark.bucket_v1(hark.time_v1(p_now)))
     where grp = p_grp and partition = p_partition;
+end $$;
+
+-- Removes the exceptions of a group in a partition, in the order in which others lock them.
+create or replace function hark.forget_exceptions_v1(p_grp integer, p_partition bigint) returns void
+language plpgsql as $$
+begin
+    perform 1 from (
+        select 1 from hark.exceptions where grp = p_grp and partition = p_partition order by "offset" for update
+    ) as locked;
+    delete from hark.exceptions where grp = p_grp and partition = p_partition;
 end $$;
 
 -- Drops a group's places in one queue or all of them, and its start if asked.
@@ -208,14 +276,19 @@ begin
     delete from hark.retries where grp = any (o_groups);
     delete from hark.fronts where grp = any (o_groups);
     delete from hark.claims where grp = any (o_groups);
+    delete from hark.exceptions where grp = any (o_groups);
+    delete from hark.in_flight where grp = any (o_groups);
     if p_forget then
         delete from hark.groups where id = any (o_groups);
+        delete from hark.allowances where grp = any (o_groups);
         if p_queue is null then
             delete from hark.labels where grp = p_group;
         end if;
     else
         update hark.groups set touched = hark.bucket_v1(hark.time_v1(p_now)) where id = any (o_groups);
     end if;
+    update hark.partitions p set leftover = true from hark.queues q
+    where q.name = any (o_queues) and q.drop_settled and p.queue = q.id and not p.leftover;
 end $$;
 
 -- Changes where a group starts in partitions that it has not touched yet; the queues it is in.

@@ -32,6 +32,10 @@ begin
         update hark.claims c set until = greatest(c.until, v_until)
         from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = p_leases[n] and c.grp = p.grp and c.partition = p.partition and c.lease = l.id;
+        update hark.exceptions e set until = v_until
+        from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        where l.id = p_leases[n] and e.partition = p.partition and e.until = l.until and e.lease = l.id and e.lease is not null
+            and e.grp + 0 = p.grp and l.until < v_until;
         update hark.leases set until = greatest(until, v_until) where id = p_leases[n]
         returning until into v_until;
         o_until[n] := v_until;
@@ -52,26 +56,50 @@ begin
     select array_agg(e.until order by w.n) into v_ends
     from unnest(p_leases) with ordinality as w(id, n)
     cross join lateral (
-        select max(coalesce(t.lease_until, c.until)) as until
+        select max(coalesce(t.lease_until, c.until, e.until)) as until
         from hark.leases l
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         left join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id
             and t.lease_until > v_now
         left join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id and c.until > v_now
+        left join lateral (
+            select x.until from hark.exceptions x
+            where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null and x.grp + 0 = p.grp
+                and x.until > v_now limit 1
+        ) as e on true
         where l.id = w.id
     ) as e;
     return v_ends;
 end $$;
 
--- Gives back what leases hold, as if it had never been handed out (rule 17). Answers what is free now, and of what.
+-- Gives back what leases hold, as if it had never been handed out (rule 17). Answers what is free now, and of what;
+-- number: how many messages of a shared group.
 create or replace function hark.release_v1(p_now bigint, p_leases uuid[])
-returns table (grp integer, partition bigint, lease uuid)
+returns table (grp integer, partition bigint, lease uuid, number integer)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
 begin
     perform set_config('synchronous_commit', 'off', true);
+    return query
+    with place as (
+        select l.id, l.until, p.grp, p.partition from hark.leases l
+        cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        where l.id = any (p_leases)
+    ), held as (
+        select e.grp, e.partition, e."offset", e.lease from hark.exceptions e
+        join place p on e.partition = p.partition and e.until = p.until and e.lease = p.id and e.lease is not null and e.grp + 0 = p.grp
+        order by e.grp, e.partition, e."offset" for update of e
+    ), given as (
+        update hark.exceptions e set lease = null, until = null
+        from held h
+        where e.grp = h.grp and e.partition = h.partition and e."offset" = h."offset" and e.lease = h.lease
+        returning h.grp, h.partition, h.lease
+    )
+    select g.grp, g.partition, g.lease, count(*)::integer from given g group by 1, 2, 3;
     return query
     with place as (
         select l.id, p.grp, p.partition from hark.leases l
@@ -87,27 +115,29 @@ begin
     )
     update hark.tracks t
     set lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
-        touched = greatest(t.touched, hark.bucket_v1(hark.time_v1(p_now)))
+        touched = greatest(t.touched, hark.bucket_v1(v_now))
     from locked k
     where t.grp = k.grp and t.partition = k.partition and t.lease = k.lease
-    returning t.grp, t.partition, k.lease;
+    returning t.grp, t.partition, k.lease, 0;
 end $$;
 
 -- Ends leases whose time is up (rule 16): at most p_limit of those due after p_after (and
--- of those due then, after p_after_id), the earliest first. Answers the
--- tracks that this call freed, of which leases, how many leases it looked at, and the end of the last of them.
+-- of those due then, after p_after_id), the earliest first. Answers the tracks that this call freed, of which leases,
+-- how many messages of a shared group, how many leases it looked at, and the end of the last of them.
 create or replace function hark.expire_v1(p_now bigint, p_after bigint, p_after_id uuid, p_limit integer,
-    out o_grps integer[], out o_partitions bigint[], out o_ended uuid[], out o_leases integer, out o_examined integer,
+    out o_grps integer[], out o_partitions bigint[], out o_ended uuid[], out o_counts integer[], out o_leases integer,
+    out o_examined integer,
     out o_last bigint, out o_last_id uuid, out o_now bigint
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_shared record;
     w record;
 begin
     o_now := hark.time_v1(p_now);
-    o_grps := '{}'; o_partitions := '{}'; o_ended := '{}'; o_examined := 0; o_leases := 0;
+    o_grps := '{}'; o_partitions := '{}'; o_ended := '{}'; o_counts := '{}'; o_examined := 0; o_leases := 0;
     o_last := p_after; o_last_id := p_after_id;
     -- Most leases in the list were settled long ago: only tracks that still are under one are locked, in order.
     for w in
@@ -120,13 +150,20 @@ begin
                 (array_agg(id order by until desc, id desc))[1] as last_id
             from due
         )
-        select seen.number, seen.last, seen.last_id, t.grp, t.partition, t.lease
+        select seen.number, seen.last, seen.last_id, t.grp, t.partition, t.leases, t.shared
         from seen
         left join (
-            select t.grp, t.partition, t.lease from due
+            select t.grp, t.partition, array[t.lease] as leases, false as shared from due
             cross join lateral unnest(due.grps, due.partitions) as p(grp, partition)
             join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = due.id
             where t.lease_until <= o_now
+            union all
+            select e.grp, e.partition, array_agg(distinct e.lease), true from due
+            cross join lateral unnest(due.grps, due.partitions) as p(grp, partition)
+            join hark.exceptions e on e.partition = p.partition and e.until = due.until and e.lease = due.id
+                and e.lease is not null
+                and e.grp + 0 = p.grp
+            group by e.grp, e.partition
         ) as t on true
         order by t.grp, t.partition
     loop
@@ -134,11 +171,25 @@ begin
         o_last := coalesce(w.last, p_after);
         o_last_id := coalesce(w.last_id, p_after_id);
         continue when w.grp is null;
+        if w.shared then
+            perform hark.lock_shared_v1(o_now, array[w.grp], array[w.partition], array[true]);
+            select * into v_shared from hark.expire_shared_v1(w.grp, w.partition, o_now, w.leases);
+            for n in 1..cardinality(v_shared.ended) loop
+                o_grps := o_grps || w.grp;
+                o_partitions := o_partitions || w.partition;
+                o_ended := o_ended || v_shared.ended[n];
+                o_counts := o_counts || case when n = 1 then v_shared.made_ready else 0 end;
+            end loop;
+            update hark.tracks t set touched = hark.bucket_v1(o_now)
+            where t.grp = w.grp and t.partition = w.partition and t.touched < hark.bucket_v1(o_now);
+            continue;
+        end if;
         perform 1 from hark.tracks t where t.grp = w.grp and t.partition = w.partition for update;
         if hark.expire_track_v1(w.grp, w.partition, o_now) then
             o_grps := o_grps || w.grp;
             o_partitions := o_partitions || w.partition;
-            o_ended := o_ended || w.lease;
+            o_ended := o_ended || w.leases;
+            o_counts := o_counts || 0;
         end if;
     end loop;
     select count(distinct e) into o_leases from unnest(o_ended) e;

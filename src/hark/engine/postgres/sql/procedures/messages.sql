@@ -14,6 +14,52 @@ begin
     return v_removed;
 end $$;
 
+-- Removes messages that nobody has been given yet: 0 done, 1 there is none, 2 some group holds it or has used attempts of
+-- it, 3 some group is done with it.
+create or replace function hark.cancel_v1(p_now bigint, p_partitions bigint[], p_offsets bigint[]) returns smallint[]
+language plpgsql as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+    v_codes smallint[] := '{}';
+begin
+    perform hark.make_missing_tracks_v1(array_agg(g.id), array_agg(p.id))
+    from hark.partitions p join hark.queues q on q.id = p.queue join hark.groups g on g.queue = q.name
+    where p.id = any (p_partitions);
+    perform 1 from (
+        select 1 from hark.tracks where partition = any (p_partitions) order by grp, partition for update
+    ) as locked;
+    for n in 1..cardinality(p_partitions) loop
+        v_codes[n] := hark.cancellable_v1(v_now, p_partitions[n], p_offsets[n]);
+        if v_codes[n] = 0 then
+            perform hark.remove_message_v1(p_now, p_partitions[n], p_offsets[n]);
+        end if;
+    end loop;
+    return v_codes;
+end $$;
+
+create or replace function hark.cancellable_v1(p_now bigint, p_partition bigint, p_offset bigint) returns smallint
+language sql volatile as $$
+    select case
+        when m."offset" is null then 1
+        when exists (
+            select 1 from hark.tracks t
+            left join hark.retries r on r.grp = t.grp and r.partition = t.partition and r."offset" = p_offset
+            left join hark.exceptions e on e.grp = t.grp and e.partition = t.partition and e."offset" = p_offset
+            where t.partition = p_partition and ((t.lease_until > p_now and p_offset <@ t.held)
+                or greatest(r.attempts, e.attempts) > 0 or e.lease is not null)) then 2
+        when exists (
+            select 1 from hark.groups g where g.queue = q.name and (m.owner is null or m.owner = g.id)
+                and hark.is_done_v1(g.id, p_partition, p_offset)) then 3
+        else 0 end::smallint
+    from (select 1) as one
+    left join hark.partitions p on p.id = p_partition
+    left join hark.queues q on q.id = p.queue
+    left join lateral (
+        select x."offset", x.owner from hark.messages x
+        where x.partition = p.id and x."offset" = p_offset and x."offset" > p.floor and q.id is not null
+    ) as m on true
+$$;
+
 -- Removes one message. The caller holds the locks of the partition's tracks.
 create or replace function hark.remove_message_v1(p_now bigint, p_partition bigint, p_offset bigint) returns boolean
 language plpgsql as $$
@@ -31,11 +77,28 @@ begin
     delete from hark.trace_names n using hark.traces t
     where t.id = n.trace and t.partition = p_partition and t."offset" = p_offset;
     delete from hark.traces where partition = p_partition and "offset" = p_offset;
+    perform hark.withdraw_v1(p_partition, p_offset);
     -- A group that makes its place here at this moment can't know of the hole: then it must look before it takes.
     update hark.partitions set special = greatest(special, p_offset) where id = p_partition;
     perform hark.leave_hole_v1(p_now, p_partition, p_offset, 0);
     return true;
 end $$;
+
+-- Notes that a message of a partition is removed, or all of them are, for groups that have it on a lease.
+create or replace function hark.withdraw_v1(p_partition bigint, p_offset bigint) returns void
+language sql volatile as $$
+    insert into hark.withdrawn (partition, "offset", grp, until)
+    select p_partition, o, t.grp, t.lease_until from hark.tracks t
+    cross join lateral unnest(t.held) as r
+    cross join lateral generate_series(lower(r), upper(r) - 1) as o
+    where t.partition = p_partition and t.lease is not null and (p_offset is null or o = p_offset)
+    union
+    select p_partition, e."offset", e.grp, e.until from hark.tracks t
+    join hark.exceptions e on e.grp = t.grp and e.partition = t.partition
+    where t.partition = p_partition and t.plain is not null and e.lease is not null
+        and (p_offset is null or e."offset" = p_offset)
+    on conflict do nothing
+$$;
 
 -- There is no message at an offset (any more), but for p_owner's group: every other group is done with it, those to
 -- come as well.
@@ -52,6 +115,11 @@ begin
     for t in select * from hark.tracks k where k.partition = p_partition and k.grp <> p_owner order by k.grp
         for update
     loop
+        if t.plain is not null then
+            delete from hark.exceptions e
+            where e.grp = t.grp and e.partition = t.partition and e."offset" = p_offset;
+            continue;
+        end if;
         select * into v_done
         from hark.settle_offsets_v1(t.grp, t.partition, v_hole, t.irregular, t.cursor, t.settled);
         delete from hark.claims c

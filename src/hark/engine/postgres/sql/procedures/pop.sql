@@ -1,15 +1,18 @@
 -- Leases messages (rules 8-11, 16, 17): many requests, each with candidates to take from, in one call.
 --
 -- r_: for each request how many messages and partitions it wants at most, the id of its lease and its end (when it
--- has some already), and whether what it gets is settled at once. c_: the candidates in the order in which they are to be tried; c_wait: wait for a locked
--- row (the request named the partition) instead of passing it by.
+-- has some already), whether what it gets is settled at once, and how long to hold it (null: the queue's lease time).
+-- c_: the candidates in the order in which they are to be tried; c_wait: wait for a locked row (the request named the
+-- partition) instead of passing it by.
 --
 -- Answers a row for each candidate. status: 0 taken, 1 nothing ready, 2 leased until `due`, 3 locked by somebody,
--- 4 waiting until `due`, 5 window buffer until `due`, 6 paused, 7 there is no such partition or group, 8 not needed.
+-- 4 waiting until `due`, 5 window buffer until `due`, 6 paused, 7 there is no such partition or group, 8 not needed,
+-- 9 the rate allows nothing until `due`, 10 too many are in flight.
 -- options has a JSON object for each message that has any, and is null when none has.
 create or replace function hark.pop_v1(
     p_now bigint,
     r_batch integer[], r_partitions integer[], r_lease uuid[], r_until bigint[], r_auto_ack boolean[],
+    r_lease_ms bigint[],
     c_request integer[], c_grp integer[], c_partition bigint[], c_wait boolean[],
     p_max_bytes bigint
 ) returns table (
@@ -30,8 +33,11 @@ declare
     v_uneven boolean := false;
     v_slot smallint;
     v_number integer;
-    v_missing_grps integer[];
-    v_missing_partitions bigint[];
+    v_allowed integer;
+    v_limits record;
+    v_spent bigint[];
+    v_closed integer;
+    v_queue integer[];
     -- The plan for candidates with nothing out of the ordinary: what to take of them.
     f_candidate integer[] := '{}';
     f_partition bigint[] := '{}';
@@ -44,12 +50,9 @@ declare
     r integer;
     s record;
 begin
-    select array_agg(c.grp), array_agg(c.partition) into v_missing_grps, v_missing_partitions
-    from unnest(c_grp, c_partition) as c(grp, partition)
-    where not exists (select 1 from hark.tracks k where k.grp = c.grp and k.partition = c.partition);
-    if v_missing_grps is not null then
-        perform hark.make_tracks_v1(v_missing_grps, v_missing_partitions);
-    end if;
+    perform hark.make_missing_tracks_v1(c_grp, c_partition);
+    select * into v_limits from hark.limits_v1(v_now, c_grp);
+    v_spent := array_fill(0::bigint, array[coalesce(cardinality(v_limits.o_queues), 0)]);
     if true = any (c_wait) then
         perform 1 from (
             select 1 from hark.tracks k
@@ -62,10 +65,13 @@ begin
     for s in
         select c.n::integer as n, k.grp, k.partition, k.cursor, k.lease is not null as leased, k.lease_until,
             p.floor, p.tail, p.last_created, q.id as queue, q.ttl,
-            v_now + q.lease_time * 1000000::bigint as new_until, q.delayed_processing,
+            v_now + case when r_lease_ms[c_request[c.n]] is null then q.lease_time * 1000000::bigint
+                else coalesce(nullif(q.lock_duration, 0), r_lease_ms[c_request[c.n]]) * 1000 end as new_until,
+            q.delayed_processing,
             q.window_buffer, q.paused or g.paused as paused,
             k.lease is null and not k.irregular and k.probe = 0 and k.settled = '{}' and k.cursor >= p.floor
-                and k.cursor >= p.special and q.ttl = 0 and q.delayed_processing = 0 and q.window_buffer = 0 as plain
+                and k.cursor >= p.special and q.ttl = 0 and q.delayed_processing = 0 and q.window_buffer = 0
+                and not q.drop_settled as plain
         from unnest(c_grp, c_partition) with ordinality as c(grp, partition, n)
         join hark.tracks k on k.grp = c.grp and k.partition = c.partition
         left join hark.partitions p on p.id = k.partition
@@ -86,6 +92,16 @@ begin
         candidate := s.n;
         v_next := s.n + 1;
         r := c_request[s.n];
+        v_allowed := v_left[r];
+        v_closed := null;
+        for n in 1..cardinality(v_spent) loop
+            if v_limits.o_queues[n] = s.queue and v_limits.o_grps[n] in (0, s.grp)
+                and (v_limits.o_rate[n] or not r_auto_ack[r]) and v_limits.o_left[n] - v_spent[n] < v_allowed
+            then
+                v_allowed := v_limits.o_left[n] - v_spent[n];
+                v_closed := n;
+            end if;
+        end loop;
         if v_left[r] <= 0 or v_room[r] <= 0 or v_bytes[r] >= p_max_bytes then
             status := 8;
         elsif s.queue is null then
@@ -97,8 +113,11 @@ begin
             due := s.lease_until;
         elsif s.plain and s.cursor >= s.tail then
             status := 1;
+        elsif v_allowed <= 0 then
+            status := case when v_limits.o_rate[v_closed] then 9 else 10 end;
+            due := v_limits.o_due[v_closed];
         elsif s.plain then
-            v_number := least(s.tail - s.cursor, v_left[r]);
+            v_number := least(s.tail - s.cursor, v_allowed);
             v_plain := v_plain + 1;
             f_candidate[v_plain] := s.n;
             f_partition[v_plain] := s.partition;
@@ -111,6 +130,12 @@ begin
             v_taken[s.n] := true;
             v_left[r] := v_left[r] - v_number;
             v_room[r] := v_room[r] - 1;
+            for n in 1..cardinality(v_spent) loop
+                if v_limits.o_queues[n] = s.queue and v_limits.o_grps[n] in (0, s.grp) then
+                    v_spent[n] := v_spent[n] + case when v_limits.o_rate[n] or not r_auto_ack[r] then v_number else 0 end;
+                    v_queue[s.n] := s.queue;
+                end if;
+            end loop;
             continue;
         else
             if s.leased then
@@ -120,7 +145,7 @@ begin
             select t.* into status, due, v_number, more, offsets, created_ats, transaction_ids, payloads, attempts,
                 options
             from hark.take_v1(v_now, s.grp, s.partition, s.queue, s.floor, s.tail, s.last_created, s.ttl,
-                s.delayed_processing, s.window_buffer, v_left[r], p_max_bytes - v_bytes[r], r_lease[r],
+                s.delayed_processing, s.window_buffer, v_allowed, p_max_bytes - v_bytes[r], r_lease[r],
                 least(v_until[r], s.new_until), r_auto_ack[r]) t;
             if status = 0 then
                 v_uneven := v_uneven or coalesce(v_until[r] > s.new_until, false);
@@ -130,6 +155,13 @@ begin
                 v_left[r] := v_left[r] - v_number;
                 v_room[r] := v_room[r] - 1;
                 v_bytes[r] := v_bytes[r] + (select sum(length(x)) from unnest(payloads) x);
+                for n in 1..cardinality(v_spent) loop
+                    if v_limits.o_queues[n] = s.queue and v_limits.o_grps[n] in (0, s.grp) then
+                        v_spent[n] := v_spent[n]
+                            + case when v_limits.o_rate[n] or not r_auto_ack[r] then v_number else 0 end;
+                        v_queue[s.n] := s.queue;
+                    end if;
+                end loop;
             end if;
         end if;
         return next;
@@ -213,16 +245,15 @@ begin
             partitions = leases.partitions || excluded.partitions;
     end if;
     if v_uneven then
-        -- A lease over queues with different lease times ends as a whole, with the shortest of them.
-        update hark.tracks k set lease_until = v_until[l.request]
-        from (
-            select c.request, p.grp, p.partition
-            from (select distinct request from unnest(c_request) as request) as c
-            join hark.leases l on l.id = r_lease[c.request]
-            cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
-        ) as l
-        where k.grp = l.grp and k.partition = l.partition and k.lease = r_lease[l.request]
-            and k.lease_until > v_until[l.request];
+        perform hark.end_sooner_v1(r_lease[c.request], r_until[c.request], v_until[c.request])
+        from (select distinct request from unnest(c_request) as request) as c
+        where v_until[c.request] is not null;
+    end if;
+    if v_limits.o_queues is not null then
+        perform hark.spend_v1(v_limits.o_queues, v_limits.o_grps, v_spent, v_limits.o_rate, array_agg(v_queue[c.n]),
+            array_agg(c.grp), array_agg(c.partition), array_agg(r_lease[c.request]))
+        from unnest(c_request, c_grp, c_partition, v_taken) with ordinality as c(request, grp, partition, taken, n)
+        where c.taken and v_queue[c.n] is not null and not r_auto_ack[c.request];
     end if;
 end $$;
 
@@ -266,6 +297,7 @@ begin
         set cursor = t.cursor, settled = t.settled, settled_at = p_now,
             probe = case when t.cursor >= t.probe then 0 else t.probe end
         where grp = p_grp and partition = p_partition;
+        perform hark.drop_settled_v1(p_partition, offsets);
         more := t.cursor < p_tail or (t.irregular and exists (
             select 1 from hark.fronts f where f.grp = p_grp and f.partition = p_partition));
     else

@@ -12,7 +12,7 @@ create or replace function hark.push_v1(
     p_places bigint[], p_queues text[], p_names text[], p_counts integer[],
     m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
-    x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[],
+    x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
     out o_stale bigint[], out o_places bigint[], out o_tails bigint[], out o_offsets bigint[], out o_outcomes smallint[]
 )
 language plpgsql
@@ -90,27 +90,53 @@ begin
         where m.ordinal > 0;
     else
         insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id,
-            deliver_at, expires_at, backoff, priority, sealed, trace_id, producer)
+            deliver_at, expires_at, backoff, priority, sealed, trace_id, producer, undelivered)
         select v_slot, o_places[m.place], o_tails[m.place] + m.ordinal, v_created[m.place], m.payload, m.transaction_id,
-            nullif(greatest(x.deliver_at, v_now + nullif(x.delay, 0)), 0), v_created[m.place] + x.ttl,
-            x.backoff::bigint[], nullif(x.priority, 0), nullif(x.sealed, false), x.trace_id, x.producer
+            case when greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.place]
+                then greatest(x.deliver_at, v_now + nullif(x.delay, 0)) end,
+            v_created[m.place] + x.ttl,
+            x.backoff::bigint[], nullif(x.priority, 0), nullif(x.sealed, false), x.trace_id, x.producer,
+            x.undelivered::bytea[]
         from unnest(m_place, v_ordinals, m_payload, m_transaction_id) with ordinality
             as m(place, ordinal, payload, transaction_id, n)
         left join unnest(x_message, x_deliver_at, x_delay, x_ttl, x_backoff, x_priority, x_sealed, x_trace_id,
-            x_producer) as x(message, deliver_at, delay, ttl, backoff, priority, sealed, trace_id, producer)
+            x_producer, x_undelivered) as x(message, deliver_at, delay, ttl, backoff, priority, sealed, trace_id, producer,
+            undelivered)
             on x.message = m.n
         where m.ordinal > 0;
-        update hark.partitions p set special = w.special
+        update hark.partitions p
+        set special = greatest(p.special, w.special), lanes = hark.mark_lanes_v1(p.lanes, w.lanes, w.lasts)
         from (
-            select o_places[m.place] as id, max(o_tails[m.place] + m.ordinal) as special
-            from unnest(m_place, v_ordinals) with ordinality as m(place, ordinal, n)
-            join unnest(x_message, x_deliver_at, x_delay, x_ttl) as x(message, deliver_at, delay, ttl) on x.message = m.n
-            where m.ordinal > 0 and (x.deliver_at is not null or x.delay > 0 or x.ttl is not null)
-            group by m.place
+            select y.id, max(y.last) filter (where y.waits) as special,
+                array_agg(y.lane) filter (where y.lane > 1) as lanes, array_agg(y.last) filter (where y.lane > 1) as lasts
+            from (
+                select o_places[m.place] as id, d.waits or x.ttl is not null as waits,
+                    1 + coalesce(x.priority, 0) + case when d.waits then 10 else 0 end as lane,
+                    max(o_tails[m.place] + m.ordinal) as last
+                from unnest(m_place, v_ordinals) with ordinality as m(place, ordinal, n)
+                join unnest(x_message, x_deliver_at, x_delay, x_ttl, x_priority)
+                    as x(message, deliver_at, delay, ttl, priority) on x.message = m.n
+                cross join lateral (
+                    select coalesce(greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.place], false)
+                ) as d(waits)
+                where m.ordinal > 0
+                group by 1, 2, 3
+            ) as y
+            where y.waits or y.lane > 1
+            group by y.id
         ) as w
         where p.id = w.id;
     end if;
 end $$;
+
+-- Lanes of a partition that got messages, and the last offset in each.
+create or replace function hark.mark_lanes_v1(p_before bigint[], p_lanes integer[], p_lasts bigint[]) returns bigint[]
+language sql immutable as $$
+    select case when p_lanes is null then p_before else (
+        select array_agg(greatest(p_before[w.lane], 0, (
+            select max(x.last) from unnest(p_lanes, p_lasts) as x(lane, last) where x.lane = w.lane)) order by w.lane)
+        from generate_series(1, 20) as w(lane)) end
+$$;
 
 -- How many messages of a queue its slowest group has yet to settle (rule 7); all of them while there is no group.
 create or replace function hark.open_v1(p_queue integer) returns bigint
@@ -118,12 +144,14 @@ language sql volatile as $$
     select coalesce(
         (select max(o.number) from (
             select coalesce(sum(
-                p.tail - greatest(p.floor, coalesce(t.cursor, s.cursor))
-                - case when t.cursor is not null then hark.size_v1(t.settled * int8multirange(int8range(p.floor + 1, null))) else (
-                    select count(*) from hark.holes h
-                    where h.partition = p.id and h."offset" > s.cursor and h.owner <> g.id) end
-                + case when t.irregular then (
-                    select count(*) from hark.fronts f where f.grp = g.id and f.partition = p.id) else 0 end), 0) as number
+                case when t.plain is not null then hark.lag_v1(t, p) else
+                    p.tail - greatest(p.floor, coalesce(t.cursor, s.cursor))
+                    - hark.size_v1(case when t.cursor is not null
+                        then t.settled * int8multirange(int8range(p.floor + 1, null))
+                        else hark.gaps_v1(g.id, p.id, s.cursor) end)
+                    + case when t.irregular then (
+                        select count(*) from hark.fronts f where f.grp = g.id and f.partition = p.id) else 0 end
+                end), 0) as number
             from hark.queues q
             join hark.groups g on g.queue = q.name
             left join hark.partitions p on p.queue = q.id
@@ -132,7 +160,7 @@ language sql volatile as $$
                 select hark.start_v1(g.id, p.id) as cursor where t.cursor is null and p.id is not null) as s on true
             where q.id = p_queue
             group by g.id) as o),
-        (select sum(p.tail - p.floor - (select count(*) from hark.holes h where h.partition = p.id))
+        (select sum(p.tail - p.floor - hark.size_v1(hark.gaps_v1(-1, p.id, p.floor)))
          from hark.partitions p where p.queue = p_queue),
         0)::bigint
 $$;

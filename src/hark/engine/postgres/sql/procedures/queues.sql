@@ -1,11 +1,20 @@
--- Makes queues, or replaces all options of those that exist, and makes their partition `Default`.
+-- Makes queues, or replaces all options of those that exist (unless p_make_only), and makes their partition `Default`.
 create or replace function hark.configure_v1(p_now bigint, p_name text, p_namespace text, p_task text,
-    p_options hark.queues, out o_queue integer, out o_partition bigint
+    p_options hark.queues, p_make_only boolean, out o_queue integer, out o_partition bigint
 )
 language plpgsql as $$
 declare
     v_now bigint := hark.time_v1(p_now);
+    v_keeps boolean;
 begin
+    if p_make_only then
+        -- Of those who make it at the same time one does, and the others find it made.
+        perform pg_advisory_xact_lock(hashtextextended(p_name, 0));
+        select id into o_queue from hark.queues where name = p_name;
+        if found then
+            return;
+        end if;
+    end if;
     o_partition := (hark.places_v1(v_now, array[null::bigint], array[p_name], array['Default']))[1];
     update hark.queues q
     set namespace = p_namespace, task = p_task, lease_time = p_options.lease_time,
@@ -18,9 +27,27 @@ begin
         completed_retention_seconds = p_options.completed_retention_seconds,
         max_wait_time_seconds = p_options.max_wait_time_seconds,
         encryption_enabled = p_options.encryption_enabled, schedule = p_options.schedule,
+        max_in_flight = p_options.max_in_flight, rate_limit = p_options.rate_limit, rate_burst = p_options.rate_burst,
+        drop_settled = p_options.drop_settled, lock_duration = p_options.lock_duration,
         touched = hark.bucket_v1(v_now)
-    where q.name = p_name
-    returning q.id into o_queue;
+    from hark.queues before
+    where q.name = p_name and before.id = q.id
+    returning q.id, before.drop_settled and not q.drop_settled into o_queue, v_keeps;
+    if p_options.max_in_flight > 0 then
+        perform hark.list_in_flight_v1(o_queue);
+    end if;
+    if p_options.drop_settled then
+        update hark.partitions set leftover = true where queue = o_queue and not leftover and tail > floor;
+    end if;
+    if v_keeps then
+        -- From now on single removals are noted: so those of the past have to be.
+        insert into hark.holes (partition, "offset")
+        select p.id, o from hark.partitions p
+        cross join lateral generate_series(p.floor + 1, p.tail) as o
+        where p.queue = o_queue and not exists (
+            select 1 from hark.messages m where m.partition = p.id and m."offset" = o)
+        on conflict do nothing;
+    end if;
 end $$;
 
 -- Removes queues with their groups and dead letters. Their messages go with the next rotation. Answers, for each
@@ -48,6 +75,9 @@ begin
     delete from hark.retries using hark.groups g where grp = g.id and g.queue = any (p_names);
     delete from hark.fronts using hark.groups g where grp = g.id and g.queue = any (p_names);
     delete from hark.claims using hark.groups g where grp = g.id and g.queue = any (p_names);
+    delete from hark.exceptions using hark.groups g where grp = g.id and g.queue = any (p_names);
+    delete from hark.in_flight where queue = any (v_ids);
+    delete from hark.allowances where queue = any (v_ids);
     delete from hark.tracks using hark.groups g where grp = g.id and g.queue = any (p_names);
     delete from hark.groups where queue = any (p_names);
     return v_existed;
@@ -92,9 +122,10 @@ begin
         select 1 from hark.partitions where id = any (v_partitions) order by id for no key update
     ) as locked;
     if p_group is not null then
-        select coalesce(sum(p.tail - greatest(t.cursor, p.floor)
+        select coalesce(sum(case when t.plain is not null then hark.lag_v1(t, p) else
+            p.tail - greatest(t.cursor, p.floor)
             - hark.size_v1(t.settled * int8multirange(int8range(greatest(t.cursor, p.floor) + 1, null)))
-            + (select count(*) from hark.fronts f where f.grp = t.grp and f.partition = t.partition)), 0)
+            + (select count(*) from hark.fronts f where f.grp = t.grp and f.partition = t.partition) end), 0)
         into v_number
         from hark.tracks t join hark.partitions p on p.id = t.partition
         where t.grp = v_groups[1] and t.partition = any (v_partitions);
@@ -105,11 +136,17 @@ begin
             select count(*) as number from hark.messages m where m.partition = p.id and m."offset" > p.floor) as n
         where p.id = any (v_partitions);
     end if;
+    if p_group is null then
+        perform hark.withdraw_v1(p, null) from unnest(v_partitions) p;
+    end if;
     delete from hark.retries where grp = any (v_groups) and partition = any (v_partitions);
     delete from hark.fronts where grp = any (v_groups) and partition = any (v_partitions);
     delete from hark.claims where grp = any (v_groups) and partition = any (v_partitions);
+    perform hark.forget_exceptions_v1(g, p) from unnest(v_groups) g cross join unnest(v_partitions) p;
     update hark.tracks t
     set cursor = greatest(t.cursor, p.tail), settled = '{}', probe = 0, irregular = false,
+        plain = case when t.plain is not null then array_fill(p.tail, array[10]) end,
+        seen = case when t.plain is not null then p.tail end,
         lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
         touched = greatest(t.touched, hark.bucket_v1(hark.time_v1(p_now)))
     from hark.partitions p
@@ -117,6 +154,8 @@ begin
     if p_group is null then
         delete from hark.holes where partition = any (v_partitions);
         update hark.partitions set floor = tail where id = any (v_partitions);
+    else
+        perform hark.drop_passed_v1(p) from unnest(v_partitions) p;
     end if;
     return v_number;
 end $$;

@@ -60,7 +60,7 @@ begin
     execute format('lock table hark.%I in share row exclusive mode', v_table);
     execute format('insert into hark.messages '
         'select r.slot, m.partition, m."offset", m.created_at, m.payload, m.transaction_id, m.deliver_at, '
-        'm.expires_at, m.backoff, m.priority, m.sealed, m.owner, m.trace_id, m.producer '
+        'm.expires_at, m.backoff, m.priority, m.sealed, m.owner, m.trace_id, m.producer, m.undelivered '
         'from hark.rotation r, hark.%I m '
         'join hark.partitions p on p.id = m.partition and p.queue <> 0 and m."offset" > p.floor '
         'where r.name = ''messages''', v_table);
@@ -85,7 +85,9 @@ begin
         'select 1 from unnest(l.grps, l.partitions) as p(grp, partition) '
         'join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id) or exists ('
         'select 1 from unnest(l.grps, l.partitions) as p(grp, partition) '
-        'join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id)) '
+        'join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id) or exists ('
+        'select 1 from unnest(l.grps, l.partitions) as p(grp, partition) '
+        'join hark.exceptions e on e.partition = p.partition and e.until = l.until and e.lease = l.id and e.lease is not null)) '
         'on conflict (id, slot) do update set until = greatest(leases.until, excluded.until), '
         'grps = leases.grps || excluded.grps, partitions = leases.partitions || excluded.partitions', 1 - v_slot, v_slot)
     using hark.time_v1(p_now);

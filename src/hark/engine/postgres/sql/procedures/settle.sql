@@ -6,16 +6,18 @@
 -- p_required: leases that something settled without a lease id must be held under, if there are any.
 --
 -- o_codes: 0 done, 1 not found, 2 lease expired, 3 not delivered under this lease, 4 not leased, 5 dead already.
--- o_ready has for each track whether it can be taken now as far as leases are concerned. Groups that do not exist
--- change nothing and are answered in o_stale (0 stands for a group that nobody knows, and is none of them).
+-- o_holders: the lease that an item was held under, where it changed something. o_ready has for each track whether it
+-- can be taken now as far as leases are concerned; o_counts and o_dues, of shared groups: see settle_shared_v1. Groups
+-- that do not exist change nothing and are answered in o_stale (0 stands for a group that nobody knows, and is none of
+-- them).
 create or replace function hark.settle_v1(
     p_now bigint,
-    t_grp integer[], t_partition bigint[],
+    t_grp integer[], t_partition bigint[], t_shared boolean[],
     i_request integer[], i_track integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
     i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[],
     p_required uuid[],
-    out o_codes smallint[], out o_released boolean[], out o_dead boolean[], out o_ready boolean[],
-    out o_stale integer[]
+    out o_codes smallint[], out o_released boolean[], out o_dead boolean[], out o_holders uuid[],
+    out o_ready boolean[], out o_counts integer[], out o_dues bigint[], out o_stale integer[]
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
@@ -25,7 +27,8 @@ declare
     v_offsets bigint[] := i_offset;
     v_items integer[];
     v_number integer;
-    v_rest integer := cardinality(t_grp);
+    v_shared boolean := true = any (t_shared);
+    v_rest integer := cardinality(t_grp) - coalesce(cardinality(array_positions(t_shared, true)), 0);
     v_settled boolean[] := array_fill(false, array[cardinality(t_grp)]);
     v_ready boolean;
     v_ranges int8multirange;
@@ -35,24 +38,39 @@ begin
     o_codes := array_fill(1::smallint, array[cardinality(i_track)]);
     o_released := array_fill(false, array[cardinality(i_track)]);
     o_dead := array_fill(false, array[cardinality(i_track)]);
+    o_holders := array_fill(null::uuid, array[cardinality(i_track)]);
     o_ready := array_fill(false, array[cardinality(t_grp)]);
+    o_counts := array_fill(0, array[cardinality(t_grp)]);
+    o_dues := array_fill(null::bigint, array[cardinality(t_grp)]);
     perform 1 from (
         select 1 from hark.tracks k
-        join unnest(t_grp, t_partition) as w(grp, partition) on k.grp = w.grp and k.partition = w.partition
+        join unnest(t_grp, t_partition, t_shared) as w(grp, partition, shared)
+            on k.grp = w.grp and k.partition = w.partition
+        where not w.shared
         order by k.grp, k.partition for no key update of k
     ) as locked;
     get diagnostics v_number = row_count;
-    if v_number < cardinality(t_grp) then
+    if v_shared or v_number < cardinality(t_grp) then
         o_stale := hark.stale_groups_v1(t_grp);
         if o_stale is not null then
             return;
         end if;
     end if;
     if i_transaction_id is not null then
-        select array_agg(coalesce(i.place, hark.find_message_v1(t_partition[i.track], i.transaction_id, i.own)) order by i.n)
+        select array_agg(coalesce(i.place, hark.find_message_v1(t_partition[i.track], i.transaction_id, i.own), i.own)
+            order by i.n)
         into v_offsets
         from unnest(i_track, i_offset, i_transaction_id, i_place) with ordinality
             as i(track, place, transaction_id, own, n);
+    end if;
+
+    if v_shared then
+        select x.* into o_codes, o_released, o_dead, o_holders, o_counts, o_dues
+        from hark.settle_shared_v1(v_now, t_grp, t_partition, t_shared, i_request, i_track, v_offsets, i_lease, i_status,
+            i_error, i_delay, p_required, o_codes, o_released, o_dead, o_holders, o_counts, o_dues) x;
+        if v_rest = 0 then
+            return;
+        end if;
     end if;
 
     -- The common case, for all tracks at once: everything is completed under the lease that the track is under, and
@@ -67,6 +85,7 @@ begin
                 from (
                     select u.track, u.lease, u.status, u.n, (min(u.n) over (partition by u.track))::integer as one
                     from unnest(i_track, i_lease, i_status) with ordinality as u(track, lease, status, n)
+                    where not t_shared[u.track]
                 ) as i
                 group by i.track
             ), changed as (
@@ -84,26 +103,34 @@ begin
                     and k.lease = s.lease and k.lease_until > v_now and not k.irregular and k.settled = '{}'
                     and s.first = k.cursor + 1 and s.last - s.first + 1 = s.number and s.number = s.distinct_number
                     and int8range(s.first, s.last + 1) <@ k.held
-                returning s.track, s.item, k.lease is null as ended, k.cursor, k.partition
+                returning s.track, s.item, k.lease is null as ended, s.first, k.cursor, k.partition
             )
-            select c.track, c.item, c.ended, c.ended and c.cursor < p.tail as ready
-            from changed c join hark.partitions p on p.id = c.partition
+            select c.track, c.item, c.ended, c.ended and c.cursor < p.tail as ready, c.first, c.cursor,
+                q.drop_settled as drops
+            from changed c join hark.partitions p on p.id = c.partition left join hark.queues q on q.id = p.queue
         loop
             v_rest := v_rest - 1;
             v_settled[v_done.track] := true;
             o_released[v_done.item] := v_done.ended;
             o_ready[v_done.track] := v_done.ready;
+            if v_done.drops then
+                perform hark.drop_settled_v1(t_partition[v_done.track],
+                    array(select generate_series(v_done.first, v_done.cursor)));
+            end if;
         end loop;
-        if v_rest = 0 then
+        if v_rest = 0 and not v_shared then
             o_codes := array_fill(0::smallint, array[cardinality(i_track)]);
+            o_holders := i_lease;
             return;
         end if;
-        select array_agg(case when v_settled[i.track] then 0 else 1 end::smallint order by i.n) into o_codes
-        from unnest(i_track) with ordinality as i(track, n);
+        select array_agg(case when v_settled[i.track] then 0 else i.code end::smallint order by i.n),
+            array_agg(case when v_settled[i.track] then i.lease else i.holder end order by i.n)
+        into o_codes, o_holders
+        from unnest(i_track, o_codes, i_lease, o_holders) with ordinality as i(track, code, lease, holder, n);
     end if;
 
     for k in 1..cardinality(t_grp) loop
-        continue when v_settled[k];
+        continue when v_settled[k] or t_shared[k];
         select array_agg(n order by n) into v_items from unnest(i_track) with ordinality as i(track, n) where track = k;
         select * into t from hark.tracks where grp = t_grp[k] and partition = t_partition[k];
         if not found then
@@ -141,13 +168,19 @@ begin
             where x.grp = t.grp and x.partition = t.partition;
             for n in 1..cardinality(v_items) loop
                 o_codes[v_items[n]] := 0;
+                o_holders[v_items[n]] := t.lease;
             end loop;
             o_released[v_items[cardinality(v_items)]] := isempty(t.held - v_ranges);
         else
-            select s.o_codes, s.o_released, s.o_dead into o_codes, o_released, o_dead
+            select s.o_codes, s.o_released, s.o_dead, s.o_holders into o_codes, o_released, o_dead, o_holders
             from hark.settle_track_v1(v_now, t, v_items, i_request, v_offsets, i_lease, i_status, i_error, i_delay,
-                p_required, o_codes, o_released, o_dead) s;
+                p_required, o_codes, o_released, o_dead, o_holders) s;
         end if;
+        perform hark.drop_settled_v1(t.partition, array_agg(v_offsets[n])) from unnest(v_items) n
+        where o_holders[n] is not null and hark.is_done_v1(t.grp, t.partition, v_offsets[n])
+            and exists (
+                select 1 from hark.partitions p join hark.queues q on q.id = p.queue
+                where p.id = t.partition and q.drop_settled);
         select x.lease is null and (x.cursor < p.tail or (x.irregular and exists (
             select 1 from hark.fronts f where f.grp = x.grp and f.partition = x.partition)))
         into v_ready
@@ -207,42 +240,16 @@ begin
         end if;
         return;
     end if;
-    if not exists (
-        select 1 from hark.messages m join hark.partitions p on p.id = m.partition
-        where m.partition = t.partition and m."offset" = p_offset and m."offset" > p.floor
-            and p.queue <> 0)
-    then
-        code := 1;
-        return;
-    end if;
-    if (p_offset <= t.cursor or p_offset <@ t.settled) and not (t.irregular and exists (
-        select 1 from hark.fronts f where f.grp = t.grp and f.partition = t.partition and f."offset" = p_offset))
-    then
-        if exists (
-            select 1 from hark.dead_letters d join hark.groups g on g.name = d.grp
-            where g.id = t.grp and d.partition = t.partition and d."offset" = p_offset)
-        then
-            code := 5;
-            return;
-        elsif p_status = 0 then
-            code := -1;
-            return;
-        end if;
-    end if;
-    if p_lease is null then
-        code := 4;
-    elsif exists (select 1 from hark.leases l where l.id = p_lease and l.expired) then
-        code := 2;
-    else
-        code := 3;
-    end if;
+    code := hark.refuse_v1(t.grp, t.partition, p_offset, p_lease, p_status,
+        (p_offset <= t.cursor or p_offset <@ t.settled) and not (t.irregular and exists (
+            select 1 from hark.fronts f where f.grp = t.grp and f.partition = t.partition and f."offset" = p_offset)));
 end $$;
 
 -- Settles items of one track one by one; those of one request are judged before any of them has an effect.
 create or replace function hark.settle_track_v1(
     p_now bigint, t hark.tracks, p_items integer[], i_request integer[], i_offset bigint[], i_lease uuid[],
     i_status smallint[], i_error text[], i_delay bigint[], p_required uuid[],
-    inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[]
+    inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[]
 )
 language plpgsql as $$
 declare
@@ -281,13 +288,14 @@ begin
             continue;
         end if;
         v_changed := true;
+        o_holders[i] := v_holders[n];
         v_said := v_said || i_offset[i];
         v_settle := i_status[i] = 0;
         v_give_back := false;
         if i_status[i] = 1 then
             t.irregular := true;
             select * into v_failed from hark.fail_v1(t.grp, t.partition, i_offset[i],
-                coalesce(nullif(i_error[i], ''), 'Failed without an error text'), p_now, true);
+                coalesce(nullif(i_error[i], ''), 'Failed without an error text'), p_now, i_delay[i]);
             v_settle := v_failed.buried;
             v_give_back := not v_failed.buried;
             o_dead[i] := v_failed.dead;

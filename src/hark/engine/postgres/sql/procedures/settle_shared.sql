@@ -1,0 +1,234 @@
+-- Settlements of messages of shared groups: each by itself, under the lock of its own row. The track is locked only
+-- where it has to say that something happened, at most once a second.
+
+-- Locks those tracks of shared groups that a settlement has to note itself in. Before any other row: pops lock the
+-- track first too.
+create or replace function hark.lock_shared_v1(p_now bigint, t_grp integer[], t_partition bigint[], t_shared boolean[])
+returns void
+language plpgsql as $$
+begin
+    perform 1 from (
+        select 1 from hark.tracks k
+        join unnest(t_grp, t_partition, t_shared) as w(grp, partition, shared)
+            on k.grp = w.grp and k.partition = w.partition
+        where w.shared and hark.is_due_for_a_note_v1(k, p_now)
+        order by k.grp, k.partition for no key update of k
+    ) as locked;
+end $$;
+
+create or replace function hark.is_due_for_a_note_v1(t hark.tracks, p_now bigint) returns boolean
+language sql immutable as $$
+    select t.settled_at is null or p_now - t.settled_at >= 1000000 or p_now < t.settled_at
+        or t.touched < hark.bucket_v1(p_now)
+$$;
+
+-- Settles the items of tracks of shared groups; the arguments are those of settle_v1, with all offsets. o_counts has for
+-- each track how many messages can be taken again, o_dues when the next of those that wait can be.
+create or replace function hark.settle_shared_v1(
+    p_now bigint, t_grp integer[], t_partition bigint[], t_shared boolean[],
+    i_request integer[], i_track integer[], i_offset bigint[], i_lease uuid[], i_status smallint[], i_error text[],
+    i_delay bigint[], p_required uuid[],
+    inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[],
+    inout o_counts integer[], inout o_dues bigint[]
+)
+language plpgsql as $$
+declare
+    v_rest integer[];
+    v_done integer[] := '{}';
+    v_settled boolean[] := array_fill(false, array[cardinality(t_grp)]);
+    v_same integer[];
+    n integer := 0;
+    e record;
+begin
+    perform hark.lock_shared_v1(p_now, t_grp, t_partition, t_shared);
+    for e in
+        select w.n::integer as n, x.made_ready
+        from unnest(t_grp, t_partition, t_shared) with ordinality as w(grp, partition, shared, n)
+        cross join lateral hark.expire_shared_v1(w.grp, w.partition, p_now, null) as x where w.shared
+    loop
+        o_counts[e.n] := o_counts[e.n] + e.made_ready;
+    end loop;
+
+    -- The common case, all at once: completed, and nothing else is said of the message.
+    for e in
+        with said as (
+            select i.n::integer as n, i.track, i."offset", i.lease,
+                count(*) over (partition by i.track, i."offset") as number, i.status
+            from unnest(i_track, i_offset, i_lease, i_status) with ordinality as i(track, "offset", lease, status, n)
+            where t_shared[i.track]
+        ), held as (
+            select s.n, x.grp, x.partition, x."offset" from said s
+            join hark.exceptions x on x.grp = t_grp[s.track] and x.partition = t_partition[s.track]
+                and x."offset" = s."offset" and x.until > p_now
+                and x.lease = coalesce(s.lease, case when p_required is null then x.lease end)
+            where s.number = 1 and s.status = 0
+            order by x.grp, x.partition, x."offset" for update of x
+        )
+        delete from hark.exceptions x using held h
+        where x.grp = h.grp and x.partition = h.partition and x."offset" = h."offset"
+        returning h.n, x.lease, x.until
+    loop
+        v_done := v_done || e.n;
+        o_codes[e.n] := 0;
+        o_holders[e.n] := e.lease;
+        v_settled[i_track[e.n]] := true;
+    end loop;
+
+    if cardinality(v_done) < (select count(*) from unnest(i_track) x where t_shared[x]) then
+        select array_agg(i.n::integer order by i.n) into v_rest from unnest(i_track) with ordinality as i(track, n)
+        where t_shared[i.track] and i.n <> all (v_done);
+        while n < cardinality(v_rest) loop
+            -- The items of one request are judged before any of them has an effect.
+            select array_agg(w.item order by w.item) into v_same from unnest(v_rest) as w(item)
+            where i_request[w.item] = i_request[v_rest[n + 1]];
+            n := n + cardinality(v_same);
+            for j in 1..cardinality(v_same) loop
+                select v.* into e from hark.judge_shared_v1(p_now, t_grp[i_track[v_same[j]]],
+                    t_partition[i_track[v_same[j]]], i_offset[v_same[j]], i_lease[v_same[j]], i_status[v_same[j]],
+                    p_required) v;
+                o_codes[v_same[j]] := e.code;
+                o_holders[v_same[j]] := e.holder;
+            end loop;
+            for j in 1..cardinality(v_same) loop
+                select x.* into e from hark.apply_shared_v1(p_now, t_grp[i_track[v_same[j]]],
+                    t_partition[i_track[v_same[j]]], i_offset[v_same[j]], o_codes[v_same[j]], o_holders[v_same[j]],
+                    i_status[v_same[j]], i_error[v_same[j]], i_delay[v_same[j]]) x;
+                o_codes[v_same[j]] := greatest(o_codes[v_same[j]], 0);
+                o_holders[v_same[j]] := e.holder;
+                o_dead[v_same[j]] := e.dead;
+                continue when e.holder is null;
+                v_settled[i_track[v_same[j]]] := true;
+                if e.due <= p_now then
+                    o_counts[i_track[v_same[j]]] := o_counts[i_track[v_same[j]]] + 1;
+                elsif e.due is not null then
+                    o_dues[i_track[v_same[j]]] := least(o_dues[i_track[v_same[j]]], e.due);
+                end if;
+            end loop;
+        end loop;
+    end if;
+    select array_agg(coalesce(o.released, w.released) order by w.n) into o_released
+    from unnest(o_released) with ordinality as w(released, n)
+    left join (
+        select max(h.n) as n, not hark.is_held_v1(h.lease) as released
+        from unnest(o_holders, i_track) with ordinality as h(lease, track, n)
+        where h.lease is not null and t_shared[h.track] group by h.lease
+    ) as o on o.n = w.n;
+    update hark.tracks k set settled_at = p_now, touched = greatest(k.touched, hark.bucket_v1(p_now))
+    from unnest(t_grp, t_partition, v_settled) as w(grp, partition, settled)
+    where w.settled and k.grp = w.grp and k.partition = w.partition and hark.is_due_for_a_note_v1(k, p_now);
+    perform hark.drop_settled_v1(t_partition[i.track], array_agg(i."offset"))
+    from unnest(i_track, i_offset, o_holders) as i(track, "offset", holder)
+    where t_shared[i.track] and i.holder is not null and not exists (
+        select 1 from hark.exceptions x
+        where x.grp = t_grp[i.track] and x.partition = t_partition[i.track] and x."offset" = i."offset")
+    group by t_partition[i.track];
+end $$;
+
+-- Whether a lease holds messages of shared groups.
+create or replace function hark.is_held_v1(p_lease uuid) returns boolean
+language sql volatile as $$
+    select exists (
+        select 1 from hark.leases l
+        cross join lateral unnest(l.partitions) as p(partition)
+        join hark.exceptions e on e.partition = p.partition and e.until = l.until and e.lease = l.id and e.lease is not null
+        where l.id = p_lease)
+$$;
+
+-- Whether a settlement counts: as judge_v1, for a shared group.
+create or replace function hark.judge_shared_v1(
+    p_now bigint, p_grp integer, p_partition bigint, p_offset bigint, p_lease uuid, p_status smallint,
+    p_required uuid[],
+    out code smallint, out holder uuid
+)
+language plpgsql as $$
+declare
+    e hark.exceptions;
+begin
+    select * into e from hark.exceptions x
+    where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset and x.lease is not null for update;
+    if e.until > p_now and (p_lease = e.lease or (p_lease is null and (e.lease = any (p_required)) is not false)) then
+        code := 0;
+        holder := e.lease;
+        return;
+    end if;
+    code := hark.refuse_v1(p_grp, p_partition, p_offset, p_lease, p_status,
+        hark.is_done_v1(p_grp, p_partition, p_offset));
+    if code = 4 and e.until > p_now then
+        code := 3;  -- Held, but not under a lease that it must be held under.
+    end if;
+end $$;
+
+-- Applies a settlement that counts. holder: null if it changed nothing; due: when the message comes again.
+create or replace function hark.apply_shared_v1(
+    p_now bigint, p_grp integer, p_partition bigint, p_offset bigint, p_code smallint, p_lease uuid, p_status smallint,
+    p_error text, p_delay bigint,
+    out holder uuid, out dead boolean, out due bigint
+)
+language plpgsql as $$
+declare
+    v_failed record;
+    e hark.exceptions;
+begin
+    dead := false;
+    select * into e from hark.exceptions x
+    where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset and x.lease = p_lease;
+    if p_code <> 0 or not found then
+        return;  -- Refused, or said before in the same request: the first word counts.
+    end if;
+    holder := p_lease;
+    if p_status = 1 then
+        select * into v_failed from hark.fail_shared_v1(p_grp, p_partition, p_offset,
+            coalesce(nullif(p_error, ''), 'Failed without an error text'), p_now, p_delay);
+        dead := v_failed.dead;
+        select x.due into due from hark.exceptions x
+        where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
+        return;
+    elsif p_status = 2 then
+        due := p_now + coalesce(p_delay, 0);
+        update hark.exceptions x set due = apply_shared_v1.due, lease = null, until = null
+        where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
+        return;
+    elsif p_status = 3 then
+        dead := hark.bury_v1(p_grp, p_partition, p_offset, e.attempts + 1,
+            coalesce(nullif(p_error, ''), 'Sent to the dead letters by its consumer'), p_now, false);
+    end if;
+    delete from hark.exceptions x where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
+end $$;
+
+-- Why a settlement does not count; -1: it is completed already, which is a success that changes nothing. p_done: the
+-- group is done with the message, or there is none. One that was removed has an offset that was given once.
+create or replace function hark.refuse_v1(
+    p_grp integer, p_partition bigint, p_offset bigint, p_lease uuid, p_status smallint, p_done boolean
+) returns smallint
+language plpgsql as $$
+declare
+    v_stored boolean;
+begin
+    if p_offset is null or not exists (
+        select 1 from hark.partitions p where p.id = p_partition and p.queue <> 0 and p_offset between 1 and p.tail)
+    then
+        return 1;
+    end if;
+    v_stored := exists (
+        select 1 from hark.messages m join hark.partitions p on p.id = m.partition
+        where m.partition = p_partition and m."offset" = p_offset and m."offset" > p.floor);
+    if p_done or not v_stored then
+        if exists (
+            select 1 from hark.dead_letters d join hark.groups g on g.name = d.grp
+            where g.id = p_grp and d.partition = p_partition and d."offset" = p_offset)
+        then
+            return 5;
+        elsif not v_stored and (p_status <> 0 or exists (
+            select 1 from hark.withdrawn w
+            where w.partition = p_partition and w."offset" = p_offset and w.grp = p_grp))
+        then
+            return 1;
+        elsif p_status = 0 then
+            return -1;
+        end if;
+    end if;
+    if p_lease is null then
+        return 4;
+    end if;
+    return case when exists (select 1 from hark.leases l where l.id = p_lease and l.expired) then 2 else 3 end;
+end $$;
