@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from hark.broker.batching import Batcher, BatchSizes
+from hark.broker.batchers import Batchers
+from hark.broker.batching import BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
+from hark.broker.keyvalue import KeyValue
+from hark.broker.operations import Operations
 from hark.broker.peers import Peers
 from hark.broker.sealed_queues import SealedQueues
 from hark.broker.timers import LoopTimers, Timers
-from hark.broker.upkeep.expiry import keep_expiring
-from hark.broker.upkeep.flags import keep_learning
-from hark.broker.upkeep.retention import keep_collecting
+from hark.broker.upkeep.duties import Duties
+from hark.broker.work_queues import WorkQueues
 from hark.clock import Clock
 from hark.engine.api import Engine
 from hark.errors import Conflict, HarkError, Unavailable
@@ -25,6 +27,8 @@ from hark.model import (
     DeadLetterFilter,
     DeadLetters,
     Hint,
+    KeyNews,
+    KeyWrite,
     MessageView,
     NewMessage,
     PopRequest,
@@ -51,8 +55,6 @@ A = TypeVar("A")
 PUSH_MAINTENANCE = "push_maintenance"
 POP_MAINTENANCE = "pop_maintenance"
 _SEALING_TRIES = 3
-_CALLS = 2
-"""Calls of one verb at a time, in a store of many servers: one is prepared or answered while the other runs."""
 _BYTES_PER_ITEM = 16 * 1024
 
 
@@ -76,61 +78,35 @@ class Broker:
         self._settings = settings
         self._clock = clock
         self._sealed = SealedQueues(engine, settings.encryption)
+        self.work_queues = WorkQueues(self, settings.queue, clock)
+        self.operations = Operations(clock)
         self._peers = peers
         self._timers = timers or LoopTimers(clock)
         self._random = random
         self._flags: dict[str, bool] = {}
-        self._duties: list[asyncio.Task[None]] = []
+        self._duties = Duties()
 
     async def start(self) -> None:
         """Open the engine and begin the upkeep."""
-        self._make_batchers()
+        self._batchers = Batchers(self.engine, self._settings, self.give_back)
+        self._releases: set[asyncio.Task[None]] = set()
         self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self)
-        await self.engine.start(self._hint)
+        self.keyvalue = KeyValue(
+            self.engine,
+            self._settings,
+            self._sealed,
+            self._timers,
+            self._random,
+            make_batcher=self._batchers.make,
+            check_pushes=self.check_pushes,
+        )
+        await self.engine.start(self._hint, self._key_news)
         self._take_over(await self.engine.read_flags())
         await self._sealed.learn()
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
-            await self._peers.start(secret, self._heard)
-        self._duties = [
-            asyncio.create_task(keep_expiring(self.engine, self._clock), name="expiry"),
-            asyncio.create_task(
-                keep_collecting(self.engine, self._settings.retention.interval_ms / 1000), name="retention"
-            ),
-        ]
-        if self.engine.shared:
-            self._duties.append(asyncio.create_task(keep_learning(self.refresh_flags), name="flags"))
-
-    def _make_batchers(self) -> None:
-        engine = self.engine
-        # In a store of many servers calls that push to the same partitions wait for each other, so all that waits goes
-        # with one call; those of the other verbs pass each other by.
-        self._push: Batcher[Sequence[NewMessage], list[PushOutcome]] = self._batcher("push", engine.push, max_calls=1)
-        # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
-        self._pop: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop, self.give_back)
-        self._pop_auto_ack: Batcher[PopRequest, PopResult] = self._batcher("pop", engine.pop)
-        self._settle: Batcher[Sequence[Settlement], list[SettleOutcome]] = self._batcher("ack", engine.settle)
-        self._transact: Batcher[Transaction, TransactionOutcome] = self._batcher("transaction", engine.transact)
-        self._renew: Batcher[Renewal, RenewOutcome] = self._batcher("renew", engine.renew)
-        self._releases: set[asyncio.Task[None]] = set()
-
-    def _batcher(
-        self,
-        name: str,
-        call: Callable[[Sequence[Q]], Awaitable[Sequence[A | HarkError]]],
-        orphaned: Callable[[A], None] | None = None,
-        max_calls: int = _CALLS,
-    ) -> Batcher[Q, A]:
-        batching, limits = self._settings.batching, self._settings.limits
-        return Batcher(
-            name,
-            call,
-            max_items=batching.max_items,
-            max_wait=batching.max_wait_ms / 1000,
-            max_pending=limits.max_pending,
-            max_calls=max_calls if self.engine.shared else None,
-            orphaned=orphaned,
-        )
+            await self._peers.start(secret, self._heard, self._heard_keys)
+        self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
 
     def _hint(self, hints: Sequence[Hint]) -> None:
         """Something happened through this server."""
@@ -142,19 +118,28 @@ class Broker:
         """Something happened through another server."""
         self.delivery.hint(self.engine.hear(hints), "peer")
 
+    def _key_news(self, news: KeyNews) -> None:
+        """Keys were changed through this server."""
+        self.keyvalue.watchers.tell(news)
+        if self._peers is not None:
+            self._peers.tell_keys(news)
+
+    def _heard_keys(self, news: KeyNews) -> None:
+        """Keys were changed through another server."""
+        self.keyvalue.watchers.tell(news)
+
     def stop_waiting(self) -> None:
-        """Answer all waiting pops now; the server is about to stop."""
+        """Answer all who wait now, for messages or for changes of keys; the server is about to stop."""
         self.delivery.close()
+        self.keyvalue.watchers.close()
 
     async def close(self) -> None:
         """Finish what was accepted, then close the engine."""
         self.stop_waiting()
         await self.delivery.drain()
-        for duty in self._duties:
-            duty.cancel()
-        await asyncio.gather(*self._duties, return_exceptions=True)
-        for batcher in (self._push, self._pop, self._pop_auto_ack, self._settle, self._transact, self._renew):
-            await batcher.drain()
+        await self._duties.end()
+        await self._batchers.drain()
+        await self.keyvalue.drain()
         if self._releases:
             await asyncio.wait(self._releases)
         await self.engine.close()
@@ -167,14 +152,7 @@ class Broker:
 
     def batch_sizes(self) -> dict[str, BatchSizes]:
         """By verb, how many requests shared a call of the engine."""
-        return {
-            "push": self._push.sizes,
-            "pop": self._pop.sizes,
-            "pop_auto_ack": self._pop_auto_ack.sizes,
-            "ack": self._settle.sizes,
-            "transaction": self._transact.sizes,
-            "renew": self._renew.sizes,
-        }
+        return self._batchers.sizes() | self.keyvalue.batch_sizes()
 
     @property
     def waiting(self) -> int:
@@ -185,15 +163,11 @@ class Broker:
 
     async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
         """Append messages; returns when they are on stable storage."""
-        if self._flags.get(PUSH_MAINTENANCE):
-            raise Unavailable(
-                "pushes are stopped for maintenance; nothing was stored, try again later",
-                code="maintenance",
-                retry_after=5,
-            )
+        if self._flags:
+            self.check_pushes()
         if self._sealed:
             items = self._sealed.seal(items)
-        outcomes = await self._push.submit(items, _weight(items))
+        outcomes = await self._batchers.push.submit(items, _weight(items))
         for outcome in outcomes:
             if outcome.code == "sealing_mismatch":
                 return await self._push_again(items, outcomes)
@@ -218,10 +192,10 @@ class Broker:
     def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         """Pop once, together with others."""
         if not request.auto_ack:
-            return self._pop.submit(request)
+            return self._batchers.pop.submit(request)
         if self._sealed.may_concern(request):
             return asyncio.ensure_future(self._pop_sealed(request))
-        return self._pop_auto_ack.submit(request)
+        return self._batchers.pop_auto_ack.submit(request)
 
     async def _pop_sealed(self, request: PopRequest) -> PopResult:
         """Auto-ack where payloads are sealed: what can't be opened must not be settled, so it is opened first."""
@@ -262,24 +236,20 @@ class Broker:
 
     async def settle(self, items: Sequence[Settlement]) -> list[SettleOutcome]:
         """Complete, fail, retry or dead-letter messages."""
-        outcomes = await self._settle.submit(items, len(items))
+        outcomes = await self._batchers.settle.submit(items, len(items))
         self.delivery.streams.settled(items, outcomes)
         return outcomes
 
     async def transact(self, transaction: Transaction) -> TransactionOutcome:
-        """Apply pushes and settlements together or not at all."""
-        pushes = any(isinstance(operation, NewMessage) for operation in transaction.operations)
-        if pushes and self._flags.get(PUSH_MAINTENANCE):
-            raise Unavailable("pushes are stopped for maintenance; try again later", code="maintenance", retry_after=5)
+        """Apply pushes, settlements and writes of keys together or not at all."""
+        keys = transaction.keys or KeyWrite()
+        pushes = any(isinstance(operation, NewMessage) for operation in (*transaction.operations, *keys.messages))
+        if pushes:
+            self.check_pushes()
+        weight = len(transaction.operations) + len(keys.checks) + len(keys.mutations) + len(keys.messages)
         for _ in range(_SEALING_TRIES):
-            wanted = transaction
-            if self._sealed:
-                operations = [
-                    self._sealed.seal([operation])[0] if isinstance(operation, NewMessage) else operation
-                    for operation in transaction.operations
-                ]
-                wanted = Transaction(operations, transaction.required_leases)
-            outcome = await self._transact.submit(wanted, len(wanted.operations))
+            wanted = self._sealed.seal_transaction(transaction) if self._sealed else transaction
+            outcome = await self._batchers.transact.submit(wanted, weight)
             if outcome.code != "sealing_mismatch":
                 self._note_settled(transaction, outcome)
                 return outcome
@@ -288,7 +258,7 @@ class Broker:
 
     async def renew(self, renewal: Renewal) -> RenewOutcome:
         """Hold a lease longer."""
-        outcome = await self._renew.submit(renewal)
+        outcome = await self._batchers.renew.submit(renewal)
         if outcome.expires_at is not None:
             self.delivery.streams.renewed(renewal.lease_id, outcome.expires_at)
         return outcome
@@ -298,10 +268,7 @@ class Broker:
             return
         for operation, result in zip(transaction.operations, outcome.results, strict=True):
             if isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
-                # Without a lease of its own it was held under one of those that the transaction requires.
-                for lease in (operation.lease_id,) if operation.lease_id else transaction.required_leases:
-                    settled = msgspec.structs.replace(operation, lease_id=lease)
-                    self.delivery.streams.settled([settled], [result])
+                self.delivery.streams.settled([operation], [result])
 
     # Queues ------------------------------------------------------------------------------------------------
 
@@ -311,6 +278,12 @@ class Broker:
         info = first(await self.engine.configure([spec]))
         self._sealed.note(info)
         return info
+
+    async def delete_queues(self, names: Sequence[str]) -> list[bool]:
+        """Remove queues with everything in them. False: there was none."""
+        deleted = await self.engine.delete_queues(names)
+        self.work_queues.forget(names)
+        return deleted
 
     async def set_maintenance(self, flag: str, enabled: bool) -> None:
         """Stop or resume all pushes or all pops, over restarts too."""
@@ -329,6 +302,15 @@ class Broker:
             self.delivery.suspend()
         elif was_stopped and not is_stopped:
             self.delivery.resume()
+
+    def check_pushes(self) -> None:
+        """Refuse to push during maintenance."""
+        if self._flags.get(PUSH_MAINTENANCE):
+            raise Unavailable(
+                "pushes are stopped for maintenance; nothing was stored, try again later",
+                code="maintenance",
+                retry_after=5,
+            )
 
     def maintenance(self, flag: str) -> bool:
         """Whether pushes or pops are stopped."""
@@ -382,7 +364,7 @@ class Broker:
             if not again:
                 return outcomes
             retried = [self._sealed.reseal(items[index]) for index in again]
-            answers = await self._push.submit(retried, len(retried))
+            answers = await self._batchers.push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
         raise Conflict("the encryption of a queue is being changed; try again")

@@ -9,7 +9,7 @@ import msgspec
 from hark.broker.sealing import Sealer
 from hark.engine.api import Engine
 from hark.errors import InvalidInput, Unavailable
-from hark.model import NewMessage, PopRequest, PopResult, QueueInfo, QueueSpec
+from hark.model import NewMessage, PopRequest, PopResult, QueueInfo, QueueSpec, Transaction
 from hark.settings import Encryption
 
 
@@ -52,6 +52,17 @@ class SealedQueues:
     def seal(self, items: Sequence[NewMessage]) -> list[NewMessage]:
         """Messages as they are to be stored."""
         return [self._sealed(item) if item.queue in self._names and not item.sealed else item for item in items]
+
+    def seal_transaction(self, transaction: Transaction) -> Transaction:
+        """A transaction with its messages as they are to be stored."""
+        operations = [
+            self.seal([operation])[0] if isinstance(operation, NewMessage) else operation
+            for operation in transaction.operations
+        ]
+        keys = transaction.keys
+        if keys is not None and keys.messages:
+            keys = msgspec.structs.replace(keys, messages=self.seal(keys.messages))
+        return Transaction(operations, transaction.required_leases, keys)
 
     def reseal(self, item: NewMessage) -> NewMessage:
         """A message as it is to be stored after the encryption of its queue was changed."""

@@ -20,6 +20,10 @@ class Consumer(Hashable, Protocol):
     def partition(self) -> str | None:
         """The partition that it wants, if not any."""
 
+    @property
+    def batch(self) -> int:
+        """How many messages it takes at once, if it can."""
+
     def next_pull(self) -> PopRequest | None:
         """What to pop for it now; None: it wants nothing after all."""
 

@@ -10,10 +10,11 @@ from hark.broker.delivery.browsers import Browsers
 from hark.broker.delivery.fallback import FallbackPolls
 from hark.broker.delivery.intentions import Intention, Intentions
 from hark.broker.delivery.labels import Labels
+from hark.broker.delivery.lanes import Key
 from hark.broker.delivery.metrics import DeliveryMetrics, Source
 from hark.broker.delivery.stream import Stream
 from hark.broker.delivery.streams import Streams
-from hark.broker.delivery.subscription import Key, Subscription
+from hark.broker.delivery.subscription import Subscription
 from hark.broker.timers import Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
@@ -117,9 +118,10 @@ class Delivery:
         """Whether a newcomer looks for itself before it waits.
 
         Where somebody waits for the same already there is nothing that is known of; and if there were, it would not
-        be its turn. (An explicit mode has to be checked by the store.)
+        be its turn. (An explicit mode has to be checked by the store, once for all who name it.)
         """
-        return intention.request.group_mode is not None or not intention.subscription.waits_before(intention)
+        subscription, mode = intention.subscription, intention.request.group_mode
+        return mode not in (None, subscription.mode) or not subscription.waits_before(intention)
 
     async def _look(self, intention: Intention) -> PopResult | None:
         subscription, partition = intention.subscription, intention.partition
@@ -139,6 +141,7 @@ class Delivery:
             intention.failure = failure
             subscription.note_failure(partition)
             return None
+        subscription.mode = intention.request.group_mode or subscription.mode
         if not result.messages:
             subscription.note_empty(partition, result.look_again_at)
         return result

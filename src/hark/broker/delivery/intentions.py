@@ -58,6 +58,11 @@ class Intention:
         """The partition that it wants, if not any."""
         return self.request.partition
 
+    @property
+    def batch(self) -> int:
+        """How many messages it takes at once."""
+        return self.request.batch
+
     def next_pull(self) -> PopRequest | None:
         """One intention is one pop with its own batch and its own lease."""
         return None if self.answer.done() else self.request

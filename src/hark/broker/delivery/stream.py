@@ -52,6 +52,11 @@ class StreamConsumer:
         """The partition that it wants, if not any."""
         return self.request.partition
 
+    @property
+    def batch(self) -> int:
+        """How many messages it takes at once, with enough credit."""
+        return self.request.batch
+
     def next_pull(self) -> PopRequest | None:
         """A pop of at most what the stream has credit for."""
         batch = self.stream.begin_pull(self)
@@ -306,10 +311,10 @@ class Stream:
 
     # What became of what it holds --------------------------------------------------------------------------
 
-    def settled(self, item: Settlement, outcome: SettleOutcome) -> None:
-        """A message of it was settled on this server."""
-        if item.lease_id is not None and self._window.settled(item, outcome):
-            self._streams.release(item.lease_id)
+    def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> None:
+        """A message of one of its leases was settled on this server."""
+        if self._window.settled(lease_id, item, outcome):
+            self._streams.release(lease_id)
         self._update()
 
     def ended(self, lease_id: str) -> None:

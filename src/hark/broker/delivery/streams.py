@@ -78,10 +78,11 @@ class Streams:
         if not self._by_lease:
             return
         for item, outcome in zip(items, outcomes, strict=True):
-            if outcome.success and item.lease_id is not None:
-                stream = self._by_lease.get(item.lease_id)
+            lease_id = outcome.lease_id or item.lease_id
+            if outcome.success and lease_id is not None:
+                stream = self._by_lease.get(lease_id)
                 if stream is not None:
-                    stream.settled(item, outcome)
+                    stream.settled(lease_id, item, outcome)
 
     def ended(self, lease_ids: Sequence[str]) -> None:
         """Leases are over."""

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hark.broker.delivery.alarms import Alarms
-from hark.broker.delivery.believed import Believed, Piece
+from hark.broker.delivery.believed import Believed
 from hark.broker.delivery.consumer import Consumer
 from hark.broker.delivery.consumers import ConsumerManager, State
+from hark.broker.delivery.counted import Piece
+from hark.broker.delivery.lanes import Batches, Key, Lane, LookResult
 from hark.broker.delivery.metrics import Source
 from hark.errors import EngineFailure, HarkError, Overloaded
-from hark.model import Hint, PopRequest, PopResult
+from hark.model import GroupMode, Hint, PopRequest, PopResult
 
 if TYPE_CHECKING:
     from hark.broker.delivery.delivery import Delivery
@@ -26,51 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Key(NamedTuple):
-    """What a subscription is about: a queue, or all queues with a namespace and/or a task; and for which group."""
-
-    queue: str | None
-    namespace: str | None
-    task: str | None
-    group: str
-
-
-class Lane:
-    """Consumers of a subscription that want the same partition, or any."""
-
-    __slots__ = ("consumers", "looking")
-
-    def __init__(self) -> None:
-        self.consumers = 0
-        self.looking = False
-        """A look for some of them is under way."""
-
-
-class LookResult:
-    """What a look for several consumers came to."""
-
-    __slots__ = ("empty", "failed", "found", "surprised")
-
-    def __init__(self) -> None:
-        self.found = False
-        """Somebody got something."""
-        self.surprised = False
-        """Something was where nothing was believed to be."""
-        self.empty = False
-        """Somebody got nothing."""
-        self.failed = False
-
-
 class Subscription:
     """Everybody on this server who waits for one (queue, group) or one (namespace, task, group)."""
 
     def __init__(self, key: Key, delivery: Delivery) -> None:
         self.key = key
+        self.mode: GroupMode | None = None
+        """That of the group, if somebody named one and the store agreed. It may change; then the pump finds out."""
         self._delivery = delivery
         self._metrics = delivery.metrics
         self._manager: ConsumerManager[Consumer] = ConsumerManager(delivery.cap)
         self._believed = Believed(delivery.cap)
         self._lanes: dict[str | None, Lane] = {}
+        self._batches = Batches()
         self._woken_by: dict[Consumer, tuple[Source, int]] = {}
         """By what and when those were told who are told."""
         self._alarms = Alarms(delivery.timers, self._ring)
@@ -97,6 +67,8 @@ class Subscription:
             if self._delivery.shared:
                 self._delivery.fallback.watch((self.key, consumer.partition))
         lane.consumers += 1
+        if self._batches.add(consumer.batch):
+            self._believed.set_batch(self._batches.smallest)
         self._manager.add(consumer, priority=consumer.priority, partition=consumer.partition)
 
     def leave(self, consumer: Consumer) -> None:
@@ -109,6 +81,8 @@ class Subscription:
         self._late.pop(consumer, None)
         lane = self._lanes[consumer.partition]
         lane.consumers -= 1
+        if self._batches.remove(consumer.batch):
+            self._believed.set_batch(self._batches.smallest)
         if not lane.consumers:
             self._close(consumer.partition, lane)
         if was_told:
@@ -177,7 +151,13 @@ class Subscription:
         if hint.partitions is None:
             self.look_everywhere(source)
             return
-        if not self._believed.hear([(hint.queue, partition) for partition in hint.partitions], hint.news):
+        pieces = [(hint.queue, partition) for partition in hint.partitions]
+        # What is for every group has counts for those that are shared; this one may not be, or is not known yet.
+        if hint.counts and hint.group is not None:
+            is_believed = self._believed.hear_counted(zip(pieces, hint.counts, strict=True))
+        else:
+            is_believed = self._believed.hear(pieces, hint.news)
+        if not is_believed:
             self.look_everywhere(source)
             return
         if self._delivery.shared:
@@ -276,7 +256,7 @@ class Subscription:
     def _look(self, partition: str | None, lane: Lane) -> None:
         """Begin to look for everybody in a lane who was told."""
         pulls: list[tuple[Consumer, asyncio.Future[PopResult]]] = []
-        mark = self._believed.mark
+        mark = self._believed.begin_look()
         unwilling: list[Consumer] = []
         for consumer in self._manager.notified(partition):
             request = consumer.next_pull()
@@ -309,10 +289,9 @@ class Subscription:
         try:
             await asyncio.wait([answer for _, answer in pulls])
             came = self._hand_over(partition, pulls, mark)
-            # A partition that was taken has nothing more, no less than one that had nothing.
-            if came.empty or came.failed or partition is not None:
+            if came.empty or came.failed:
                 self._believed.disprove(partition, self.key.queue, mark)
-            elif came.surprised:
+            elif came.surprised and partition is None:
                 self._believed.expect_more()
             if came.failed:
                 self.note_failure(partition)
@@ -364,8 +343,12 @@ class Subscription:
 
     def _deliver(self, consumer: Consumer, result: PopResult, mark: int) -> bool:
         """Hand over messages; whether some of them are from where nothing was believed to be."""
-        taken: dict[Piece, None] = {(message.queue, message.partition): None for message in result.messages}
-        known = [self._believed.took(piece, mark, leased=bool(result.lease_id)) for piece in taken]
+        taken: dict[Piece, int] = {}
+        for message in result.messages:
+            piece = message.queue, message.partition
+            taken[piece] = taken.get(piece, 0) + 1
+        leased = bool(result.lease_id)
+        known = [self._believed.took(piece, count, mark, leased=leased) for piece, count in taken.items()]
         self._manager.served(consumer)
         if not consumer.deliver(result):
             self._delivery.pops.give_back(result)

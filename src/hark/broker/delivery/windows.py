@@ -10,11 +10,36 @@ from hark.model import PopResult, Settlement, SettleOutcome
 class _Held:
     """What is left of the messages of one lease, by partition."""
 
-    __slots__ = ("expires_at", "parts")
+    __slots__ = ("expires_at", "parts", "places")
 
-    def __init__(self, expires_at: int | None) -> None:
-        self.expires_at = expires_at
-        self.parts: dict[str, set[str]] = {}
+    def __init__(self, result: PopResult) -> None:
+        self.expires_at = result.expires_at
+        self.parts: dict[str, dict[str, str]] = {}
+        """The ids of messages by their transaction ids, which are unique in a partition only."""
+        self.places: dict[str, tuple[str, str]] = {}
+        """The partition and the transaction id of a message, by its id."""
+        for message in result.messages:
+            self.parts.setdefault(message.partition_id, {})[message.transaction_id] = message.id
+            self.places[message.id] = message.partition_id, message.transaction_id
+
+    def find(self, item: Settlement) -> tuple[str, str] | None:
+        """Which message a settlement is about, whatever it names it by: partition and transaction id."""
+        if item.transaction_id in self.parts.get(item.partition_id, ()):
+            return item.partition_id, item.transaction_id
+        return self.places.get(item.transaction_id)
+
+    def remove(self, place: tuple[str, str]) -> None:
+        """Forget a message."""
+        partition, transaction_id = place
+        part = self.parts[partition]
+        del self.places[part.pop(transaction_id)]
+        if not part:
+            del self.parts[partition]
+
+    def remove_part(self, partition: str) -> None:
+        """Forget all messages of a partition, if there are any."""
+        for message_id in self.parts.pop(partition, {}).values():
+            del self.places[message_id]
 
 
 class Window:
@@ -37,45 +62,38 @@ class Window:
 
     def add(self, result: PopResult) -> None:
         """Messages came under a lease."""
-        held = self._leases[result.lease_id] = _Held(result.expires_at)
-        for message in result.messages:
-            held.parts.setdefault(message.partition_id, set()).add(message.transaction_id)
-        self._messages += len(result.messages)
+        held = self._leases[result.lease_id] = _Held(result)
+        self._messages += len(held.places)
 
-    def settled(self, item: Settlement, outcome: SettleOutcome) -> bool:
-        """A message was settled; whether its lease is over with that.
+    def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> bool:
+        """A message of a lease was settled; whether the lease is over with that.
 
-        One that fails takes along what was behind it in its partition: that comes again, in order, after it.
+        In an ordered group one that fails takes along what was behind it in its partition: that comes again, in order,
+        after it. In a shared group each goes by itself.
         """
-        assert item.lease_id is not None
-        held = self._leases.get(item.lease_id)
-        part = None if held is None else held.parts.get(item.partition_id)
-        if held is None or part is None:
+        held = self._leases.get(lease_id)
+        if held is None:
             return False
+        before = len(held.places)
+        place = held.find(item)
         if outcome.lease_released:
-            self._drop(held, item.partition_id)
-        elif item.transaction_id in part:
-            part.remove(item.transaction_id)
-            self._messages -= 1
-            if not part:
-                del held.parts[item.partition_id]
-        if held.parts:
+            held.remove_part(item.partition_id if place is None else place[0])
+        elif place is not None:
+            held.remove(place)
+        self._messages -= before - len(held.places)
+        if held.places:
             return False
-        del self._leases[item.lease_id]
+        del self._leases[lease_id]
         return True
 
     def end(self, lease_id: str) -> None:
         """A lease is over, with all that is left of it."""
         held = self._leases.pop(lease_id, None)
         if held is not None:
-            for partition in list(held.parts):
-                self._drop(held, partition)
+            self._messages -= len(held.places)
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
         """A lease ends later."""
         held = self._leases.get(lease_id)
         if held is not None:
             held.expires_at = expires_at
-
-    def _drop(self, held: _Held, partition: str) -> None:
-        self._messages -= len(held.parts.pop(partition))

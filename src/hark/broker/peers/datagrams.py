@@ -2,9 +2,10 @@
 
     "HARK" | version | sender, 16 bytes | sequence, u64 | time in microseconds, i64 | notices | HMAC-SHA256 of all that
 
-The notices are msgpack: MESSAGE_AVAILABLE `[1, queue, partitions]` and PARTITION_FREE `[2, queue, group, partitions,
-ended]`, with nil for any group and for any partition. No list of partitions at all (`[]`) comes with leases that ended
-and did not fit beside the partitions.
+The notices are msgpack: MESSAGE_AVAILABLE `[1, queue, partitions, counts]` and PARTITION_FREE `[2, queue, group,
+partitions, ended, counts]`, with nil for any group and for any partition. No list of partitions at all (`[]`) comes
+with leases that ended and did not fit beside the partitions. There is one count for each partition, or none at all.
+KEYS_CHANGED is `[3, keys]`, with nil for any key; keys are encoded.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from itertools import chain
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from hark.broker.peers.senders import Senders
 from hark.clock import SECOND, Clock
-from hark.model import Hint
+from hark.keys import InvalidKey, decode_key, encode_key
+from hark.model import Hint, KeyNews
 
 MAX_BYTES = 1200
 """Of a datagram; below what any path carries in one packet, so that none is taken apart on its way."""
@@ -31,8 +34,13 @@ _HEAD = struct.Struct(">4sB16sQq")
 _SIGNATURE_BYTES = 32
 _LIST_BYTES = 3
 """What msgpack puts before a list, at most (of less than 65,536 items)."""
+_MOST_COUNTED = 65_535
+"""Of one partition; beyond that it makes no difference to anybody."""
+_COUNT_BYTES = 3
 _ROOM = MAX_BYTES - _HEAD.size - _SIGNATURE_BYTES - _LIST_BYTES
 
+T = TypeVar("T", str, bytes)
+Counts = tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_COUNTED)], ...]
 Reason = Literal["size", "magic", "version", "signature", "own", "time", "replay", "content"]
 """Why a datagram is refused."""
 
@@ -50,6 +58,7 @@ class MessageAvailable(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     queue: str
     partitions: tuple[str, ...] | None
+    counts: Counts = ()
 
 
 class PartitionFree(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -59,6 +68,13 @@ class PartitionFree(msgspec.Struct, frozen=True, array_like=True, tag=2):
     group: str | None
     partitions: tuple[str, ...] | None
     ended: tuple[str, ...]
+    counts: Counts = ()
+
+
+class KeysChanged(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Keys were written or removed."""
+
+    keys: tuple[bytes, ...] | None
 
 
 class Packer:
@@ -71,11 +87,11 @@ class Packer:
         self._sequence = 0
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def pack(self, hints: Sequence[Hint]) -> Iterator[tuple[bytes, int]]:
+    def pack(self, hints: Sequence[Hint], keys: KeyNews | None = None) -> Iterator[tuple[bytes, int]]:
         """As few datagrams as it takes, each with the number of its notices."""
         notices: list[msgspec.Raw] = []
         used = 0
-        for notice in self._notices(hints):
+        for notice in chain(self._notices(hints), () if keys is None else self._key_notices(keys)):
             if used + len(notice) > _ROOM:
                 yield self._signed(notices), len(notices)
                 notices, used = [], 0
@@ -93,7 +109,7 @@ class Packer:
     def _notices(self, hints: Sequence[Hint]) -> Iterator[bytes]:
         """Each hint as bytes that fit; one that does not fit becomes several."""
         for hint in hints:
-            notice = self._encode(_notice(hint, hint.partitions, hint.ended))
+            notice = self._encode(_notice(hint, hint.partitions, hint.ended, hint.counts))
             if len(notice) <= _ROOM:
                 yield notice
             else:
@@ -101,21 +117,33 @@ class Packer:
 
     def _parts(self, hint: Hint) -> Iterator[MessageAvailable | PartitionFree]:
         """A long hint in parts: first the places, then the leases that ended, which free no further place."""
-        room = _ROOM - len(self._encode(_notice(hint, (), ()))) - 2 * _LIST_BYTES
+        room = _ROOM - len(self._encode(_notice(hint, (), (), ()))) - 3 * _LIST_BYTES
         if hint.partitions is None:
-            yield _notice(hint, None, ())
+            yield _notice(hint, None, (), ())
         else:
-            for partitions in self._chunks(hint.partitions, room):
-                yield _notice(hint, partitions, ())
-        for ended in self._chunks(hint.ended, room):
-            yield _notice(hint, (), ended)
+            told = 0
+            for partitions in self._chunks(hint.partitions, room, _COUNT_BYTES if hint.counts else 0):
+                yield _notice(hint, partitions, (), hint.counts[told : told + len(partitions)])
+                told += len(partitions)
+        for ended in self._chunks(hint.ended, room, 0):
+            yield _notice(hint, (), ended, ())
 
-    def _chunks(self, names: Sequence[str], room: int) -> Iterator[tuple[str, ...]]:
-        """Names in their order, as many at a time as have room."""
-        chunk: list[str] = []
+    def _key_notices(self, news: KeyNews) -> Iterator[bytes]:
+        """News of keys as bytes that fit; of a key that does not fit alone it is said that any may have changed."""
+        room = _ROOM - len(self._encode(KeysChanged(()))) - _LIST_BYTES
+        keys = None if news.keys is None else [encode_key(key) for key in news.keys]
+        if keys is None or any(len(self._encode(key)) > room for key in keys):
+            yield self._encode(KeysChanged(None))
+            return
+        for chunk in self._chunks(keys, room, 0):
+            yield self._encode(KeysChanged(chunk))
+
+    def _chunks(self, names: Sequence[T], room: int, beside: int) -> Iterator[tuple[T, ...]]:
+        """Names in their order, as many at a time as have room, each with so many bytes beside it."""
+        chunk: list[T] = []
         used = 0
         for name in names:
-            size = len(self._encode(name))
+            size = len(self._encode(name)) + beside
             if used + size > room:
                 yield tuple(chunk)
                 chunk, used = [], 0
@@ -133,10 +161,10 @@ class Unpacker:
         self._sender = sender
         self._clock = clock
         self._senders = Senders()
-        self._decode = msgspec.msgpack.Decoder(list[MessageAvailable | PartitionFree]).decode
+        self._decode = msgspec.msgpack.Decoder(list[MessageAvailable | PartitionFree | KeysChanged]).decode
 
-    def unpack(self, datagram: bytes) -> list[Hint]:
-        """The hints in a datagram; raises `Refusal`."""
+    def unpack(self, datagram: bytes) -> list[Hint | KeyNews]:
+        """The hints and the news of keys in a datagram; raises `Refusal`."""
         if not _HEAD.size + _SIGNATURE_BYTES < len(datagram) <= MAX_BYTES:
             raise Refusal("size")
         magic, version, sender, sequence, time = _HEAD.unpack_from(datagram)
@@ -154,18 +182,31 @@ class Unpacker:
         if not self._senders.is_new(sender, sequence):
             raise Refusal("replay")
         try:
-            return [_hint(notice) for notice in self._decode(content[_HEAD.size :])]
-        except msgspec.DecodeError:
+            return [
+                _key_news(notice) if isinstance(notice, KeysChanged) else _hint(notice)
+                for notice in self._decode(content[_HEAD.size :])
+            ]
+        except (msgspec.DecodeError, InvalidKey):
             raise Refusal("content") from None
 
 
-def _notice(hint: Hint, partitions: tuple[str, ...] | None, ended: tuple[str, ...]) -> MessageAvailable | PartitionFree:
+def _notice(
+    hint: Hint, partitions: tuple[str, ...] | None, ended: tuple[str, ...], counts: tuple[int, ...]
+) -> MessageAvailable | PartitionFree:
+    counts = tuple(min(count, _MOST_COUNTED) for count in counts)
     if hint.news == "message":
-        return MessageAvailable(hint.queue, partitions)
-    return PartitionFree(hint.queue, hint.group, partitions, ended)
+        return MessageAvailable(hint.queue, partitions, counts)
+    return PartitionFree(hint.queue, hint.group, partitions, ended, counts)
+
+
+def _key_news(notice: KeysChanged) -> KeyNews:
+    return KeyNews(None if notice.keys is None else tuple(decode_key(key) for key in notice.keys))
 
 
 def _hint(notice: MessageAvailable | PartitionFree) -> Hint:
+    counts = notice.counts
+    if notice.partitions is None or len(counts) != len(notice.partitions):
+        counts = ()
     if isinstance(notice, MessageAvailable):
-        return Hint(notice.queue, None, notice.partitions, "message")
-    return Hint(notice.queue, notice.group, notice.partitions, "free", ended=notice.ended)
+        return Hint(notice.queue, None, notice.partitions, "message", counts=counts)
+    return Hint(notice.queue, notice.group, notice.partitions, "free", ended=notice.ended, counts=counts)

@@ -12,7 +12,7 @@ from hark.broker.peers.datagrams import MAX_BYTES, Packer, Refusal, Unpacker
 from hark.broker.peers.directory import Directory, SocketAddress
 from hark.broker.peers.gathering import Gathering
 from hark.clock import SECOND, Clock
-from hark.model import Hint
+from hark.model import Hint, KeyNews
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ _SILENCE = 60 * SECOND
 """Between two complaints about the same thing: anybody can send rubbish."""
 
 Heard = Callable[[Sequence[Hint]], None]
+HeardKeys = Callable[[KeyNews], None]
 
 
 class Peers:
@@ -48,11 +49,11 @@ class Peers:
         self._refused: Counter[str] = Counter()
         self._complained_at: dict[str, int] = {}
 
-    async def start(self, secret: bytes, heard: Heard) -> None:
+    async def start(self, secret: bytes, heard: Heard, heard_keys: HeardKeys) -> None:
         """Begin to hear and to tell; does not wait until the others are found."""
         self._packer = Packer(secret, self._sender, self._clock)
         unpacker = Unpacker(secret, self._sender, self._clock)
-        asyncio.get_running_loop().add_reader(self._udp, self._hear, unpacker, heard)
+        asyncio.get_running_loop().add_reader(self._udp, self._hear, unpacker, heard, heard_keys)
         self._looking = asyncio.create_task(self._directory.keep_looking(), name="peers")
 
     async def close(self) -> None:
@@ -72,6 +73,16 @@ class Peers:
         if not self._directory or self._packer is None:
             return
         self._gathering.add(hints)
+        self._tell_soon()
+
+    def tell_keys(self, news: KeyNews) -> None:
+        """Tell the others soon which keys were changed."""
+        if not self._directory or self._packer is None:
+            return
+        self._gathering.add_keys(news)
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
         if self._timer is None and self._gathering:
             self._timer = asyncio.get_running_loop().call_later(self._linger, self._tell_gathered)
 
@@ -89,10 +100,10 @@ class Peers:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        hints = self._gathering.take()
-        if not hints or self._packer is None:
+        hints, keys = self._gathering.take(), self._gathering.take_keys()
+        if self._packer is None:
             return
-        for datagram, notices in self._packer.pack(hints):
+        for datagram, notices in self._packer.pack(hints, keys):
             for address in self._directory.found:
                 self._send(datagram, notices, address)
 
@@ -106,8 +117,8 @@ class Peers:
             self._counts["datagrams_sent"] += 1
             self._counts["hints_sent"] += notices
 
-    def _hear(self, unpacker: Unpacker, heard: Heard) -> None:
-        hints: list[Hint] = []
+    def _hear(self, unpacker: Unpacker, heard: Heard, heard_keys: HeardKeys) -> None:
+        news: list[Hint | KeyNews] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
                 # One byte more than allowed: a longer datagram is cut off and must not pass for a whole one.
@@ -117,12 +128,16 @@ class Peers:
             except OSError:
                 continue  # Something sent earlier found nobody; this socket is as good as before.
             self._counts["datagrams_received"] += 1
-            hints += self._believed(unpacker, datagram, address)
-        self._counts["hints_received"] += len(hints)
+            news += self._believed(unpacker, datagram, address)
+        self._counts["hints_received"] += len(news)
+        hints = [one for one in news if isinstance(one, Hint)]
         if hints:
             heard(hints)
+        for one in news:
+            if isinstance(one, KeyNews):
+                heard_keys(one)
 
-    def _believed(self, unpacker: Unpacker, datagram: bytes, address: SocketAddress) -> list[Hint]:
+    def _believed(self, unpacker: Unpacker, datagram: bytes, address: SocketAddress) -> list[Hint | KeyNews]:
         try:
             return unpacker.unpack(datagram)
         except Refusal as refusal:

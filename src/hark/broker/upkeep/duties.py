@@ -1,0 +1,47 @@
+"""Begins the duties that a server has, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from hark.broker.operations import Operations
+from hark.broker.upkeep.cleanup import keep_cleaning
+from hark.broker.upkeep.expiry import keep_expiring
+from hark.broker.upkeep.flags import keep_learning
+from hark.broker.upkeep.retention import keep_collecting
+from hark.clock import Clock
+from hark.engine.api import Engine
+from hark.settings import Settings
+
+
+class Duties:
+    """What a server does without being asked."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock,
+        operations: Operations,
+        refresh_flags: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Start all that the settings and the store ask for."""
+        duties = {
+            "expiry": keep_expiring(engine, clock),
+            "retention": keep_collecting(engine, settings.retention.interval_ms / 1000),
+        }
+        if settings.queue.cleanup_interval:
+            duties["cleanup"] = keep_cleaning(engine, settings.queue.cleanup_interval / 1000, operations)
+        if engine.shared:
+            duties["flags"] = keep_learning(refresh_flags)
+        self._tasks = [asyncio.create_task(duty, name=name) for name, duty in duties.items()]
+
+    async def end(self) -> None:
+        """Stop them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Who watches keys, and how they hear of changes: each holds versions, never values."""
