@@ -8,6 +8,7 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, check_int, check_name, check_status
+from hark.ids import has_place
 from hark.model import QUEUE_MODE, Settlement, SettleOutcome
 
 MAX_ERROR_CHARACTERS = 10_000
@@ -19,6 +20,9 @@ ACK_TEXTS = {
     "partitionId": "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
 }
 """The words of the contract, for `decode_json`."""
+
+_WAITING = ("failed", "retry")
+"""What a message comes again after."""
 
 
 class AckBody(msgspec.Struct, gc=False, rename="camel"):
@@ -69,20 +73,21 @@ def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> li
 
 
 def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
-    """One checked settlement."""
+    """One checked settlement; without a partition if it names the message by its id."""
     if not ack.transaction_id:
         text = f"{where}transactionId: {ACK_TEXTS['transactionId']}" if where else "transactionId is required"
         raise InvalidInput(text)
-    if not ack.partition_id:
+    # The id of a message says where it is; a transaction id means nothing outside of its partition.
+    if not ack.partition_id and not has_place(ack.transaction_id):
         required = "partitionId is required to ensure message uniqueness"
         raise InvalidInput(f"{where}partitionId: {ACK_TEXTS['partitionId']}" if where else required)
     status = check_status(ack.status or "completed", f"{where}status")
     if ack.delay is not None:
-        if status != "retry":
-            raise InvalidInput(f"{where}delay: only with status retry (a failure waits for its queue's schedule)")
+        if status not in _WAITING:
+            raise InvalidInput(f"{where}delay: only with status failed or retry, got {status}")
         check_int(ack.delay, f"{where}delay", 0, MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
-    return Settlement(ack.transaction_id, ack.partition_id, status, ack.lease_id, error, ack.delay, group)
+    return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
 
 
 def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:

@@ -12,6 +12,10 @@ from starlette.responses import Response
 from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
 from hark.http.hot import HotRoutes
+from hark.http.keyval.listen import QueueListeners
+from hark.http.keyval.params import BASE
+from hark.http.keyval.queue import QueueRoutes
+from hark.http.keyval.watch import KeyWatches
 from hark.http.responses import Receive, Scope, Send, encode, error_body, error_headers, internal_error, send_error
 from hark.http.routes import routes
 from hark.http.stream.line import PING_SECONDS
@@ -22,6 +26,7 @@ from hark.settings import Settings
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _POP = "/api/v1/pop"
 _LISTEN = "/api/v1/listen"
+_WORK = f"{BASE}/queue"
 
 
 class App:
@@ -29,12 +34,27 @@ class App:
 
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         hot = HotRoutes(broker, settings)
+        work = QueueRoutes(broker, settings)
+        watches = KeyWatches(broker, settings)
         self._posts: dict[str, Handler] = {
             "/api/v1/push": hot.push,
             "/api/v1/ack": hot.ack,
             "/api/v1/ack/batch": hot.ack_batch,
+            f"{_WORK}/enqueue": work.enqueue,
+            f"{_WORK}/ack": work.ack,
+            f"{_WORK}/nack": work.nack,
+            f"{_WORK}/cancel": work.cancel,
         }
         self._gets: dict[str, Handler] = {
+            f"{_WORK}/poll": work.poll,
+            f"{_WORK}/listen": QueueListeners(broker, settings).listen,
+            f"{BASE}/watch": watches.watch,
+            f"{BASE}/watch/poll": watches.poll,
+            f"{BASE}/watch/prefix": watches.watch_prefix,
+            f"{BASE}/watch/prefix/poll": watches.poll_prefix,
+        }
+        # These have places below them, in their paths.
+        self._trees: dict[str, Handler] = {
             _POP: hot.pop,
             _LISTEN: EventStreams(broker, settings, ping_seconds).listen,
         }
@@ -50,21 +70,22 @@ class App:
         """Serve one request. (Not a coroutine itself: every level costs at every turn of the loop.)"""
         if scope["type"] == "http":
             path, method = scope["path"], scope["method"]
-            handler = self._posts.get(path)
-            if handler is not None:
-                if method == "POST":
-                    return handler(scope, receive, send)
-                return send_error(send, MethodNotAllowed(f"{path} takes POST, not {method}", allow="POST"))
-            for prefix, handler in self._gets.items():
+            if (handler := self._posts.get(path)) is not None:
+                return handler(scope, receive, send) if method == "POST" else _refuse(send, path, method, "POST")
+            if (handler := self._gets.get(path)) is not None:
+                return handler(scope, receive, send) if method == "GET" else _refuse(send, path, method, "GET")
+            for prefix, handler in self._trees.items():
                 if path == prefix or path.startswith(prefix + "/"):
-                    if method == "GET":
-                        return handler(scope, receive, send)
-                    return send_error(send, MethodNotAllowed(f"{prefix} takes GET, not {method}", allow="GET"))
+                    return handler(scope, receive, send) if method == "GET" else _refuse(send, prefix, method, "GET")
             if path == PATH:
                 return send_error(send, InvalidInput(f"{path} is a WebSocket: connect to it with ws://"))
         elif scope["type"] == "websocket":
             return self._consume(scope, receive, send)
         return self._rest(scope, receive, send)
+
+
+def _refuse(send: Send, path: str, method: str, allow: str) -> Awaitable[None]:
+    return send_error(send, MethodNotAllowed(f"{path} takes {allow}, not {method}", allow=allow))
 
 
 def _respond(error: HarkError) -> Response:

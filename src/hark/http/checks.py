@@ -231,6 +231,7 @@ def explain(text: str, what: str, texts: Mapping[str, str] | None = None) -> str
 
 
 def _type_names(types: str) -> str:
-    # null means absent everywhere, so that it is noise where something else is expected.
-    names = [name for name in types.split(" | ") if name != "null"] or ["null"]
+    # null means absent everywhere, so that it is noise where something else is expected; an integer is a number.
+    noise = {"null", "int"} if "float" in types else {"null"}
+    names = [name for name in types.split(" | ") if name not in noise] or ["null"]
     return " or ".join(_TYPE_NAMES.get(name, name) for name in names)

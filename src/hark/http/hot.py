@@ -10,8 +10,9 @@ from functools import lru_cache
 import msgspec
 
 from hark.broker import Broker
-from hark.errors import BodyTooLarge, InvalidInput, Overloaded
+from hark.errors import InvalidInput, Overloaded
 from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, ack_answers, settlements_of
+from hark.http.bodies import read_whole
 from hark.http.checks import decode_json
 from hark.http.pops import Pop, parse_pop, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
@@ -66,7 +67,7 @@ class HotRoutes:
     async def push(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """POST /api/v1/push"""
         try:
-            body = await self._body(receive)
+            body = await read_whole(receive, self._max_body)
             messages = self._messages(body)
             outcomes = await self._broker.push(messages) if messages else []
             if outcomes and outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
@@ -133,7 +134,7 @@ class HotRoutes:
     async def ack(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """POST /api/v1/ack"""
         try:
-            body = await self._body(receive)
+            body = await read_whole(receive, self._max_body)
             try:
                 ack = _decode_ack(body)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -148,7 +149,7 @@ class HotRoutes:
     async def ack_batch(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """POST /api/v1/ack/batch"""
         try:
-            body = await self._body(receive)
+            body = await read_whole(receive, self._max_body)
             try:
                 batch = _decode_ack_batch(body)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -161,29 +162,3 @@ class HotRoutes:
             await send_failure(send, error)
         else:
             await send_json(send, 200, answer)
-
-    # Bodies ------------------------------------------------------------------------------------------------
-
-    async def _body(self, receive: Receive) -> bytes:
-        event = await receive()
-        body: bytes = event.get("body", b"")
-        if not event.get("more_body"):
-            if len(body) > self._max_body:
-                raise self._too_large()
-            return body
-        parts = [body]
-        size = len(body)
-        while event.get("more_body"):
-            if size > self._max_body:
-                raise self._too_large()
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                raise InvalidInput("the client left before its request was complete")
-            parts.append(event.get("body", b""))
-            size += len(parts[-1])
-        if size > self._max_body:
-            raise self._too_large()
-        return b"".join(parts)
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the request body is over {self._max_body} bytes (max_body_bytes); send smaller batches")

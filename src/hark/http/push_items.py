@@ -8,9 +8,10 @@ from typing import Annotated
 
 import msgspec
 
-from hark.errors import InvalidInput, Refused
-from hark.http.checks import MAX_NAME_BYTES, check_int, check_name, check_text, parse_moment, short
-from hark.model import DEFAULT_PARTITION, NULL_PAYLOAD, NewMessage
+from hark.errors import InvalidInput
+from hark.http.checks import MAX_NAME_BYTES, check_int, check_name, check_text, decode_json, parse_moment, short
+from hark.keys import InvalidKey, check_keys
+from hark.model import DEFAULT_PARTITION, NULL_PAYLOAD, Key, NewMessage
 
 MAX_PRIORITY = 9
 MAX_DEPTH = 256
@@ -125,8 +126,8 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
         message.backoff_ms = _check_backoff(item.backoff_schedule, f"{where}.backoffSchedule")
     if item.ttl is not None:
         message.ttl_ms = check_int(item.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
-    if item.keys_if_undelivered is not _NO_KEYS and bytes(item.keys_if_undelivered) != b"null":
-        raise Refused(f"{where}.keysIfUndelivered: not supported yet, it arrives with the key-value store")
+    if item.keys_if_undelivered is not _NO_KEYS:
+        message.undelivered_keys = undelivered_keys(item.keys_if_undelivered, f"{where}.keysIfUndelivered")
     return message
 
 
@@ -134,6 +135,17 @@ def _check_backoff(schedule: list[int], field: str) -> tuple[int, ...]:
     if len(schedule) > MAX_BACKOFF_STEPS:
         raise InvalidInput(f"{field}: at most {MAX_BACKOFF_STEPS} entries, got {len(schedule)}")
     return tuple(check_int(delay, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, delay in enumerate(schedule))
+
+
+def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
+    """The checked keys that get the payload of a message if it can't be delivered; null means none."""
+    value = bytes(given)
+    if value == b"null":
+        return ()
+    try:
+        return check_keys(decode_json(value, object, field))
+    except InvalidKey as error:
+        raise InvalidInput(f"{field}: {error}") from None
 
 
 # Maps brackets to +1 and -1 (as signed bytes), and all else but the quote away.

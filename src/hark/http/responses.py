@@ -17,20 +17,22 @@ Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
+Header = tuple[bytes, bytes]
 
 encode = msgspec.json.Encoder().encode
 JSON_HEADER = (b"content-type", b"application/json")
+NO_STORE = (b"cache-control", b"no-store")
 _PART_BYTES = 256 * 1024
 
 
-async def send_json(send: Send, status: int, body: bytes) -> None:
+async def send_json(send: Send, status: int, body: bytes, *extra: Header) -> None:
     """A JSON answer whose body is ready."""
-    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body))]
+    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_if_there(send: Send, receive: Receive, status: int, body: bytes) -> bool:
+async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, *extra: Header) -> bool:
     """A JSON answer for a client that may leave before it has all of it; False: it left.
 
     A large body goes out in parts: a transport whose buffer is full makes `send` wait, and who leaves meanwhile is
@@ -38,7 +40,7 @@ async def send_if_there(send: Send, receive: Receive, status: int, body: bytes) 
     """
     if has_left(receive):
         return False
-    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body))]
+    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     for start in range(0, len(body), _PART_BYTES):
         if start and has_left(receive):

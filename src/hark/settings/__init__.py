@@ -9,7 +9,7 @@
 from hark.settings.addresses import Address, peer_addresses
 from hark.settings.load import Loaded, load
 from hark.settings.table import LATER, SETTINGS, Setting, shown
-from hark.settings.tree import Batching, Encryption, Fallback, Limits, Peer, Pop, Postgres, Retention, Settings
+from hark.settings.tree import Batching, Encryption, Fallback, Limits, Peer, Pop, Postgres, Queue, Retention, Settings
 
 __all__ = [
     "LATER",
@@ -23,6 +23,7 @@ __all__ = [
     "Peer",
     "Pop",
     "Postgres",
+    "Queue",
     "Retention",
     "Setting",
     "Settings",

@@ -12,7 +12,7 @@ import msgspec
 
 from hark.errors import InvalidSetting
 from hark.settings.addresses import peer_addresses
-from hark.settings.table import LATER, SETTINGS, Setting, value_of
+from hark.settings.table import FILE_ALIASES, LATER, SETTINGS, Setting, value_of
 from hark.settings.tree import Settings
 
 DEFAULT_FILE = Path("hark.toml")
@@ -76,7 +76,12 @@ def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
         raise InvalidSetting(f"the settings file {path} can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"the settings file {path} is not TOML: {error}") from error
-    for name, value in _flat(tree, str(path)):
+    found: dict[str, str] = {}
+    for key, value in _flat(tree, str(path)):
+        name = FILE_ALIASES.get(key, key)
+        if name in found:
+            raise InvalidSetting(f"setting {name}: {path} has it twice, as {found[name]} and as {key}")
+        found[name] = key
         yield name, _checked(SETTINGS[name], value, str(path), strict=True), str(path)
 
 
@@ -89,7 +94,7 @@ def _flat(tree: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[tu
             yield from _flat(value, source, name + ".")
         elif is_part:
             raise InvalidSetting(f"setting {name}: {source} gives it a value, expected a table: [{name}]")
-        elif name in SETTINGS:
+        elif name in SETTINGS or name in FILE_ALIASES:
             yield name, value
         else:
             raise InvalidSetting(f"there is no setting {name!r}, but {source} has it{_nearest(name, SETTINGS)}")

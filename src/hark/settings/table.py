@@ -98,6 +98,11 @@ def _rows(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
 SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in _rows(Settings)})
 """Every setting by its dotted name."""
 
+FILE_ALIASES: Mapping[str, str] = MappingProxyType(
+    {alias: setting.name for setting in SETTINGS.values() for alias in setting.aliases if "." in alias}
+)
+"""Other names that settings have in hark.toml, and whose they are."""
+
 
 def value_of(settings: Settings, name: str) -> Any:
     """Look up a setting by its dotted name."""

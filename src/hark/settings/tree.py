@@ -20,7 +20,10 @@ Key = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 
 def _about(meaning: str, *aliases: str, expected: str = "", secret: bool = False) -> Meta:
-    """Describe a setting; of several aliases that are set, the first counts."""
+    """Describe a setting; of several aliases that are set, the first counts.
+
+    An alias is the name of a variable; with a dot it is a name in hark.toml.
+    """
     extra = {"aliases": aliases, "expected": expected, "secret": secret}
     return Meta(description=meaning, extra=extra)
 
@@ -79,6 +82,36 @@ class Pop(_Part, frozen=True):
             "DEFAULT_SUBSCRIPTION_MODE",
         ),
     ] = "all"
+
+
+class Queue(_Part, frozen=True):
+    """The queues of the key-value API."""
+
+    lock_duration: Annotated[
+        int,
+        Meta(ge=1, le=315_360_000_000),
+        _about(
+            "Milliseconds that a consumer of the key-value API holds a message, if its queue does not say.",
+            "queue.lockDuration",
+        ),
+    ] = 30_000
+    cleanup_interval: Annotated[
+        Milliseconds,
+        _about(
+            "Milliseconds between two sweeps for locks and keys whose time is over; 0: none. They end in time anyway.",
+            "queue.cleanupInterval",
+        ),
+    ] = 60_000
+    prefetch: Annotated[
+        int,
+        Meta(ge=1, le=10_000),
+        _about("Messages that a listener of the key-value API holds unsettled at most, if it does not say."),
+    ] = 10
+    ping_interval_ms: Annotated[
+        int,
+        Meta(ge=10, le=86_400_000),
+        _about("Milliseconds without an event after which a listener of the key-value API gets a ping."),
+    ] = 15_000
 
 
 class Retention(_Part, frozen=True):
@@ -296,6 +329,7 @@ class Settings(_Part, frozen=True):
     batching: Batching = Batching()
     limits: Limits = Limits()
     pop: Pop = Pop()
+    queue: Queue = Queue()
     retention: Retention = Retention()
     encryption: Encryption = Encryption()
     postgres: Postgres = Postgres()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from hark.http.keyval import atomic, keys, queue_admin
+from hark.http.keyval import dead_letters as work_dead_letters
+from hark.http.keyval import metrics as keyval_metrics
 from hark.http.routes import (
     consumers,
     dead_letters,
     groups,
     leases,
+    limits,
     messages,
     overview,
     queues,
@@ -25,12 +29,18 @@ _THEMES = (
     overview,
     messages,
     groups,
+    limits,
     consumers,
     seek,
     dead_letters,
     transactions,
     leases,
     traces,
+    queue_admin,
+    work_dead_letters,
+    keys,
+    atomic,
+    keyval_metrics,
 )
 
 

@@ -145,6 +145,7 @@ def _group(stats: GroupStats, moment: int) -> dict[str, object]:
         "topics": [stats.queue],
         "queueName": stats.queue,
         "members": stats.leases,
+        "inFlight": stats.in_flight,
         "partitionsWithLag": stats.partitions_with_lag,
         "totalLag": stats.lag,
         "maxTimeLag": int(age),
@@ -154,6 +155,7 @@ def _group(stats: GroupStats, moment: int) -> dict[str, object]:
         "subscriptionCreatedAt": format_time_ms(stats.created_at),
         "groupMode": stats.mode,
         "paused": stats.paused,
+        "limits": stats.limits,
         "lastSeenAt": format_time_ms(stats.last_seen),
     }
 

@@ -1,4 +1,4 @@
-"""Messages as an administrator sees them: list, show, delete."""
+"""Messages as an administrator sees them: list, show, cancel, delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.clock import SECOND
-from hark.errors import InvalidInput, NotFound
+from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.checks import format_time, format_time_ms, name_param, short, time_param
 from hark.http.routes.requests import broker_of, now, page_params, query_of, reply, text_in_path
 from hark.http.routes.table import Table
@@ -102,6 +102,20 @@ async def delete_message_by_id(request: Request) -> Response:
     return reply({"success": True, "id": message_id})
 
 
+async def cancel_message(request: Request) -> Response:
+    """Take a message back, delayed or not, unless somebody has got it."""
+    message_id = text_in_path(request, "id")
+    [outcome] = await broker_of(request).engine.cancel([message_id])
+    match outcome:
+        case "not_found":
+            raise NotFound("Message not found", code="message_not_found")
+        case "leased":
+            raise Conflict("too late to cancel: a group holds the message or has tried it", code="message_leased")
+        case "settled":
+            raise Conflict("too late to cancel: a group is done with the message", code="message_settled")
+    return reply({"success": True, "id": message_id, "cancelled": True})
+
+
 def _state(query: Mapping[str, str]) -> MessageState | None:
     text = query.get("status")
     if not text:
@@ -170,5 +184,6 @@ def _group(group: GroupView) -> dict[str, object]:
 TABLE: Table = {
     "/api/v1/messages": {"GET": list_messages},
     "/api/v1/messages/{id}": {"DELETE": delete_message_by_id},
+    "/api/v1/messages/{id}/cancel": {"POST": cancel_message},
     "/api/v1/messages/{partition_id}/{transaction_id}": {"GET": show_message, "DELETE": delete_message},
 }

@@ -1,4 +1,4 @@
-"""The options of a queue: which there are, and what values they may have."""
+"""The options of a queue and the limits of a group: which there are, and what values they may have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, check_int, decode_json, short
-from hark.model import QueueOptions
+from hark.model import Limits, QueueOptions
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,15 @@ _INTEGERS = {
     "retentionSeconds": (0, 100 * _YEAR),
     "completedRetentionSeconds": (0, 100 * _YEAR),
     "maxWaitTimeSeconds": (0, 100 * _YEAR),
+    "maxInFlight": (0, 1_000_000_000),
+    "rateBurst": (0, 1_000_000_000),
+    "lockDuration": (0, 10 * _YEAR * 1000),
 }
 _MAX_MULTIPLIER = 1000
+_RATES = (0.0001, 1_000_000)
+"""Below the least of them, waiting for the next message would take more than hours."""
 _NAMES = frozenset(field.encode_name for field in msgspec.structs.fields(QueueOptions))
+_LIMITS = tuple(field.encode_name for field in msgspec.structs.fields(Limits))
 
 
 def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOptions, list[str]]:
@@ -40,14 +46,31 @@ def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOpt
         if name not in _NAMES:
             ignored.append(name)
         elif (value := bytes(raw)) != b"null":
-            values[name] = _read_option(name, value)
+            values[name] = _read_option(name, value, f"options.{name}")
+    _check_burst(values, "options.rateBurst")
     if ignored:
         log.warning("queue %r: unknown options were ignored: %s", queue, ", ".join(map(short, ignored)))
     return msgspec.convert(values, QueueOptions), ignored
 
 
-def _read_option(name: str, value: bytes) -> int | float | bool:
-    where = f"options.{name}"
+def read_limits(given: Mapping[str, msgspec.Raw]) -> Limits:
+    """The checked limits of a group. A name that means nothing is refused: ignoring it would take a bound away."""
+    values: dict[str, int | float | bool] = {}
+    for name, raw in given.items():
+        if name not in _LIMITS:
+            raise InvalidInput(f"{short(name)}: no such limit; there are {', '.join(_LIMITS)}")
+        if (value := bytes(raw)) != b"null":
+            values[name] = _read_option(name, value, name)
+    _check_burst(values, "rateBurst")
+    return msgspec.convert(values, Limits)
+
+
+def _check_burst(values: Mapping[str, int | float | bool], where: str) -> None:
+    if values.get("rateBurst") and not values.get("rateLimit"):
+        raise InvalidInput(f"{where}: has no effect without rateLimit; give both")
+
+
+def _read_option(name: str, value: bytes, where: str) -> int | float | bool:
     if name in _INTEGERS:
         return check_int(decode_json(value, int, where), where, *_INTEGERS[name])
     if name == "retryMultiplier":
@@ -55,4 +78,10 @@ def _read_option(name: str, value: bytes) -> int | float | bool:
         if not 1 <= multiplier <= _MAX_MULTIPLIER:
             raise InvalidInput(f"{where}: expected a number from 1 to {_MAX_MULTIPLIER}, got {short(multiplier)}")
         return multiplier
+    if name == "rateLimit":
+        rate = decode_json(value, float, where)
+        low, high = _RATES
+        if rate and not low <= rate <= high:
+            raise InvalidInput(f"{where}: expected 0 (no bound) or a number from {low} to {high}, got {short(rate)}")
+        return rate
     return decode_json(value, bool, where)

@@ -148,7 +148,7 @@ async def show_depth(request: Request) -> Response:
 async def delete_queue(request: Request) -> Response:
     """Remove a queue with everything in it; a queue that is not there is removed already."""
     name = name_in_path(request, "queue")
-    [existed] = await broker_of(request).engine.delete_queues([name])
+    [existed] = await broker_of(request).delete_queues([name])
     return reply({"deleted": True, "queue": name, "existed": existed})
 
 

@@ -58,11 +58,12 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Numbers about the store, about those who wait, and about what shared a call."""
+    """Numbers about the store, about those who wait for messages or watch keys, and about what shared a call."""
     broker = broker_of(request)
     answer: dict[str, object] = {
         "store": await broker.engine.store_metrics(),
         "delivery": broker.delivery.snapshot(),
+        "watching": broker.keyvalue.watchers.metrics(),
         "batching": {
             verb: {"calls": sizes.calls, "requests": sizes.requests, "largest": sizes.largest}
             for verb, sizes in broker.batch_sizes().items()

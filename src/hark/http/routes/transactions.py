@@ -1,4 +1,4 @@
-"""Transactions: pushes and settlements that happen together or not at all."""
+"""Transactions: pushes, settlements and writes of keys that happen together or not at all."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ from starlette.responses import Response
 
 from hark.errors import InvalidInput, Refused
 from hark.http.acks import AckBody, settlement_of
-from hark.http.checks import check_name
+from hark.http.checks import check_name, decode_json
+from hark.http.keyval import atomic
+from hark.http.keyval.entries import versionstamp
 from hark.http.push_items import ITEM_TEXTS, NO_PAYLOAD, PushItem, to_new_message
 from hark.http.routes.requests import broker_of, read_json, reply, settings_of
 from hark.http.routes.table import Table
-from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, Transaction, TransactionOutcome
+from hark.model import (
+    QUEUE_MODE,
+    KeyWrite,
+    KeyWritten,
+    NewMessage,
+    PushOutcome,
+    Settlement,
+    Transaction,
+    TransactionOutcome,
+)
 
 _EMPTY_OBJECT = msgspec.Raw(b"{}")
+_NO_KEYS = msgspec.Raw(b"null")
 _TEXTS = {name: text for name, text in ITEM_TEXTS.items() if name not in {"items", "transactionId"}} | {
     "operations": "operations array required",
     "type": "expected push or ack",
@@ -40,25 +52,51 @@ class TransactionBody(msgspec.Struct, rename="camel"):
 
     operations: list[PushOperation | AckOperation]
     required_leases: list[str] | None = None
-    kv: list[msgspec.Raw] | None = None
+    kv: msgspec.Raw = _NO_KEYS
     timers: list[msgspec.Raw] | None = None
+
+
+class KeysBody(msgspec.Struct):
+    """The part of a transaction that writes keys, by itself: what is wrong with it has words of its own."""
+
+    kv: atomic.AtomicBody | list[msgspec.Raw] | None
 
 
 async def transact(request: Request) -> Response:
     """Apply a transaction; one that is refused is answered with 200 and `success` false."""
     body = await read_json(request, TransactionBody, "transaction", _TEXTS)
-    if body.kv or body.timers:
-        raise Refused(f"{'kv' if body.kv else 'timers'}: not supported yet, nothing was applied")
-    operations = _flatten(body.operations, settings_of(request).limits.max_batch)
-    if not operations:
+    if body.timers:
+        raise Refused("timers: this server has none; push with delay or deliverAt instead. Nothing was applied")
+    most = settings_of(request).limits.max_batch
+    keys = _keys(body.kv, most)
+    operations = _flatten(body.operations, most)
+    if not operations and keys is None:
         raise InvalidInput("operations array cannot be empty")
     leases = tuple(lease for lease in body.required_leases or () if lease)
-    outcome = await broker_of(request).transact(Transaction(operations, leases))
+    outcome = await broker_of(request).transact(Transaction(operations, leases, keys))
     answer: dict[str, object] = {"transactionId": str(uuid.uuid4()), "success": outcome.success}
     if not outcome.success:
         answer |= {"error": outcome.error, "code": outcome.code}
     answer["results"] = _results(operations, outcome)
+    if keys is not None:
+        answer["kv"] = _written(outcome.keys)
     return reply(answer)
+
+
+def _keys(given: msgspec.Raw, most: int) -> KeyWrite | None:
+    """What is to be checked and written in the key-value store."""
+    body = decode_json(b'{"kv":%b}' % bytes(given), KeysBody, "kv").kv
+    if not body:
+        return None
+    if isinstance(body, list):
+        raise Refused("kv: expected an object with checks and mutations; this server has no list of operations here")
+    return atomic.parse_key_write(body, most, where="kv.")
+
+
+def _written(keys: KeyWritten | None) -> dict[str, object]:
+    if keys is None or keys.version is None:
+        return {"ok": False}
+    return {"ok": True, "versionstamp": versionstamp(keys.version)}
 
 
 def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> list[NewMessage | Settlement]:

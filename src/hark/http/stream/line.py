@@ -73,14 +73,16 @@ class Line:
         if self._transport.is_closing():
             raise Gone
 
-    async def keep_alive(self) -> None:
-        """Ping whenever nothing was written for a while, until the client is gone."""
+    async def keep_alive(self, first_seconds: float | None = None) -> None:
+        """Ping whenever nothing was written for a while, until the client is gone; the first time maybe sooner."""
+        pause = self._ping_seconds if first_seconds is None else first_seconds
         try:
             while True:
-                wait = self._written_at + self._ping_seconds - self._loop.time()
+                wait = self._written_at + pause - self._loop.time()
                 if wait > 0:
                     await asyncio.sleep(wait)
                 else:
                     await self.write(self._ping)
+                    pause = self._ping_seconds
         except Gone:
             return

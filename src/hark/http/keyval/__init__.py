@@ -1,0 +1,1 @@
+"""The key-value API: work queues and keys under /keyval/api."""

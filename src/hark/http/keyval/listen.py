@@ -1,0 +1,49 @@
+"""Messages of a work queue as server-sent events: GET /keyval/api/queue/listen"""
+
+from __future__ import annotations
+
+from hark.broker import Broker
+from hark.broker.delivery.stream import Arrival, Stream
+from hark.http.checks import int_param, query_params
+from hark.http.keyval.manner import manner_of
+from hark.http.keyval.messages import wire_messages
+from hark.http.keyval.params import queue_param
+from hark.http.responses import Receive, Scope, Send, encode, send_failure
+from hark.http.stream.events import event, send_events, take
+from hark.settings import Settings
+
+MAX_PREFETCH = 10_000
+
+
+class QueueListeners:
+    """The route, bound to a broker."""
+
+    def __init__(self, broker: Broker, settings: Settings) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._manner = manner_of(settings)
+
+    async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /keyval/api/queue/listen"""
+        try:
+            stream = await self._open(scope)
+        except Exception as error:
+            await send_failure(send, error)
+            return
+        await send_events(scope, receive, send, stream, lambda line: take(stream, line, self._events), self._manner)
+
+    async def _open(self, scope: Scope) -> Stream:
+        query = query_params(scope["query_string"])
+        queue = queue_param(query)
+        prefetch = int_param(query, "prefetch", self._settings.queue.prefetch, 1, MAX_PREFETCH)
+        work = self._broker.work_queues
+        await work.prepare(queue)
+        stream = self._broker.delivery.open_stream(prefetch)
+        # One at a time: so of several listeners each gets its share of what is there.
+        stream.subscribe("", work.wish(queue))
+        return stream
+
+    def _events(self, arrival: Arrival) -> bytes:
+        with self._broker.operations.measure("queue_dequeue"):
+            messages = wire_messages(arrival.result)
+            return b"".join(event(b"message", encode(message), message.id.encode()) for message in messages)

@@ -1,0 +1,122 @@
+"""Keys in paths and parameters: `users/123`, or a JSON array where the types of the parts must be exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from hark.errors import InvalidInput
+from hark.http.checks import MAX_NUMBER, bool_param, short
+from hark.keys import MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys
+from hark.model import Key, KeyPart
+
+_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+
+
+# Paths -----------------------------------------------------------------------------------------------------
+
+
+def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]:
+    """The keys that a path may mean, the likeliest first.
+
+    `users/123` is `["users", 123]`, else `["users", "123"]`; with `strings=true` only the latter, with `strings=false`
+    only the former. A single segment that begins with a bracket is the key as a JSON array.
+    """
+    strings = bool_param(query, "strings") if "strings" in query else None
+    if not strings and len(segments) == 1 and segments[0].startswith("["):
+        return [_json_key(segments[0], "the key in the path")]
+    parts = _parts(segments)
+    if not parts:
+        raise InvalidInput("Key path cannot be empty")
+    forms = [] if strings else [_key(_number_or_text(part) for part in parts)]
+    if strings or (strings is None and any(_is_number(part) for part in parts)):
+        forms.append(_key(parts))
+    return forms
+
+
+def _parts(segments: Iterable[str]) -> list[str]:
+    """The segments that name something, checked."""
+    parts = [segment for segment in segments if segment]
+    if len(parts) > MAX_PARTS:
+        raise InvalidInput(f"Key path too deep (max {MAX_PARTS} parts)")
+    if any(len(part.encode("utf-16-le")) // 2 > MAX_PART_LENGTH for part in parts):
+        raise InvalidInput(f"Key part too long (max {MAX_PART_LENGTH} chars)")
+    return parts
+
+
+def _key(parts: Iterable[KeyPart]) -> Key:
+    try:
+        return check_key(tuple(parts))
+    except InvalidKey as error:
+        raise InvalidInput(str(error)) from None
+
+
+def _number_or_text(part: str) -> KeyPart:
+    return int(part) if _is_number(part) else part
+
+
+def _is_number(part: str) -> bool:
+    return _INTEGER.fullmatch(part) is not None and abs(int(part)) <= MAX_NUMBER
+
+
+# Parameters ------------------------------------------------------------------------------------------------
+
+
+def key_param(query: Mapping[str, str], name: str) -> Key | None:
+    """A key or a prefix; None when the parameter is absent or empty."""
+    return key_of_text(query.get(name, ""), name)
+
+
+def key_of_text(text: str, field: str) -> Key | None:
+    """A key as a path or as a JSON array; None for a path without a part."""
+    if text.startswith("["):
+        return _json_key(text, field)
+    parts = _parts(text.split("/"))
+    return _key(_number_or_text(part) for part in parts) if parts else None
+
+
+def keys_param(query: Mapping[str, str], name: str) -> Sequence[Key]:
+    """Several keys: paths with commas between them, or a JSON array of keys."""
+    text = query.get(name, "")
+    if not text:
+        raise InvalidInput(f"Missing '{name}' query parameter")
+    given = _json(text, name) if text.startswith("[") else [key_of_text(path, name) or () for path in text.split(",")]
+    if isinstance(given, list) and given and not isinstance(given[0], list | tuple):
+        given = [given]
+    try:
+        return check_keys(given)
+    except InvalidKey as error:
+        raise InvalidInput(str(error)) from None
+
+
+# Bodies ----------------------------------------------------------------------------------------------------
+
+
+def key_of(value: object, field: str) -> Key:
+    """A key that came in JSON; `field` names it in errors."""
+    try:
+        return check_key(value)
+    except InvalidKey as error:
+        raise InvalidInput(f"{field}: {error}") from None
+
+
+def keys_of(value: object) -> Sequence[Key]:
+    """Several keys that came in JSON, in the words of the contract."""
+    try:
+        return check_keys(value)
+    except InvalidKey as error:
+        raise InvalidInput(str(error)) from None
+
+
+def _json_key(text: str, field: str) -> Key:
+    return key_of(_json(text, field), field)
+
+
+def _json(text: str, field: str) -> object:
+    try:
+        value: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidInput(f"{field}: what begins with [ must be a JSON array, got {short(text)}") from None
+    return value

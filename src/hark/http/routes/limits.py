@@ -1,0 +1,44 @@
+"""The limits of a group: how many messages of a queue it may hold, and how many it gets per second."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hark.errors import NotFound
+from hark.http.routes.options import read_limits
+from hark.http.routes.requests import broker_of, name_in_path, read_json, reply
+from hark.http.routes.table import Table
+from hark.model import Limits
+
+
+async def show_limits(request: Request) -> Response:
+    """The limits of a group of a queue; 0: no bound."""
+    group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
+    found = await broker_of(request).engine.group_stats(group, queue)
+    if not found:
+        raise _no_group()
+    return _answer(group, queue, found[0].limits)
+
+
+async def limit_group(request: Request) -> Response:
+    """Replace all limits of a group of a queue; those that are not given are none."""
+    group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
+    limits = read_limits(await read_json(request, dict[str, msgspec.Raw], "limits"))
+    if not await broker_of(request).engine.limit_group(queue, group, limits):
+        raise _no_group()
+    return _answer(group, queue, limits)
+
+
+def _no_group() -> NotFound:
+    return NotFound("Consumer group not found", code="group_not_found")
+
+
+def _answer(group: str, queue: str, limits: Limits) -> Response:
+    return reply({"success": True, "consumerGroup": group, "queueName": queue, "limits": limits})
+
+
+TABLE: Table = {
+    "/api/v1/consumer-groups/{group}/queues/{queue}/limits": {"GET": show_limits, "PUT": limit_group},
+}

@@ -1,0 +1,115 @@
+"""Server-sent events: what all routes have in common that answer with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from hark.broker.delivery.stream import Arrival, Stream
+from hark.http.responses import Receive, Scope, Send, encode, error_body, known_error, wait_until_left
+from hark.http.stream.line import Gone, Line
+from hark.http.stream.transport import transport_of
+
+
+class Source(Protocol):
+    """Where events come from; once it is closed, those who wait for its next one are told that there is none."""
+
+    def close(self) -> None:
+        """The client is gone."""
+
+
+class Manner(msgspec.Struct, frozen=True, kw_only=True):
+    """How a route goes about its events."""
+
+    opening: bytes
+    """What goes out at once, so that the client sees that it is connected."""
+    ping: bytes
+    ping_seconds: float
+    first_ping_seconds: float | None = None
+    """When the first ping comes, if it comes sooner than the others."""
+    patience: float
+    """Seconds that a client may read nothing of what is written to it."""
+    cache_control: bytes = b"no-store"
+
+
+def event(name: bytes, data: bytes, id: bytes = b"") -> bytes:
+    """An event as it goes out; line breaks in JSON are mere space."""
+    if b"\n" in data or b"\r" in data:
+        data = data.replace(b"\n", b" ").replace(b"\r", b" ")
+    if id:
+        return b"event: %b\nid: %b\ndata: %b\n\n" % (name, id, data)
+    return b"event: %b\ndata: %b\n\n" % (name, data)
+
+
+async def send_events(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    source: Source,
+    feed: Callable[[Line], Awaitable[None]],
+    manner: Manner,
+) -> None:
+    """Answer with events: `feed` writes those of the source to the line until there are no more.
+
+    The client's leaving ends the source, and the end of the source ends the answer. What `feed` raises goes out as an
+    event of its own.
+    """
+    watch = asyncio.create_task(_close_when_left(receive, source))
+    headers = [
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", manner.cache_control),
+        (b"x-accel-buffering", b"no"),
+    ]
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _feed(scope, send, feed, manner)
+        await send({"type": "http.response.body", "body": b""})
+    except Gone:
+        await watch
+    finally:
+        source.close()
+        watch.cancel()
+
+
+async def _feed(scope: Scope, send: Send, feed: Callable[[Line], Awaitable[None]], manner: Manner) -> None:
+    async def put(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    line = Line(
+        put,
+        transport_of(scope),
+        patience=manner.patience,
+        ping=manner.ping,
+        ping_seconds=manner.ping_seconds,
+    )
+    await line.write(manner.opening)
+    pings = asyncio.create_task(line.keep_alive(manner.first_ping_seconds))
+    try:
+        await feed(line)
+    except Gone:
+        raise
+    except Exception as error:
+        await line.write(event(b"error", encode(error_body(known_error(error)))))
+    finally:
+        pings.cancel()
+
+
+async def take(stream: Stream, line: Line, render: Callable[[Arrival], bytes]) -> None:
+    """Write what comes for a stream, until it is closed; what could not be written is given back."""
+    while (arrival := await stream.next()) is not None:
+        if arrival.error is not None:
+            raise arrival.error
+        try:
+            await line.write(render(arrival))
+        except BaseException:
+            stream.lost(arrival)
+            raise
+        stream.written()
+
+
+async def _close_when_left(receive: Receive, source: Source) -> None:
+    await wait_until_left(receive)
+    source.close()
