@@ -119,6 +119,21 @@ class Configured(_Answer):
 
     queue: str
     ignored_options: list[str] = []
+    options: dict[str, Any] = {}
+
+
+class Limits(_Answer):
+    """How much a queue or a group may take; 0: no bound."""
+
+    max_in_flight: int = 0
+    rate_limit: float = 0
+    rate_burst: int = 0
+
+
+class Limited(_Answer):
+    """What has limits."""
+
+    limits: Limits
 
 
 class Group(_Answer):
@@ -130,6 +145,7 @@ class Group(_Answer):
     state: str | None = None
     paused: bool = False
     members: int | None = None
+    in_flight: int | None = None
     partitions_with_lag: int | None = None
     total_lag: int | None = None
     max_time_lag: float | None = None
@@ -191,6 +207,32 @@ class Deleted(_Answer):
     """How much was deleted."""
 
     deleted: int
+
+
+class Entry(_Answer):
+    """A key with its value; keys and values stay the bytes they are."""
+
+    key: Raw
+    value: Raw = NULL
+    versionstamp: str | None = None
+
+
+class KeyWritten(_Answer):
+    """What a write of a key came to."""
+
+    versionstamp: str
+
+
+class KeysDeleted(_Answer):
+    """How many keys were deleted."""
+
+    deleted_count: int
+
+
+class KeysCounted(_Answer):
+    """How many keys there are."""
+
+    count: int
 
 
 class Health(_Answer):

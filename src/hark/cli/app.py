@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from hark._version import __version__
-from hark.cli import dlq, group, messages, queue
+from hark.cli import dlq, group, kv, limits, messages, queue
 from hark.cli.command import command, examples, make_app
 from hark.cli.doctor import register_doctor
 from hark.cli.migrate import register_migrate
@@ -49,12 +49,14 @@ def options(
 register_serve(app)
 register_migrate(app)
 register_push(app)
-messages.register_pop_and_ack(app)
+messages.register_pop_ack_and_cancel(app)
 register_tail(app)
+limits.register_limits(queue.app, group.app)
 app.add_typer(queue.app, name="queue")
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(messages.app, name="message")
+app.add_typer(kv.app, name="kv")
 register_doctor(app)
 
 

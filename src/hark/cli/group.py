@@ -42,7 +42,7 @@ def list_groups(queue: QueueOption = None, url: Url = DEFAULT_URL, as_json: Json
         raw(answer.body)
         return
     table(
-        ("Group", "Queue", "Mode", "State", "Leases", "Lag", "Partitions", "Seconds", "Starts at"),
+        ("Group", "Queue", "Mode", "State", "Leases", "In flight", "Lag", "Partitions", "Seconds", "Starts at"),
         (
             (
                 group.name,
@@ -50,6 +50,7 @@ def list_groups(queue: QueueOption = None, url: Url = DEFAULT_URL, as_json: Json
                 group.group_mode,
                 "paused" if group.paused else group.state,
                 group.members,
+                group.in_flight,
                 group.total_lag,
                 group.partitions_with_lag,
                 group.max_time_lag,

@@ -38,6 +38,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Each message of a push goes to another partition; else each request has one partition."""
     transaction_ids: bool = False
     auto_ack: bool = False
+    shared: bool = False
+    """Pops are of a shared group: any number of them take from one partition at once."""
+    delay_ms: int = 0
+    """Pushed messages are delivered so much later."""
     claims: int = 1
     """Partitions that one pop may take from."""
     wait: bool = False
@@ -106,10 +110,11 @@ def push_bodies(load: Load) -> Iterator[bytes]:
 
     def item(partition: int) -> bytes:
         key = b',"transactionId":"%s-%012x"' % (tag.encode(), next(serial)) if load.transaction_ids else b""
-        return b'{"queue":%s,"partition":"p%d"%s,"payload":%s}' % (
+        return b'{"queue":%s,"partition":"p%d"%s%s,"payload":%s}' % (
             queue,
             partition % load.partitions,
             key,
+            b',"delay":%d' % load.delay_ms if load.delay_ms else b"",
             payload,
         )
 
@@ -192,6 +197,7 @@ class _Stream:
         )
         self._pop += b"&partitions=%d" % load.claims if load.claims > 1 else b""
         self._pop += b"&autoAck=true" if load.auto_ack else b""
+        self._pop += b"&groupMode=shared" if load.shared else b""
         self._pop += b"&wait=true&timeout=500" if load.wait else b""
         self.messages = self.requests = self.errors = self.empty = 0
         self.latencies: list[float] = []

@@ -1,4 +1,4 @@
-"""`hark pop`, `hark ack` and `hark message`."""
+"""`hark pop`, `hark ack`, `hark cancel` and `hark message`."""
 
 from __future__ import annotations
 
@@ -54,13 +54,21 @@ class Mode(StrEnum):
     new = "new"
 
 
-def register_pop_and_ack(main: typer.Typer) -> None:
+class GroupMode(StrEnum):
+    """How a new group shares a queue among its consumers."""
+
+    ordered = "ordered"
+    shared = "shared"
+
+
+def register_pop_ack_and_cancel(main: typer.Typer) -> None:
     """Add the commands at the top level."""
     command(
         main,
         "pop",
         "hark pop orders",
         "hark pop orders --group billing --batch 10 --wait --timeout 60000",
+        "hark pop mails --group senders --group-mode shared",
         "hark pop orders --auto-ack --json | jq '.messages[].data'",
         "hark pop --namespace shop --task invoices",
     )(pop)
@@ -70,7 +78,9 @@ def register_pop_and_ack(main: typer.Typer) -> None:
         "hark ack PARTITION_ID TRANSACTION_ID --lease LEASE_ID",
         "hark ack PARTITION_ID TRANSACTION_ID --lease LEASE_ID --status failed --error 'no such customer'",
         "hark ack PARTITION_ID TRANSACTION_ID --group billing --status dlq",
+        "hark ack MESSAGE_ID --status retry --delay 60000",
     )(ack)
+    command(main, "cancel", "hark cancel MESSAGE_ID")(cancel)
 
 
 def pop(
@@ -78,6 +88,10 @@ def pop(
     queue: Annotated[str | None, typer.Argument(metavar="QUEUE", show_default=False)] = None,
     partition: PartitionOption = None,
     group: GroupOption = None,
+    group_mode: Annotated[
+        GroupMode | None,
+        typer.Option(help="For a new group: one consumer per partition, in order; or any number, message by message."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Messages at most.")] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="Partitions to take from, at most.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a message if there is none.")] = False,
@@ -116,6 +130,7 @@ def pop(
             "namespace": namespace,
             "task": task,
             "consumerGroup": group,
+            "groupMode": group_mode,
             "batch": batch,
             "partitions": partitions,
             "wait": wait or None,
@@ -175,23 +190,29 @@ def _ack_line(message: answers.Message, group: str | None) -> str:
 
 def ack(
     *,
-    partition_id: Annotated[str, typer.Argument(show_default=False)],
-    transaction_id: Annotated[str, typer.Argument(show_default=False)],
+    first: Annotated[str, typer.Argument(metavar="MESSAGE_ID | PARTITION_ID", show_default=False)],
+    transaction_id: Annotated[str | None, typer.Argument(show_default=False)] = None,
     lease: Annotated[str | None, typer.Option(metavar="ID", help="The lease it was delivered under.")] = None,
     group: GroupOption = None,
     status: Annotated[Status, typer.Option(help="What became of the message.")] = Status.completed,
     error: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it failed.")] = None,
+    delay: Annotated[
+        int | None, typer.Option(min=0, metavar="MS", help="With failed or retry: when it comes again.")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
     """Settle a message that was popped: completed, failed, retry or dlq."""
+    if delay is not None and status not in (Status.failed, Status.retry):
+        raise typer.BadParameter("--delay needs --status failed or --status retry")
     body = {
-        "partitionId": partition_id,
-        "transactionId": transaction_id,
+        "partitionId": None if transaction_id is None else first,
+        "transactionId": first if transaction_id is None else transaction_id,
         "status": status.value,
         "leaseId": lease,
         "consumerGroup": group,
         "error": error,
+        "delay": delay,
     }
     answer = call(url, "POST", path("ack"), body={k: v for k, v in body.items() if v is not None})
     settled = answer.read(list[answers.Settled])
@@ -202,6 +223,19 @@ def ack(
         raise Failure(refused.error or "the server did not settle it", code=refused.code)
     if not as_json:
         say("dead letter" if settled[0].dlq else f"settled as {status.value}")
+
+
+def cancel(
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", show_default=False)],
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Take back a message that nobody has got yet, such as a delayed one; what somebody has is left alone."""
+    answer = call(url, "POST", path("messages", message_id, "cancel"))
+    if as_json:
+        raw(answer.body)
+    else:
+        say("cancelled")
 
 
 @command(app, "list", "hark message list orders", "hark message list orders --status dead_letter --limit 20")

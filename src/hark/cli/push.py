@@ -39,7 +39,9 @@ class Item(msgspec.Struct, rename="camel", kw_only=True):
     partition: str | UnsetType = UNSET
     transaction_id: str | UnsetType = UNSET
     delay: int | UnsetType = UNSET
+    deliver_at: str | UnsetType = UNSET
     priority: int | UnsetType = UNSET
+    keys_if_undelivered: Raw | UnsetType = UNSET
 
 
 def register_push(main: typer.Typer) -> None:
@@ -50,6 +52,7 @@ def register_push(main: typer.Typer) -> None:
         """hark push orders '{"id": 17}'""",
         """hark push orders '{"id": 17}' --partition customer-4 --transaction-id order-17""",
         "hark push reminders --text 'call back' --delay 60000",
+        """hark push orders '{"id": 17}' --keys-if-undelivered '[["failed", "orders", 17]]'""",
         "hark push orders --stdin < orders.jsonl",
     )(push)
 
@@ -66,7 +69,18 @@ def push(
         str | None, typer.Option(metavar="ID", help="A second push with the same one is a duplicate.")
     ] = None,
     delay: Annotated[int | None, typer.Option(min=0, metavar="MS", help="Deliver it that much later.")] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Deliver it then: ISO 8601, UTC unless it says.")
+    ] = None,
     priority: Annotated[int | None, typer.Option(min=0, max=9, help="For shared groups; higher first.")] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            "--keys-if-undelivered",
+            metavar="JSON",
+            help="Keys of the key-value store that get the payload if it becomes a dead letter: an array of arrays.",
+        ),
+    ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Read payloads from stdin, one per line.")] = False,
     text: Annotated[bool, typer.Option("--text", help="Payloads are text; send them as JSON strings.")] = False,
     url: Url = DEFAULT_URL,
@@ -77,6 +91,7 @@ def push(
         raise typer.BadParameter("give either PAYLOADs or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id is for one message: a second one would be its duplicate")
+    undelivered = UNSET if keys is None else _keys(keys)
 
     def item(payload: Raw) -> Item:
         return Item(
@@ -85,7 +100,9 @@ def push(
             partition=UNSET if partition is None else partition,
             transaction_id=UNSET if transaction_id is None else transaction_id,
             delay=UNSET if delay is None else delay,
+            deliver_at=UNSET if deliver_at is None else deliver_at,
             priority=UNSET if priority is None else priority,
+            keys_if_undelivered=undelivered,
         )
 
     if stdin:
@@ -98,6 +115,18 @@ def push(
         if not as_json:
             _show(outcomes)
         _check(Counter(outcome.status for outcome in outcomes))
+
+
+def _keys(text: str) -> Raw:
+    """Check that keys are written as they have to be; what may be in them is for the server to say."""
+    given = text.encode(errors="surrogateescape")
+    try:
+        msgspec.json.decode(given, type=list[list[str | float | bool]])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise typer.BadParameter(
+            f'--keys-if-undelivered {text}: expected a JSON array of keys, such as \'[["failed", "orders", 17]]\''
+        ) from None
+    return Raw(given)
 
 
 def _payload(given: bytes, what: str, text: bool) -> Raw:

@@ -116,6 +116,16 @@ def stream(url: str, route: str, *, query: Query, silence: float = SILENCE_SECON
         yield from response.iter_bytes()
 
 
+def events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Give the names and the data of server-sent events."""
+    rest = b""
+    for part in parts:
+        *complete, rest = (rest + part).split(b"\n\n")
+        for event in complete:
+            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
+            yield fields.get(b"event", b"message").decode(), fields.get(b"data", b"")
+
+
 @contextmanager
 def _client(url: str, timeout: float) -> Iterator[httpx.Client]:
     """Open a client whose errors say what to do."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from hark.cli import answers
 from hark.cli.command import DEFAULT_URL, Failure, Json, PartitionOption, QueueName, Url, command
 from hark.cli.output import raw, say
-from hark.cli.remote import Problem, Query, decode, path, stream
+from hark.cli.remote import Problem, Query, decode, events, path, stream
 
 
 def register_tail(main: typer.Typer) -> None:
@@ -37,7 +36,7 @@ def tail(
     query: Query = {"browse": True, "from": start, "partition": partition}
     shown = 0
     try:
-        for name, body in _events(stream(url, path("listen", "queue", queue), query=query)):
+        for name, body in events(stream(url, path("listen", "queue", queue), query=query)):
             if name == "error":
                 problem = decode(body, Problem)
                 raise Failure(problem.error, code=problem.code)
@@ -57,13 +56,3 @@ def tail(
 def _show(message: answers.Message) -> None:
     text = bytes(message.data).decode("utf-8", "replace")
     say(f"{message.created_at}  {message.partition}  {message.offset}  {message.transaction_id}  {text}")
-
-
-def _events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
-    """The names and the data of server-sent events."""
-    rest = b""
-    for part in parts:
-        *events, rest = (rest + part).split(b"\n\n")
-        for event in events:
-            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
-            yield fields.get(b"event", b"message").decode(), fields.get(b"data", b"")

@@ -1,0 +1,229 @@
+"""`hark kv`: the key-value store."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+import typer
+from msgspec import Raw
+
+from hark.cli import answers
+from hark.cli.command import DEFAULT_URL, USAGE, Failure, Json, Url, Yes, command, confirm, make_app, not_empty
+from hark.cli.output import raw, say, table
+from hark.cli.remote import Problem, Query, call, decode, events, stream
+from hark.keys import EXACT
+
+app = make_app(
+    "Read, write and watch keys and their values.",
+    """hark kv put users/ada '{"name": "Ada"}'""",
+    "hark kv get users/ada",
+    "hark kv list failed-charges",
+    "hark kv watch --prefix failed-charges",
+    "",
+    "A key is a path, as in users/ada/17, whose integers are numbers;",
+    """or a JSON array, as in '["users", "17"]', where types are exact.""",
+)
+
+_API = "/keyval/api"
+_DOTS = frozenset({".", ".."})
+_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+KeyName = Annotated[str, typer.Argument(metavar="KEY", callback=not_empty, show_default=False)]
+Prefix = Annotated[str | None, typer.Argument(metavar="[PREFIX]", show_default=False, help="All keys without one.")]
+
+
+@command(app, "get", "hark kv get users/ada", """hark kv get '["users", "17"]' --json""")
+def get(key: KeyName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+    """Print the value of a key; with --json its whole entry."""
+    answer = call(url, "GET", _route(key))
+    if as_json:
+        raw(answer.body)
+    else:
+        say(_text(answer.read(answers.Entry).value))
+
+
+@command(
+    app,
+    "put",
+    """hark kv put users/ada '{"name": "Ada"}'""",
+    "hark kv put sessions/17 --text open --expires-in 60000",
+    "hark kv put files/readme --stdin < value.json",
+)
+def put(
+    *,
+    key: KeyName,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="JSON.", show_default=False)] = None,
+    expires_in: Annotated[int | None, typer.Option(min=1, metavar="MS", help="Forget it after that time.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read the value from stdin.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The value is text; store it as a JSON string.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Set the value of a key; when it returns it is on stable storage."""
+    if stdin == (value is not None):
+        raise typer.BadParameter("give either VALUE or --stdin")
+    given = sys.stdin.buffer.read() if value is None else value.encode(errors="surrogateescape")
+    answer = call(url, "PUT", _route(key), query={"expiresIn": expires_in}, body=_value(given, text))
+    if as_json:
+        raw(answer.body)
+    else:
+        say(f"version {answer.read(answers.KeyWritten).versionstamp}")
+
+
+@command(app, "delete", "hark kv delete users/ada", "hark kv delete users --tree --yes")
+def delete(
+    *,
+    key: KeyName,
+    tree: Annotated[bool, typer.Option("--tree", help="Delete all that is below it, too.")] = False,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Delete a key, or with --tree the key and all keys below it."""
+    if tree:
+        confirm(f"Delete {key} and all keys below it?", yes)
+    answer = call(url, "DELETE", _route(key), query={"exact": not tree})
+    if as_json:
+        raw(answer.body)
+    else:
+        deleted = answer.read(answers.KeysDeleted).deleted_count
+        say(f"deleted {deleted} key{'' if deleted == 1 else 's'}")
+
+
+@command(app, "list", "hark kv list", "hark kv list users --limit 10 --reverse", "hark kv list users --start users/b")
+def list_keys(
+    *,
+    prefix: Prefix = None,
+    start: Annotated[str | None, typer.Option(metavar="KEY", help="Begin at this key.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="KEY", help="End before this key.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The highest keys first.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """List keys below a prefix with their values."""
+    query: Query = {"prefix": prefix, "start": start, "end": end, "limit": limit, "reverse": reverse}
+    answer = call(url, "GET", f"{_API}/keys", query=query)
+    if as_json:
+        raw(answer.body)
+        return
+    table(
+        ("Key", "Version", "Value"),
+        (
+            (_text(entry.key), (entry.versionstamp or "").lstrip("0"), bytes(entry.value))
+            for entry in answer.read(list[answers.Entry])
+        ),
+        empty="no keys",
+    )
+
+
+@command(app, "count", "hark kv count", "hark kv count users")
+def count(prefix: Prefix = None, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+    """Count the keys below a prefix."""
+    answer = call(url, "GET", f"{_API}/keys/count", query={"prefix": prefix})
+    if as_json:
+        raw(answer.body)
+    else:
+        say(str(answer.read(answers.KeysCounted).count))
+
+
+@command(
+    app,
+    "watch",
+    "hark kv watch users/ada users/bob",
+    "hark kv watch --prefix failed-charges --new",
+    "hark kv watch users/ada --json --limit 1",
+)
+def watch(
+    *,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", show_default=False)] = None,
+    prefix: Annotated[str | None, typer.Option(callback=not_empty, help="Watch what is below it, instead.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Leave out what is there now.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many changes.", show_default=False)] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Show keys as they change, those that are there at the start first. Ctrl-C ends it."""
+    if bool(keys) == (prefix is not None):
+        raise typer.BadParameter("give either KEYs or --prefix")
+    if prefix is None:
+        route, query = f"{_API}/watch", {"keys": _json_text([_key(key) for key in keys or ()])}
+    else:
+        route, query = f"{_API}/watch/prefix", {"prefix": prefix}
+    shown = 0
+    try:
+        for name, body in events(stream(url, route, query={**query, "initial": not new})):
+            if name == "error":
+                problem = decode(body, Problem)
+                raise Failure(problem.error, code=problem.code)
+            for change in decode(body, list[Raw]) if name == "change" else ():
+                _show(change, as_json)
+                shown += 1
+                if shown == limit:
+                    return
+    except KeyboardInterrupt:
+        return
+    raise Failure("the server ended the stream")
+
+
+def _show(change: Raw, as_json: bool) -> None:
+    if as_json:
+        raw(bytes(change))
+        return
+    entry = decode(change, answers.Entry)
+    say(f"{_text(entry.key)}  {'gone' if entry.versionstamp is None else _text(entry.value)}")
+
+
+def _route(key: str) -> str:
+    """Make the path of a key."""
+    segments = key.split("/")
+    if key.startswith("["):
+        segments = [key]
+    elif isinstance(_part(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
+        # A single word could be another route, and dots would be taken for a way up the path.
+        segments = [_json_text(_key(key))]
+    return "/".join((_API, "keys", *(quote(segment, safe="") for segment in segments)))
+
+
+def _key(text: str) -> object:
+    """Read a key as the server reads it."""
+    if text.startswith("["):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise Failure(f"{text} is not a JSON array: {error}", exit_code=USAGE) from None
+    return [_part(part) for part in text.split("/") if part]
+
+
+def _part(text: str) -> str | int:
+    """Read a part as the server reads it: a larger integer is text, for no double is exactly that."""
+    return int(text) if _INTEGER.fullmatch(text) and abs(int(text)) < EXACT else text
+
+
+def _value(given: bytes, text: bool) -> Raw:
+    """Check that a value is JSON, or make it a JSON string."""
+    try:
+        if text:
+            return Raw(msgspec.json.encode(given.decode()))
+        msgspec.json.decode(given)
+    except UnicodeDecodeError as error:
+        raise Failure(f"the value is not UTF-8: {error}", exit_code=USAGE) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Failure(
+            f"the value is not JSON: {given[:80].decode(errors='replace')} ({error})\n"
+            'quote it for the shell, as in: hark kv put users/ada \'{"name": "Ada"}\'\n'
+            "or store it as text: hark kv put users/ada --text Ada",
+            exit_code=USAGE,
+        ) from None
+    return Raw(given)
+
+
+def _text(value: Raw) -> str:
+    return bytes(value).decode("utf-8", "replace")
+
+
+def _json_text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
