@@ -9,7 +9,7 @@ import pytest
 
 from hark.broker import Broker
 from hark.clock import SystemClock
-from hark.engine.api import Answers, Listener
+from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure, Unavailable
 from hark.model import Hint, NewMessage, PopRequest, PopResult
@@ -33,10 +33,10 @@ class DeafEngine(SqliteEngine):
         self._looked = asyncio.Event()
         self.tell: Listener = lambda _hints: None
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the store and keep the listener for the test."""
         self.tell = listener
-        await super().start(lambda _hints: None)
+        await super().start(lambda _hints: None, key_listener)
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """Count the call when it ends."""

@@ -64,7 +64,7 @@ def running_stub() -> Iterator[Stub]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_POST = do_DELETE = do_GET
+        do_POST = do_PUT = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             """Stay silent."""

@@ -157,6 +157,39 @@ def test_a_message_is_listed_shown_and_deleted(hark: Run, queue: str) -> None:
     assert hark("pop", queue).exit_code == 3
 
 
+def test_a_delayed_message_is_cancelled_once(hark: Run, queue: str) -> None:
+    [pushed] = answer(hark, "push", queue, "1", "--delay", "3600000")
+    assert hark("cancel", pushed["message_id"]).stdout == "cancelled\n"
+    result = hark("cancel", pushed["message_id"])
+    assert (result.exit_code, result.stderr) == (1, "hark: Message not found (message_not_found)\n")
+
+
+def test_two_consumers_work_off_one_partition_in_a_shared_group(hark: Run, queue: str) -> None:
+    hark("push", queue, "1", "2")
+    hark("push", queue, "3", "--priority", "9")
+    first, second = (pop_one(hark, queue, "--group", "g", "--group-mode", "shared") for _ in range(2))
+    assert (first["data"], second["data"]) == (3, 1)
+    assert hark("ack", second["id"], "--group", "g").exit_code == 0
+    assert hark("ack", first["id"], "--group", "g", "--status", "failed", "--delay", "3600000").exit_code == 0
+    assert "shared" in hark("group", "list", "--queue", queue).stdout
+    result = hark("pop", queue, "--group", "g", "--group-mode", "ordered")
+    assert result.exit_code == 1
+    assert "group_mode_conflict" in result.stderr
+
+
+def test_limits_are_set_shown_and_kept(hark: Run, queue: str) -> None:
+    hark("queue", "create", queue, "--set", "leaseTime=60", "--set", "maxInFlight=1")
+    hark("push", queue, "1", "2")
+    assert hark("pop", queue, "--group-mode", "shared").exit_code == 0
+    assert hark("pop", queue).exit_code == 3
+    assert answer(hark, "queue", "limits", queue, "--max-in-flight", "2")["options"]["leaseTime"] == 60
+    assert hark("pop", queue).exit_code == 0
+    limits = answer(hark, "group", "limits", "__QUEUE_MODE__", queue, "--rate-limit", "0.5")["limits"]
+    assert limits == {"maxInFlight": 0, "rateLimit": 0.5, "rateBurst": 0}
+    assert "0.5 per second" in hark("group", "limits", "__QUEUE_MODE__", queue).stdout
+    assert hark("group", "limits", "nobody", queue).exit_code == 1
+
+
 def test_the_doctor_finds_nothing_wrong(hark: Run) -> None:
     result = hark("doctor", "--json")
     assert result.exit_code == 0, result.output

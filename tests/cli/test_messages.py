@@ -43,6 +43,26 @@ def test_push_sends_each_payload_with_the_options_that_were_given(hark: Run, stu
     assert "m1" in result.stdout
 
 
+def test_push_sends_a_time_and_the_keys_of_what_can_not_be_delivered(hark: Run, stub: Stub) -> None:
+    stub.answer(201, [QUEUED])
+    keys = '[["failed", 17], ["b", true]]'
+    hark("push", "orders", "1", "--deliver-at", "2026-01-31T12:00:00Z", "--keys-if-undelivered", keys)
+    assert stub.last.json["items"][0] == {
+        "queue": "orders",
+        "payload": 1,
+        "deliverAt": "2026-01-31T12:00:00Z",
+        "keysIfUndelivered": [["failed", 17], ["b", True]],
+    }
+
+
+@pytest.mark.parametrize("keys", ["failed", '["failed"]', "[[", "[[null]]", '{"a": 1}'])
+def test_push_shows_how_keys_are_written(hark: Run, stub: Stub, keys: str) -> None:
+    result = hark("push", "orders", "1", "--keys-if-undelivered", keys)
+    assert result.exit_code == 2
+    assert """'[["failed", "orders", 17]]'""" in result.stderr
+    assert stub.seen == []
+
+
 def test_push_leaves_out_what_was_not_given(hark: Run, stub: Stub) -> None:
     stub.answer(201, [QUEUED])
     hark("push", "orders", "1", "--transaction-id", "t1")
@@ -146,11 +166,14 @@ def test_pop_sends_only_what_was_given(hark: Run, stub: Stub) -> None:
 
 def test_pop_sends_every_option_under_its_name(hark: Run, stub: Stub) -> None:
     stub.answer(200, {"messages": [MESSAGE]})
-    options = "--group g --batch 5 --partitions 2 --wait --timeout 9 --auto-ack --subscription-mode new"
+    options = (
+        "--group g --group-mode shared --batch 5 --partitions 2 --wait --timeout 9 --auto-ack --subscription-mode new"
+    )
     hark("pop", "orders", "--partition", "p", *options.split(), "--subscription-from", "now")
     assert urlsplit(stub.last.target).path == "/api/v1/pop/queue/orders/partition/p"
     assert query(stub.last.target) == {
         "consumerGroup": "g",
+        "groupMode": "shared",
         "batch": "5",
         "partitions": "2",
         "wait": "true",
@@ -236,6 +259,7 @@ def test_control_characters_of_others_do_not_reach_the_terminal(hark: Run, stub:
         ("pop", "orders", "--batch", "0"),
         ("pop", "orders", "--timeout", "5"),
         ("pop", "orders", "--subscription-mode", "old"),
+        ("pop", "orders", "--group-mode", "both"),
     ],
 )
 def test_pop_used_wrongly_exits_with_2_and_sends_nothing(hark: Run, stub: Stub, args: tuple[str, ...]) -> None:
@@ -265,6 +289,19 @@ def test_ack_leaves_out_what_was_not_given(hark: Run, stub: Stub) -> None:
     stub.answer(200, [{"success": True}])
     hark("ack", "p1", "t1")
     assert stub.last.json == {"partitionId": "p1", "transactionId": "t1", "status": "completed"}
+
+
+def test_ack_takes_a_message_id_alone_and_a_delay(hark: Run, stub: Stub) -> None:
+    stub.answer(200, [{"success": True}])
+    hark("ack", "m1", "--status", "retry", "--delay", "500")
+    assert stub.last.json == {"transactionId": "m1", "status": "retry", "delay": 500}
+
+
+def test_ack_with_a_delay_needs_a_status_that_comes_again(hark: Run, stub: Stub) -> None:
+    result = hark("ack", "m1", "--delay", "500")
+    assert result.exit_code == 2
+    assert "--status failed" in result.stderr
+    assert stub.seen == []
 
 
 def test_ack_says_when_the_message_became_a_dead_letter(hark: Run, stub: Stub) -> None:
@@ -322,3 +359,18 @@ def test_message_delete_of_what_is_not_there_exits_with_1(hark: Run, stub: Stub)
     result = hark("message", "delete", "m1")
     assert result.exit_code == 1
     assert result.stderr == "hark: Message not found (not_found)\n"
+
+
+def test_cancel_takes_a_message_back(hark: Run, stub: Stub) -> None:
+    stub.answer(200, {"success": True, "id": "m/1", "cancelled": True})
+    result = hark("cancel", "m/1")
+    assert (stub.last.method, stub.last.target) == ("POST", "/api/v1/messages/m%2F1/cancel")
+    assert (result.exit_code, result.stdout) == (0, "cancelled\n")
+
+
+def test_cancel_that_comes_too_late_exits_with_1_and_says_why(hark: Run, stub: Stub) -> None:
+    stub.answer(409, {"error": "too late to cancel: a group holds the message", "code": "message_leased"})
+    result = hark("cancel", "m1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "hark: too late to cancel: a group holds the message (message_leased)\n"
+    assert hark("cancel", "").exit_code == 2

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hark.clock import Clock
 from hark.engine.api import Answers, Engine
 from hark.model import (
     Delivery,
@@ -21,12 +22,17 @@ from hark.model import (
     TransactionOutcome,
 )
 
+from .engines import MEMORY
+
 
 class Broken:
     """Hands everything on to a real engine; subclasses spoil some verb."""
 
-    def __init__(self, engine: Engine) -> None:
+    kind = MEMORY
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
         self.engine = engine
+        self.clock = clock
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.engine, name)
@@ -44,8 +50,8 @@ class SettlesWithoutLeaseCheck(Broken):
 class SkippingCursor(Broken):
     """A cursor that jumps to the message that was completed, over whatever is before it in the batch."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        super().__init__(engine, clock)
         self._handed: dict[str, Sequence[Delivery]] = {}
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
@@ -70,8 +76,8 @@ class SkippingCursor(Broken):
 class CursorByTime(Broken):
     """A cursor that is a time: what was created no later than the last completed message is not delivered."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        super().__init__(engine, clock)
         self._times: dict[str, int] = {}
         self._seen: dict[tuple[str, str], int] = defaultdict(int)
 

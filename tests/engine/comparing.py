@@ -40,6 +40,7 @@ def to_message(new: Push) -> NewMessage:
         new.partition,
         new.payload,
         transaction_id=new.key,
+        priority=new.priority,
         delay_ms=new.delay_ms,
         backoff_ms=new.backoff_ms,
     )
@@ -51,7 +52,7 @@ def engine_view(letter: DeadLetter) -> tuple[object, ...]:
     return (letter.message_id, letter.group, letter.attempts, letter.failed_at, error)
 
 
-def compare_settlement(verdict: Verdict, outcome: SettleOutcome, answer: Answer) -> None:
+def compare_settlement(verdict: Verdict, outcome: SettleOutcome, answer: Answer, leases: dict[str, int]) -> None:
     """Insist on what the rules promise about a settlement."""
     if answer.success is None:
         return
@@ -61,3 +62,5 @@ def compare_settlement(verdict: Verdict, outcome: SettleOutcome, answer: Answer)
     agree(f"death by {verdict}", outcome.dead_lettered, answer.dead_lettered)
     if answer.lease_released is not None:
         agree(f"release by {verdict}", outcome.lease_released, answer.lease_released)
+    held_under = None if outcome.lease_id is None else leases.get(outcome.lease_id, outcome.lease_id)
+    agree(f"lease that {verdict} was held under", held_under, answer.lease)

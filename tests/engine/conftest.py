@@ -11,6 +11,7 @@ from hark.engine.api import Engine
 
 from .driver import Driver
 from .engines import DURABLE_ENGINES, ENGINES, EngineKind
+from .workers import Workers
 
 
 @pytest.fixture
@@ -30,6 +31,12 @@ async def q(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[D
 def engine(q: Driver) -> Engine:
     """The same engine, without the driver's words."""
     return q.engine
+
+
+@pytest.fixture
+def workers(q: Driver) -> Workers:
+    """A shared group of the queue "orders" on that engine."""
+    return Workers(q)
 
 
 @pytest.fixture(params=DURABLE_ENGINES, ids=lambda kind: kind.name)

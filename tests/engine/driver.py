@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -18,6 +18,8 @@ from hark.model import (
     Delivery,
     GroupMode,
     Hint,
+    Key,
+    KeyNews,
     NewMessage,
     PopRequest,
     PushOutcome,
@@ -41,11 +43,15 @@ from hark.model import (
 from .engines import Open
 
 T = TypeVar("T")
+Wrap = Callable[[Engine, FakeClock], Engine]
+"""Puts something around an engine."""
 ALL = Subscription("all")
 NEW = Subscription("new")
 NEVER_GIVEN = "01890000-0000-7000-8000-000000000000"
 """A well-formed lease id that no engine ever gave."""
 ANYWHERE = "anywhere in the queue"
+Named = Literal["key", "id", "id alone"]
+"""How a settlement names its message: by its transaction id, by its own id, or by that without the partition."""
 _SAME = "the lease it was delivered under"
 
 
@@ -84,6 +90,7 @@ class PushOptions(TypedDict, total=False):
     deliver_at: int | None
     backoff_ms: tuple[int, ...] | None
     ttl_ms: int | None
+    undelivered_keys: tuple[Key, ...]
 
 
 def message(queue: str, partition: str, payload: object, **options: Unpack[PushOptions]) -> NewMessage:
@@ -99,11 +106,12 @@ def settlement(
     delay_ms: int | None = None,
     lease: str | None = _SAME,
     group: str | None = None,
+    named: Named = "key",
 ) -> Settlement:
     """What a consumer says of a message that it holds; `lease=None` leaves the lease id out."""
     return Settlement(
-        transaction_id=held.message.transaction_id,
-        partition_id=held.message.partition_id,
+        transaction_id=held.message.transaction_id if named == "key" else held.message.id,
+        partition_id="" if named == "id alone" else held.message.partition_id,
         status=status,
         lease_id=held.lease if lease == _SAME else lease,
         error=error,
@@ -136,12 +144,13 @@ class Driver:
         self,
         open_engine: Open,
         clock: FakeClock,
-        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        wrap: Wrap = lambda engine, _clock: engine,
     ) -> None:
-        self._open: Callable[[], Engine] = lambda: wrap(open_engine(clock))
+        self._open: Callable[[], Engine] = lambda: wrap(open_engine(clock), clock)
         self._news = asyncio.Event()
         self.clock = clock
         self.hints: list[Hint] = []
+        self.key_news: list[KeyNews] = []
         self.engine: Engine = self._open()
 
     def _listen(self, hints: Sequence[Hint]) -> None:
@@ -150,7 +159,7 @@ class Driver:
 
     async def start(self) -> None:
         """Start the engine."""
-        await self.engine.start(self._listen)
+        await self.engine.start(self._listen, self.key_news.append)
 
     async def reopen(self) -> None:
         """Close the engine and open the same store with a new one."""
@@ -190,6 +199,7 @@ class Driver:
         partitions: int = 1,
         auto_ack: bool = False,
         subscription: Subscription = ALL,
+        lease_ms: int | None = None,
     ) -> Got:
         """Pop once."""
         request = PopRequest(
@@ -203,6 +213,7 @@ class Driver:
             partitions=partitions,
             auto_ack=auto_ack,
             subscription=subscription,
+            lease_ms=lease_ms,
         )
         [got] = await self.pop_requests(request)
         return got
@@ -238,9 +249,9 @@ class Driver:
         outcomes = await self.settle(*(settlement(one) for one in held))
         assert all(one.success for one in outcomes), outcomes
 
-    async def fail(self, held: Held, error: str = "boom") -> SettleOutcome:
+    async def fail(self, held: Held, error: str = "boom", delay_ms: int | None = None) -> SettleOutcome:
         """Fail one message."""
-        [outcome] = await self.settle(settlement(held, "failed", error))
+        [outcome] = await self.settle(settlement(held, "failed", error, delay_ms=delay_ms))
         return outcome
 
     async def retry(self, held: Held, delay_ms: int | None = None) -> SettleOutcome:

@@ -15,7 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from .admin_steps import AdminSteps
 from .model_nouns import Mode, Wish
-from .steps import GROUPS, OPTIONS, PARTITIONS, QUEUES
+from .steps import FIXED_OPTIONS, GROUPS, MODES, OPTIONS, PARTITIONS, QUEUES
+
+FIRST_OPTIONS = st.tuples(*[st.sampled_from(sorted(OPTIONS) * 2 + sorted(FIXED_OPTIONS))] * len(QUEUES))
 
 T = TypeVar("T")
 
@@ -23,12 +25,13 @@ T = TypeVar("T")
 class QueueMachine(AdminSteps, RuleBasedStateMachine):
     """Drives one engine; subclasses say which."""
 
-    @initialize(options=st.tuples(*[st.sampled_from(sorted(OPTIONS))] * len(QUEUES)))
-    def start(self, options: tuple[str, ...]) -> None:
-        """An empty engine with configured queues."""
+    @initialize(options=FIRST_OPTIONS, data=st.data(), number=st.integers(0, 6))
+    def start(self, options: tuple[str, ...], data: st.DataObject, number: int) -> None:
+        """An engine with configured queues and a few messages."""
         self.open()
         for name, one in zip(QUEUES, options, strict=True):
             self.configure(name, one)
+            self.push_some(data, name, number)
 
     def teardown(self) -> None:
         """Look once more, let everything fall due, drain, and close."""
@@ -40,7 +43,7 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
         finally:
             self.close()
 
-    @rule(data=st.data(), queue=st.sampled_from(QUEUES), number=st.integers(1, 4))
+    @rule(data=st.data(), queue=st.sampled_from(QUEUES), number=st.integers(1, 6))
     def push(self, data: st.DataObject, queue: str, number: int) -> None:
         """Push a few messages in one request."""
         self.push_some(data, queue, number)
@@ -53,6 +56,7 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
         batch=st.integers(1, 4),
         partitions=st.integers(1, 3),
         auto_ack=st.sampled_from([False, False, False, True]),
+        lease_ms=st.sampled_from([None, None, None, 2500]),
     )
     def pop(
         self,
@@ -63,15 +67,35 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
         batch: int,
         partitions: int,
         auto_ack: bool,
+        lease_ms: int | None,
     ) -> None:
         """Pop of a queue, a partition or the namespace."""
-        queues = [queue] if queue else list(QUEUES)
-        self.pop_once(Wish(queues, partition if queue else None, group, mode, batch, partitions, auto_ack))
+        queues, name = ([queue], partition) if queue else (list(QUEUES), None)
+        if any(self.model.queues[one].options.drop_settled for one in queues):
+            mode = "all"  # Whether what all groups skipped is settled, the rules do not say.
+        self.pop_once(Wish(queues, name, group, mode, batch, partitions, auto_ack, MODES[group], lease_ms))
 
     @rule(group=st.sampled_from(GROUPS), batch=st.integers(2, 4))
     def pop_a_batch(self, group: str, batch: int) -> None:
         """Pop a batch of wherever there is one."""
-        self.pop_once(Wish(list(QUEUES), None, group, "all", batch, 1, auto_ack=False))
+        self.pop_once(Wish(list(QUEUES), None, group, "all", batch, 1, False, MODES[group]))
+
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        partition=st.sampled_from([None, *PARTITIONS]),
+        group=st.sampled_from([*GROUPS, "w"]),
+        batches=st.lists(st.integers(1, 2), min_size=2, max_size=4),
+    )
+    def pop_side_by_side(self, queue: str, partition: str | None, group: str, batches: list[int]) -> None:
+        """Several consumers pop in one call."""
+        self.pop_together(*(Wish([queue], partition, group, "all", batch, 1, False, MODES[group]) for batch in batches))
+
+    @rule(data=st.data(), queue=st.sampled_from(QUEUES), group=st.sampled_from(GROUPS), batch=st.integers(1, 4))
+    def work(self, data: st.DataObject, queue: str, group: str, batch: int) -> None:
+        """A consumer takes a batch and says what became of each message."""
+        got = self.pop_once(Wish([queue], None, group, "all", batch, 2, False, MODES[group]))
+        if got:
+            self.settle_some([self.draw_verdict(data, hand) for hand in self.hands[-len(got) :]])
 
     @precondition(lambda self: self.hands)
     @rule(data=st.data(), number=st.integers(1, 4))
@@ -106,6 +130,18 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
             "upkeep": self.upkeep,
         }
         if self.model.groups:
+            steps["limit"] = lambda: self.limit_group(data)
+
+        def draw(choices: Sequence[T]) -> T:
+            return data.draw(st.sampled_from(choices))
+
+        steps[data.draw(st.sampled_from(sorted(steps)), "step")]()
+
+    @rule(data=st.data())
+    def interfere(self, data: st.DataObject) -> None:
+        """Something that changes what consumers have or get next."""
+        steps: dict[str, Callable[[], None]] = {"cancel": lambda: self.cancel_message(data)}
+        if self.model.groups:
             steps["seek"] = lambda: self.seek(data)
         if self.model.dead:
             steps["requeue"] = lambda: self.requeue(data)
@@ -114,10 +150,6 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
             steps["release"] = lambda: self.release_one(data)
         if self.kind.durable:
             steps["reopen"] = self.reopen
-
-        def draw(choices: Sequence[T]) -> T:
-            return data.draw(st.sampled_from(choices))
-
         steps[data.draw(st.sampled_from(sorted(steps)), "step")]()
 
     @rule()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hark.model import QueueOptions, Status
+from hark.model import CancelOutcome, GroupMode, Limits, QueueOptions, Status
 
 Mode = Literal["all", "new"]
 STALE = frozenset({"lease_expired", "lease_invalid", "not_leased"})
 """The codes that refuse a settlement because of its lease."""
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Push:
     partition: str
     payload: int
     key: str | None = None
+    priority: int = 0
     delay_ms: int = 0
     backoff_ms: tuple[int, ...] | None = None
 
@@ -35,6 +37,8 @@ class Wish:
     batch: int
     partitions: int
     auto_ack: bool
+    group_mode: GroupMode | None = None
+    lease_ms: int | None = None
 
 
 @dataclass(eq=False)
@@ -82,64 +86,29 @@ class Queue:
     partitions: dict[str, Partition] = field(default_factory=dict)
 
 
+@dataclass
+class Bucket:
+    """How many messages a rate allows at a time; it fills up as time passes."""
+
+    tokens: float
+    at: int
+
+
+@dataclass
+class Group:
+    """A group of a queue."""
+
+    mode: GroupMode
+    paused: bool = False
+    limits: Limits = NO_LIMITS
+
+
 @dataclass(eq=False)
 class Lease:
     """A consumer's hold on what one pop gave it."""
 
     id: int
     expires_at: int
-
-
-@dataclass(eq=False)
-class Track:
-    """A group in a partition."""
-
-    group: str
-    partition: Partition
-    todo: list[Message]
-    served: int = 0
-    lease: Lease | None = None
-    """The one that keeps others out."""
-    handed: list[Message] = field(default_factory=list)
-    holder: dict[Message, Lease] = field(default_factory=dict)
-    """Under which lease a message was last delivered, while its verdict is open."""
-    attempts: dict[Message, int] = field(default_factory=dict)
-    due: dict[Message, int] = field(default_factory=dict)
-    front: set[Message] = field(default_factory=set)
-    suspects: set[Message] = field(default_factory=set)
-    """The batch that may hold a message that kills its consumers."""
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The names of queue and partition."""
-        return self.partition.queue.name, self.partition.name
-
-    def not_before(self, message: Message) -> int:
-        """When a message may be delivered."""
-        return max(message.deliver_at, self.due.get(message, 0))
-
-    def ready(self, now: int) -> list[Message]:
-        """What may be delivered now, in order."""
-        if self.lease is not None:
-            return []
-        waiting = (n for n, one in enumerate(self.todo) if self.not_before(one) > now)
-        due = self.todo[: next(waiting, len(self.todo))]
-        return due[:1] if self.suspects & set(self.todo) else due
-
-    def settled(self, message: Message) -> None:
-        """The group is done with a message, or it is gone."""
-        if message in self.todo:
-            self.todo.remove(message)
-        for table in (self.attempts, self.due, self.holder):
-            table.pop(message, None)
-        if self.lease is not None and not set(self.handed) & set(self.todo):
-            self.lease = None
-
-    def restart(self, todo: list[Message]) -> None:
-        """Begin anew with these messages; every lease is void."""
-        self.todo, self.lease = todo, None
-        for table in (self.holder, self.attempts, self.due, self.front, self.suspects):
-            table.clear()
 
 
 @dataclass
@@ -163,6 +132,8 @@ class Verdict:
     lease: int | None
     error: str = "boom"
     delay_ms: int | None = None
+    by_id: bool = False
+    """Whether it names the message by its id; else by its key, if it has one."""
 
 
 @dataclass
@@ -175,6 +146,8 @@ class Answer:
     dead_lettered: bool = False
     lease_released: bool | None = None
     """None: nothing is promised."""
+    lease: int | None = None
+    """The one that the message was held under."""
 
 
 @dataclass
@@ -184,3 +157,7 @@ class Popped:
     lease: int
     messages: list[tuple[Message, int]]
     reasons: frozenset[str] = frozenset()
+
+
+Cancelled = frozenset[CancelOutcome]
+"""What may come back for a wish to cancel."""

@@ -12,11 +12,10 @@ from hypothesis import note
 from hypothesis import strategies as st
 
 from hark.clock import FakeClock
-from hark.engine.api import Engine
-from hark.model import NewMessage, QueueOptions, Settlement, Status
+from hark.model import GroupMode, NewMessage, PopRequest, QueueOptions, Settlement, Status
 
 from .comparing import InHand, agree, compare_settlement, to_message
-from .driver import ALL, NEVER_GIVEN, NEW, Driver, Got, settlement
+from .driver import ALL, NEVER_GIVEN, NEW, Driver, Got, Named, Wrap, payloads, settlement
 from .engines import EngineKind, Open
 from .model import Model
 from .model_nouns import Message, Push, Verdict, Wish
@@ -25,7 +24,8 @@ T = TypeVar("T")
 NAMESPACE = "ns"
 QUEUES = ("a", "b")
 PARTITIONS = ("p1", "p2", "p3")
-GROUPS = ("g", "h")
+MODES: dict[str, GroupMode] = {"g": "ordered", "w": "shared"}
+GROUPS = tuple(MODES)
 STATUSES: tuple[Status, ...] = ("completed", "completed", "failed", "retry", "dlq")
 OPTIONS = {
     "strict": QueueOptions(lease_time=10, retry_limit=1),
@@ -34,7 +34,14 @@ OPTIONS = {
     ),
     "small": QueueOptions(lease_time=10, retry_limit=0, max_size=6),
     "forgetful": QueueOptions(lease_time=10, retry_limit=0, dead_letter_queue=False),
+    "narrow": QueueOptions(lease_time=10, retry_limit=2, max_in_flight=3, lock_duration=1500),
 }
+FIXED_OPTIONS = {
+    "slow": QueueOptions(lease_time=10, retry_limit=2, rate_limit=0.5, rate_burst=4),
+    "dropping": QueueOptions(lease_time=10, retry_limit=1, drop_settled=True),
+}
+"""Those that a queue has from its beginning or never: the rules do not say what a change means for the past."""
+NAMES: tuple[Named, ...] = ("key", "key", "id", "id alone")
 
 
 def pick(data: st.DataObject, items: Sequence[T], label: str) -> T:
@@ -49,7 +56,7 @@ class Steps:
 
     kind: ClassVar[EngineKind]
     new_store: ClassVar[Callable[[], AbstractContextManager[Open]]]
-    wrap: ClassVar[Callable[[Engine], Engine]] = staticmethod(lambda engine: engine)
+    wrap: ClassVar[Wrap] = staticmethod(lambda engine, _clock: engine)
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +102,8 @@ class Steps:
             partition,
             self.payload,
             key=data.draw(st.sampled_from([None, None, "k1", "k2"]), "key"),
-            delay_ms=data.draw(st.sampled_from([0, 0, 0, 2000]), "delay"),
+            priority=data.draw(st.sampled_from([0, 0, 0, 1, 9]), "priority"),
+            delay_ms=data.draw(st.sampled_from([0, 0, 0, 1000, 2000]), "delay"),
             backoff_ms=data.draw(st.sampled_from([None, None, (), (1000,), (0, 3000)]), "backoff"),
         )
 
@@ -109,6 +117,8 @@ class Steps:
 
     def push_some(self, data: st.DataObject, queue: str, number: int) -> None:
         """Push a few messages in one request."""
+        if self.model.queues[queue].options.max_size:
+            self.run(self.q.engine.expire())  # A push looks at no lease: a timer makes room.
         partitions = [data.draw(st.sampled_from(PARTITIONS), "partition") for _ in range(number)]
         new = [self.new_push(data, queue, partition) for partition in partitions]
         outcomes = self.run(self.q.push_messages(*map(to_message, new)))
@@ -117,59 +127,73 @@ class Steps:
 
     def pop_once(self, wish: Wish) -> Got:
         """Pop of a queue, a partition or the namespace."""
-        one_queue = wish.queues[0] if len(wish.queues) == 1 else None
-        got = self.run(
-            self.q.pop(
-                one_queue,
-                wish.partition,
-                namespace=None if one_queue else NAMESPACE,
-                group=wish.group,
-                batch=wish.batch,
-                partitions=wish.partitions,
-                auto_ack=wish.auto_ack,
-                subscription=NEW if wish.mode == "new" else ALL,
-            )
-        )
-        self.popped(wish, got)
+        [got] = self.pop_together(wish)
         return got
 
-    def popped(self, wish: Wish, got: Got) -> None:
+    def pop_together(self, *wishes: Wish) -> list[Got]:
+        """Several pops in one call: side by side, so in whatever order their answers can be explained."""
+        known = len(self.model.groups)
+        everything = self.run(self.q.pop_requests(*map(to_request, wishes)))
+        left = list(zip(wishes, everything, strict=True))
+        while left:
+            self.popped(*left.pop(self.next_served(left)), alone=len(wishes) == 1)
+        if len(self.model.groups) > known:
+            self.pass_time(0.001)  # What is pushed in the moment of a first contact may get a time just after it.
+        self.tidy()
+        return everything
+
+    def next_served(self, left: Sequence[tuple[Wish, Got]]) -> int:
+        """Which of these pops got what is to be had first; 0 if none can be explained."""
+        for index, (wish, got) in enumerate(left):
+            expected = [one.push.payload for one in self.model.would_give(wish, places_of(got))]
+            if sorted(expected) == sorted(map(int, map(str, payloads(got)))):
+                return index
+        return 0
+
+    def popped(self, wish: Wish, got: Got, alone: bool) -> None:
         """Pop from the model as well, and compare."""
-        places = Counter((one.message.queue, one.message.partition) for one in got)
+        places = places_of(got)
         popped = self.model.pop(wish, places)
+        # In a partition the order is promised; among the partitions of one batch it is not.
+        in_order = sorted(got, key=lambda one: list(places).index((one.message.queue, one.message.partition)))
         delivered = [
             (one.message.queue, one.message.partition, one.message.offset, one.payload, one.message.attempt)
-            for one in got
+            for one in in_order
         ]
         expected = [
             (one.partition.queue.name, one.partition.name, one.offset, one.push.payload, attempt)
             for one, attempt in popped.messages
         ]
-        # In a partition the order is promised; among the partitions of one batch it is not.
-        delivered.sort(key=lambda one: list(places).index(one[:2]))
         agree(f"{wish}", delivered, expected)
         agree("number of partitions", got.partitions, len(places))
-        if popped.reasons and got.reason not in popped.reasons:
+        if alone and popped.reasons and got.reason not in popped.reasons:
             agree(f"reason of empty {wish}", got.reason, popped.reasons)
         if got and not wish.auto_ack:
             agree("leases are fresh", got.lease in self.leases, False)
             self.leases[got.lease] = popped.lease
-            self.hands += [InHand(held, one, popped.lease) for held, (one, _) in zip(got, popped.messages, strict=True)]
+            self.hands += [
+                InHand(held, one, popped.lease) for held, (one, _) in zip(in_order, popped.messages, strict=True)
+            ]
 
     def held(self) -> list[InHand]:
         """Deliveries whose verdict is open."""
         return [one for one in self.hands if self.model.holds(one.message, one.held.group, one.lease)]
 
-    def draw_verdict(self, data: st.DataObject) -> tuple[Settlement, Verdict]:
-        """Draw a settlement, mostly of something that is held, mostly under its lease."""
+    def draw_hand(self, data: st.DataObject) -> InHand:
+        """Draw a delivery, mostly one that is held."""
         held = self.held()
         fresh = bool(held) and data.draw(st.sampled_from([True, True, True, False]), "held")
-        hand = pick(data, held if fresh else self.hands[-12:], "in hand")
+        return pick(data, held if fresh else self.hands[-12:], "in hand")
+
+    def draw_verdict(self, data: st.DataObject, hand: InHand | None = None) -> tuple[Settlement, Verdict]:
+        """Draw a settlement of a delivery, mostly under its lease."""
+        hand = self.draw_hand(data) if hand is None else hand
         status = data.draw(st.sampled_from(STATUSES), "status")
-        delay_ms = data.draw(st.sampled_from([None, 1000]), "delay") if status == "retry" else None
+        delay_ms = data.draw(st.sampled_from([None, 1000]), "delay") if status in ("retry", "failed") else None
+        named = data.draw(st.sampled_from(NAMES), "name")
         lease = data.draw(st.sampled_from(["own"] * 6 + ["none", "never given", "another"]), "lease")
-        about = self.model.named(hand.message)
-        verdict = Verdict(about, hand.held.group, status, hand.lease, f"error {self.payload}", delay_ms)
+        about = self.model.named(hand.message) if named == "key" else hand.message
+        verdict = Verdict(about, hand.held.group, status, hand.lease, f"error {self.payload}", delay_ms, named != "key")
         name: str | None = hand.held.lease
         if lease == "none":
             name, verdict.lease = None, None
@@ -177,14 +201,15 @@ class Steps:
             name, verdict.lease = NEVER_GIVEN, 0
         elif lease == "another":
             name, verdict.lease = pick(data, list(self.leases.items()), "other lease")
-        return settlement(hand.held, status, verdict.error, delay_ms=delay_ms, lease=name), verdict
+        return settlement(hand.held, status, verdict.error, delay_ms=delay_ms, lease=name, named=named), verdict
 
     def settle_some(self, drawn: list[tuple[Settlement, Verdict]]) -> None:
         """Settle in one request."""
         outcomes = self.run(self.q.settle(*(one for one, _ in drawn)))
         answers = self.model.settle([verdict for _, verdict in drawn])
         for (_, verdict), outcome, answer in zip(drawn, outcomes, answers, strict=True):
-            compare_settlement(verdict, outcome, answer)
+            compare_settlement(verdict, outcome, answer, self.leases)
+        self.tidy()
 
     def transact_some(self, data: st.DataObject, settlements: int, pushes: int, name_leases: bool) -> None:
         """Settle and push, all or nothing."""
@@ -215,6 +240,7 @@ class Steps:
                 self.pushed(one, result)
         elif refused >= 0:
             agree("index of the refused operation", outcome.failed_index, refused)
+        self.tidy()
 
     # Leases and time ---------------------------------------------------------------------------------------
 
@@ -236,6 +262,12 @@ class Steps:
         """Let time pass."""
         self.clock.advance(seconds)
         self.model.advance(seconds)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """A queue that keeps nothing may wait for the next round of retention with what several groups have settled."""
+        if any(one.options.drop_settled for one in self.model.queues.values()):
+            self.run(self.q.collect())
 
     def upkeep(self) -> None:
         """What servers do beside: it must change nothing that anybody can see."""
@@ -248,3 +280,27 @@ class Steps:
             self.run(self.q.engine.expire())
         self.run(self.q.reopen())
         self.model.restart(self.kind.leases_survive)
+        if any(one.options.rate_limit for one in self.model.queues.values()):
+            self.pass_time(20)  # Whether a restart fills the buckets, the rules do not say; time does.
+
+
+def places_of(got: Got) -> Counter[tuple[str, str]]:
+    """How many messages came from which queue and partition."""
+    return Counter((one.message.queue, one.message.partition) for one in got)
+
+
+def to_request(wish: Wish) -> PopRequest:
+    """A wish as the engine takes it."""
+    one_queue = wish.queues[0] if len(wish.queues) == 1 else None
+    return PopRequest(
+        queue=one_queue,
+        partition=wish.partition,
+        namespace=None if one_queue else NAMESPACE,
+        group=wish.group,
+        group_mode=wish.group_mode,
+        batch=wish.batch,
+        partitions=wish.partitions,
+        auto_ack=wish.auto_ack,
+        subscription=NEW if wish.mode == "new" else ALL,
+        lease_ms=wish.lease_ms,
+    )

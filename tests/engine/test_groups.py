@@ -1,11 +1,9 @@
-"""Groups: what an ordered group promises; shared groups are refused for now."""
+"""Groups: what an ordered group promises; shared groups have files of their own (`test_shared_...`)."""
 
 from __future__ import annotations
 
 from hark.clock import FakeClock
-from hark.engine.api import Engine
-from hark.errors import Refused
-from hark.model import PopRequest, PopResult
+from hark.model import PopRequest
 
 from .driver import Driver, message, offsets, payloads, settlement
 
@@ -73,19 +71,6 @@ async def test_ordered_is_what_an_absent_group_mode_means(q: Driver) -> None:
     assert payloads(await q.pop("orders", group_mode="ordered")) == [2]
     [group] = await q.engine.group_stats(queue="orders")
     assert group.mode == "ordered"
-
-
-async def test_shared_is_refused_in_place_and_neighbours_are_served(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    wishes = [
-        PopRequest(queue="orders", group="g", group_mode="shared"),
-        PopRequest(queue="orders", group="h"),
-    ]
-    refused, served = await engine.pop(wishes)
-    assert isinstance(refused, Refused)
-    assert isinstance(served, PopResult) and len(served.messages) == 1
-    assert [one.group for one in await engine.group_stats(queue="orders")] == ["h"]
-    assert payloads(await q.pop("orders", group="g")) == [1]
 
 
 async def test_a_settlement_of_one_group_is_not_one_of_another(q: Driver) -> None:

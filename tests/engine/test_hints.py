@@ -23,8 +23,8 @@ async def test_a_push_is_news_for_all_groups(q: Driver) -> None:
 async def test_a_push_to_several_queues_and_partitions_is_one_hint_for_each_queue(q: Driver) -> None:
     await q.push_messages(*(message(queue, part, 1) for queue in ("orders", "bills") for part in ("p1", "p2", "p1")))
     assert sorted(q.hints, key=lambda hint: hint.queue) == [
-        Hint("bills", None, ("p1", "p2"), "message"),
-        Hint("orders", None, ("p1", "p2"), "message"),
+        Hint("bills", None, ("p1", "p2"), "message", counts=(2, 1)),
+        Hint("orders", None, ("p1", "p2"), "message", counts=(2, 1)),
     ]
 
 

@@ -7,24 +7,26 @@ believes that there is nothing must be right. HARK_TEST_EXAMPLES=2000 looks long
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from hark.model import News
+from hark.model import Hint, News
 
 from .engines import ENGINES, MEMORY, EngineKind
-from .machine import QueueMachine
+from .machine import FIRST_OPTIONS, QueueMachine
 from .model_nouns import Wish
-from .steps import GROUPS, OPTIONS, PARTITIONS, QUEUES
+from .steps import MODES, PARTITIONS, QUEUES
 from .waiting import Waiting
 
-EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "150"))
-EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "80"))
+EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "20"))
 STEPS = 40
 
 
@@ -37,15 +39,17 @@ class WaitingMachine(QueueMachine):
 
     unheard: ClassVar[News | None] = None
     """News that never reaches them."""
+    uncounted: ClassVar[bool] = False
+    """They hear where, but not how many."""
 
-    @initialize(options=st.tuples(*[st.sampled_from(sorted(OPTIONS))] * len(QUEUES)))
-    def start(self, options: tuple[str, ...]) -> None:
+    @initialize(options=FIRST_OPTIONS, data=st.data())
+    def start(self, options: tuple[str, ...], data: st.DataObject, number: int = 0) -> None:
         """An empty engine, and everybody waits."""
-        super().start(options)
+        super().start(options, data, number)
         self.q.hints.clear()  # There is nothing to take yet: so nobody has to look first.
         self.waiting = [
-            Waiting(queues, group, name)
-            for group in GROUPS
+            Waiting(queues, group, mode, name)
+            for group, mode in MODES.items()
             for queues, names in (((QUEUES[0],), (None, *PARTITIONS[:2])), (QUEUES, (None,)))
             for name in names
         ]
@@ -54,7 +58,9 @@ class WaitingMachine(QueueMachine):
     @invariant()
     def hear(self) -> None:
         """What was told since the last step reaches those who wait."""
-        heard = [hint for hint in self.q.hints if hint.news != self.unheard]
+        heard: list[Hint] = [hint for hint in self.q.hints if hint.news != self.unheard]
+        if self.uncounted:
+            heard = [msgspec.structs.replace(hint, counts=()) for hint in heard]
         for one in self.waiting:
             one.hear(heard)
             one.note_time(self.clock.now())
@@ -68,11 +74,12 @@ class WaitingMachine(QueueMachine):
 
     @rule(auto_ack=st.booleans())
     def look_until_idle(self, auto_ack: bool) -> None:
-        """Everybody looks until nobody believes in anything; the others have to be right about it."""
+        """One after the other looks until it believes in nothing, and has to be right about it."""
         for one in self.waiting:
             while not one.is_idle:
                 self.look_for(one, 1, 1, auto_ack)
                 self.hear()
+            self.check(one)
         self.check_idle()
 
     @rule()
@@ -85,14 +92,15 @@ class WaitingMachine(QueueMachine):
     def look_for(self, one: Waiting, batch: int, partitions: int, auto_ack: bool) -> None:
         """One look; what is told during it is not answered by it."""
         anywhere, before = one.anywhere, one.places
-        one.anywhere, one.places = False, set()
-        got = self.pop_once(Wish(list(one.queues), one.partition, one.group, "all", batch, partitions, auto_ack))
-        one.looked(before, {(held.message.queue, held.message.partition) for held in got}, got.look_again_at)
+        one.anywhere, one.places = False, Counter()
+        wish = Wish(list(one.queues), one.partition, one.group, "all", batch, partitions, auto_ack, one.mode)
+        got = self.pop_once(wish)
+        one.looked(before, Counter((held.message.queue, held.message.partition) for held in got), got.look_again_at)
         one.anywhere = anywhere and bool(got)
 
     def check(self, one: Waiting) -> None:
         """Insist that there is nothing to take."""
-        got = self.pop_once(Wish(list(one.queues), one.partition, one.group, "all", 1, 1, auto_ack=False))
+        got = self.pop_once(Wish(list(one.queues), one.partition, one.group, "all", 1, 1, False, one.mode))
         if got:
             raise LostWakeUp(f"{one!r} was not told of {got[0].message.queue} {got[0].message.partition}")
         one.look_again_at = got.look_again_at
@@ -137,11 +145,14 @@ def test_who_waits_is_told_of_all_that_it_could_take(kind: EngineKind, request: 
     )
 
 
-@pytest.mark.parametrize("news", ["message", "free"])
-def test_a_wake_up_that_gets_lost_is_found(news: News, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("lost", ["message", "free", "counts"])
+def test_a_wake_up_that_gets_lost_is_found(lost: News | Literal["counts"], request: pytest.FixtureRequest) -> None:
     """The checker that passes an engine which keeps things to itself is broken."""
     machine = machine_of(MEMORY, request)
-    machine.unheard = news
+    if lost == "counts":
+        machine.uncounted = True
+    else:
+        machine.unheard = lost
     with pytest.raises(LostWakeUp):
         run_state_machine_as_test(
             machine,

@@ -105,6 +105,20 @@ async def test_rule_14_an_attempt_of_another_message_does_not_count(q: Driver) -
     assert await q.dead_letters() == []
 
 
+async def test_rule_14_failed_with_a_delay_waits_that_long_instead(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, 2, backoff_ms=(60_000, 60_000))
+    [held] = await q.pop("orders")
+    await q.fail(held, delay_ms=1500)
+    assert (await q.pop("orders")).look_again_at == clock.now() + 1500 * MILLISECOND
+    clock.advance(1.5)
+    [held] = await q.pop("orders")
+    assert (held.payload, held.message.attempt) == (1, 2)
+    await q.fail(held, delay_ms=0)
+    [held] = await q.pop("orders")
+    assert (held.payload, held.message.attempt) == (1, 3)
+    assert (await q.fail(held, delay_ms=1500)).dead_lettered, "a delay buys no attempt"
+
+
 # Rule 14: what follows -------------------------------------------------------------------------------------
 
 

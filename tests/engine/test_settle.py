@@ -8,7 +8,7 @@ from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.model import Settlement, Status
 
-from .driver import NEVER_GIVEN, Driver, given, offsets, payloads, settlement
+from .driver import NEVER_GIVEN, Driver, Named, given, offsets, payloads, settlement
 
 STALE = {"lease_expired", "lease_invalid", "not_leased"}
 STATUSES: list[Status] = ["completed", "failed", "retry", "dlq"]
@@ -194,6 +194,45 @@ async def test_rule_12_without_a_lease_id_another_group_s_lease_does_not_help(q:
     [other] = await q.settle(settlement(held, lease=None, group="c"))
     assert not other.success
     assert {one.group for one in await q.engine.group_stats(queue="orders")} == {"a", "b"}
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_rule_12_an_outcome_names_the_lease_that_the_message_was_held_under(q: Driver, status: Status) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    [with_lease] = await q.settle(settlement(got[1], status))
+    [without] = await q.settle(settlement(got[0], lease=None))
+    assert [with_lease.lease_id, without.lease_id] == [got.lease, got.lease]
+    [again] = await q.settle(settlement(got[0]))
+    assert (again.success, again.lease_id) == (True, None), "it changed nothing"
+    [refused] = await q.settle(settlement(got[0], "failed"))
+    assert (refused.success, refused.lease_id) == (False, None)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("named", ["key", "id", "id alone"])
+async def test_rule_12_a_settlement_names_its_message_in_three_ways(q: Driver, status: Status, named: Named) -> None:
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    [held] = await q.pop("orders")
+    [outcome] = await q.settle(settlement(held, status, named=named))
+    assert (outcome.success, outcome.queue, outcome.partition) == (True, "orders", "p1")
+
+
+async def test_rule_12_without_a_partition_only_an_id_finds_its_message(q: Driver) -> None:
+    await q.push("orders", "p1", 1, transaction_id="t1")
+    [held] = await q.pop("orders")
+    outcomes = await q.settle(*(Settlement(name, "", lease_id=held.lease) for name in ("t1", "", NEVER_GIVEN)))
+    assert [one.code for one in outcomes] == ["not_found"] * 3
+    assert (await q.ack(held)).success
+
+
+async def test_rule_12_completed_of_what_was_removed_since_is_a_success(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    await q.ack_all(got)
+    await engine.delete_messages([one.message.id for one in got])
+    outcomes = await q.settle(settlement(got[0], named="id"), settlement(got[1], named="id alone"))
+    assert [one.success for one in outcomes] == [True, True]
 
 
 # Rule 13 ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ HARK_TEST_EXAMPLES=2000 looks longer than the default.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -14,23 +13,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from hark.clock import FakeClock
 from hark.engine.api import Engine
 
-from .broken import BROKEN, Broken
+from .broken import Broken
+from .broken_sharing import BROKEN
 from .comparing import Disagreement
-from .engines import ENGINES, MEMORY, EngineKind
+from .driver import Wrap
+from .engines import ENGINES, EngineKind
 from .machine import QueueMachine
 
-EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "300"))
-EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "150"))
+EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "30"))
 """Fewer where every step is a call of another process."""
 STEPS = 40
 ENOUGH_FOR_A_BROKEN_ONE = 500
 
 
-def machine_of(
-    kind: EngineKind, request: pytest.FixtureRequest, wrapper: Callable[[Engine], Engine] | None = None
-) -> type[QueueMachine]:
+def machine_of(kind: EngineKind, request: pytest.FixtureRequest, wrapper: Wrap | None = None) -> type[QueueMachine]:
     """The state machine for one kind of engine, as it is or wrapped."""
 
     class Machine(QueueMachine):
@@ -64,9 +64,13 @@ def test_an_engine_answers_as_the_model_does(kind: EngineKind, request: pytest.F
 @pytest.mark.parametrize("wrapper", BROKEN, ids=lambda wrapper: wrapper.__name__)
 def test_a_broken_engine_is_found(wrapper: type[Broken], request: pytest.FixtureRequest) -> None:
     """The checker that passes a broken engine is broken."""
+
+    def spoil(engine: Engine, clock: FakeClock) -> Engine:
+        return cast("Engine", wrapper(engine, clock))
+
     with pytest.raises(Disagreement):
         run_state_machine_as_test(
-            machine_of(MEMORY, request, lambda engine: cast("Engine", wrapper(engine))),
+            machine_of(wrapper.kind, request, spoil),
             settings=settings(
                 max_examples=ENOUGH_FOR_A_BROKEN_ONE,
                 stateful_step_count=STEPS,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hark.model import Hint
+from hark.model import GroupMode, Hint
 
 Place = tuple[str, str]
 """A queue and a partition."""
@@ -17,8 +18,10 @@ class Waiting:
 
     queues: tuple[str, ...]
     group: str
+    mode: GroupMode
     partition: str | None
-    places: set[Place] = field(default_factory=set)
+    places: Counter[Place] = field(default_factory=Counter)
+    """How many messages of a shared group; of an ordered one a look takes the partition, so any number is one."""
     anywhere: bool = False
     """Nobody knows: it has to look until it finds nothing."""
     look_again_at: int | None = None
@@ -36,8 +39,9 @@ class Waiting:
             if hint.partitions is None:
                 self.anywhere = True
                 continue
-            named = hint.partitions if self.partition is None else {self.partition}.intersection(hint.partitions)
-            self.places |= {(hint.queue, name) for name in named}
+            for name, number in zip(hint.partitions, hint.counts or [1] * len(hint.partitions), strict=True):
+                if self.partition in (None, name):
+                    self.places[hint.queue, name] += number
 
     def note_time(self, now: int) -> None:
         """Look when the time has come that the last empty look named."""
@@ -47,11 +51,13 @@ class Waiting:
     @property
     def is_idle(self) -> bool:
         """Whether it believes that there is nothing to take."""
-        return not self.anywhere and not self.places
+        return not self.anywhere and not self.places.total()
 
-    def looked(self, before: set[Place], taken: set[Place], look_again_at: int | None) -> None:
+    def looked(self, before: Counter[Place], taken: Counter[Place], look_again_at: int | None) -> None:
         """A look has ended that began with these beliefs: hints that came during it are not answered by it."""
-        if taken:
-            self.places |= before - taken
-        else:
+        if not taken:
             self.look_again_at = look_again_at
+        elif self.mode == "shared":
+            self.places += before - taken
+        else:
+            self.places += Counter({place: number for place, number in before.items() if place not in taken})

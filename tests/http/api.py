@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +28,11 @@ class Api:
         if content is None and body is not None:
             return self.client.post(f"/api/v1{path}", json=body, params=texts(query))
         return self.client.post(f"/api/v1{path}", content=content or b"", params=texts(query))
+
+    def put(self, path: str, body: Json) -> httpx.Response:
+        """PUT under /api/v1, with a JSON body; None: with an empty one."""
+        content = b"" if body is None else json.dumps(body).encode()
+        return self.client.put(f"/api/v1{path}", content=content)
 
     def delete(self, path: str, **query: Any) -> httpx.Response:
         """DELETE under /api/v1."""

@@ -18,7 +18,7 @@ import uvloop
 from websockets.sync.client import ClientConnection, connect
 
 from hark.broker import Broker
-from hark.clock import SystemClock
+from hark.clock import Clock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
 from hark.server import uvicorn_config
@@ -169,8 +169,9 @@ def masked(text: str) -> bytes:
 class Inside:
     """A server in this process, on the event loop of production, that tests can look into."""
 
-    def __init__(self, settings: Settings, ping_seconds: float) -> None:
+    def __init__(self, settings: Settings, ping_seconds: float, clock: Clock) -> None:
         self._settings = settings
+        self._clock = clock
         self._ping_seconds = ping_seconds
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -213,7 +214,7 @@ class Inside:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.broker = Broker(SqliteEngine(":memory:", clock=SystemClock()), self._settings, SystemClock())
+        self.broker = Broker(SqliteEngine(":memory:", clock=self._clock), self._settings, self._clock)
         await self.broker.start()
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -227,9 +228,9 @@ class Inside:
 
 
 @contextmanager
-def inside(settings: Settings | None = None, ping_seconds: float = 15) -> Iterator[Inside]:
+def inside(settings: Settings | None = None, ping_seconds: float = 15, clock: Clock | None = None) -> Iterator[Inside]:
     """A server in this process for one test."""
-    server = Inside(settings or Settings(), ping_seconds)
+    server = Inside(settings or Settings(), ping_seconds, clock or SystemClock())
     server.start()
     try:
         yield server

@@ -125,12 +125,37 @@ def test_a_batch_is_for_one_group(api: Api, queue: str) -> None:
     assert result["success"]
 
 
+def test_the_id_of_a_message_says_where_it_is(api: Api, queue: str) -> None:
+    api.push(queue, 1, transactionId="t", partition="p")
+    api.push(queue, 2, partition="q")
+    first, second = api.pop(queue, batch=2, partitions=2)
+    assert api.ack(first, partitionId=None, transactionId=first["id"])["success"]
+    [result] = read(api.post("/ack/batch", {"acknowledgments": [{"transactionId": second["id"]}]}))
+    assert (result["success"], result["partitionName"]) == (True, second["partition"])
+
+
+def test_an_id_that_is_none_of_ours_is_refused_in_the_answer(api: Api) -> None:
+    [result] = read(api.post("/ack", {"transactionId": "00000000-0010-8000-8000-00005f254e7b"}))
+    assert (result["success"], result["code"]) == (False, "not_found")
+
+
+@pytest.mark.parametrize("status", ["completed", "dlq"])
+def test_a_delay_is_for_what_comes_again(api: Api, queue: str, status: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue)
+    text = refusal(api.post("/ack", acknowledgment(message, status, delay=5)), 400)
+    assert text == f"delay: only with status failed or retry, got {status}"
+    text = refusal(api.post("/ack", acknowledgment(message, "failed", delay=-1)), 400)
+    assert text.startswith("delay: expected an integer from 0 to")
+    assert api.ack(message)["success"]
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         ({"transactionId": None}, "transactionId is required"),
         ({"transactionId": ""}, "transactionId is required"),
-        ({"partitionId": None}, "partitionId is required to ensure message uniqueness"),
+        ({"partitionId": None, "transactionId": "t"}, "partitionId is required to ensure message uniqueness"),
         ({"transactionId": 5}, "transactionId"),
         ({"partitionId": 5}, "partitionId"),
         ({"status": "done"}, "status: expected completed, failed, retry or dlq, got 'done'"),

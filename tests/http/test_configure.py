@@ -26,6 +26,11 @@ DEFAULTS = {
     "completedRetentionSeconds": 0,
     "maxWaitTimeSeconds": 0,
     "encryptionEnabled": False,
+    "maxInFlight": 0,
+    "rateLimit": 0,
+    "rateBurst": 0,
+    "dropSettled": False,
+    "lockDuration": 0,
 }
 
 
@@ -62,6 +67,11 @@ def test_options_namespace_and_task_are_kept(api: Api, queue: str) -> None:
         "completedRetentionSeconds": 4,
         "maxWaitTimeSeconds": 5,
         "encryptionEnabled": False,
+        "maxInFlight": 6,
+        "rateLimit": 0.5,
+        "rateBurst": 8,
+        "dropSettled": True,
+        "lockDuration": 1500,
     }
     answer = read(api.post("/configure", {"queue": queue, "namespace": "n", "task": "t", "options": options}))
     assert (answer["namespace"], answer["task"], answer["options"]) == ("n", "t", options)
@@ -122,6 +132,14 @@ def test_a_queue_must_be_named(api: Api, body: Any) -> None:
         ("dlqAfterMaxRetries", "yes", "expected true or false, got a string"),
         ("retentionEnabled", 0, "expected true or false, got an integer"),
         ("encryptionEnabled", "true", "expected true or false, got a string"),
+        ("maxInFlight", -1, "expected an integer from 0 to"),
+        ("maxInFlight", "10", "expected an integer, got a string"),
+        ("rateLimit", -0.5, "expected 0 (no bound) or a number from 0.0001 to 1000000, got -0.5"),
+        ("rateLimit", 1e9, "expected 0 (no bound) or a number from 0.0001 to 1000000"),
+        ("rateLimit", "10", "expected a number, got a string"),
+        ("rateBurst", 1.5, "expected an integer, got a number"),
+        ("dropSettled", 1, "expected true or false, got an integer"),
+        ("lockDuration", -1, "expected an integer from 0 to"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name_and_changes_nothing(

@@ -48,6 +48,16 @@ KEYS = [
     "eventType",
     "traceNames",
     "partitionId",
+    "maxInFlight",
+    "rateLimit",
+    "rateBurst",
+    "lockDuration",
+    "kv",
+    "checks",
+    "mutations",
+    "key",
+    "value",
+    "versionstamp",
 ]
 WORDS = ["", "q", "p", "t", "push", "ack", "completed", "failed", "dlq", "now", "2026-01-02T00:00:00Z", "\0", "é" * 200]
 POSTS = [
@@ -100,6 +110,13 @@ def check(status: int, content: bytes) -> None:
 @given(path=st.sampled_from(POSTS), body=bodies)
 def test_any_json_body(api: Api, path: str, body: Any) -> None:
     response = api.post(path, content=json.dumps(body).encode())
+    check(response.status_code, response.content)
+
+
+@settings(max_examples=100, deadline=None)
+@given(body=bodies)
+def test_any_limits(api: Api, body: Any) -> None:
+    response = api.put("/consumer-groups/g/queues/q/limits", body)
     check(response.status_code, response.content)
 
 

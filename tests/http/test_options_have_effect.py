@@ -90,7 +90,7 @@ class TestRetries:
 
 
 class TestDeadLetters:
-    """deadLetterQueue, dlqAfterMaxRetries."""
+    """deadLetterQueue, dlqAfterMaxRetries, and a message's own keysIfUndelivered."""
 
     def test_without_a_dead_letter_queue_nothing_is_kept(self, api: Api, queue: str) -> None:
         api.configure(queue, deadLetterQueue=False)
@@ -108,6 +108,13 @@ class TestDeadLetters:
         assert api.ack(api.pop_one(queue), "dlq")["dlq"] is True
         assert data(api.dead_letters(queue)) == ["sent"]
         assert read(api.get(f"/resources/queues/{queue}"))["discarded"] == 1
+
+    def test_keys_if_undelivered_get_the_payload(self, api: Api, queue: str) -> None:
+        api.push(queue, {"n": 1}, keysIfUndelivered=[[queue, "one"], [queue, "other"]])
+        keys = [f"/keyval/api/keys/{queue}/{name}" for name in ("one", "other")]
+        assert [api.client.get(key).status_code for key in keys] == [404, 404]
+        api.ack(api.pop_one(queue), "dlq")
+        assert [read(api.client.get(key))["value"] for key in keys] == [{"n": 1}, {"n": 1}]
 
 
 class TestDelays:
@@ -187,3 +194,24 @@ def test_max_size_counts_what_the_slowest_group_has_not_done(api: Api, queue: st
     assert (answer["success"], answer["code"]) == (False, "queue_full")
     api.configure(queue, maxSize=0)
     api.push(queue, 4)
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_drop_settled_removes_what_the_only_group_has_settled(api: Api, queue: str, mode: str) -> None:
+    api.configure(queue, dropSettled=True)
+    api.push(queue, 1, 2)
+    first, second = api.pop(queue, batch=2, groupMode=mode)
+    api.ack(first)
+    left = read(api.get("/messages", queue=queue))["messages"]
+    assert [message["id"] for message in left] == [second["id"]]
+    assert read(api.get(f"/resources/queues/{queue}"))["totals"]["total"] == 1
+    assert data(api.pop(queue, batch=10, consumerGroup="late")) == [2]
+
+
+def test_drop_settled_keeps_what_another_group_has_not_settled(api: Api, queue: str) -> None:
+    api.configure(queue, dropSettled=True)
+    api.push(queue, 1, 2)
+    api.pop(queue, consumerGroup="slow")
+    for message in api.pop(queue, batch=2, consumerGroup="fast"):
+        api.ack(message)
+    assert len(read(api.get("/messages", queue=queue))["messages"]) == 2

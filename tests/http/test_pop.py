@@ -213,8 +213,3 @@ class TestGroups:
         created = api.pop_one(queue, consumerGroup="look")["createdAt"]
         api.push(queue, "new")
         assert data(api.pop(queue, consumerGroup="g", subscriptionFrom=created, batch=10)) == ["new"]
-
-    def test_shared_groups_are_refused_until_there_are_work_queues(self, api: Api, queue: str) -> None:
-        api.push(queue, 1)
-        refusal(api.try_pop(queue, consumerGroup="s", groupMode="shared"), 501, "not_supported")
-        assert data(api.pop(queue, consumerGroup="s", groupMode="ordered")) == [1]

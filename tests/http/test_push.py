@@ -95,6 +95,8 @@ def test_unknown_fields_are_ignored(api: Api, queue: str) -> None:
         ({"backoffSchedule": [1, "x"]}, "items[1].backoffSchedule[1]: expected an integer, got a string"),
         ({"backoffSchedule": 5}, "items[1].backoffSchedule: expected an array, got an integer"),
         ({"ttl": 0}, "items[1].ttl: expected an integer from 1 to"),
+        ({"keysIfUndelivered": []}, "items[1].keysIfUndelivered: Keys array cannot be empty"),
+        ({"keysIfUndelivered": [["a", {}]]}, "items[1].keysIfUndelivered: Invalid key at index 0: "),
     ],
 )
 def test_a_wrong_item_is_named_and_nothing_of_its_request_is_stored(
@@ -102,13 +104,6 @@ def test_a_wrong_item_is_named_and_nothing_of_its_request_is_stored(
 ) -> None:
     items = [{"queue": queue, "payload": "before"}, {"queue": queue, "payload": 1} | fields]
     assert refusal(api.post("/push", {"items": items}), 400, "invalid_input").startswith(text)
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
-def test_keys_if_undelivered_are_refused_until_there_is_a_key_value_store(api: Api, queue: str) -> None:
-    items = [{"queue": queue, "keysIfUndelivered": [["a"]]}]
-    text = refusal(api.post("/push", {"items": items}), 501, "not_supported")
-    assert "items[0].keysIfUndelivered" in text
     refusal(api.get(f"/resources/queues/{queue}"), 404)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hark.errors import HarkError, InvalidInput, Refused
+from hark.errors import HarkError, InvalidInput
 from hark.http.push_items import MAX_DEPTH, PushItem, payload_too_deep, to_new_message
 from hark.model import NewMessage
 
@@ -97,6 +97,35 @@ def test_an_empty_backoff_schedule_is_kept() -> None:
         ("backoffSchedule", [1, -1], "items[3].backoffSchedule[1]: expected an integer from 0"),
         ("backoffSchedule", [0] * 101, "items[3].backoffSchedule: at most 100 entries, got 101"),
         ("ttl", 0, "items[3].ttl: expected an integer from 1 to 3153600000000, got 0"),
+        ("keysIfUndelivered", [], "items[3].keysIfUndelivered: Keys array cannot be empty."),
+        ("keysIfUndelivered", {}, "items[3].keysIfUndelivered: Keys must be an array of key arrays"),
+        ("keysIfUndelivered", "failed", "items[3].keysIfUndelivered: Keys must be an array of key arrays"),
+        (
+            "keysIfUndelivered",
+            [["a"], "b"],
+            "items[3].keysIfUndelivered: Invalid key at index 1: Key must be an array of",
+        ),
+        (
+            "keysIfUndelivered",
+            [["a"], []],
+            "items[3].keysIfUndelivered: Invalid key at index 1: Key cannot be empty.",
+        ),
+        (
+            "keysIfUndelivered",
+            [["a", None]],
+            "items[3].keysIfUndelivered: Invalid key at index 0: Invalid key part at index 1: expected",
+        ),
+        (
+            "keysIfUndelivered",
+            [["a"] * 21],
+            "items[3].keysIfUndelivered: Invalid key at index 0: Key too deep: 21 parts (max 20).",
+        ),
+        (
+            "keysIfUndelivered",
+            [["x" * 1025]],
+            "items[3].keysIfUndelivered: Invalid key at index 0: Key part at index 0 too long",
+        ),
+        ("keysIfUndelivered", [["a"]] * 1001, "items[3].keysIfUndelivered: Too many keys: 1001 (max 1000)."),
     ],
 )
 def test_a_wrong_value_is_refused_with_item_and_field(field: str, value: Any, text: str) -> None:
@@ -110,10 +139,10 @@ def test_delay_and_deliver_at_exclude_each_other() -> None:
         convert(delay=1, deliverAt=1)
 
 
-def test_keys_if_undelivered_are_refused_until_there_is_a_key_value_store() -> None:
-    with pytest.raises(Refused, match=r"items\[3\].keysIfUndelivered.*key-value store") as refused:
-        convert(keysIfUndelivered=[["a"]])
-    assert (refused.value.status, refused.value.code) == (501, "not_supported")
+def test_keys_if_undelivered_keep_the_types_of_their_parts() -> None:
+    message = convert(keysIfUndelivered=[["a", 1, True], ["b", 1.5, False, ""]])
+    assert message.undelivered_keys == (("a", 1, True), ("b", 1.5, False, ""))
+    assert [type(part) for part in message.undelivered_keys[0]] == [str, int, bool]
 
 
 def nested(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:

@@ -125,14 +125,6 @@ def test_too_many_streams_are_a_429(tmp_path: Path, queue: str) -> None:
             assert answer.headers["retry-after"] == "1"
 
 
-def test_a_subscription_that_can_not_be_served_ends_with_an_error(server_url: str, queue: str) -> None:
-    with listening(server_url, f"/queue/{queue}", groupMode="shared") as events:
-        name, _, problem = events.next()
-        assert (name, problem["code"]) == ("error", "not_supported")
-        with pytest.raises(StopIteration):
-            events.next()
-
-
 # Leaving ---------------------------------------------------------------------------------------------------
 
 

@@ -179,13 +179,6 @@ def test_nothing_of_a_wrong_transaction_is_stored(api: Api, queue: str) -> None:
     refusal(api.get(f"/resources/queues/{queue}"), 404)
 
 
-@pytest.mark.parametrize("rider", ["kv", "timers"])
-def test_riders_that_are_not_supported_are_refused_not_dropped(api: Api, queue: str, rider: str) -> None:
-    body = {"operations": [push(queue, 1)], rider: [{"op": "x"}]}
-    refusal(api.post("/transaction", body), 501, "not_supported")
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
 def test_too_many_operations_are_refused(api: Api, queue: str) -> None:
     body = {"operations": [push(queue, *range(10_001))]}
     refusal(api.post("/transaction", body), 400, "batch_too_large")

@@ -50,9 +50,9 @@ from tests.http.streaming import Socket, websocket
             "items[0].status: expected failed, retry or dlq",
         ),
         (
-            '{"type": "nack", "items": [{"transactionId": "t", "partitionId": "p", "delay": 5}]}',
+            '{"type": "nack", "items": [{"transactionId": "t", "partitionId": "p", "status": "dlq", "delay": 5}]}',
             "invalid_input",
-            "items[0].delay: only with status retry",
+            "items[0].delay: only with status failed or retry",
         ),
         ('{"type": "renew", "leaseIds": ["l"], "seconds": 0}', "invalid_input", "seconds: expected an integer from 1"),
     ],
@@ -96,11 +96,14 @@ def test_a_frame_over_the_limit_ends_the_connection_with_1009(tmp_path: Path) ->
 def test_a_subscription_that_can_not_be_served_ends_and_the_others_go_on(api: Api, socket: Socket, queue: str) -> None:
     socket.send("credit", n=5)
     socket.subscribe("good", queue)
+    api.push(queue, 0)
+    assert data(socket.messages()) == [0]
+    api.pop_one(queue, consumerGroup="g", groupMode="ordered")
     socket.send("subscribe", id="bad", queue=queue, groupMode="shared", consumerGroup="g")
     frames = [socket.receive(), socket.receive()]
     [error] = [frame for frame in frames if frame["type"] == "error"]
-    assert (error["id"], error["code"]) == ("bad", "not_supported")
-    api.push(queue, 1)
+    assert (error["id"], error["code"]) == ("bad", "group_mode_conflict")
+    api.push(queue, 1, partition="free")
     assert data(socket.messages()) == [1]
 
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 from hark.clock import SECOND
 from hark.engine.postgres.jobs import MAX_REPLY_BYTES
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.pop import _POP
+from hark.engine.postgres.pop import POP
 from hark.engine.postgres.push import PUSH
 from hark.engine.postgres.read import POSITIONS, READ
 from hark.engine.postgres.settle import _SETTLE
@@ -86,7 +86,7 @@ def push(partitions: Sequence[int], transaction_ids: Sequence[str] | None, *, ea
     places = [place for place in range(1, number + 1) for _ in range(each)]
     ordinals = list(range(1, each + 1)) * number
     arguments = (partitions, None, None, [each] * number, places, ordinals, [b"{}"] * len(places), transaction_ids)
-    return Call(PUSH, (NOW, *arguments, *[None] * 10), number + len(places), written)
+    return Call(PUSH, (NOW, *arguments, *[None] * 11), number + len(places), written)
 
 
 def push_to_new(number: int) -> Call:
@@ -94,16 +94,16 @@ def push_to_new(number: int) -> Call:
     ones = list(range(1, number + 1))
     names = [f"new {n}" for n in ones]
     arguments = ([None] * number, ["orders"] * number, names, [1] * number, ones, [1] * number, [b"{}"] * number)
-    return Call(PUSH, (NOW, *arguments, *[None] * 11), 2 * number, written=3 * number)
+    return Call(PUSH, (NOW, *arguments, *[None] * 12), 2 * number, written=3 * number)
 
 
 def pop(group: int, partitions: Sequence[int], *, returned: int, written: int) -> Call:
     """One request that is tried on these partitions."""
     number = len(partitions)
-    requests = ([returned or 100], [number], [NEW_LEASE], [None], [False])
+    requests = ([returned or 100], [number], [NEW_LEASE], [None], [False], [None])
     candidates = ([1] * number, [group] * number, partitions, [False] * number)
     arguments = (NOW, *requests, *candidates, MAX_REPLY_BYTES)
-    return Call(_POP, arguments, number + returned, written, answered=number)
+    return Call(POP, arguments, number + returned, written, answered=number)
 
 
 def settle(partitions: Sequence[int], status: int, *, by_transaction_id: bool = False, written: int) -> Call:
@@ -114,6 +114,7 @@ def settle(partitions: Sequence[int], status: int, *, by_transaction_id: bool = 
     arguments = (
         [WORKER] * len(partitions),
         partitions,
+        [False] * len(partitions),
         [0] * number,
         [track for track, _, _ in items],
         [None if by_transaction_id else offset for _, _, offset in items],

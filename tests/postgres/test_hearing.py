@@ -8,7 +8,7 @@ from itertools import cycle, islice
 import pytest
 
 from hark.engine.api import Engine
-from hark.engine.postgres import PostgresEngine, pop
+from hark.engine.postgres import PostgresEngine, discovery
 from hark.model import QUEUE_MODE, Hint
 from tests.engine.driver import Driver, payloads
 
@@ -31,7 +31,7 @@ class Searches:
 @pytest.fixture
 def searches(there: Driver, monkeypatch: pytest.MonkeyPatch) -> Searches:
     """Those of the server that hears, which looks for more only when it has nothing to try."""
-    monkeypatch.setattr(pop, "_SEARCH_SECONDS", 3600.0)
+    monkeypatch.setattr(discovery, "_SEARCH_SECONDS", 3600.0)
     return Searches(there.engine, monkeypatch)
 
 
@@ -43,9 +43,9 @@ async def knows_partitions(driver: Driver, *partitions: str) -> None:
 
 
 def hear(hearer: Driver, teller: Driver) -> list[Hint]:
-    """One server hears all that the other has told its own consumers."""
+    """One server hears what the other has told its own consumers, but for arrivals told to one group, as peers do."""
     hints, teller.hints = teller.hints, []
-    return hearer.engine.hear(hints)
+    return hearer.engine.hear([hint for hint in hints if hint.news == "free" or hint.group is None])
 
 
 # Beliefs ---------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ async def test_a_push_that_commits_while_its_partition_is_emptied_is_kept(
         partition = await producer.fetchval("select id from hark.partitions where name = 'p1'")
         transaction = producer.transaction()
         await transaction.start()
-        nothing = [None] * 11
+        nothing = [None] * 12
         await producer.fetchrow(PUSH, clock.now(), [partition], None, None, [1], [1], [1], [b"4"], *nothing)
         collecting = asyncio.create_task(here.collect())
         async with asyncio.timeout(10):

@@ -14,8 +14,9 @@ import apsw
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.sqlite import SqliteEngine, loader, push, read, rows, transaction
-from hark.model import NewMessage, PopRequest, PopResult, Read, ReadResult, Settlement
+from hark.engine.sqlite import SqliteEngine, holes, loader, ordered_saving, push, read, rows, transaction
+from hark.engine.sqlite.shared import lanes, loading, saving
+from hark.model import NewMessage, PopRequest, PopResult, Read, ReadResult, Settlement, Status
 
 SPREAD = 20
 FACTOR = 1.5
@@ -172,9 +173,16 @@ HOT = {
     "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
     "loading partitions by number": (loader._PARTITIONS_BY_ID, ("[1]",)),
     "loading tracks": (loader._TRACKS, (1, "[1]")),
-    "saving tracks": (transaction._SAVE_TRACKS, ("[]",)),
-    "deleting ranges": (transaction._DELETE_RANGES, ("[]",)),
-    "deleting retries": (transaction._DELETE_RETRIES, ("[]",)),
+    "saving tracks": (ordered_saving._SAVE_TRACKS, ("[]",)),
+    "deleting ranges": (ordered_saving._DELETE_RANGES, ("[]",)),
+    "deleting retries": (ordered_saving._DELETE_RETRIES, ("[]",)),
+    "loading places of shared groups": (loading._TRACKS, (1, "[1]")),
+    "reading the first lane": (lanes.READ_FIRST, (1, 0, 10, 10)),
+    "reading a lane with a priority": (lanes.READ_PRIORITY, (1, 5, 0, 10, 10)),
+    "reading delayed messages": (lanes.READ_DELAYED, (1, 0, 0, 0, 10)),
+    "saving places of shared groups": (saving._SAVE_TRACKS, ("[]",)),
+    "deleting exceptions": (saving._DELETE_EXCEPTIONS, ("[]",)),
+    "finding what all groups are done with": (holes._FIND, (1, "[]")),
     "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
 }
 TABLES = (
@@ -190,6 +198,10 @@ TABLES = (
     "ranges",
     "retries",
     "fronts",
+    "lanes",
+    "lane",
+    "exceptions",
+    "holes",
     "dead_letters",
 )
 
@@ -200,3 +212,76 @@ async def test_no_hot_statement_scans_a_table(engine: SqliteEngine, statement: s
     plan = [str(row[3]) for row in engine._store.reader.execute(f"explain query plan {sql}", parameters)]
     assert plan
     assert [line for line in plan if line.startswith("SCAN") and line.split()[1] in TABLES] == []
+
+
+# Shared groups ---------------------------------------------------------------------------------------------
+
+
+async def take(engine: SqliteEngine, batch: int = SPREAD) -> PopResult:
+    """A pop of a shared group."""
+    (answer,) = await engine.pop([PopRequest(queue="jobs", group="workers", group_mode="shared", batch=batch)])
+    assert isinstance(answer, PopResult)
+    return answer
+
+
+async def cost_of_a_shared_round(engine: SqliteEngine) -> int:
+    """Steps to push some plain messages to one partition, pop and settle them."""
+    steps = Steps()
+    await steps.watch(engine)
+    await engine.push([[NewMessage("jobs", "p", b"1") for _ in range(SPREAD)]])
+    got = await take(engine)
+    assert [bytes(one.payload) for one in got.messages] == [b"1"] * SPREAD
+    items = [Settlement(m.id, m.partition_id, lease_id=got.lease_id, group="workers") for m in got.messages]
+    (settled,) = await engine.settle([items])
+    assert isinstance(settled, list)
+    assert all(item.success for item in settled)
+    return steps.number
+
+
+async def many(engine: SqliteEngine, number: int, **options: Any) -> None:
+    """Push messages with options to the same partition."""
+    for _ in range(number // 1000):
+        await engine.push([[NewMessage("jobs", "p", b"0", **options) for _ in range(1000)]])
+
+
+@pytest.mark.parametrize("kind", ["delayed", "held", "settled", "waiting for a retry"])
+async def test_the_cost_of_a_shared_claim_does_not_grow_with_other_messages_of_the_partition(
+    engine: SqliteEngine, kind: str
+) -> None:
+    await many(engine, 1000)
+    await take(engine, 1000)  # The group begins, and the messages that come are the next ones.
+    alone = await cost_of_a_shared_round(engine)
+    if kind == "delayed":
+        await many(engine, 5000, delay_ms=3_600_000)
+        await many(engine, 5000, delay_ms=3_600_000, priority=5)
+    else:
+        await many(engine, 10_000)
+        got = await take(engine, 10_000)
+        status: Status = "completed" if kind == "settled" else "retry"
+        if kind != "held":
+            items = [
+                Settlement(m.id, status=status, delay_ms=3_600_000, lease_id=got.lease_id, group="workers")
+                for m in got.messages
+            ]
+            await engine.settle([items])
+    await cost_of_a_shared_round(engine)  # What is in the way is passed once.
+    assert await cost_of_a_shared_round(engine) <= FACTOR * alone
+
+
+async def test_the_cost_of_a_shared_claim_does_not_grow_with_messages_of_a_lower_priority(
+    engine: SqliteEngine,
+) -> None:
+    async def cost() -> int:
+        steps = Steps()
+        await steps.watch(engine)
+        await engine.push([[NewMessage("jobs", "p", b"9", priority=9) for _ in range(SPREAD)]])
+        got = await take(engine)
+        assert {message.priority for message in got.messages} == {9}
+        return steps.number
+
+    await many(engine, 1000)
+    await take(engine, 1)
+    alone = await cost()
+    await many(engine, 10_000)
+    await cost()
+    assert await cost() <= FACTOR * alone

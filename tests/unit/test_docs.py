@@ -92,7 +92,7 @@ def _tests_of(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize("page", ["guarantees.md", "seeds.md"])
+@pytest.mark.parametrize("page", ["guarantees.md", "rules.md", "seeds.md"])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = set(_TEST.findall((DOCS / page).read_text()))
     assert named
@@ -115,9 +115,10 @@ def _section(page: str, heading: str) -> str:
 
 
 def _routes_in_code() -> set[tuple[str, str]]:
-    hot = App(cast(Broker, None), Settings())._posts
+    app = App(cast(Broker, None), Settings())
+    hot = {("POST", path) for path in app._posts} | {("GET", path) for path in app._gets}
     table = {(method, route.path) for route in routes() for method in route.methods or ()}
-    return {("POST", path) for path in hot} | {route for route in table if route[0] != "HEAD"} | POPS | STREAMS
+    return hot | {route for route in table if route[0] != "HEAD"} | POPS | STREAMS
 
 
 def test_every_route_is_documented_and_every_documented_route_exists() -> None:

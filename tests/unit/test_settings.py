@@ -331,6 +331,25 @@ def test_an_unknown_key_in_the_file_is_refused_with_the_nearest_name(text: str, 
     assert f"did you mean {hint}?" in found
 
 
+def test_the_names_of_the_key_value_api_work_in_the_file() -> None:
+    settings = load({}, {}, toml("[queue]\nlockDuration = 5000\ncleanupInterval = 0")).settings
+    assert (settings.queue.lock_duration, settings.queue.cleanup_interval) == (5000, 0)
+    settings = load({}, {"HARK_QUEUE_LOCK_DURATION": "7000"}, toml("[queue]\nlockDuration = 5000")).settings
+    assert settings.queue.lock_duration == 7000
+
+
+def test_a_setting_with_two_names_is_given_once() -> None:
+    found = complaint(file=toml("[queue]\nlockDuration = 5000\nlock_duration = 6000"))
+    assert found == (
+        "setting queue.lock_duration: hark.toml has it twice, as queue.lockDuration and as queue.lock_duration"
+    )
+
+
+def test_a_wrong_value_under_another_name_is_refused() -> None:
+    assert "setting queue.lock_duration: hark.toml says 0" in complaint(file=toml("[queue]\nlockDuration = 0"))
+    assert "setting queue.cleanup_interval" in complaint(file=toml('[queue]\ncleanupInterval = "1m"'))
+
+
 def test_an_unknown_table_is_refused_even_if_it_is_empty() -> None:
     assert "'batchng'" in complaint(file=toml("[batchng]"))
 

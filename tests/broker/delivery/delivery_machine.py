@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from hypothesis import strategies as st
@@ -21,12 +21,14 @@ from hark.broker.delivery.intentions import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
 from hark.clock import MILLISECOND
 from hark.errors import EngineFailure
-from hark.model import NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec, Seek, Status
+from hark.model import GroupMode, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec, Seek, Settlement, Status
 from hark.settings import Settings
 
 from .harness import GROUP, Server, WatchedEngine, outbox, settlement, turns
 
 T = TypeVar("T")
+Naming = Literal["lease", "no lease", "id alone"]
+"""How a settlement says what it is about."""
 QUEUES = ["shop.new", "shop.old"]
 PARTITIONS = ["a", "b", "c"]
 LEASE_SECONDS = 2
@@ -46,6 +48,7 @@ wishes = st.sampled_from(
     ]
 )
 places = st.tuples(st.sampled_from([*QUEUES, QUEUES[0]]), st.sampled_from(PARTITIONS))
+bounds = st.sampled_from([{}, {}, {"max_in_flight": 2}, {"rate_limit": 20, "rate_burst": 2}])
 priorities = st.sampled_from([0, 0, 0, 5])
 rest = st.sampled_from([None, None, None, 0, 1, 2, 4])
 """How many turns of the loop a step is given; None: until everything has come to rest."""
@@ -64,6 +67,9 @@ class LostWakeUp(AssertionError):
 
 class DeliveryMachine(RuleBasedStateMachine):
     """Drives one broker."""
+
+    modes: ClassVar[dict[str, GroupMode]] = dict.fromkeys(QUEUES, "ordered")
+    """What the group is in each queue."""
 
     @initialize()
     def start(self) -> None:
@@ -87,8 +93,12 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.server = Server(Settings(), WatchedEngine)
         await self.server.start()
         for queue in QUEUES:
-            options = QueueOptions(lease_time=LEASE_SECONDS, retry_limit=2)
-            await self.server.broker.configure(QueueSpec(name=queue, namespace="shop", options=options))
+            await self._configure(queue)
+            await self.server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode=self.modes[queue]))
+
+    async def _configure(self, queue: str, **bounds: int) -> None:
+        options = QueueOptions(lease_time=LEASE_SECONDS, retry_limit=2, **bounds)  # type: ignore[arg-type]  # of ints
+        await self.server.broker.configure(QueueSpec(name=queue, namespace="shop", options=options))
 
     def run(self, step: Coroutine[Any, Any, T]) -> T:
         """Let a step run in the loop of this machine."""
@@ -119,15 +129,20 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     # What clients do -------------------------------------------------------------------------------------------
 
-    @rule(to=st.lists(places, min_size=1, max_size=4), delay=st.sampled_from([0, 0, 0, DELAY_MS]), turns=rest)
-    def push(self, to: list[tuple[str, str]], delay: int, turns: int | None) -> None:
+    @rule(
+        to=st.lists(places, min_size=1, max_size=4),
+        delay=st.sampled_from([0, 0, 0, DELAY_MS, 2 * DELAY_MS]),
+        priority=st.sampled_from([0, 0, 9]),
+        turns=rest,
+    )
+    def push(self, to: list[tuple[str, str]], delay: int, priority: int, turns: int | None) -> None:
         """A few messages in one request."""
         items = []
         for queue, partition in to:
             self.numbers += 1
             payload = str(self.numbers).encode()
             self.due[payload] = self.server.clock.now() + delay * MILLISECOND
-            items.append(NewMessage(queue, partition, payload, delay_ms=delay))
+            items.append(NewMessage(queue, partition, payload, delay_ms=delay, priority=priority))
         self.run(self._step(self.server.broker.push(items), turns))
 
     @rule(wish=wishes, priority=priorities, seconds=st.sampled_from([0.02, 1, 60]), turns=rest)
@@ -138,6 +153,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     async def _come(self, wish: PopRequest, priority: int, seconds: float, turns: int | None) -> None:
         self.pops.append(self.server.pop(wish, seconds, priority))
         await self._rest(turns)
+
+    @rule(wish=wishes, turns=rest)
+    def takes(self, wish: PopRequest, turns: int | None) -> None:
+        """Somebody who does not wait takes what others may have been told of."""
+        self.run(self._come(wish, 0, 0, turns))
 
     @rule(which=index, turns=rest)
     def leaves(self, which: int, turns: int | None) -> None:
@@ -212,16 +232,25 @@ class DeliveryMachine(RuleBasedStateMachine):
         status=st.sampled_from(["completed", "completed", "completed", "failed", "retry", "dlq"]),
         number=st.integers(1, 3),
         delay=st.sampled_from([0, DELAY_MS]),
+        naming=st.sampled_from(["lease", "lease", "no lease", "id alone"]),
         turns=rest,
     )
-    def settles(self, which: int, status: Status, number: int, delay: int, turns: int | None) -> None:
+    def settles(self, which: int, status: Status, number: int, delay: int, naming: Naming, turns: int | None) -> None:
         """Some messages of one lease are settled, maybe late, maybe twice."""
         held = pick(self.hands, which)
         if held is not None:
-            items = [settlement(held, one, status, delay_ms=delay) for one in held.messages[:number]]
+            items = [self._settlement(held, index, status, delay, naming) for index in range(number)]
             if number >= len(held.messages):
                 self.hands.remove(held)
             self.run(self._step(self.server.broker.settle(items), turns))
+
+    @staticmethod
+    def _settlement(held: PopResult, index: int, status: Status, delay: int, naming: Naming) -> Settlement:
+        message = held.messages[index % len(held.messages)]
+        if naming == "id alone":
+            return Settlement(message.id, status=status, delay_ms=delay, group=GROUP)
+        named = settlement(held, message, status, delay_ms=delay)
+        return named if naming == "lease" else msgspec.structs.replace(named, lease_id=None)
 
     # What happens to them --------------------------------------------------------------------------------------
 
@@ -234,6 +263,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     def pauses(self, queue: str, paused: bool, turns: int | None) -> None:
         """A queue is paused or resumed."""
         self.run(self._step(self.server.engine.pause(queue, None, paused), turns))
+
+    @rule(queue=st.sampled_from(QUEUES), bounds=bounds, turns=rest)
+    def bounds_change(self, queue: str, bounds: dict[str, int], turns: int | None) -> None:
+        """A queue lets its groups have only so much."""
+        self.run(self._step(self._configure(queue, **bounds), turns))
 
     @rule(queue=st.sampled_from(QUEUES), offset=st.sampled_from([1, 3]), turns=rest)
     def seeks(self, queue: str, offset: int, turns: int | None) -> None:
@@ -314,7 +348,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         for lease in threads.state.leases.values():
             held = live.setdefault(lease.id, Counter())
             for track in lease.parts:
-                held.update((track.partition.uid, one[0]) for one in track.held.values() if one[1] is lease)
+                held.update((track.partition.uid, one[0]) for one in track.held_by(lease))
         return live
 
     def _check_leases(self) -> None:

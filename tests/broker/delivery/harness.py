@@ -17,12 +17,12 @@ from hark.broker import Broker
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.clock import SECOND, FakeClock
-from hark.engine.api import Answers, Listener
+from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.sqlite import SqliteEngine
 from hark.engine.sqlite.calls import Call, Write
 from hark.errors import HarkError
 from hark.model import Delivery as Message
-from hark.model import Hint, NewMessage, PopRequest, PopResult, Settlement, SettleOutcome, Status
+from hark.model import Hint, KeyNews, NewMessage, PopRequest, PopResult, Settlement, SettleOutcome, Status
 from hark.settings import Settings
 from tests.broker.fake_timers import FakeTimers
 
@@ -71,14 +71,14 @@ class WatchedEngine(SqliteEngine):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Begin, and listen to what the threads do."""
-        await super().start(lambda hints: None if self.is_silent else listener(hints))
+        await super().start(lambda hints: None if self.is_silent else listener(hints), key_listener)
         threads = self._running()
         post, deliver = threads._post, threads._deliver
 
-        def note(answers: Sequence[Call], hints: Sequence[Hint]) -> None:
-            post(answers, hints)
+        def note(answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
+            post(answers, hints, keys)
             for call in answers:
                 self._posted.put(call)
 
@@ -159,8 +159,7 @@ class Server:
     async def start(self) -> None:
         """Begin; the duties of the broker have the time of the wall, so their part is played by `advance`."""
         await self.broker.start()
-        for duty in self.broker._duties:
-            duty.cancel()
+        await self.broker._duties.end()
 
     # What clients do ---------------------------------------------------------------------------------------
 

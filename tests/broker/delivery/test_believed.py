@@ -18,9 +18,9 @@ def test_what_arrived_where_a_look_then_leased_is_not_believed_any_more() -> Non
     """It can be taken when that lease ends, and that is told."""
     believed = Believed(100)
     believed.hear([("q", "p")], "message")
-    mark = believed.mark
+    mark = believed.begin_look()
     believed.hear([("q", "p")], "message")
-    assert believed.took(("q", "p"), mark, leased=True)
+    assert believed.took(("q", "p"), 1, mark, leased=True)
     assert not believed
 
 
@@ -28,7 +28,7 @@ def test_what_was_freed_during_a_look_or_settled_by_it_at_once_is_still_believed
     for news, leased in (("free", True), ("message", False), ("free", False)):
         believed = Believed(100)
         believed.hear([("q", "p")], "message")
-        mark = believed.mark
+        mark = believed.begin_look()
         believed.hear([("q", "p")], news)  # type: ignore[arg-type]  # Literals lose their type in a loop.
-        believed.took(("q", "p"), mark, leased=leased)
+        believed.took(("q", "p"), 1, mark, leased=leased)
         assert believed

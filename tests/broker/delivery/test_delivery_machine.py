@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -16,15 +17,17 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from hark.broker import Broker
 from hark.broker.delivery.believed import Believed
+from hark.broker.delivery.counted import Piece
 from hark.broker.delivery.delivery import Delivery
 from hark.broker.delivery.metrics import Source
 from hark.broker.delivery.subscription import Subscription
-from hark.model import Hint
+from hark.model import GroupMode, Hint, NewMessage
 
-from .delivery_machine import DeliveryMachine
-from .harness import serving, turns
+from .delivery_machine import QUEUES, DeliveryMachine
+from .harness import QUEUE, serving, turns
+from .test_shared import SHARED, served
 
-EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "60"))
 STEPS = 30
 ENOUGH_FOR_A_BROKEN_ONE = 1000
 LOOKING = settings(
@@ -40,8 +43,18 @@ LOOKING = settings(
 )
 
 
-def test_nobody_is_forgotten_and_nothing_is_left_behind() -> None:
-    run_state_machine_as_test(DeliveryMachine, settings=LOOKING)
+def machine_of(*of_queues: GroupMode) -> type[DeliveryMachine]:
+    """The state machine with what the group is in each queue."""
+
+    class Machine(DeliveryMachine):
+        modes: ClassVar[dict[str, GroupMode]] = dict(zip(QUEUES, of_queues, strict=True))
+
+    return Machine
+
+
+@pytest.mark.parametrize("modes", [("ordered", "ordered"), ("shared", "shared"), ("shared", "ordered")], ids="-".join)
+def test_nobody_is_forgotten_and_nothing_is_left_behind(modes: tuple[GroupMode, GroupMode]) -> None:
+    run_state_machine_as_test(machine_of(*modes), settings=LOOKING)
 
 
 @LOOKING
@@ -68,6 +81,32 @@ def test_i3_pushes_into_free_partitions_wake_nobody_in_vain(
             assert served == min(pushed, consumers), "I1"
             assert server.empty_wakes() == 0, "I3"
             assert sum(server.engine.pops) - looks == served, "I3: somebody looked in vain"
+
+    asyncio.run(script())
+
+
+@LOOKING
+@given(
+    consumers=st.integers(1, 12),
+    bursts=st.lists(st.tuples(st.integers(1, 8), st.sampled_from([None, 0, 1, 2, 5])), max_size=12),
+)
+def test_i3_pushes_into_one_partition_of_a_shared_group_wake_nobody_in_vain(
+    consumers: int, bursts: list[tuple[int, int | None]]
+) -> None:
+    """As many looks as messages, although all of them come to the same place."""
+
+    async def script() -> None:
+        async with serving() as server:
+            for _ in range(consumers):
+                await server.parked(SHARED)
+            looks = sum(server.engine.pops)
+            for burst, rest in bursts:
+                await server.broker.push([NewMessage(QUEUE, "p")] * burst)
+                await (server.quiet() if rest is None else turns(rest))
+            await server.quiet()
+            assert served(server.tasks) == min(sum(burst for burst, _ in bursts), consumers), "I1"
+            assert server.empty_wakes() == 0, "I3"
+            assert sum(server.engine.pops) - looks == served(server.tasks), "I3: somebody looked in vain"
 
     asyncio.run(script())
 
@@ -105,18 +144,30 @@ def nothing_is_given_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Broker, "give_back", lambda _self, _result: None)
 
 
+def counts_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Messages of a shared group that came together are one piece of work."""
+
+    def hear_counted(self: Believed, counts: Iterable[tuple[Piece, int]]) -> bool:
+        return self.hear([piece for piece, _ in counts], "message")
+
+    patch.setattr(Believed, "hear_counted", hear_counted)
+
+
 @pytest.mark.parametrize(
-    "sabotage",
+    ("sabotage", "mode"),
     [
-        no_hint_of_settlements,
-        no_look_for_a_newcomer,
-        marks_are_ignored,
-        nothing_is_given_back,
+        (no_hint_of_settlements, "ordered"),
+        (no_look_for_a_newcomer, "ordered"),
+        (marks_are_ignored, "ordered"),
+        (nothing_is_given_back, "ordered"),
+        (no_hint_of_settlements, "shared"),
+        (marks_are_ignored, "shared"),
+        (counts_are_ignored, "shared"),
     ],
-    ids=lambda sabotage: sabotage.__name__,
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_broken_delivery_is_found(
-    sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    sabotage: Callable[[pytest.MonkeyPatch], None], mode: GroupMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checker that passes a broken delivery is broken."""
     sabotage(monkeypatch)
@@ -124,4 +175,4 @@ def test_a_broken_delivery_is_found(
         LOOKING, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
     )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(DeliveryMachine, settings=looking)
+        run_state_machine_as_test(machine_of(mode, mode), settings=looking)

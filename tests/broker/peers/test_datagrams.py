@@ -21,8 +21,9 @@ names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 longest_names = st.sampled_from("äx").map(lambda letter: letter * (255 // len(letter.encode())))
 any_name = names | longest_names
 some_names = st.lists(any_name, max_size=40, unique=True).map(tuple)
-arrivals = st.builds(Hint, any_name, st.none(), st.none() | some_names, st.just("message"))
-frees = st.builds(
+amounts = st.sampled_from([1, 2, 127, 128, 65_535])
+uncounted_arrivals = st.builds(Hint, any_name, st.none(), st.none() | some_names, st.just("message"))
+uncounted_frees = st.builds(
     Hint,
     any_name,
     st.none() | any_name,
@@ -30,6 +31,15 @@ frees = st.builds(
     st.just("free"),
     ended=st.lists(st.uuids().map(str), max_size=60).map(tuple),
 )
+
+
+def counted(hint: Hint, amount: int) -> Hint:
+    """It with a count for each partition."""
+    return msgspec.structs.replace(hint, counts=(amount,) * len(hint.partitions or ()))
+
+
+arrivals = uncounted_arrivals | st.builds(counted, uncounted_arrivals, amounts)
+frees = uncounted_frees | st.builds(counted, uncounted_frees, amounts)
 
 
 @pytest.fixture
@@ -54,6 +64,11 @@ def packed(packer: Packer, *hints: Hint) -> bytes:
     return datagram
 
 
+def hints_of(unpacker: Unpacker, datagram: bytes) -> list[Hint]:
+    """What a datagram says of work."""
+    return [one for one in unpacker.unpack(datagram) if isinstance(one, Hint)]
+
+
 def signed(content: bytes) -> bytes:
     """What somebody with the secret may send."""
     return content + hmac.digest(SECRET, content, "sha256")
@@ -68,7 +83,7 @@ def refusal(unpacker: Unpacker, datagram: bytes) -> str:
 
 # What goes in comes out ------------------------------------------------------------------------------------
 
-Facts = set[tuple[str, str, str | None, str, str | None]]
+Facts = set[tuple[str, str, str | None, str, str | None, int]]
 
 
 def facts(hints: list[Hint]) -> Facts:
@@ -76,8 +91,10 @@ def facts(hints: list[Hint]) -> Facts:
     said: Facts = set()
     for hint in hints:
         subject = (hint.news, hint.queue, hint.group)
-        said |= {(*subject, "place", place) for place in ((None,) if hint.partitions is None else hint.partitions)}
-        said |= {(*subject, "ended", lease) for lease in hint.ended}
+        places = (None,) if hint.partitions is None else hint.partitions
+        counts = hint.counts or (0,) * len(places)
+        said |= {(*subject, "place", place, count) for place, count in zip(places, counts, strict=True)}
+        said |= {(*subject, "ended", lease, 0) for lease in hint.ended}
     return said
 
 
@@ -88,7 +105,7 @@ def test_all_that_is_packed_is_unpacked_from_datagrams_of_bounded_size(hints: li
     heard: list[Hint] = []
     for datagram, notices in packer.pack(hints):
         assert len(datagram) <= MAX_BYTES
-        found = unpacker.unpack(datagram)
+        found = hints_of(unpacker, datagram)
         assert len(found) == notices
         heard += found
     assert facts(heard) == facts(hints)
@@ -107,10 +124,35 @@ def test_a_long_list_of_partitions_fills_its_datagrams(packer: Packer) -> None:
 def test_leases_that_do_not_fit_beside_the_partitions_free_no_further_place(packer: Packer, unpacker: Unpacker) -> None:
     ended = tuple(f"{number:036}" for number in range(40))
     heard = [
-        hint for datagram, _ in packer.pack([Hint("q", "g", None, ended=ended)]) for hint in unpacker.unpack(datagram)
+        hint
+        for datagram, _ in packer.pack([Hint("q", "g", None, ended=ended)])
+        for hint in hints_of(unpacker, datagram)
     ]
     assert [hint.partitions for hint in heard] == [None] + [()] * (len(heard) - 1)
     assert [lease for hint in heard for lease in hint.ended] == list(ended)
+
+
+def test_more_than_anybody_counts_is_told_as_much(packer: Packer, unpacker: Unpacker) -> None:
+    hint = Hint("q", "g", ("a", "b"), counts=(10**9, 3))
+    assert unpacker.unpack(packed(packer, hint)) == [msgspec.structs.replace(hint, counts=(65_535, 3))]
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 2, 3], []])
+def test_counts_that_do_not_fit_the_partitions_are_left_out(
+    unpacker: Unpacker, packer: Packer, counts: list[int]
+) -> None:
+    head = packed(packer)[:37]
+    content = head + msgspec.msgpack.encode([[1, "q", ["a", "b"], counts]])
+    assert unpacker.unpack(signed(content)) == [Hint("q", None, ("a", "b"), "message")]
+
+
+def test_a_server_that_does_not_count_is_understood(unpacker: Unpacker, packer: Packer) -> None:
+    head = packed(packer)[:37]
+    content = head + msgspec.msgpack.encode([[1, "q", ["a"]], [2, "q", "g", ["a"], ["lease"]]])
+    assert unpacker.unpack(signed(content)) == [
+        Hint("q", None, ("a",), "message"),
+        Hint("q", "g", ("a",), "free", ended=("lease",)),
+    ]
 
 
 def test_who_was_told_at_the_sender_does_not_travel(packer: Packer, unpacker: Unpacker) -> None:

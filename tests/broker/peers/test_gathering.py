@@ -32,6 +32,18 @@ def test_partitions_and_leases_of_the_same_queue_and_group_are_joined() -> None:
     ]
 
 
+def test_counts_of_the_same_partition_are_summed_up() -> None:
+    assert gathered(
+        Hint("q", "g", ("a", "b"), counts=(2, 1)),
+        Hint("q", "g", ("b", "c"), counts=(5, 1)),
+        Hint("q", "g", ("a", "d")),
+    ) == [Hint("q", "g", ("a", "b", "c", "d"), counts=(2, 6, 1, 1))]
+
+
+def test_anywhere_has_no_counts() -> None:
+    assert gathered(Hint("q", "g", ("a",), counts=(2,)), Hint("q", "g", None)) == [Hint("q", "g", None)]
+
+
 def test_arrivals_and_other_news_are_kept_apart() -> None:
     hints = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
     assert gathered(*hints) == hints

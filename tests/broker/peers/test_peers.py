@@ -11,7 +11,7 @@ import pytest
 from hark.broker.peers import Directory, Peers
 from hark.broker.peers.datagrams import MAX_BYTES
 from hark.clock import FakeClock
-from hark.model import Hint
+from hark.model import Hint, KeyNews
 from hark.settings import Address
 from tests.broker.peers.ports import udp_socket
 
@@ -28,6 +28,7 @@ class End:
         self.clock = FakeClock()
         self._sender = name.encode().ljust(16)
         self._hints: asyncio.Queue[Hint] = asyncio.Queue()
+        self.keys: asyncio.Queue[KeyNews] = asyncio.Queue()
         self.calls = 0
 
     def prepare(self, *others: Address) -> Peers:
@@ -38,7 +39,7 @@ class End:
 
     async def start(self, *others: Address, secret: bytes = SECRET) -> Peers:
         """Tell and hear the others."""
-        await self.prepare(*others).start(secret, self._heard)
+        await self.prepare(*others).start(secret, self._heard, self.keys.put_nowait)
         return self.peers
 
     def _heard(self, hints: Sequence[Hint]) -> None:
@@ -74,6 +75,20 @@ async def test_a_server_hears_what_another_tells(ends: tuple[End, End]) -> None:
     one.peers.tell([arrival, free])
     assert [await other.next(), await other.next()] == [arrival, free]
     assert one.peers.metrics()["datagrams_sent"] == other.peers.metrics()["datagrams_received"] == 1
+    assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_received"] == 2
+
+
+async def test_a_server_hears_which_keys_another_changed(ends: tuple[End, End]) -> None:
+    one, other = ends
+    await one.start(other.address)
+    await other.start(one.address)
+    one.peers.tell([Hint("q")])
+    one.peers.tell_keys(KeyNews((("user", 1), ("user", True))))
+    one.peers.tell_keys(KeyNews((("user", 1), ("user", "1"))))
+    async with asyncio.timeout(SECONDS):
+        assert (await other.keys.get()).keys == (("user", 1), ("user", True), ("user", "1"))
+    assert await other.next() == Hint("q")
+    assert one.peers.metrics()["datagrams_sent"] == 1
     assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_received"] == 2
 
 
@@ -218,7 +233,7 @@ async def test_closing_tells_what_is_left(ends: tuple[End, End]) -> None:
 async def test_nothing_is_told_before_the_start_or_without_peers(ends: tuple[End, End]) -> None:
     one, other = ends
     one.prepare(other.address).tell([Hint("q")])
-    await one.peers.start(SECRET, lambda _: None)
+    await one.peers.start(SECRET, lambda _: None, lambda _: None)
     await other.start()
     other.peers.tell([Hint("q")])
     await one.peers.close()

@@ -1,0 +1,153 @@
+"""Cancel: a message is taken back only if nobody has been given it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.model import MessageFilter
+
+from .driver import NEVER_GIVEN, NEW, Driver, payloads
+from .workers import Workers
+
+
+async def test_a_delayed_message_that_was_cancelled_never_comes(
+    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+) -> None:
+    first = await q.push_id("orders", "p1", 1, delay_ms=1000)
+    await q.push("orders", "p1", 2, delay_ms=1000)
+    assert await workers.take() == []
+    assert await engine.cancel([first]) == ["cancelled"]
+    clock.advance(1)
+    assert await workers.drain() == [2]
+    assert await q.drain("orders", group="ordered") == [2]
+    assert len(await engine.messages(MessageFilter(queue="orders"))) == 1
+
+
+async def test_a_message_that_is_not_delayed_can_be_cancelled_too(q: Driver, workers: Workers, engine: Engine) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3)]
+    assert await engine.cancel([ids[1]]) == ["cancelled"]
+    assert await workers.drain() == [1, 3]
+
+
+async def test_answers_are_by_position(q: Driver, workers: Workers, engine: Engine) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
+    got = await workers.take(2)
+    await q.ack(got[0])
+    assert await engine.cancel([ids[0], NEVER_GIVEN, ids[1], "no id", ids[2], ids[2], ""]) == [
+        "settled",
+        "not_found",
+        "leased",
+        "not_found",
+        "cancelled",
+        "not_found",
+        "not_found",
+    ]
+    assert await engine.cancel([]) == []
+    assert (await q.ack(got[1])).success
+    assert await workers.drain() == [4]
+
+
+async def test_what_some_group_holds_is_leased_for_all(q: Driver, workers: Workers, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    await Workers(q, group="others").take(1, "nowhere")
+    [held] = await workers.take()
+    assert await engine.cancel([first]) == ["leased"]
+    assert (await q.ack(held)).success
+    assert await engine.cancel([first]) == ["settled"]
+    assert await Workers(q, group="others").drain() == [1]
+
+
+async def test_what_has_used_attempts_is_leased(q: Driver, workers: Workers, engine: Engine, clock: FakeClock) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    await q.fail((await workers.take())[0], delay_ms=60_000)
+    assert await engine.cancel([first]) == ["leased"]
+    second = await q.push_id("orders", "p2", 2)
+    await workers.take()
+    clock.advance(300)
+    assert await engine.cancel([second]) == ["leased"], "an expired lease is an attempt"
+
+
+async def test_what_was_released_was_never_handed_out(q: Driver, workers: Workers, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    got = await workers.take()
+    await engine.release([got.lease])
+    assert await engine.cancel([first]) == ["cancelled"]
+    assert await workers.take() == []
+
+
+async def test_a_dead_letter_is_settled(q: Driver, workers: Workers, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    await workers.take_and_kill()
+    assert await engine.cancel([first]) == ["settled"]
+    assert len(await q.dead_letters()) == 1
+
+
+async def test_ordered_groups(q: Driver, engine: Engine) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
+    got = await q.pop("orders", batch=2)
+    await q.ack(got[1])
+    assert await engine.cancel(ids[:3]) == ["leased", "settled", "cancelled"]
+    await q.ack(got[0])
+    assert payloads(await q.pop("orders", batch=10)) == [4]
+
+
+async def test_a_queue_without_groups(q: Driver, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    assert await engine.cancel([first, first]) == ["cancelled", "not_found"]
+    assert await q.pop("orders") == []
+
+
+async def test_what_a_group_skipped_by_its_start_is_settled_for_it(q: Driver, workers: Workers, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1)
+    await workers.take(subscription=NEW)
+    assert await engine.cancel([first]) == ["settled"]
+
+
+async def test_a_cancelled_message_makes_room_and_frees_its_transaction_id(q: Driver, engine: Engine) -> None:
+    await q.configure("orders", max_size=1)
+    first = await q.push_id("orders", "p1", 1, transaction_id="t1")
+    await engine.cancel([first])
+    second = await q.push_id("orders", "p1", 2, transaction_id="t1")
+    assert first != second
+    assert await q.drain("orders") == [2]
+
+
+async def test_cancel_frees_what_waited_behind_it_in_an_ordered_group(q: Driver, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1, delay_ms=60_000)
+    await q.push("orders", "p1", 2)
+    assert await q.pop("orders") == []
+    q.hints.clear()
+    assert await engine.cancel([first]) == ["cancelled"]
+    assert q.told("orders") == {"p1"}
+    assert payloads(await q.pop("orders")) == [2]
+
+
+async def test_a_race_with_a_consumer_has_one_winner(q: Driver, workers: Workers, engine: Engine) -> None:
+    for number in range(20):
+        first = await q.push_id("orders", "p1", number)
+        taking, cancelling = (workers.take(), engine.cancel([first]))
+        if number % 2:
+            got, [outcome] = await asyncio.gather(taking, cancelling)
+        else:
+            [outcome], got = await asyncio.gather(cancelling, taking)
+        assert (outcome, payloads(got)) in [("cancelled", []), ("leased", [number])]
+        await q.ack_all(got)
+    assert (await workers.stats()).lag == 0
+
+
+async def test_a_race_of_two_cancellations_has_one_winner(q: Driver, engine: Engine) -> None:
+    first = await q.push_id("orders", "p1", 1, delay_ms=1000)
+    answers = [one for [one] in await asyncio.gather(*(engine.cancel([first]) for _ in range(5)))]
+    assert sorted(answers) == ["cancelled"] + ["not_found"] * 4
+
+
+async def test_a_cancelled_message_stays_away_after_a_restart(durable: Driver, clock: FakeClock) -> None:
+    q, workers = durable, Workers(durable)
+    first = await q.push_id("orders", "p1", 1, delay_ms=1000)
+    await q.push("orders", "p1", 2)
+    await q.engine.cancel([first])
+    await q.reopen()
+    clock.advance(10)
+    assert await workers.drain() == [2]

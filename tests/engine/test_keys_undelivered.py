@@ -1,0 +1,165 @@
+"""Messages that can't be delivered leave their payload under the keys that they name, in one commit (rule 18)."""
+
+from __future__ import annotations
+
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.model import Key, KeyRange, QueueOptions, QueueSpec
+
+from .driver import Driver, Held, settlement
+from .key_words import entry, listed, set_to, text, told, value, write
+
+KEYS: tuple[Key, ...] = (("failed", "orders", 1), ("audit", True, 0.5), ("with\0nul",))
+
+
+async def pushed(q: Driver, payload: object = "hello", keys: tuple[Key, ...] = KEYS) -> Held:
+    """A message with keys, in the hands of a consumer."""
+    await q.push("orders", "p1", payload, undelivered_keys=keys)
+    [held] = await q.pop("orders")
+    return held
+
+
+async def test_rule_18_the_payload_is_under_every_key_when_a_message_is_dead(q: Driver, engine: Engine) -> None:
+    held = await pushed(q, {"b": 1, "a": "é"})
+    q.key_news.clear()
+    assert (await q.kill(held)).dead_lettered
+    for key in KEYS:
+        found = await entry(engine, key)
+        assert found is not None and (found.expires_at, found.sealed_by) == (None, None)
+        assert await text(engine, key) == '{"b":1,"a":"é"}'.encode()
+    assert told(q.key_news) == set(KEYS)
+    assert len(await q.dead_letters("orders")) == 1
+
+
+async def test_nothing_is_written_while_attempts_are_left(q: Driver, engine: Engine) -> None:
+    await q.configure("orders", retry_limit=1)
+    held = await pushed(q)
+    await q.fail(held)
+    assert await listed(engine, KeyRange()) == []
+    [held] = await q.pop("orders")
+    assert (await q.fail(held)).dead_lettered
+    assert await listed(engine, KeyRange(prefix=("failed",))) == [KEYS[0]]
+
+
+async def test_what_is_completed_writes_nothing(q: Driver, engine: Engine) -> None:
+    await q.ack(await pushed(q))
+    assert await listed(engine, KeyRange()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        QueueOptions(retry_limit=0, dead_letter_queue=False),
+        QueueOptions(retry_limit=0, dlq_after_max_retries=False),
+    ],
+    ids=["no dead letters", "not after the last retry"],
+)
+async def test_rule_18_a_discarded_message_leaves_its_payload_too(
+    q: Driver, engine: Engine, options: QueueOptions
+) -> None:
+    await q.configure_spec(QueueSpec(name="orders", options=options))
+    held = await pushed(q)
+    assert not (await q.fail(held)).dead_lettered
+    assert await q.dead_letters("orders") == []
+    assert await value(engine, KEYS[0]) == "hello"
+
+
+@pytest.mark.parametrize("applied_by", ["expire", "pop", "settle"])
+async def test_rule_16_the_expiry_of_the_last_attempt_writes_the_keys(
+    q: Driver, engine: Engine, clock: FakeClock, applied_by: str
+) -> None:
+    await q.configure("orders", retry_limit=0, lease_time=10)
+    held = await pushed(q)
+    q.key_news.clear()
+    clock.advance(10)
+    if applied_by == "expire":
+        await engine.expire()
+    elif applied_by == "pop":
+        assert await q.pop("orders") == []
+    else:
+        assert not (await q.ack(held)).success
+    assert await value(engine, KEYS[1]) == "hello"
+    assert told(q.key_news) == set(KEYS)
+    assert len(await q.dead_letters("orders")) == 1
+
+
+async def test_an_entry_that_was_there_is_replaced_and_lives_for_ever(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    before = await write(engine, set_to(KEYS[0], "old", ttl_ms=1000))
+    await q.kill(await pushed(q))
+    clock.advance(1)
+    found = await entry(engine, KEYS[0])
+    assert found is not None and before.version is not None and found.version > before.version
+
+
+async def test_rule_18_with_encryption_the_entry_says_whose_key_opens_it(q: Driver, engine: Engine) -> None:
+    await q.configure("orders", encryption_enabled=True)
+    await q.push("orders", "p1", "ciphertext", sealed=True, undelivered_keys=KEYS)
+    [held] = await q.pop("orders")
+    await q.kill(held)
+    found = await entry(engine, KEYS[0])
+    assert found is not None and (bytes(found.value), found.sealed_by) == (b'"ciphertext"', "orders")
+    await write(engine, set_to(KEYS[0], "plain"))
+    found = await entry(engine, KEYS[0])
+    assert found is not None and found.sealed_by is None
+
+
+async def test_rule_19_a_requeued_message_keeps_its_keys(q: Driver, engine: Engine) -> None:
+    await q.kill(await pushed(q))
+    await write(engine, *(set_to(key, "seen") for key in KEYS))
+    [letter] = await q.dead_letters("orders")
+    await q.requeue(letter)
+    [held] = await q.pop("orders")
+    assert await value(engine, KEYS[0]) == "seen"
+    await q.kill(held)
+    assert await value(engine, KEYS[0]) == "hello"
+
+
+async def test_keys_survive_a_restart_with_their_message(durable: Driver) -> None:
+    await durable.push("orders", "p1", "hello", undelivered_keys=KEYS)
+    await durable.reopen()
+    [held] = await durable.pop("orders")
+    await durable.kill(held)
+    assert await value(durable.engine, KEYS[2]) == "hello"
+
+
+async def test_messages_that_die_together_are_told_of_together(q: Driver, engine: Engine) -> None:
+    for number in range(3):
+        await q.push("orders", "p1", number, undelivered_keys=(("failed", number), ("last",)))
+    got = await q.pop("orders", batch=3)
+    q.key_news.clear()
+    await q.settle(*(settlement(held, "dlq") for held in got))
+    assert told(q.key_news) == {("last",), *(("failed", number) for number in range(3))}
+    assert await value(engine, ("last",)) == 2
+
+
+async def test_in_a_transaction_a_dead_letter_writes_its_keys_or_nothing_happens(q: Driver, engine: Engine) -> None:
+    held = await pushed(q)
+    await q.push("other", "p1", 1)
+    [other] = await q.pop("other")
+    assert not (await q.transact(settlement(held, "dlq"), settlement(other, lease=held.lease))).success
+    assert await listed(engine, KeyRange()) == []
+    assert (await q.transact(settlement(held, "dlq"), settlement(other))).success
+    assert await value(engine, KEYS[0]) == "hello"
+
+
+@pytest.mark.parametrize("how", ["failed", "dlq", "expired"])
+async def test_a_shared_group_writes_the_keys_of_each_message_that_dies(
+    q: Driver, engine: Engine, clock: FakeClock, how: str
+) -> None:
+    await q.configure("orders", retry_limit=0, lease_time=10)
+    for number in range(3):
+        await q.push("orders", "p1", number, undelivered_keys=(("failed", number),))
+    got = await q.pop("orders", group="work", group_mode="shared", batch=2)
+    q.key_news.clear()
+    if how == "expired":
+        clock.advance(10)
+        await engine.expire()
+    else:
+        await q.settle(*(settlement(held, "failed" if how == "failed" else "dlq") for held in got))
+    assert told(q.key_news) == {("failed", 0), ("failed", 1)}
+    assert await listed(engine, KeyRange()) == [("failed", 0), ("failed", 1)]
+    assert len(await q.dead_letters("orders", "work")) == 2

@@ -1,0 +1,296 @@
+"""Limits of queues and groups, in ordered and in shared groups: enforced in the claim."""
+
+from __future__ import annotations
+
+import pytest
+
+from hark.clock import MILLISECOND, SECOND, FakeClock
+from hark.engine.api import Engine
+from hark.model import GroupMode, Limits, PopRequest
+
+from .driver import ANYWHERE, Driver, Got, message, payloads
+from .workers import Workers
+
+MODES: list[GroupMode] = ["ordered", "shared"]
+
+
+async def pop(q: Driver, mode: GroupMode, batch: int = 1, group: str = "g", partitions: int = 1) -> Got:
+    """Pop of a group of either kind."""
+    return await q.pop("orders", group=group, group_mode=mode, batch=batch, partitions=partitions)
+
+
+async def spread(q: Driver, number: int) -> None:
+    """Push messages, each to a partition of its own, so that an ordered group can hold any number."""
+    await q.push_messages(*(message("orders", f"p{n}", n) for n in range(number)))
+
+
+# In flight -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> None:
+    await q.configure("orders", max_in_flight=3)
+    await spread(q, 8)
+    first = await pop(q, mode, 2, partitions=9)
+    second = await pop(q, mode, 5, partitions=9)
+    assert (len(first), len(second)) == (2, 1)
+    empty = await pop(q, mode, 5, partitions=9)
+    assert (len(empty), empty.reason) == (0, "max_in_flight")
+    await q.ack(first[0])
+    assert len(await pop(q, mode, 5, partitions=9)) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_one_partition_gives_no_more_than_the_limit(q: Driver, mode: GroupMode) -> None:
+    await q.configure("orders", max_in_flight=3)
+    await q.push("orders", "p1", *range(8))
+    got = await pop(q, mode, 10)
+    assert payloads(got) == [0, 1, 2]
+    await q.ack_all(got)
+    assert payloads(await pop(q, mode, 10)) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_limit_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
+    await q.configure("orders", max_in_flight=3)
+    await spread(q, 5)
+    first = await pop(q, mode, 2, "a", partitions=9)
+    assert len(await pop(q, mode, 5, "b", partitions=9)) == 1
+    assert (await pop(q, mode, 5, "c", partitions=9)).reason == "max_in_flight"
+    await q.ack_all(first)
+    assert len(await pop(q, mode, 5, "c", partitions=9)) == 2
+
+
+async def test_a_named_partition_says_the_reason_too(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", max_in_flight=1)
+    await q.push("orders", "p1", 1, 2)
+    await workers.take()
+    assert (await workers.take(1, "p1")).reason == "max_in_flight"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -> None:
+    await q.configure("orders", max_in_flight=3)
+    await spread(q, 8)
+    wish = PopRequest(queue="orders", group="g", group_mode=mode, batch=2, partitions=2)
+    everything = await q.pop_requests(wish, wish, wish, wish)
+    assert sorted(len(got) for got in everything) == [0, 0, 1, 2]
+    assert {got.reason for got in everything if not got} == {"max_in_flight"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["ack", "fail", "retry", "kill", "release", "expiry", "delete", "purge", "seek"])
+async def test_whatever_ends_a_hold_makes_room_and_tells(
+    q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode, how: str
+) -> None:
+    await q.configure("orders", max_in_flight=1, lease_time=10)
+    await spread(q, 2)
+    got = await pop(q, mode)
+    assert (await pop(q, mode)).reason == "max_in_flight"
+    q.hints.clear()
+    match how:
+        case "ack" | "fail" | "retry" | "kill":
+            assert (await {"ack": q.ack, "fail": q.fail, "retry": q.retry, "kill": q.kill}[how](got[0])).success
+        case "release":
+            await engine.release([got.lease])
+        case "expiry":
+            clock.advance(10)
+            await engine.expire()
+        case "delete":
+            await engine.delete_messages([got[0].message.id])
+        case "purge":
+            await engine.purge("orders", "g")
+            await q.push("orders", "p9", 9)
+        case "seek":
+            await q.seek("orders", got[0].message.partition, group="g", to_end=True)
+    assert q.told("orders", "g"), "whoever waits must hear that there is room"
+    assert len(await pop(q, mode)) == 1
+
+
+async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", max_in_flight=1)
+    await q.push("orders", "p1", 1, 2)
+    assert await q.pop("orders", "nowhere", group="ordered") == []
+    [held] = await workers.take()
+    assert (await q.pop("orders", group="ordered")).reason == "max_in_flight"
+    q.hints.clear()
+    await q.ack(held)
+    assert q.told("orders", "ordered") & {"p1", ANYWHERE}
+    assert payloads(await q.pop("orders", group="ordered")) == [1]
+
+
+async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", max_in_flight=1)
+    await q.push("orders", "p1", 1, 2, 3)
+    await workers.take()
+    assert payloads(await workers.take(10, auto_ack=True)) == [2, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, mode: GroupMode) -> None:
+    await q.configure("orders", max_in_flight=1)
+    await spread(q, 5)
+    first = await pop(q, mode)
+    assert await pop(q, mode) == []
+    q.hints.clear()
+    await q.configure("orders", max_in_flight=3)
+    assert q.told("orders", "g") == {ANYWHERE}
+    second = await pop(q, mode, 9, partitions=9)
+    assert len(second) == 2
+    await q.configure("orders", max_in_flight=2)
+    assert (await pop(q, mode)).reason == "max_in_flight"
+    await q.ack_all([*first, second[0]])
+    assert len(await pop(q, mode, 9, partitions=9)) == 1
+    await q.configure("orders")
+    assert len(await pop(q, mode, 9, partitions=9)) == 1, "all that is left"
+
+
+# Rate ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_bucket_is_full_at_first_then_fills_at_the_rate(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+    await q.configure("orders", rate_limit=2, rate_burst=4)
+    await spread(q, 20)
+    assert len(await pop(q, mode, 10, partitions=10)) == 4
+    empty = await pop(q, mode, 10, partitions=10)
+    assert (empty.reason, empty.look_again_at) == ("rate_limited", clock.now() + 500 * MILLISECOND)
+    clock.advance(0.5 - 0.000_001)
+    assert await pop(q, mode, 10, partitions=10) == []
+    clock.advance(0.000_001)
+    assert len(await pop(q, mode, 10, partitions=10)) == 1
+    clock.advance(1)
+    assert len(await pop(q, mode, 10, partitions=10)) == 2
+    clock.advance(100)
+    assert len(await pop(q, mode, 10, partitions=10)) == 4, "no more than the burst"
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(3.0, 3), (2.5, 3), (0.5, 1), (0.1, 1)])
+async def test_without_a_burst_it_holds_what_a_second_allows_and_at_least_one(
+    q: Driver, workers: Workers, rate: float, burst: int
+) -> None:
+    await q.configure("orders", rate_limit=rate)
+    await q.push("orders", "p1", *range(20))
+    assert len(await workers.take(20)) == burst
+    assert (await workers.take()).look_again_at == q.clock.now() + round(SECOND / rate)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_rate_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=3)
+    await spread(q, 5)
+    assert len(await pop(q, mode, 2, "a", partitions=9)) == 2
+    assert len(await pop(q, mode, 5, "b", partitions=9)) == 1
+    assert (await pop(q, mode, 5, "c", partitions=9)).reason == "rate_limited"
+
+
+async def test_a_released_message_does_not_give_its_token_back(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=2)
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await workers.take(2)
+    await engine.release([got.lease])
+    assert (await workers.take()).reason == "rate_limited"
+
+
+async def test_auto_ack_uses_tokens(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=2)
+    await q.push("orders", "p1", 1, 2, 3)
+    assert payloads(await workers.take(10, auto_ack=True)) == [1, 2]
+    assert (await workers.take(10, auto_ack=True)).reason == "rate_limited"
+
+
+async def test_an_empty_pop_uses_no_token(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=1)
+    for _ in range(5):
+        assert await workers.take() == []
+    await q.push("orders", "p1", 1)
+    assert payloads(await workers.take()) == [1]
+
+
+async def test_over_a_namespace_a_limited_queue_does_not_stop_the_others(q: Driver) -> None:
+    await q.configure("a", namespace="ns", priority=9, max_in_flight=1)
+    await q.configure("b", namespace="ns")
+    for name in ("a", "b"):
+        await q.push(name, "p1", *[name] * 3)
+    got = await q.pop(namespace="ns", group="w", group_mode="shared", batch=10, partitions=5)
+    assert sorted(map(str, payloads(got))) == ["a", "b", "b", "b"]
+
+
+# Of a group ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    await spread(q, 6)
+    await pop(q, mode, group="g")
+    assert await engine.limit_group("orders", "g", Limits(max_in_flight=2))
+    assert len(await pop(q, mode, 10, "g", partitions=9)) == 1
+    assert (await pop(q, mode, 10, "g", partitions=9)).reason == "max_in_flight"
+    assert len(await pop(q, mode, 10, "free", partitions=9)) == 6
+    [stats] = await engine.group_stats("g", "orders")
+    assert (stats.limits, stats.in_flight) == (Limits(max_in_flight=2), 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_narrower_of_both_limits_counts(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    await q.configure("orders", max_in_flight=2)
+    await spread(q, 6)
+    await q.pop("orders", "nowhere", group="g", group_mode=mode)
+    await engine.limit_group("orders", "g", Limits(rate_limit=1, rate_burst=5))
+    assert len(await pop(q, mode, 10, "g", partitions=9)) == 2
+    await engine.limit_group("orders", "g", Limits(max_in_flight=1))
+    assert (await pop(q, mode, 10, "g", partitions=9)).reason == "max_in_flight"
+
+
+async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, clock: FakeClock) -> None:
+    await q.push("orders", "p1", *range(10))
+    await workers.take(1, "nowhere")
+    await engine.limit_group("orders", "workers", Limits(rate_limit=4, rate_burst=2))
+    assert len(await workers.take(10)) == 2
+    empty = await workers.take(10)
+    assert (empty.reason, empty.look_again_at) == ("rate_limited", clock.now() + 250 * MILLISECOND)
+    clock.advance(0.25)
+    assert len(await workers.take(10)) == 1
+    assert len(await Workers(q, group="others").take(10)) == 10
+
+
+async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2)
+    await workers.take()
+    await engine.limit_group("orders", "workers", Limits(max_in_flight=1))
+    assert await workers.take() == []
+    q.hints.clear()
+    await engine.limit_group("orders", "workers", Limits())
+    assert q.told("orders", "workers")
+    assert payloads(await workers.take()) == [2]
+
+
+async def test_there_is_no_such_group(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    assert not await engine.limit_group("orders", "nobody", Limits(max_in_flight=1))
+    assert not await engine.limit_group("nowhere", "nobody", Limits(max_in_flight=1))
+
+
+async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) -> None:
+    q, workers = durable, Workers(durable)
+    await q.configure("orders", max_in_flight=3, lease_time=10)
+    await q.push("orders", "p1", *range(10))
+    await workers.take(1, "nowhere")
+    limits = Limits(max_in_flight=2, rate_limit=100, rate_burst=50)
+    await q.engine.limit_group("orders", "workers", limits)
+    await q.reopen()
+    q.clock.advance(10)
+    assert (await workers.stats()).limits == limits
+    assert len(await workers.take(10)) == 2
+    assert len(await q.pop("orders", group="others", batch=10)) == 1
+
+
+async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", max_in_flight=1)
+    await q.push_messages(
+        message("orders", "p1", 1), message("orders", "p2", 2, delay_ms=1000), message("orders", "p3", 3)
+    )
+    assert len(await q.pop("orders", group="ordered")) == 1
+    for _ in range(3):
+        assert (await workers.take(4, partitions=2)).reason == "max_in_flight"
+        assert (await q.pop("orders", group="ordered")).reason == "max_in_flight"

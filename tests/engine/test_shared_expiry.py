@@ -1,0 +1,280 @@
+"""Rules 16 and 17 in shared groups: a lease that runs out costs each of its messages an attempt."""
+
+from __future__ import annotations
+
+from hark.clock import SECOND, FakeClock
+from hark.engine.api import Engine
+from hark.model import Expired
+
+from .driver import NEVER_GIVEN, Driver, message, payloads, settlement
+from .workers import TICK, Workers, attempts
+
+# Expiry ----------------------------------------------------------------------------------------------------
+
+
+async def test_rule_16_expiry_is_exact_to_the_microsecond(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1)
+    [held] = await workers.take()
+    clock.advance(10 - TICK)
+    assert await workers.take() == []
+    clock.advance(TICK)
+    assert attempts(await workers.take()) == [(1, 2)]
+    assert not (await q.ack(held)).success
+
+
+async def test_rule_16_until_the_last_microsecond_it_can_be_settled(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1)
+    [held] = await workers.take()
+    clock.advance(10 - TICK)
+    assert (await q.ack(held)).success
+
+
+async def test_rule_16_each_message_of_a_batch_costs_an_attempt(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    got = await workers.take(3)
+    await q.ack(got[1])
+    clock.advance(300)
+    assert attempts(await workers.take(10)) == [(4, 1), (1, 2), (3, 2)], "and they come together, not one by one"
+
+
+async def test_rule_16_it_waits_for_no_backoff(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10, retry_delay=60_000)
+    await q.push("orders", "p1", 1, backoff_ms=(60_000,))
+    await workers.take()
+    clock.advance(10)
+    assert attempts(await workers.take()) == [(1, 2)]
+
+
+async def test_rule_16_leases_run_out_one_by_one(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2)
+    await workers.take()
+    clock.advance(5)
+    [second] = await workers.take()
+    clock.advance(5)
+    assert attempts(await workers.take(10)) == [(1, 2)]
+    assert (await q.ack(second)).success
+
+
+async def test_rule_16_exhausted_by_expiry_it_is_a_dead_letter_once(
+    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=1)
+    await q.push("orders", "p1", "poison", "fine")
+    start = clock.now()
+    for _ in range(2):
+        await workers.take(2)
+        clock.advance(10)
+    for _ in range(3):
+        await engine.expire()
+        assert await workers.take() == []
+    letters = await q.dead_letters("orders", "workers")
+    assert sorted(bytes(one.payload) for one in letters) == [b'"fine"', b'"poison"']
+    assert {(one.attempts, one.failed_at) for one in letters} == {(2, start + 20 * SECOND)}
+    assert all(one.error for one in letters)
+    assert (await workers.stats()).lag == 0
+
+
+async def test_rule_16_a_message_that_kills_its_consumers_ends_there_and_others_do_not(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=2)
+    await q.push("orders", "p1", 1, 2, "poison", 4)
+    done: list[object] = []
+    for _ in range(20):
+        got = await workers.take()
+        if payloads(got) == ["poison"]:
+            clock.advance(10)
+            continue
+        await q.ack_all(got)
+        done += payloads(got)
+    assert done == [1, 2, 4]
+    assert [bytes(one.payload) for one in await q.dead_letters()] == [b'"poison"']
+
+
+async def test_rule_16_everybody_sees_it_at_the_moment_of_expiry(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    """Dead letters and statistics apply what is due before they answer; nobody called `expire`."""
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1, 2)
+    await workers.take(2)
+    assert (await workers.stats()).in_flight == 2
+    clock.advance(10)
+    assert len(await q.dead_letters("orders")) == 2
+    stats = await workers.stats()
+    assert (stats.in_flight, stats.leases, stats.lag) == (0, 0, 0)
+    assert (await q.stats("orders")).counts.dead_letter == 2
+
+
+async def test_rule_16_statistics_first_apply_what_is_due(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1, 2)
+    await workers.take(2)
+    clock.advance(10)
+    counts = (await q.stats("orders")).counts
+    assert (counts.processing, counts.pending, counts.dead_letter) == (0, 0, 2)
+
+
+async def test_rule_16_a_settlement_first_applies_what_is_due(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1)
+    [held] = await workers.take()
+    clock.advance(10)
+    assert not (await q.fail(held, "too late")).success
+    [letter] = await q.dead_letters("orders")
+    assert letter.error != "too late"
+
+
+async def test_rule_16_expire_says_how_many_and_when_to_come_again(
+    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3)
+    await workers.take(2)
+    clock.advance(4)
+    await workers.take()
+    end = clock.now() + 6 * SECOND
+    assert await engine.expire() == Expired(leases=0, next_due=end)
+    clock.advance(6)
+    assert await engine.expire() == Expired(leases=1, next_due=end + 4 * SECOND)
+    clock.advance(4)
+    assert await engine.expire() == Expired(leases=1, next_due=None)
+    assert await engine.expire() == Expired(leases=0, next_due=None)
+
+
+async def test_rule_16_expire_takes_a_limited_step(
+    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+) -> None:
+    await q.push("orders", "p1", *range(5))
+    for _ in range(5):
+        await workers.take()
+    clock.advance(300)
+    step = await engine.expire(limit=2)
+    assert step.leases == 2
+    assert step.next_due is not None and step.next_due <= clock.now()
+    assert [(await engine.expire(limit=2)).leases for _ in range(3)] == [2, 1, 0]
+    assert attempts(await workers.take(10)) == [(n, 2) for n in range(5)]
+
+
+# Renewal ---------------------------------------------------------------------------------------------------
+
+
+async def test_rule_17_renewal_holds_every_message_of_the_lease_longer(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push_messages(*(message("orders", name, name) for name in ("p1", "p2")))
+    got = await workers.take(10, partitions=2)
+    clock.advance(9)
+    outcome = await q.renew(got.lease, 30)
+    assert (outcome.success, outcome.expires_at) == (True, clock.now() + 30 * SECOND)
+    clock.advance(30 - TICK)
+    assert await workers.take() == []
+    await q.ack_all(got)
+
+
+async def test_rule_17_renewal_never_shortens_a_lease(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1)
+    got = await workers.take()
+    assert (await q.renew(got.lease, 10)).expires_at == clock.now() + 300 * SECOND
+
+
+async def test_rule_17_renewal_of_one_lease_leaves_the_others_alone(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2)
+    first, second = await workers.take(), await workers.take()
+    await q.renew(first.lease, 60)
+    clock.advance(10)
+    assert attempts(await workers.take(10)) == [(2, 2)]
+    assert not (await q.ack(second[0])).success
+    assert (await q.ack(first[0])).success
+
+
+async def test_rule_17_what_is_over_can_not_be_renewed(
+    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+) -> None:
+    await q.push("orders", "p1", 1, 2)
+    settled, expired = await workers.take(), await workers.take()
+    await q.ack_all(settled)
+    clock.advance(300)
+    for lease in (settled.lease, expired.lease):
+        assert not (await q.renew(lease)).success
+    assert await engine.lease_ends([settled.lease, expired.lease]) == [None, None]
+
+
+# Release ---------------------------------------------------------------------------------------------------
+
+
+async def test_rule_17_release_gives_back_uncounted(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.configure("orders", retry_limit=0)
+    await q.push("orders", "p1", 1, 2, 3)
+    for _ in range(5):
+        got = await workers.take(2)
+        assert attempts(got) == [(1, 1), (2, 1)]
+        await engine.release([got.lease, NEVER_GIVEN, ""])
+    assert await q.dead_letters() == []
+
+
+async def test_rule_17_release_voids_the_lease_and_keeps_what_was_settled(
+    q: Driver, workers: Workers, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await workers.take(3)
+    await q.ack(got[1])
+    await engine.release([got.lease])
+    outcomes = await q.settle(settlement(got[0]), settlement(got[2]))
+    assert [one.success for one in outcomes] == [False, False]
+    assert await engine.lease_ends([got.lease]) == [None]
+    assert await workers.drain() == [1, 3]
+
+
+async def test_rule_17_release_keeps_attempts(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    await q.fail((await workers.take())[0])
+    got = await workers.take()
+    await engine.release([got.lease])
+    assert attempts(await workers.take()) == [(1, 2)]
+
+
+# Restart ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_held_at_a_restart_is_not_lost_and_what_was_settled_does_not_come_back(durable: Driver) -> None:
+    q, workers = durable, Workers(durable)
+    await q.configure("orders", lease_time=10, retry_limit=9)
+    await q.push("orders", "p1", *range(1, 9))
+    got = await workers.take(6)
+    for index in (1, 2, 5):
+        await q.ack(got[index])
+    await q.reopen()
+    q.clock.advance(10)
+    assert sorted(map(str, await workers.drain())) == ["1", "4", "5", "7", "8"]
+    await q.reopen()
+    assert await workers.drain() == []
+    assert (await workers.stats()).lag == 0
+
+
+async def test_a_lease_from_before_a_restart_never_settles_what_was_delivered_again(durable: Driver) -> None:
+    q, workers = durable, Workers(durable)
+    await q.push("orders", "p1", 1)
+    [old] = await workers.take()
+    await q.reopen()
+    q.clock.advance(300)
+    [new] = await workers.take()
+    assert not (await q.ack(old)).success
+    assert (await q.ack(new)).success
+
+
+async def test_attempts_used_by_expiry_survive(durable: Driver, clock: FakeClock) -> None:
+    q, workers = durable, Workers(durable)
+    await q.push("orders", "p1", 1, 2)
+    await workers.take(2)
+    clock.advance(300)
+    await q.engine.expire()
+    await q.reopen()
+    assert attempts(await workers.take(10)) == [(1, 2), (2, 2)]

@@ -1,0 +1,91 @@
+"""Words for tests of shared groups: consumers of one queue that take messages side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hark.model import DeadLetter, GroupStats, PopRequest, Subscription, TrackStats
+
+from .driver import ALL, Driver, Got, Held, payloads
+
+TICK = 0.000_001
+"""A microsecond, in seconds: the grain of the engine's clock."""
+
+
+class Workers:
+    """A shared group of a queue."""
+
+    def __init__(self, q: Driver, queue: str = "orders", group: str = "workers") -> None:
+        self.q = q
+        self.queue = queue
+        self.group = group
+
+    async def take(
+        self,
+        batch: int = 1,
+        partition: str | None = None,
+        *,
+        partitions: int = 1,
+        auto_ack: bool = False,
+        subscription: Subscription = ALL,
+        lease_ms: int | None = None,
+    ) -> Got:
+        """One of them pops."""
+        return await self.q.pop(
+            self.queue,
+            partition,
+            group=self.group,
+            group_mode="shared",
+            batch=batch,
+            partitions=partitions,
+            auto_ack=auto_ack,
+            subscription=subscription,
+            lease_ms=lease_ms,
+        )
+
+    async def take_together(self, *batches: int, partition: str | None = None) -> list[Got]:
+        """Several of them pop in one call."""
+        return await self.q.pop_requests(
+            *(
+                PopRequest(queue=self.queue, partition=partition, group=self.group, group_mode="shared", batch=batch)
+                for batch in batches
+            )
+        )
+
+    async def drain(self) -> list[object]:
+        """Take and complete one message after the other; the payloads in the order they came."""
+        everything: list[object] = []
+        while got := await self.take():
+            await self.q.ack_all(got)
+            everything += payloads(got)
+        return everything
+
+    async def take_and_kill(self, error: str = "hopeless") -> DeadLetter:
+        """One of them sends the next message to the dead letters; the letter."""
+        [held] = await self.take()
+        assert (await self.q.kill(held, error)).dead_lettered
+        letters = await self.q.dead_letters(self.queue, self.group)
+        return next(one for one in letters if one.message_id == held.message.id)
+
+    async def arrive_at(self, moment: int) -> Got:
+        """Nothing is to be had one microsecond before the moment; then one message is."""
+        self.q.clock.advance((moment - 1 - self.q.clock.now()) / 1_000_000)
+        assert await self.take() == []
+        self.q.clock.advance(TICK)
+        got = await self.take()
+        assert got != []
+        return got
+
+    async def stats(self) -> GroupStats:
+        """What the engine counts about the group."""
+        [found] = await self.q.engine.group_stats(self.group, self.queue)
+        return found
+
+    async def track(self, partition: str = "p1") -> TrackStats:
+        """The group's place in a partition."""
+        return await self.q.track(self.queue, partition, self.group)
+
+
+def attempts(held: Iterable[Held]) -> list[tuple[object, int]]:
+    """Payloads with the number of the attempt, in order."""
+    return [(one.payload, one.message.attempt) for one in held]

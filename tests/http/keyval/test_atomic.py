@@ -1,0 +1,167 @@
+"""POST /keyval/api/atomic: checks, changes and messages that happen together or not at all."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.http.api import Json, read, refusal
+from tests.http.keyval.keys import BASE, Keys
+from tests.http.keyval.work import Work
+
+
+def test_everything_happens_with_one_version(keys: Keys) -> None:
+    keys.put("old", value=1)
+    answer = keys.atomic(
+        {"type": "set", "key": keys.key("a"), "value": {"x": 1}},
+        {"type": "delete", "key": keys.key("old")},
+        {"type": "sum", "key": keys.key("n"), "value": 5},
+        {"type": "sum", "key": keys.key("n"), "value": -2},
+    )
+    assert answer["ok"] is True
+    assert keys.listed() == [["a"], ["n"]]
+    assert keys.value("n") == 3
+    assert {entry["versionstamp"] for entry in keys.list()} == {answer["versionstamp"]}
+
+
+def test_a_check_that_fails_is_no_error_and_nothing_happens(keys: Keys) -> None:
+    stamp = keys.put("a", value=1)
+    write = {"type": "set", "key": keys.key("b"), "value": 1}
+    assert keys.atomic(write, checks=[{"key": keys.key("a"), "versionstamp": None}]) == {"ok": False}
+    assert keys.atomic(write, checks=[{"key": keys.key("x"), "versionstamp": stamp}]) == {"ok": False}
+    assert keys.listed() == [["a"]]
+    checks = [{"key": keys.key("a"), "versionstamp": stamp}, {"key": keys.key("x"), "versionstamp": None}]
+    assert keys.atomic(write, checks=checks)["ok"] is True
+    assert keys.value("b") == 1
+
+
+def test_of_many_who_check_the_same_version_one_wins_each_time(keys: Keys) -> None:
+    keys.put("n", value=0)
+
+    def add() -> None:
+        while True:
+            entry = keys.get("n")
+            check = {"key": keys.key("n"), "versionstamp": entry["versionstamp"]}
+            write = {"type": "set", "key": keys.key("n"), "value": entry["value"] + 1}
+            if keys.atomic(write, checks=[check])["ok"]:
+                return
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(add) for _ in range(40)]:
+            done.result()
+    assert keys.value("n") == 40
+
+
+def test_numbers_are_combined(keys: Keys) -> None:
+    keys.put("n", value=10)
+    for kind, value, result in [
+        ("min", 12, 10),
+        ("min", 3, 3),
+        ("max", 7, 7),
+        ("sum", "5", 12),
+        ("sum", {"__type": "bigint", "value": "-2"}, 10),
+        ("sum", 0.5, 10.5),
+        ("sum", 9007199254740991 - 20, 9007199254740981.5),
+    ]:
+        assert keys.atomic({"type": kind, "key": keys.key("n"), "value": value})["ok"] is True
+        assert keys.value("n") == pytest.approx(result)
+
+
+def test_arrays_grow_at_both_ends_and_keep_their_bytes(keys: Keys) -> None:
+    for kind, value in [("append", [1]), ("append", [{"a": 2}, 3]), ("prepend", [0]), ("append", [])]:
+        keys.atomic({"type": kind, "key": keys.key("list"), "value": value})
+    assert keys.value("list") == [0, 1, {"a": 2}, 3]
+
+
+def test_nothing_to_do_is_done(keys: Keys) -> None:
+    answer = keys.atomic()
+    assert (answer["ok"], len(answer["versionstamp"])) == (True, 20)
+
+
+def test_what_does_not_fit_the_stored_value_is_a_conflict_and_nothing_happens(keys: Keys) -> None:
+    keys.put("text", value="x")
+    for kind, value in [("sum", 1), ("append", [1])]:
+        response = keys.try_atomic(
+            {
+                "mutations": [
+                    {"type": "enqueue", "value": 1},
+                    {"type": "set", "key": keys.key("a"), "value": 1},
+                    {"type": kind, "key": keys.key("text"), "value": value},
+                ]
+            },
+            queue=keys.root,
+        )
+        assert "mutations[2]" in refusal(response, 409, "value_mismatch")
+    assert keys.listed() == [["text"]]
+
+
+SET = {"type": "set", "key": ["a"], "value": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({}, "mutations: is required"),
+        ({"checks": []}, "mutations: is required"),
+        ({"mutations": None}, "mutations"),
+        ({"mutations": {}}, "mutations"),
+        ({"mutations": [{}]}, "mutations[0].type: is required"),
+        ({"mutations": [SET, {"type": "swap", "key": ["a"]}]}, "mutations[1].type: expected set, delete"),
+        ({"mutations": [{"type": "delete_tree", "key": ["a"]}]}, "mutations[0].type"),
+        ({"mutations": [{"type": "set", "value": 1}]}, "mutations[0].key: Key must be an array"),
+        ({"mutations": [{"type": "set", "key": []}]}, "mutations[0].key: Key cannot be empty"),
+        ({"mutations": [{"type": "set", "key": ["a"]}]}, "mutations[0].value: is required"),
+        ({"mutations": [SET | {"expiresIn": 0}]}, "mutations[0].expiresIn"),
+        ({"mutations": [SET | {"expiresIn": "1s"}]}, "mutations[0].expiresIn"),
+        ({"mutations": [SET | {"type": "sum", "expiresIn": 5}]}, "mutations[0].expiresIn: only with set"),
+        ({"mutations": [{"type": "sum", "key": ["a"], "value": "x"}]}, "mutations[0].value: expected a number"),
+        ({"mutations": [{"type": "sum", "key": ["a"], "value": []}]}, "mutations[0].value"),
+        ({"mutations": [{"type": "max", "key": ["a"], "value": 2**60}]}, "mutations[0].value"),
+        ({"mutations": [{"type": "append", "key": ["a"], "value": 1}]}, "append value must be an array"),
+        ({"mutations": [{"type": "prepend", "key": ["a"], "value": {}}]}, "prepend value must be an array"),
+        ({"mutations": [SET], "checks": [{"key": ["a"]}]}, "checks[0].versionstamp: is required"),
+        ({"mutations": [SET], "checks": [{"key": ["a"], "versionstamp": 5}]}, "checks[0].versionstamp"),
+        ({"mutations": [SET], "checks": [{"key": ["a"], "versionstamp": "x"}]}, "checks[0].versionstamp"),
+        ({"mutations": [SET], "checks": [{"key": ["a"], "versionstamp": "9" * 20}]}, "checks[0].versionstamp"),
+        ({"mutations": [SET], "checks": [{"versionstamp": None}]}, "checks[0].key"),
+        ({"mutations": [{"type": "enqueue"}]}, "mutations[0].value: is required"),
+        ({"mutations": [{"type": "enqueue", "value": 1, "queue": ""}]}, "mutations[0].queue"),
+        ({"mutations": [{"type": "enqueue", "value": 1, "options": {"delay": -1}}]}, "mutations[0].options.delay"),
+        ({"mutations": [SET] * 10_001}, "mutations: at most 10000"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_happens(keys: Keys, body: Json, text: str) -> None:
+    assert text in refusal(keys.try_atomic(body), 400)
+    assert read(keys.client.post(f"{BASE}/keys/batch", json={"keys": [["a"]]}))[0]["versionstamp"] is None
+
+
+# Messages --------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_enqueued_with_what_is_written(keys: Keys, work: Work) -> None:
+    answer = keys.atomic(
+        {"type": "set", "key": keys.key("order"), "value": "placed"},
+        {"type": "enqueue", "value": {"task": "ship"}, "options": {"priority": 3}},
+        {"type": "enqueue", "value": "elsewhere", "queue": f"{keys.root}-other"},
+        queue=keys.root,
+    )
+    assert answer["ok"] is True
+    message = work.take()
+    assert (message["value"], message["id"]) == ({"task": "ship"}, answer["ids"][0])
+    assert Work(keys.client, f"{keys.root}-other").take()["id"] == answer["ids"][1]
+    assert keys.value("order") == "placed"
+
+
+def test_a_message_is_not_enqueued_when_a_check_fails(keys: Keys, work: Work) -> None:
+    keys.put("order", value=1)
+    checks = [{"key": keys.key("order"), "versionstamp": None}]
+    assert keys.atomic({"type": "enqueue", "value": 1}, checks=checks, queue=keys.root) == {"ok": False}
+    assert work.stats() == (0, 0, 0)
+
+
+def test_a_message_that_was_written_with_keys_is_retried_as_others_are(keys: Keys, work: Work) -> None:
+    keys.atomic({"type": "enqueue", "value": 1, "options": {"backoffSchedule": []}}, queue=keys.root)
+    work.nack(work.take(), error="boom")
+    [letter] = work.dead()
+    assert (letter["value"], letter["errorMessage"], letter["attempts"]) == (1, "boom", 1)
