@@ -16,6 +16,7 @@ from rich.console import Console
 
 import bench.delivery.special as delivery
 import bench.postgres.special as postgres
+import bench.work.special as work
 from bench import report, special
 from bench.figures import Figure, Run, compared, medians
 from bench.measure import Bench
@@ -27,7 +28,7 @@ from bench.stores import EngineName, SqliteStores, Stores
 NOT_A_DISK = "tmpfs"
 PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
-ONCE = frozenset({"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks"})
+ONCE = frozenset({"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks", "shared", "keys"})
 """Rows that repeat themselves, or vary little."""
 
 
@@ -51,10 +52,13 @@ class Lengths(msgspec.Struct, frozen=True):
     watch_seconds: float
     """That ten thousand pops idle."""
     leak_rounds: int
+    delayed: int
+    """Messages that wait for their time while others are consumed."""
+    keys: int
 
 
-FULL = Lengths(pinned_seconds=600, jobs=50_000, watch_seconds=60, leak_rounds=10_000)
-SHORT = Lengths(pinned_seconds=60, jobs=10_000, watch_seconds=10, leak_rounds=200)
+FULL = Lengths(pinned_seconds=600, jobs=50_000, watch_seconds=60, leak_rounds=10_000, delayed=1_000_000, keys=1_000_000)
+SHORT = Lengths(pinned_seconds=60, jobs=10_000, watch_seconds=10, leak_rounds=200, delayed=50_000, keys=50_000)
 
 
 def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
@@ -84,7 +88,7 @@ def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[F
 
 
 def delivery_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
-    """One round of a row about delivery."""
+    """One round of a row about delivery, work queues or keys."""
     match name:
         case "deliver":
             return list(delivery.measure_deliver(bench, run, bench.seconds * IDLE_FACTOR))
@@ -98,6 +102,14 @@ def delivery_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[
             delivery.measure_calls(bench, run)
         case "leaks":
             return list(delivery.measure_leaks(bench, run, lengths.leak_rounds))
+        case "shared":
+            return list(work.measure_shared(bench, run, lengths.delayed))
+        case "due":
+            return list(work.measure_due(bench, run, bench.seconds * IDLE_FACTOR))
+        case "keys":
+            return list(work.measure_keys(bench, run, lengths.keys))
+        case "watch":
+            return list(work.measure_watch(bench, run, bench.seconds * IDLE_FACTOR))
     return []
 
 

@@ -44,7 +44,14 @@ class Bound(msgspec.Struct, frozen=True):
 NOT_MEASURED = Figure(row="", title="", server="hark", throughput=0)
 FLOOR = 0.8
 BACKLOG_COST = 1.5
-BY_WRK = frozenset({*(f"backlog_{row.name}" for row in BACKLOG), "together_p99", "together_left"})
+BY_WRK = frozenset(
+    {
+        *(f"backlog_{row.name}" for row in BACKLOG),
+        "together_p99",
+        "together_left",
+        *(f"shared{n}{d}" for n in (1, 100) for d in ("", "_delayed")),
+    }
+)
 """Single figures that depend on the generator."""
 AT_LEAST_E: dict[EngineName, tuple[tuple[str, str, float], ...]] = {
     "sqlite": (
@@ -85,6 +92,19 @@ DELIVERY = (
     Bound("leaks_growth", "misbehaving clients: memory, last quarter over the first", 5.0, "MB more"),
 )
 """What both engines must do for those who wait."""
+WORK = (
+    Bound("shared1", "shared group, one partition, 64 consumers: push 1, pop 1, ack", 0.5, "x ordered", at_most=False),
+    Bound("shared100", "shared group, one partition: push 100, pop 100, ack", 0.4, "x ordered", at_most=False),
+    Bound("shared1_delayed", "the first of them beside a million delayed messages", 1.3, "x the cost"),
+    Bound("shared100_delayed", "the second of them beside a million delayed messages", 1.3, "x the cost"),
+    Bound("due_p99", "a message due at T reaches a waiting consumer: p99 behind T", 20.0, "ms"),
+    Bound("due_early", "a message due at T: delivered before T", 0, "messages"),
+    Bound("due_lost", "a message due at T: not delivered", 0, "messages"),
+    Bound("keys_p99", "list of 100 keys below a prefix among a million: p99", 5.0, "ms"),
+    Bound("watch_p99", "a write to a watcher: p99", 20.0, "ms"),
+    Bound("watch_lost", "writes that a watcher was not told of", 0, "writes"),
+)
+"""What both engines must do for work queues and keys."""
 SINGLE: dict[EngineName, tuple[Bound, ...]] = {
     "sqlite": (
         Bound("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
@@ -96,6 +116,7 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("start", "start to first answer, empty store", 1.0, "s"),
         Bound("start_backlog", "start to first answer, long history", 1.0, "s"),
         *DELIVERY,
+        *WORK,
         # All that happens is heard here: nobody may be told for nothing.
         Bound("empty_polls", "1,000 long polls, ten rounds: told for nothing", 0, "times"),
     ),
@@ -111,6 +132,7 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("peer_pgqueuer", "enqueue to settled, each at its best", 5.0, "x pgqueuer", at_most=False),
         Bound("peer_procrastinate", "enqueue to settled, each at its best", 10.0, "x procrastinate", at_most=False),
         *DELIVERY,
+        *WORK,
         Bound("deliver2_p50", "pushed here, delivered there, by UDP: p50", 10.0, "ms"),
         Bound("deliver2_blocked", "pushed here, delivered there, UDP blocked: the longest", 5.5, "s"),
         Bound("deliver2_lost", "pushed here, delivered there: not delivered", 0, "messages"),

@@ -31,6 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             spread = f", {min(load.batch, load.partitions)} partitions a request" if load.spread else ""
         else:
             verb = f"pop {load.batch} " + ("auto-ack" if load.auto_ack else "+ ack")
+            verb += " in a shared group" if load.shared else ""
             spread = ""
         return f"{verb}, {_many(load.connections, 'connection')}, {_many(load.partitions, 'partition')}{spread}"
 
@@ -117,9 +118,23 @@ BACKLOG = tuple(ROWS[name] for name in ("pop100", "pop1", "push1", "push100s"))
 DEEP = frozenset({"pop100", "pop100auto"})
 """On PostgreSQL these find a million messages, unless the run is a quick one."""
 DEEP_BACKLOG = 1_000_000
-_QUICK = ("limits", "start", "idle", "push1", "push100", "push100s", "pop1", "pop100", "pop100auto", "deliver", "calls")
+_QUICK = (
+    "limits",
+    "start",
+    "idle",
+    "push1",
+    "push100",
+    "push100s",
+    "pop1",
+    "pop100",
+    "pop100auto",
+    "deliver",
+    "calls",
+    "due",
+)
+_WORK = ("shared", "due", "keys", "watch")
 _DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks")
-_ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog", *_DELIVERY)
+_ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog", *_DELIVERY, *_WORK)
 _POSTGRES = ("deliver2", "cost", "together", "pinned", "peers")
 QUICK: dict[EngineName, tuple[str, ...]] = {"sqlite": _QUICK, "postgres": (*_QUICK, *_POSTGRES)}
 ALL: dict[EngineName, tuple[str, ...]] = {"sqlite": _ALL, "postgres": (*_ALL, *_POSTGRES)}

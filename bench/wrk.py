@@ -61,6 +61,7 @@ def lua_script(load: Load) -> str:
         "payload": payload_of(load.size).decode(),
         "spread": load.spread,
         "auto_ack": load.auto_ack,
+        "shared": load.shared,
         # Bytes between two messages' transaction ids that can't hold one.
         "stride": load.size,
         # The front 24 of the 36 characters of a transaction id, new for each run; "": the server makes them.

@@ -10,7 +10,8 @@ consumed, empty, refused = 0, 0, 0 -- global: done() reads them
 
 function init(_)
    pop = wrk.format("GET", string.format("/api/v1/pop/queue/%s?batch=%d%s",
-      config.queue, config.batch, config.auto_ack and "&autoAck=true" or ""))
+      config.queue, config.batch, (config.auto_ack and "&autoAck=true" or "")
+         .. (config.shared and "&groupMode=shared" or "")))
 end
 
 function request()
