@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
-from hark.server import uvicorn_config
+from hark.serving.server import uvicorn_config
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication

@@ -28,9 +28,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
 
 def _replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Loaded], None]) -> None:
     """Put another function where the server is."""
-    module = ModuleType("hark.server")
+    module = ModuleType("hark.serving.server")
     module.serve = serve  # type: ignore[attr-defined]  # a module made by hand has no declared names
-    monkeypatch.setitem(sys.modules, "hark.server", module)
+    monkeypatch.setitem(sys.modules, "hark.serving.server", module)
 
 
 def test_serve_without_flags_starts_with_the_defaults(hark: Run, served: list[Loaded]) -> None:

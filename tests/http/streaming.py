@@ -21,7 +21,7 @@ from hark.broker import Broker
 from hark.clock import Clock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
-from hark.server import uvicorn_config
+from hark.serving.server import uvicorn_config
 from hark.settings import Settings
 from tests.http.api import Json, texts
 

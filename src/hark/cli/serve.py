@@ -66,7 +66,7 @@ def serve(
     if show_settings:
         _show(loaded, as_json)
         return
-    from hark.server import serve as run
+    from hark.serving.server import serve as run
 
     run(loaded)
 

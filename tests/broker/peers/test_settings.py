@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hark.errors import InvalidSetting, StoreUnusable
-from hark.peering import Endpoint, endpoints
-from hark.server import serve
+from hark.serving.peering import Endpoint, endpoints
+from hark.serving.server import serve
 from hark.settings import Peer, Settings, load, peer_addresses, shown
 from tests.broker.peers.ports import free_ports, udp_socket
 

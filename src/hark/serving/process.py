@@ -1,4 +1,4 @@
-"""One of several server processes on a port; `workers.py` is their parent, and starts this as a program."""
+"""One of several server processes on a port; `processes.py` is their parent, and starts this as a program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 
 import msgspec
 
-from hark import listening
 from hark.errors import HarkError
-from hark.peering import Endpoint
-from hark.server import log_to_stderr, run, serve_on
-from hark.workers import Order, Report
+from hark.serving import listening
+from hark.serving.peering import Endpoint
+from hark.serving.processes import Order, Report
+from hark.serving.server import log_to_stderr, run, serve_on
 
 
 def main() -> None:

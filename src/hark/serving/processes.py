@@ -1,6 +1,6 @@
 """Several server processes on one port: a parent that starts them, replaces what dies, and stops them together.
 
-Each worker is a whole server with a pool of its own (`worker.py`). Between the parent and a worker there is one socket.
+Each worker is a whole server with a pool of its own (`process.py`). Between the parent and a worker there is one socket.
 The parent sends the settings over it, so that passwords and keys show in no list of processes. The worker answers once:
 it is ready, or why it can't be. After that the socket only tells each side that the other one is gone.
 
@@ -20,9 +20,9 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from hark import listening
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
-from hark.peering import Endpoint, endpoints
+from hark.serving import listening
+from hark.serving.peering import Endpoint, endpoints
 from hark.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Worker:
                 sys.executable,
                 "-P",
                 "-m",
-                "hark.worker",
+                "hark.serving.process",
                 str(self.number),
                 stdin=theirs.fileno(),
                 pass_fds=[self._order.peer_fd],

@@ -17,7 +17,6 @@ import msgspec
 import uvicorn
 import uvloop
 
-from hark import listening
 from hark._version import __version__
 from hark.broker import Broker
 from hark.clock import Clock, SystemClock
@@ -26,7 +25,8 @@ from hark.engine.sqlite import SqliteEngine
 from hark.errors import InvalidSetting
 from hark.http.app import App
 from hark.http.stream.transport import WEBSOCKET_LOG, OpenProtocol, QuietWebSocket, is_worth_logging
-from hark.peering import Endpoint, endpoints, make_peers
+from hark.serving import listening
+from hark.serving.peering import Endpoint, endpoints, make_peers
 from hark.settings import Loaded, Settings, shown
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def serve(loaded: Loaded) -> None:
     log_to_stderr(settings)
     _refuse_company_on_sqlite(settings)
     if settings.workers > 1:
-        from hark.workers import supervise
+        from hark.serving.processes import supervise
 
         supervise(settings, lambda address: announce(settings, address))
     else:
