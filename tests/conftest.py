@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -10,17 +11,26 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import httpx
 import pytest
 
+import hark
 from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server, own_server
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 _LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
+
+
+def pytest_configure() -> None:
+    """Import all of Hark: hypothesis draws constants of the modules it sees, so fixed examples need a fixed set."""
+    for module in pkgutil.walk_packages(hark.__path__, "hark."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
 
 
 @contextmanager

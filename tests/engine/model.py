@@ -232,8 +232,8 @@ class Model(PopModel):
                 found.add("settled")
             elif message in track.in_flight() or track.attempts.get(message):
                 found.add("leased")
-        if found:
-            return frozenset(found)
+        allowed = found or {"cancelled"}
         # A consumer had it and may say more of it, or gave it back: whether that is too late, the rules do not say.
-        seen = any(message in one.holder or message in one.due for one in tracks)
-        return frozenset({"cancelled", "leased"} if seen else {"cancelled"})
+        if any(message in one.holder or message in one.due for one in tracks):
+            allowed = allowed | {"leased"}
+        return frozenset(allowed)
