@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -11,14 +10,14 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import httpx
 import pytest
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
-import hark
 from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server, own_server
 
 START_SECONDS = 20.0
@@ -26,11 +25,12 @@ STOP_SECONDS = 20.0
 _LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 
-def pytest_configure() -> None:
-    """Import all of Hark: hypothesis draws constants of the modules it sees, so fixed examples need a fixed set."""
-    for module in pkgutil.walk_packages(hark.__path__, "hark."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
+@pytest.fixture(scope="session", autouse=True)
+def _examples_depend_on_the_test_alone() -> Iterator[None]:
+    """Hypothesis also draws constants of all local modules that happen to be loaded: fixed examples must not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "_get_local_constants", Constants, raising=False)
+        yield
 
 
 @contextmanager

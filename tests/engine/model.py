@@ -125,7 +125,7 @@ class Model(PopModel):
         else:
             track.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
         if message in track.todo:
-            track.given_back(message, lease)
+            track.given_back(lease)
         answer.lease_released = self._is_released(track, lease)
         return answer
 

@@ -57,8 +57,8 @@ class Track:
         """A consumer got these."""
         self.holder.update(dict.fromkeys(taken, lease))
 
-    def given_back(self, message: Message, lease: Lease) -> None:
-        """A message that was held comes again."""
+    def given_back(self, lease: Lease) -> None:
+        """A message that it held comes again."""
 
     def expire(self, lease: Lease) -> list[Message]:
         """The time of a lease is up; the messages that this costs an attempt."""
@@ -118,10 +118,8 @@ class OrderedTrack(Track):
         super().hand_out(taken, lease)
         self.lease, self.handed = lease, taken
 
-    def given_back(self, message: Message, lease: Lease) -> None:
-        """The lease stops blocking; what was requeued and failed again comes alone."""
-        if message in self.front:
-            self.suspects.add(message)
+    def given_back(self, lease: Lease) -> None:
+        """The lease stops blocking."""
         if self.lease is lease:
             self.lease = None
 

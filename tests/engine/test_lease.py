@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import Expired, Renewal, RenewOutcome
+from hark.model import Expired, GroupMode, Renewal, RenewOutcome
 
 from .driver import NEVER_GIVEN, Driver, message, payloads, settlement
 
@@ -257,6 +259,18 @@ async def test_rule_17_release_gives_back_uncounted(q: Driver, engine: Engine) -
         assert [(held.payload, held.message.attempt) for held in got] == [(1, 1), (2, 1)]
         await engine.release([got.lease])
     assert await q.dead_letters() == []
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_rule_17_a_release_that_comes_after_the_time_is_up_comes_too_late(
+    q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode
+) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=0)
+    await q.push("orders", "p1", 1)
+    held = await q.pop("orders", group="g", group_mode=mode)
+    clock.advance(10)
+    await engine.release([held.lease])
+    assert [letter.attempts for letter in await q.dead_letters("orders")] == [1]
 
 
 async def test_rule_17_release_covers_every_partition_and_voids_the_lease(q: Driver, engine: Engine) -> None:

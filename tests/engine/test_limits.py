@@ -294,3 +294,27 @@ async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver
     for _ in range(3):
         assert (await workers.take(4, partitions=2)).reason == "max_in_flight"
         assert (await q.pop("orders", group="ordered")).reason == "max_in_flight"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_limit_is_the_reason_even_where_a_partition_waits_for_something_else(
+    q: Driver, mode: GroupMode
+) -> None:
+    await q.configure("orders", max_in_flight=2)
+    await q.push("orders", "p1", 1, 2)
+    await q.push("orders", "p2", 3)
+    await q.push("orders", "p3", 4, delay_ms=1000)
+    assert len(await q.pop("orders", group="first", batch=2)) == 2
+    assert (await q.pop("orders", group="second", group_mode=mode, partitions=3)).reason == "max_in_flight"
+
+
+async def test_rule_9_who_had_its_turn_before_the_limit_was_reached_is_not_the_first_again(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=2)
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.push("orders", "p2", 4)
+    first, second = await workers.take_together(2, 1)
+    assert (payloads(first), payloads(second)) == ([1, 2], [])
+    clock.advance(2)
+    assert payloads(await workers.take()) == [4]

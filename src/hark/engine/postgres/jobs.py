@@ -30,6 +30,8 @@ class Job:
         self.locked: list[tuple[Group, int]] = []
         self.served: list[tuple[Group, int]] = []
         """What it took and settled at once, and what has more: for those who come after it."""
+        self.had: set[tuple[Group, int]] = set()
+        """The partitions of ordered groups that it took from: it does so once, whatever is heard of them meanwhile."""
         self.closed: set[Group] = set()
         """Groups that are paused, or may take no more for now."""
         self.stale = False
@@ -42,6 +44,11 @@ class Job:
         for group, partition in (*self.locked, *self.served):
             group.ready.found(partition)
         self.locked, self.served = [], []
+
+    def got_nothing(self, status: int) -> None:
+        """Why a partition gave nothing; that its group may take no more is the better reason."""
+        if not self.closed:
+            self.reason = REASONS[status]
 
     def close(self, group: Group, status: int, due: int | None) -> None:
         """A group is paused, or may take no more until somebody settles or until a time."""

@@ -116,7 +116,11 @@ class Popper:
             best = job.best_group()
             if best is None or best[1].shared is not None:
                 break
-            chosen.append(Candidate(job, best[1], best[1].ready.take(), wait=False))
+            group, partition = best[1], best[1].ready.take()
+            if (group, partition) in job.had:
+                job.served.append((group, partition))
+            else:
+                chosen.append(Candidate(job, group, partition, wait=False))
         if not chosen and job.locked and not job.messages:
             # Only locked rows were found: look once more, and this time wait for them.
             chosen = [Candidate(job, group, partition, wait=True) for group, partition in job.take_locked(shared=False)]
@@ -168,7 +172,7 @@ class Popper:
             group.ready.found(partition)
             job.tried_place = False
             return
-        job.reason = REASONS[status]
+        job.got_nothing(status)
         if status == NOTHING:
             group.ready.remove(partition)
         elif status == LOCKED:
@@ -186,7 +190,7 @@ class Popper:
             if status == LEASED:
                 group.ready.leased_until(partition, due)
             else:
-                group.ready.wake_at(partition, due, job.reason)
+                group.ready.wake_at(partition, due, REASONS[status])
             if job.place is not None:
                 job.look_again_at = due
 
@@ -195,6 +199,7 @@ class Popper:
         due, more = row[2:4]
         self._handing.hand_out(job, self._directory.places_by_id[partition], due, row[4:])
         group.ready.serve(partition)
+        job.had.add((group, partition))
         if not job.request.auto_ack:
             group.ready.wake_at(partition, due, "lease_held")
         elif more or candidate.is_outdated:

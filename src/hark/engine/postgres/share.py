@@ -115,7 +115,7 @@ class Sharing:
                 job.tried_place = False
             return
         for job in hungry if status != MORE else ():
-            job.reason = REASONS[status]
+            job.got_nothing(status)
         if status == MORE:
             ready.has_left(partition, counts)
             for job in hungry:

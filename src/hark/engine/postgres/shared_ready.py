@@ -59,6 +59,8 @@ class SharedReady(Ready):
     def served(self, partition: int, number: int) -> None:
         """A partition had its turn and gave so many messages."""
         self._served[partition] = self.now()
+        if partition in self._ready:
+            self._enter(partition)  # It stays ready, but behind the others: whatever is said of it next.
         self._told[partition] = max(0, self._told.get(partition, 0) - number)
 
     def has_left(self, partition: int, counts: Sequence[int]) -> None:

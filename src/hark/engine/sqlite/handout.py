@@ -158,7 +158,7 @@ class HandOut:
         if deliverable or holds:
             end = fetch.intervals[-1][1]
             more = stop is None and end < track.partition.tail
-            if more and not (track.front or track.probe or len(track.ranges) > MAX_RANGES):
+            if more and not (track.front or track.is_probed or len(track.ranges) > MAX_RANGES):
                 job.more.append((fetch.queue, track, end))
         elif due is not None:
             job.reason = "waiting"

@@ -52,8 +52,8 @@ select json_group_array(json_array(
         (select first, last from ranges where grp = ?1 and partition = wanted.value order by first))),
     json((select json_group_array(json_array(offset, attempts, due, error)) from retries
         where grp = ?1 and partition = wanted.value)),
-    json((select json_group_array(offset) from
-        (select offset from fronts where grp = ?1 and partition = wanted.value order by offset))),
+    json((select json_group_array(json_array(offset, probe)) from
+        (select offset, probe from fronts where grp = ?1 and partition = wanted.value order by offset))),
     json((select json_group_array(json_array(first, last)) from
         (select first, last from holes where partition = wanted.value and owner != ?1 order by first)))))
 from json_each(?2) as wanted
@@ -107,7 +107,7 @@ class _TrackRow(msgspec.Struct, array_like=True):
     track: tuple[int, int, int | None] | None
     ranges: list[tuple[int, int]]
     retries: list[tuple[int, int, int, str | None]]
-    front: list[int]
+    front: list[tuple[int, int]]
     holes: list[tuple[int, int]]
 
 
@@ -253,7 +253,7 @@ class Loader:
                 track.ranges = row.ranges
             track.rise_to(partition.floor)
             track.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
-            track.front = [offset for offset in row.front if offset > partition.floor]
+            track.front = {offset: bool(probe) for offset, probe in row.front if offset > partition.floor}
             group.tracks[row.partition] = track
 
     def _shared_tracks(self, group: Group, ids: Sequence[int]) -> None:

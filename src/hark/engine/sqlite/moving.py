@@ -29,7 +29,7 @@ def move(transaction: WriteTransaction, track: AnyTrack, cursor: int) -> None:
     elif isinstance(draft, Draft):
         draft.wiped = True
         draft.cursor, draft.ranges, draft.probe = start, [], 0
-        draft.retries, draft.front = {}, []
+        draft.retries, draft.front = {}, {}
         for first, last in transaction.loader.holes(track.group, partition):
             draft.settle(first, last)
     transaction.void_leases(track)
@@ -46,7 +46,7 @@ def settle_all(transaction: WriteTransaction, track: AnyTrack) -> int:
         draft.restart(partition.next_tail, ())
     elif isinstance(draft, Draft):
         settled = draft.open_messages()
-        draft.front, draft.retries = [], {}
+        draft.front, draft.retries = {}, {}
         draft.settle(draft.cursor + 1, partition.next_tail)
     transaction.void_leases(track)
     return settled

@@ -38,7 +38,7 @@ class Draft(AnyDraft):
         self.cursor = track.cursor
         self.ranges = list(track.ranges)
         self.retries = dict(track.retries)
-        self.front = list(track.front)
+        self.front = dict(track.front)
         self.probe = track.probe
         self.released = False
         """The lease no longer blocks the partition."""
@@ -86,9 +86,7 @@ class Draft(AnyDraft):
 
     def finish(self, offset: int) -> None:
         """See `AnyDraft.finish`."""
-        if offset in self.front:
-            self.front.remove(offset)
-        else:
+        if self.front.pop(offset, None) is None:
             self.settle(offset, offset)
         self.retries.pop(offset, None)
 
@@ -131,7 +129,7 @@ class Draft(AnyDraft):
         for offset, *_ in held:
             # Requeued messages have offsets beyond all others, so these are marked one by one.
             if offset in self.front:
-                self.retries.setdefault(offset, Retry(0, lease.expires_at, None))
+                self.front[offset] = True
         return ()
 
     def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
@@ -141,21 +139,24 @@ class Draft(AnyDraft):
 
     def add_front(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # these order shared ones
         """See `AnyDraft.add_front`."""
-        self.front.append(offset)
+        self.front[offset] = False
         self.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.
 
 
 class Track(AnyTrack):
     """A place of an ordered group: one lease at a time on the whole partition."""
 
-    __slots__ = ("cursor", "draft", "front", "held", "lease", "probe", "ranges", "retries", "unsaved")
+    __slots__ = ("_by_offset", "cursor", "draft", "front", "held", "lease", "probe", "ranges", "retries", "unsaved")
 
     def __init__(self, group: Group, partition: Partition) -> None:
         super().__init__(group, partition)
+        self._by_offset: dict[int, Held] = {}
+        """What was held when somebody last asked by offset; may be out of date."""
         self.cursor = 0
         self.ranges: list[tuple[int, int]] = []
         self.retries: dict[int, Retry] = {}
-        self.front: list[int] = []
+        self.front: dict[int, bool] = {}
+        """Requeued messages in their order; True: of a batch whose lease ran out."""
         self.probe = 0
         self.lease: Lease | None = None
         self.held: dict[str, Held] = {}
@@ -176,6 +177,12 @@ class Track(AnyTrack):
     def has_work(self) -> bool:
         """Whether something is unsettled, ready or not."""
         return self.cursor < self.partition.tail or bool(self.front)
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether messages are handed out one at a time, because of a batch whose lease ran out (rule 16)."""
+        # A batch begins with what is in front, so if one of these was in it, the first was.
+        return self.probe > self.cursor or next(iter(self.front.values()), False)
 
     @property
     def in_flight(self) -> int:
@@ -202,12 +209,16 @@ class Track(AnyTrack):
         held = self.held.get(name)
         if held is not None:
             return self._seen(held)
-        place = codec.decode(name) if self.held else None
-        return None if place is None or place.partition != self.partition.id else self.held_at(place.offset)
+        offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.held else None
+        return None if offset is None else self.held_at(offset)
 
     def held_at(self, offset: int) -> Held | None:
         """See `AnyTrack.held_at`."""
-        held = next((one for one in self.held.values() if one[0] == offset), None)
+        held = self._by_offset.get(offset)
+        if held is None or self.held.get(held[3]) is not held:
+            # Made once for a batch that is settled by ids, and not for what is settled by keys.
+            self._by_offset = {one[0]: one for one in self.held.values()}
+            held = self._by_offset.get(offset)
         return None if held is None else self._seen(held)
 
     def _seen(self, held: Held) -> Held | None:
@@ -276,7 +287,7 @@ class Track(AnyTrack):
         """What may be handed out behind an offset, as far as memory knows, and how much that is."""
         if self.cursor < self.partition.floor:
             self.rise_to(self.partition.floor)
-        if len(self.ranges) > MAX_RANGES:
+        if self.is_probed or len(self.ranges) > MAX_RANGES:
             need = 1
         intervals: list[tuple[int, int]] = []
         planned = 0
@@ -284,8 +295,6 @@ class Track(AnyTrack):
             if last <= after:
                 continue
             first = max(first, after + 1)
-            if (self.probe and first <= self.probe) or (first in self.front and first in self.retries):
-                need = 1
             last = min(last, first + need - planned - 1)
             intervals.append((first, last))
             planned += last - first + 1

@@ -36,7 +36,9 @@ delete from fronts where (grp, partition, offset) in
     (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
 """
 _SAVE_FRONTS = """
-insert into fronts (grp, partition, offset) select value ->> 0, value ->> 1, value ->> 2 from json_each(?1)
+insert into fronts (grp, partition, offset, probe)
+select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1) where true
+on conflict (grp, partition, offset) do update set probe = excluded.probe
 """
 
 Row = tuple[Value, ...]
@@ -78,7 +80,11 @@ class OrderedRows:
                 )
             if draft.front or track.front:
                 gone[2].extend((*key, offset) for offset in track.front if offset not in draft.front)
-                kept[2].extend((*key, offset) for offset in draft.front if offset not in track.front)
+                kept[2].extend(
+                    (*key, offset, int(probe))
+                    for offset, probe in draft.front.items()
+                    if track.front.get(offset) is not probe
+                )
         for_each(connection, _SAVE_TRACKS, tracks)
         statements = ((_DELETE_RANGES, _SAVE_RANGES), (_DELETE_RETRIES, _SAVE_RETRIES), (_DELETE_FRONTS, _SAVE_FRONTS))
         for (delete, save), old, new in zip(statements, gone, kept, strict=True):

@@ -148,11 +148,13 @@ create table exceptions (
     primary key (grp, partition, offset)
 ) without rowid;
 
--- Requeued dead letters, to be delivered before anything else of the partition.
+-- Requeued dead letters, to be delivered before anything else of the partition. probe: while it is there, messages are
+-- handed out one at a time.
 create table fronts (
     grp integer not null,
     partition integer not null,
     offset integer not null,
+    probe integer not null default 0 check (probe in (0, 1)),
     primary key (grp, partition, offset)
 ) without rowid;
 

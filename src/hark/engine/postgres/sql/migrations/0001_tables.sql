@@ -291,8 +291,10 @@ create table hark.fronts (
     grp integer not null,
     partition bigint not null,
     "offset" bigint not null,
+    probe boolean not null default false,
     primary key (grp, partition, "offset")
 );
+comment on column hark.fronts.probe is 'While it is there, messages are handed out one at a time.';
 create index fronts_partition on hark.fronts (partition, grp, "offset");
 
 -- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.

@@ -62,6 +62,7 @@ begin
         select y."offset" from hark.messages y
         where (y.partition << 4 | y.priority) = (t.partition << 4 | x.priority) and y.priority > 0
             and y.deliver_at is null and y.owner is null and y."offset" > greatest(v_from, t.plain[x.priority + 1])
+        offset 0
     ) as m;
     return query
     select m."offset" from generate_series(0, 9) as x(priority)
@@ -70,6 +71,7 @@ begin
         where (y.partition << 4 | coalesce(y.priority, 0)) = (t.partition << 4 | x.priority)
             and y.deliver_at is not null and y."offset" > v_from
             and (y.deliver_at, y."offset") > (t.delayed_at[x.priority + 1], t.delayed_offset[x.priority + 1])
+        offset 0
     ) as m;
     return query
     select m."offset" from hark.messages m

@@ -277,10 +277,8 @@ begin
         end if;
         if t.irregular then
             -- Requeued messages have offsets beyond all others: those of the batch come one at a time too.
-            insert into hark.retries (grp, partition, "offset", attempts, due)
-            select f.grp, f.partition, f."offset", 0, t.lease_until from hark.fronts f
-            where f.grp = p_grp and f.partition = p_partition and f."offset" <@ t.held
-            on conflict do nothing;
+            update hark.fronts f set probe = true
+            where f.grp = p_grp and f.partition = p_partition and f."offset" <@ t.held;
         end if;
     elsif not isempty(t.held) then
         t.irregular := true;

@@ -396,6 +396,7 @@ language sql volatile as $$
                 and m."offset" > greatest(p_from, before.plain[w.priority + 1])
                 and m."offset" <= t.plain[w.priority + 1]
                 and coalesce(m.expires_at, case when p_ttl > 0 then m.created_at + p_ttl * 1000000 end) <= p_now
+            offset 0
         ) as m
     ) + (
         select count(*) from generate_series(0, 9) as w(priority)
@@ -407,6 +408,7 @@ language sql volatile as $$
                     > (before.delayed_at[w.priority + 1], before.delayed_offset[w.priority + 1])
                 and (m.deliver_at, m."offset") <= (t.delayed_at[w.priority + 1], t.delayed_offset[w.priority + 1])
                 and coalesce(m.expires_at, case when p_ttl > 0 then m.created_at + p_ttl * 1000000 end) <= p_now
+            offset 0
         ) as m
     )
 $$;

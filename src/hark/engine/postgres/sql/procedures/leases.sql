@@ -10,6 +10,7 @@ as $$
 declare
     v_now bigint := hark.time_v1(p_now);
     v_until bigint;
+    s record;
 begin
     perform 1 from (
         select 1 from hark.tracks t
@@ -32,10 +33,15 @@ begin
         update hark.claims c set until = greatest(c.until, v_until)
         from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = p_leases[n] and c.grp = p.grp and c.partition = p.partition and c.lease = l.id;
-        update hark.exceptions e set until = v_until
-        from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
-        where l.id = p_leases[n] and e.partition = p.partition and e.until = l.until and e.lease = l.id and e.lease is not null
-            and e.grp + 0 = p.grp and l.until < v_until;
+        for s in
+            select l.until, p.grp, p.partition from hark.leases l
+            cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+            where l.id = p_leases[n] and l.until < v_until
+        loop
+            update hark.exceptions e set until = v_until
+            where e.partition = s.partition and e.until = s.until and e.lease = p_leases[n] and e.lease is not null
+                and e.grp + 0 = s.grp;
+        end loop;
         update hark.leases set until = greatest(until, v_until) where id = p_leases[n]
         returning until into v_until;
         o_until[n] := v_until;
@@ -72,8 +78,8 @@ begin
     return v_ends;
 end $$;
 
--- Gives back what leases hold, as if it had never been handed out (rule 17). Answers what is free now, and of what;
--- number: how many messages of a shared group.
+-- Gives back what leases hold, as if it had never been handed out (rule 17); not where their time is up, which counts
+-- (rule 16). Answers what is free now, and of what; number: how many messages of a shared group.
 create or replace function hark.release_v1(p_now bigint, p_leases uuid[])
 returns table (grp integer, partition bigint, lease uuid, number integer)
 language plpgsql
@@ -82,24 +88,34 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now bigint := hark.time_v1(p_now);
+    h record;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    return query
-    with place as (
-        select l.id, l.until, p.grp, p.partition from hark.leases l
+    for h in
+        select e.grp, e.partition, array_agg(e."offset") as offsets from hark.leases l
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        cross join lateral (
+            select x.grp, x.partition, x."offset" from hark.exceptions x
+            where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null
+                and x.grp + 0 = p.grp and x.until > v_now
+            offset 0
+        ) as e
         where l.id = any (p_leases)
-    ), held as (
-        select e.grp, e.partition, e."offset", e.lease from hark.exceptions e
-        join place p on e.partition = p.partition and e.until = p.until and e.lease = p.id and e.lease is not null and e.grp + 0 = p.grp
-        order by e.grp, e.partition, e."offset" for update of e
-    ), given as (
-        update hark.exceptions e set lease = null, until = null
-        from held h
-        where e.grp = h.grp and e.partition = h.partition and e."offset" = h."offset" and e.lease = h.lease
-        returning h.grp, h.partition, h.lease
-    )
-    select g.grp, g.partition, g.lease, count(*)::integer from given g group by 1, 2, 3;
+        group by e.grp, e.partition
+        order by e.grp, e.partition
+    loop
+        return query
+        select h.grp, h.partition, k.lease, count(*)::integer from (
+            select x.lease from hark.exceptions x
+            where x.grp = h.grp and x.partition = h.partition and x."offset" = any (h.offsets)
+                and (x.lease = any (p_leases)) is true and x.until + 0 > v_now
+            order by x."offset" for update
+        ) as k
+        group by k.lease;
+        update hark.exceptions x set lease = null, until = null
+        where x.grp = h.grp and x.partition = h.partition and x."offset" = any (h.offsets)
+            and (x.lease = any (p_leases)) is true and x.until + 0 > v_now;
+    end loop;
     return query
     with place as (
         select l.id, p.grp, p.partition from hark.leases l
@@ -108,6 +124,7 @@ begin
     ), locked as (
         select t.grp, t.partition, t.lease from hark.tracks t
         join place p on t.grp = p.grp and t.partition = p.partition and t.lease = p.id
+        where t.lease_until > v_now
         order by t.grp, t.partition for no key update of t
     ), claim as (
         delete from hark.claims c using place p
@@ -160,9 +177,12 @@ begin
             union all
             select e.grp, e.partition, array_agg(distinct e.lease), true from due
             cross join lateral unnest(due.grps, due.partitions) as p(grp, partition)
-            join hark.exceptions e on e.partition = p.partition and e.until = due.until and e.lease = due.id
-                and e.lease is not null
-                and e.grp + 0 = p.grp
+            cross join lateral (
+                select x.grp, x.partition, x.lease from hark.exceptions x
+                where x.partition = p.partition and x.until = due.until and x.lease = due.id and x.lease is not null
+                    and x.grp + 0 = p.grp
+                offset 0
+            ) as e
             group by e.grp, e.partition
         ) as t on true
         order by t.grp, t.partition

@@ -63,9 +63,12 @@ begin
             where t.grp = f.grp and t.partition = f.partition and t.lease = f.lease and t.lease_until > p_now
         ) as o on true
         left join lateral (
-            select count(*) as number from hark.leases l
-            join hark.exceptions e on e.partition = f.partition and e.until = l.until and e.lease = l.id and e.lease is not null
-                and e.grp + 0 = f.grp and e.until > p_now
+            select sum(x.number)::bigint as number from hark.leases l
+            cross join lateral (
+                select count(*) as number from hark.exceptions e
+                where e.partition = f.partition and e.until = l.until and e.lease = l.id and e.lease is not null
+                    and e.grp + 0 = f.grp and e.until > p_now
+            ) as x
             where l.id = f.lease
         ) as s on true
         where f.queue = p_queue and (p_grp = 0 or f.grp = p_grp)

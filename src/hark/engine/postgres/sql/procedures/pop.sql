@@ -328,6 +328,7 @@ language plpgsql as $$
 declare
     v_open int8multirange := int8multirange(int8range(t.cursor + 1, greatest(p_tail, t.cursor) + 1)) - t.settled;
     v_fronts bigint[] := '{}';
+    v_probed boolean := t.probe > t.cursor;
     v_fronts_gone bigint[] := '{}';
     v_stop bigint;
     v_expired integer := 0;
@@ -337,14 +338,16 @@ declare
     v_gone int8multirange;
     m record;
 begin
-    if (select count(*) from unnest(t.settled)) > 10000 then
-        v_wanted := 1;  -- Rule 13: what is settled out of order has its bound.
-    end if;
     status := 1; number := 0; bytes := 0; held := '{}'; last := 0; stepped := false;
     cursor := t.cursor; settled := t.settled;
     if t.irregular then
-        select coalesce(array_agg(f."offset" order by f."offset"), '{}') into v_fronts from hark.fronts f
+        select coalesce(array_agg(f."offset" order by f."offset"), '{}'), v_probed or coalesce(bool_or(f.probe), false)
+        into v_fronts, v_probed from hark.fronts f
         where f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor;
+    end if;
+    -- Rule 16: a batch that ran out is looked through. Rule 13: what is settled out of order has its bound.
+    if v_probed or (select count(*) from unnest(t.settled)) > 10000 then
+        v_wanted := 1;
     end if;
     for m in
         select x.*, coalesce(y.attempts, 0) as used, y.due as retry_due
@@ -371,9 +374,6 @@ begin
                 return;
             end if;
             due := null;
-        end if;
-        if m."offset" <= t.probe or (m.in_front and m.retry_due is not null) then
-            v_wanted := 1;
         end if;
         if number >= v_wanted or bytes >= p_max_bytes then
             v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;

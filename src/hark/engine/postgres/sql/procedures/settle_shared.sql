@@ -51,27 +51,36 @@ begin
 
     -- The common case, all at once: completed, and nothing else is said of the message.
     for e in
-        with said as (
-            select i.n::integer as n, i.track, i."offset", i.lease,
-                count(*) over (partition by i.track, i."offset") as number, i.status
-            from unnest(i_track, i_offset, i_lease, i_status) with ordinality as i(track, "offset", lease, status, n)
-            where t_shared[i.track]
-        ), held as (
-            select s.n, x.grp, x.partition, x."offset" from said s
-            join hark.exceptions x on x.grp = t_grp[s.track] and x.partition = t_partition[s.track]
-                and x."offset" = s."offset" and x.until > p_now
-                and x.lease = coalesce(s.lease, case when p_required is null then x.lease end)
-            where s.number = 1 and s.status = 0
-            order by x.grp, x.partition, x."offset" for update of x
-        )
-        delete from hark.exceptions x using held h
-        where x.grp = h.grp and x.partition = h.partition and x."offset" = h."offset"
-        returning h.n, x.lease, x.until
+        select s.track, array_agg(s.n) as items, array_agg(s."offset") as offsets, array_agg(x.lease) as holders
+        from (
+            select i.*, t_grp[i.track] as grp, t_partition[i.track] as partition
+            from (
+                select u.n::integer as n, u.track, u."offset", u.lease, u.status,
+                    count(*) over (partition by u.track, u."offset") as number
+                from unnest(i_track, i_offset, i_lease, i_status) with ordinality as u(track, "offset", lease, status, n)
+                where t_shared[u.track]
+            ) as i
+            where i.number = 1 and i.status = 0
+            order by grp, partition, i."offset"
+        ) as s
+        cross join lateral (
+            -- No index has the time and the lease as they are written here: by its key a message is found at once, by
+            -- its lease among all that the group holds.
+            select y.lease from hark.exceptions y
+            where y.grp = s.grp and y.partition = s.partition and y."offset" = s."offset" and y.until + 0 > p_now
+                and (y.lease = coalesce(s.lease, case when p_required is null then y.lease end)) is true
+            for update
+        ) as x
+        group by s.track
     loop
-        v_done := v_done || e.n;
-        o_codes[e.n] := 0;
-        o_holders[e.n] := e.lease;
-        v_settled[i_track[e.n]] := true;
+        delete from hark.exceptions x
+        where x.grp = t_grp[e.track] and x.partition = t_partition[e.track] and x."offset" = any (e.offsets);
+        v_done := v_done || e.items;
+        for j in 1..cardinality(e.items) loop
+            o_codes[e.items[j]] := 0;
+            o_holders[e.items[j]] := e.holders[j];
+        end loop;
+        v_settled[e.track] := true;
     end loop;
 
     if cardinality(v_done) < (select count(*) from unnest(i_track) x where t_shared[x]) then
@@ -120,7 +129,7 @@ begin
     from unnest(i_track, i_offset, o_holders) as i(track, "offset", holder)
     where t_shared[i.track] and i.holder is not null and not exists (
         select 1 from hark.exceptions x
-        where x.grp = t_grp[i.track] and x.partition = t_partition[i.track] and x."offset" = i."offset")
+        where x.grp = t_grp[i.track] and x.partition = t_partition[i.track] and x."offset" = i."offset" offset 0)
     group by t_partition[i.track];
 end $$;
 
@@ -130,7 +139,10 @@ language sql volatile as $$
     select exists (
         select 1 from hark.leases l
         cross join lateral unnest(l.partitions) as p(partition)
-        join hark.exceptions e on e.partition = p.partition and e.until = l.until and e.lease = l.id and e.lease is not null
+        cross join lateral (
+            select 1 from hark.exceptions x
+            where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null limit 1
+        ) as e
         where l.id = p_lease)
 $$;
 

@@ -379,6 +379,7 @@ create or replace function hark.hold_v1(
 language plpgsql as $$
 declare
     v_slot smallint;
+    w record;
 begin
     insert into hark.exceptions (grp, partition, "offset", lane, due, lease, until)
     select c_grp[f.candidate], c_partition[f.candidate], f."offset", f.lane, f.due, r_lease[f.request],
@@ -386,16 +387,20 @@ begin
     from unnest(f_candidate, f_offset, f_lane, f_due, f_source, f_request)
         as f(candidate, "offset", lane, due, source, request)
     where f.source < 2 and not r_auto_ack[f.request];
-    if 2 = any (f_source) then
-        update hark.exceptions e set lease = r_lease[f.request], until = v_until[f.request]
+    for w in
+        select f.candidate, f.request, array_agg(f."offset") as offsets
         from unnest(f_candidate, f_offset, f_source, f_request) as f(candidate, "offset", source, request)
-        where f.source = 2 and not r_auto_ack[f.request] and e.grp = c_grp[f.candidate]
-            and e.partition = c_partition[f.candidate] and e."offset" = f."offset";
-        delete from hark.exceptions e
-        using unnest(f_candidate, f_offset, f_source, f_request) as f(candidate, "offset", source, request)
-        where f.source = 2 and r_auto_ack[f.request] and e.grp = c_grp[f.candidate]
-            and e.partition = c_partition[f.candidate] and e."offset" = f."offset";
-    end if;
+        where f.source = 2 and f.request is not null
+        group by f.candidate, f.request
+    loop
+        if r_auto_ack[w.request] then
+            delete from hark.exceptions e
+            where e.grp = c_grp[w.candidate] and e.partition = c_partition[w.candidate] and e."offset" = any (w.offsets);
+        else
+            update hark.exceptions e set lease = r_lease[w.request], until = v_until[w.request]
+            where e.grp = c_grp[w.candidate] and e.partition = c_partition[w.candidate] and e."offset" = any (w.offsets);
+        end if;
+    end loop;
     perform hark.end_sooner_v1(r.lease, r.before, r.until)
     from unnest(r_lease, r_until, v_until) as r(lease, before, until) where r.before > r.until;
     select slot into v_slot from hark.rotation where name = 'leases';
