@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -132,6 +134,11 @@ def test_a_pop_must_say_of_what(api: Api) -> None:
         ({"consumerGroup": "x" * 256}, "consumerGroup"),
         ({"consumerGroup": "a\0b"}, "consumerGroup"),
         ({"groupMode": "chaotic"}, "groupMode"),
+        ({"leaseTime": "0"}, "leaseTime"),
+        ({"leaseTime": "-1"}, "leaseTime"),
+        ({"leaseTime": "1.5"}, "leaseTime"),
+        ({"leaseTime": ""}, "leaseTime"),
+        ({"leaseTime": "315360001"}, "leaseTime"),
         ({"subscriptionFrom": "whenever"}, "subscriptionFrom"),
     ],
 )
@@ -141,6 +148,43 @@ def test_a_wrong_parameter_is_named_and_leases_nothing(
     api.push(queue, 1)
     assert refusal(api.try_pop(queue, **query), 400).startswith(parameter)
     assert len(api.pop(queue)) == 1
+
+
+def lease_seconds(api: Api, message: Any) -> float:
+    """How long a delivered message is held, seen from now on."""
+    until = datetime.fromisoformat(api.show(message)["leaseExpiresAt"])
+    return (until - datetime.now(UTC)).total_seconds()
+
+
+def test_a_lease_time_may_be_ten_years(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    assert lease_seconds(api, api.pop_one(queue, leaseTime=315_360_000)) > 315_350_000
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+def test_a_consumer_may_say_how_long_it_holds_what_it_gets(api: Api, queue: str, mode: str) -> None:
+    api.configure(queue, leaseTime=60)
+    api.push(queue, 1)
+    asked = api.pop_one(queue, consumerGroup="asks", groupMode=mode, leaseTime=5000)
+    assert 4000 < lease_seconds(api, asked) < 6000
+    other = api.pop_one(queue, consumerGroup="does-not", groupMode=mode)
+    held = read(api.post(f"/lease/{other['leaseId']}/extend", {"seconds": 1}))["expiresAt"]
+    assert (datetime.fromisoformat(held) - datetime.now(UTC)).total_seconds() < 61
+
+
+def test_a_short_lease_time_ends_before_the_queue_s_would(api: Api, queue: str) -> None:
+    api.configure(queue, leaseTime=300)
+    api.push(queue, 1)
+    api.pop_one(queue, leaseTime=1)
+    again = api.pop_one(queue, wait=True, timeout=20_000)
+    assert again["deliveryAttempt"] == 2
+
+
+def test_the_lock_duration_of_a_work_queue_counts_instead_of_a_lease_time(api: Api, queue: str) -> None:
+    path = f"/keyval/api/queue/settings?queue={queue}"
+    api.push(queue, 1)
+    assert api.client.put(path, json={"lockDuration": 5_000_000}).status_code == 200
+    assert 4000 < lease_seconds(api, api.pop_one(queue, leaseTime=60)) < 6000
 
 
 def test_unknown_parameters_are_ignored(api: Api, queue: str) -> None:

@@ -99,6 +99,7 @@ def test_auto_ack_settles_at_delivery(api: Api, server_url: str, queue: str) -> 
         ({"subscriptionMode": "some"}, "subscriptionMode"),
         ({"consumerPriority": 1001}, "consumerPriority"),
         ({"groupMode": "both"}, "groupMode"),
+        ({"leaseTime": 0}, "leaseTime"),
     ],
 )
 def test_a_bad_parameter_is_a_400_that_names_it(api: Api, queue: str, query: dict[str, object], field: str) -> None:

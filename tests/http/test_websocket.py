@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -310,6 +311,16 @@ def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> N
     assert (held["leaseId"], held["success"], held["expiresAt"][-1]) == (message["leaseId"], True, "Z")
     assert (gone["success"], gone["expiresAt"], gone["code"]) == (False, None, "lease_not_found")
     assert gone["error"]
+
+
+def test_a_subscription_may_say_how_long_it_holds_what_it_gets(api: Api, socket: Socket, queue: str) -> None:
+    api.configure(queue, leaseTime=60)
+    socket.send("credit", n=1)
+    socket.subscribe("s", queue, leaseTime=5000)
+    api.push(queue, 1)
+    [message] = socket.messages()
+    held = datetime.fromisoformat(api.show(message)["leaseExpiresAt"]) - datetime.now(UTC)
+    assert 4000 < held.total_seconds() < 6000
 
 
 # Leaving ---------------------------------------------------------------------------------------------------

@@ -55,6 +55,17 @@ from tests.http.streaming import Socket, websocket
             "items[0].delay: only with status failed or retry",
         ),
         ('{"type": "renew", "leaseIds": ["l"], "seconds": 0}', "invalid_input", "seconds: expected an integer from 1"),
+        ('{"type": "renew", "leaseIds": ["l", "\\u0000"]}', "invalid_input", "leaseIds[1]: must not contain a NUL"),
+        (
+            '{"type": "subscribe", "id": "s", "queue": "q", "leaseTime": 0}',
+            "invalid_input",
+            "leaseTime: expected an int",
+        ),
+        (
+            '{"type": "subscribe", "id": "s", "queue": "q", "leaseTime": "1"}',
+            "invalid_input",
+            "leaseTime: expected an int",
+        ),
     ],
 )
 def test_a_wrong_frame_is_answered_and_the_connection_goes_on(socket: Socket, text: str, code: str, start: str) -> None:

@@ -19,6 +19,7 @@ from hark.http.checks import (
     path_segments,
     short,
 )
+from hark.http.renewals import MAX_SECONDS
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
 from hark.settings import Settings
 
@@ -106,6 +107,7 @@ def pop_request(query: Mapping[str, str], place: Place, default_batch: int, sett
         partitions=int_param(query, "partitions", 1, 1, MAX_PARTITIONS),
         auto_ack=bool_param(query, "autoAck"),
         subscription=_subscription(query, settings.pop.default_subscription),
+        lease_ms=1000 * int_param(query, "leaseTime", 0, 1, MAX_SECONDS) or None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, MutableMapping
@@ -43,8 +44,11 @@ async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, 
     headers = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     for start in range(0, len(body), _PART_BYTES):
-        if start and has_left(receive):
-            return False
+        if start:
+            # A write that failed makes nobody wait, and the event loop tells of it in its next turn.
+            await asyncio.sleep(0)
+            if has_left(receive):
+                return False
         part = body[start : start + _PART_BYTES] if len(body) > _PART_BYTES else body
         more = start + _PART_BYTES < len(body)
         await send({"type": "http.response.body", "body": part, "more_body": more})

@@ -1,4 +1,4 @@
-"""Leases: hold one longer."""
+"""Leases: hold one longer, or many."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.http.checks import check_int, format_time_ms
-from hark.http.routes.requests import broker_of, read_optional_json, reply, text_in_path
+from hark.http.checks import format_time_ms
+from hark.http.renewals import renew_all, renewal_seconds
+from hark.http.routes.requests import broker_of, read_json, read_optional_json, reply, settings_of, text_in_path
 from hark.http.routes.table import Table
 from hark.model import Renewal
-
-DEFAULT_SECONDS = 60
-MAX_SECONDS = 10 * 365 * 86_400
 
 
 class ExtendBody(msgspec.Struct):
@@ -21,12 +19,18 @@ class ExtendBody(msgspec.Struct):
     seconds: int | None = None
 
 
+class ExtendManyBody(msgspec.Struct, rename="camel"):
+    """Which leases, and how much longer."""
+
+    lease_ids: list[str]
+    seconds: int | None = None
+
+
 async def extend(request: Request) -> Response:
     """Hold a lease until now + seconds, in all partitions that share it; one that is gone is an answer."""
     lease_id = text_in_path(request, "lease_id")
     body = await read_optional_json(request, ExtendBody, "extend")
-    seconds = DEFAULT_SECONDS if body.seconds is None else check_int(body.seconds, "seconds", 1, MAX_SECONDS)
-    outcome = await broker_of(request).renew(Renewal(lease_id, seconds))
+    outcome = await broker_of(request).renew(Renewal(lease_id, renewal_seconds(body.seconds)))
     expires = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
     # Three names for one time: each official client reads another one.
     answer: dict[str, object] = {
@@ -44,4 +48,14 @@ async def extend(request: Request) -> Response:
     return reply(answer)
 
 
-TABLE: Table = {"/api/v1/lease/{lease_id}/extend": {"POST": extend}}
+async def extend_many(request: Request) -> Response:
+    """Hold many leases until now + seconds; `results` answers them by position."""
+    body = await read_json(request, ExtendManyBody, "extend")
+    most = settings_of(request).limits.max_batch
+    return reply({"results": await renew_all(broker_of(request), body.lease_ids, body.seconds, most)})
+
+
+TABLE: Table = {
+    "/api/v1/lease/extend": {"POST": extend_many},
+    "/api/v1/lease/{lease_id}/extend": {"POST": extend},
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
@@ -12,15 +11,15 @@ from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.acks import AckBody, ack_answers, settlement_of
-from hark.http.checks import check_int, check_name, format_time_ms, short
+from hark.http.checks import check_int, check_name, short
 from hark.http.pops import wire_messages
+from hark.http.renewals import renew_all
 from hark.http.responses import Receive, encode, known_error
-from hark.http.routes.leases import DEFAULT_SECONDS, MAX_SECONDS
 from hark.http.stream import frames
 from hark.http.stream.frames import ClientFrame, ServerFrame
 from hark.http.stream.line import Line
 from hark.http.stream.wishes import Browsing, subscribing
-from hark.model import QUEUE_MODE, PopResult, Renewal, RenewOutcome, Settlement
+from hark.model import QUEUE_MODE, PopResult, Settlement
 from hark.settings import Settings
 
 MAX_SUBSCRIPTIONS = 1000
@@ -173,8 +172,11 @@ class Connection:
         return frames.Unsubscribed(name)
 
     def _settlements(self, frame: frames.Ack | frames.Nack) -> list[Settlement]:
-        items = frame.items
-        self._check_number("items", items)
+        items, most = frame.items, self._settings.limits.max_batch
+        if len(items) > most:
+            raise InvalidInput(
+                f"items: at most {most} in one frame (limits.max_batch), got {len(items)}", code="batch_too_large"
+            )
         settlements = []
         for index, item in enumerate(items):
             where = f"items[{index}]."
@@ -195,23 +197,8 @@ class Connection:
         return self._groups.get(item.lease_id or "", QUEUE_MODE)
 
     async def _renew(self, frame: frames.Renew) -> ServerFrame:
-        self._check_number("leaseIds", frame.lease_ids)
-        seconds = DEFAULT_SECONDS if frame.seconds is None else check_int(frame.seconds, "seconds", 1, MAX_SECONDS)
-        renewals = [self._broker.renew(Renewal(lease_id, seconds)) for lease_id in frame.lease_ids]
-        outcomes = await asyncio.gather(*renewals)
-        return frames.Renewed(frame.ref, [_renewal(*pair) for pair in zip(frame.lease_ids, outcomes, strict=True)])
-
-    def _check_number(self, field: str, items: Sequence[object]) -> None:
         most = self._settings.limits.max_batch
-        if len(items) > most:
-            raise InvalidInput(
-                f"{field}: at most {most} in one frame (limits.max_batch), got {len(items)}", code="batch_too_large"
-            )
-
-
-def _renewal(lease_id: str, outcome: RenewOutcome) -> frames.Renewal:
-    expires_at = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
-    return frames.Renewal(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
+        return frames.Renewed(frame.ref, await renew_all(self._broker, frame.lease_ids, frame.seconds, most))
 
 
 def _ended(name: str, error: HarkError) -> frames.Error:

@@ -11,6 +11,7 @@ from hark.errors import HarkError
 from hark.http.acks import AckAnswer, AckBody
 from hark.http.checks import decode_json
 from hark.http.pops import WireDelivery
+from hark.http.renewals import RenewalAnswer
 
 NO_REF = msgspec.Raw(b"null")
 
@@ -36,6 +37,7 @@ class Subscribe(_Frame, kw_only=True):
     partitions: int | None = None
     auto_ack: bool | None = None
     consumer_priority: int | None = None
+    lease_time: int | None = None
     subscription_mode: str | None = None
     subscription_from: str | int | None = None
     browse: bool | None = None
@@ -137,21 +139,11 @@ class Settled(_Frame):
     results: Sequence[AckAnswer]
 
 
-class Renewal(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What became of one lease that was to be held longer."""
-
-    lease_id: str
-    success: bool
-    expires_at: str | None
-    error: str | None = None
-    code: str | None = None
-
-
 class Renewed(_Frame):
     """What became of leases, in the order in which they were named."""
 
     ref: msgspec.Raw
-    results: Sequence[Renewal]
+    results: Sequence[RenewalAnswer]
 
 
 class Drained(_Frame):

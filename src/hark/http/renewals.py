@@ -1,0 +1,49 @@
+"""Renewals of leases: their bounds, and what is answered to those that ask for many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from hark.broker import Broker
+from hark.errors import InvalidInput
+from hark.http.checks import check_int, check_text, format_time_ms
+from hark.model import Renewal, RenewOutcome
+
+DEFAULT_SECONDS = 60
+MAX_SECONDS = 10 * 365 * 86_400
+
+
+class RenewalAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What became of one lease that was to be held longer."""
+
+    lease_id: str
+    success: bool
+    expires_at: str | None
+    error: str | None = None
+    code: str | None = None
+
+
+def renewal_seconds(seconds: int | None) -> int:
+    """How long a renewal is for, from now on."""
+    return DEFAULT_SECONDS if seconds is None else check_int(seconds, "seconds", 1, MAX_SECONDS)
+
+
+async def renew_all(broker: Broker, lease_ids: Sequence[str], seconds: int | None, most: int) -> list[RenewalAnswer]:
+    """Renew many leases, which share calls to the store; one that is gone is an answer, by position."""
+    if len(lease_ids) > most:
+        raise InvalidInput(
+            f"leaseIds: at most {most} at once (limits.max_batch), got {len(lease_ids)}", code="batch_too_large"
+        )
+    wanted = renewal_seconds(seconds)
+    for index, lease_id in enumerate(lease_ids):
+        check_text(lease_id, f"leaseIds[{index}]")
+    outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
+    return [_answer(*pair) for pair in zip(lease_ids, outcomes, strict=True)]
+
+
+def _answer(lease_id: str, outcome: RenewOutcome) -> RenewalAnswer:
+    expires_at = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
+    return RenewalAnswer(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
