@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from hark.cli.command import USAGE, Failure
-
-if TYPE_CHECKING:
-    import httpx
 
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
@@ -21,6 +21,7 @@ API = "/api/v1"
 TIMEOUT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 """Servers say something on a stream every 15 seconds."""
+_PART_BYTES = 64 * 1024
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -30,6 +31,7 @@ class Answer(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     headers: Mapping[str, str]
+    """By their names in small letters."""
 
     def read(self, shape: type[T]) -> T:
         """Decode the body."""
@@ -101,19 +103,18 @@ def send(
     timeout: float = TIMEOUT_SECONDS,
 ) -> Answer:
     """Send one request and give back the answer, whatever its status; `None` in a query means absent."""
-    content = None if body is None else msgspec.json.encode(body)
-    headers = {} if body is None else {"Content-Type": "application/json"}
-    with _client(url, timeout) as client:
-        response = client.request(method, route, params=_params(query), content=content, headers=headers)
-        return Answer(response.status_code, response.content, response.headers)
+    with _opened(url, method, route, query, body, timeout) as response:
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, response.read(), headers)
 
 
 def stream(url: str, route: str, *, query: Query, silence: float = SILENCE_SECONDS) -> Iterator[bytes]:
     """Give the parts of an answer as they come; a server that says nothing for so many seconds is not there."""
-    with _client(url, silence) as client, client.stream("GET", route, params=_params(query)) as response:
-        if response.status_code >= 400:
-            raise _refusal(url, "GET", route, response.status_code, response.read())
-        yield from response.iter_bytes()
+    with _opened(url, "GET", route, query, None, silence) as response:
+        if response.status >= 400:
+            raise _refusal(url, "GET", route, response.status, response.read())
+        while part := response.read1(_PART_BYTES):
+            yield part
 
 
 def events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
@@ -126,27 +127,56 @@ def events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
             yield fields.get(b"event", b"message").decode(), fields.get(b"data", b"")
 
 
-@contextmanager
-def _client(url: str, timeout: float) -> Iterator[httpx.Client]:
-    """Open a client whose errors say what to do."""
-    import httpx
+class _AsItIs(urllib.request.HTTPErrorProcessor):
+    """Takes every status for an answer: neither an exception nor a way to somewhere else."""
 
-    try:
+    def http_response(
+        self, request: urllib.request.Request, response: http.client.HTTPResponse
+    ) -> http.client.HTTPResponse:
+        """Hand it on."""
+        del request
+        return response
+
+    https_response = http_response
+
+
+@contextmanager
+def _opened(
+    url: str, method: str, route: str, query: Query | None, body: object, timeout: float
+) -> Iterator[http.client.HTTPResponse]:
+    """Send a request and give the answer to be read; errors on the way say what to do."""
+    # The standard library, because it is there at once: a command is one request, and should not take longer.
+    handlers: list[urllib.request.BaseHandler] = [_AsItIs()]
+    if is_local(url):
         # A proxy from the environment has no business between us and our own machine.
-        with httpx.Client(base_url=url, timeout=timeout, trust_env=not is_local(url)) as client:
-            yield client
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
+        handlers.append(urllib.request.ProxyHandler({}))
+    try:
+        with urllib.request.build_opener(*handlers).open(
+            _request(url, method, route, query, body), timeout=timeout
+        ) as response:
+            yield response
+    except urllib.error.URLError as error:
+        raise Failure(_unreachable(url, error.reason, timeout, connecting=True)) from error
+    except (http.client.HTTPException, OSError) as error:
+        raise Failure(_unreachable(url, error, timeout, connecting=False)) from error
+
+
+def _request(url: str, method: str, route: str, query: Query | None, body: object) -> urllib.request.Request:
+    """Make a request of what the API is asked."""
+    parts = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+    content = None if body is None else msgspec.json.encode(body)
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    try:
+        base = urlsplit(url)
+        if base.scheme not in ("http", "https") or not base.hostname or base.port == 0:
+            raise ValueError(url)
+        whole = url.rstrip("/") + route + (f"?{urlencode(parts)}" if parts else "")
+        return urllib.request.Request(whole, data=content, headers=headers, method=method)
+    except (ValueError, http.client.InvalidURL) as error:
         raise Failure(
             f"{url!r} is not the URL of a server (--url, HARK_URL): expected something like http://127.0.0.1:6632",
             exit_code=USAGE,
         ) from error
-    except httpx.TransportError as error:
-        raise Failure(_unreachable(url, error, timeout)) from error
-
-
-def _params(query: Query | None) -> dict[str, str]:
-    """Write a query as the API reads it; `None` means absent."""
-    return {name: _text(value) for name, value in (query or {}).items() if value is not None}
 
 
 def _text(value: str | int | bool) -> str:
@@ -154,12 +184,10 @@ def _text(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unreachable(url: str, error: httpx.TransportError, timeout: float) -> str:
+def _unreachable(url: str, error: str | BaseException, timeout: float, *, connecting: bool) -> str:
     """Say why there is no answer, and what to do about it."""
-    import httpx
-
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"no server at {url}: {error or 'no connection in time'}\nstart one with: hark serve"
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, TimeoutError):
         return f"no answer from {url} within {timeout:g} seconds"
+    if connecting:
+        return f"no server at {url}: {error}\nstart one with: hark serve"
     return f"the connection to {url} broke: {error or type(error).__name__}; is it a Hark server?"
