@@ -95,13 +95,22 @@ def test_any_other_error_of_hark_exits_with_1(hark: Run, monkeypatch: pytest.Mon
     assert hark("serve").exit_code == 1
 
 
-def test_recognised_names_without_an_effect_are_warned_about(
+def test_names_like_those_of_the_seeds_without_an_effect_are_warned_about(
     hark: Run, served: list[Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QO_POLLING_STRATEGY", "adaptive")
+    monkeypatch.setenv("QO_POLLING_STRATEGIE", "adaptive")
     result = hark("serve")
-    assert "hark: warning: QO_POLLING_STRATEGY is recognised; it takes effect with" in result.stderr
+    assert "hark: warning: QO_POLLING_STRATEGIE is not a setting and has no effect" in result.stderr
     assert len(served) == 1
+
+
+def test_settings_of_workers_are_nothing_to_tell_of(
+    hark: Run, served: list[Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("hark.toml").write_text('[worker]\nconcurrency = 20\n[worker.polling]\nstrategy = "fixed"\n')
+    monkeypatch.setenv("QO_POLLING_MIN_INTERVAL_MS", "50")
+    result = hark("serve")
+    assert (result.exit_code, result.stderr, len(served)) == (0, "", 1)
 
 
 def test_show_settings_prints_every_value_and_source_and_starts_nothing(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hark.errors import InvalidSetting
-from hark.settings import LATER, SETTINGS, Settings, load, shown
+from hark.settings import SETTINGS, Settings, load, shown
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 KEY = "0123456789abcdef" * 4
@@ -79,6 +79,11 @@ def test_the_defaults_are_those_that_are_promised() -> None:
     assert (settings.fallback.concurrency, settings.fallback.cleanup_seconds) == (32, 3600)
     assert (settings.peers, settings.peer.port, settings.peer.host) == ((), 0, "")
     assert (settings.peer.secret, settings.peer.linger_ms) == ("", 2)
+    assert (settings.worker.concurrency, settings.worker.grace_seconds) == (10, 30)
+    assert (settings.worker.lease_seconds, settings.worker.health_port) == (30, 0)
+    polling = settings.worker.polling
+    assert (polling.strategy, polling.min_interval_ms, polling.max_interval_ms) == ("adaptive", 100, 5000)
+    assert (polling.backoff_multiplier, polling.interval_ms) == (2, 500)
 
 
 def test_environment_beats_file_and_flags_beat_both_field_by_field() -> None:
@@ -116,6 +121,7 @@ def test_every_setting_can_be_set_in_the_environment_and_in_the_file() -> None:
     texts = {"host": "h", "engine": "memory", "data": "d", "log_level": "debug"}
     texts |= {"pop.default_subscription": "new", "encryption.key": KEY, "encryption.old_keys": OTHER_KEY}
     texts |= {"postgres.prepared": "false"}
+    texts |= {"worker.polling.strategy": "fixed", "worker.polling.min_interval_ms": "12"}
     texts |= {"fallback.jitter": "0.5", "peers": "h:1", "peer.host": "h", "peer.secret": KEY}
     values = {name: texts.get(name, "123") for name in SETTINGS}
     from_env = load({}, {SETTINGS[name].env: value for name, value in values.items()})
@@ -175,6 +181,13 @@ def test_old_keys_are_separated_by_commas_in_the_environment() -> None:
         ("POLL_WORKER_INTERVAL", "7", "fallback.tick_ms", 7),
         ("QUEEN_UDP_PEERS", "queen-b:6633,queen-c:6633", "peers", ("queen-b:6633", "queen-c:6633")),
         ("QUEEN_UDP_NOTIFY_PORT", "6633", "peer.port", 6633),
+        ("QO_POLLING_STRATEGY", "fixed", "worker.polling.strategy", "fixed"),
+        ("QO_POLLING_MIN_INTERVAL_MS", "7", "worker.polling.min_interval_ms", 7.0),
+        ("QO_POLLING_MAX_INTERVAL_MS", "30000", "worker.polling.max_interval_ms", 30_000.0),
+        ("QO_POLLING_BACKOFF_MULTIPLIER", "1.5", "worker.polling.backoff_multiplier", 1.5),
+        ("QO_POLLING_INTERVAL_MS", "7", "worker.polling.interval_ms", 7.0),
+        ("QO_POLL_INTERVAL", "7", "worker.polling.interval_ms", 7.0),
+        ("HARK_POLL_INTERVAL", "7", "worker.polling.interval_ms", 7.0),
     ],
 )
 def test_an_alias_of_the_seeds_sets_its_setting(alias: str, text: str, name: str, value: object) -> None:
@@ -223,20 +236,13 @@ def test_host_of_the_shell_is_not_an_alias() -> None:
     assert load({}, {"HOST": "x86_64-linux-gnu"}).settings.host == "127.0.0.1"
 
 
-@pytest.mark.parametrize("variable", LATER)
-def test_names_for_later_features_are_reported_not_dropped_in_silence(variable: str) -> None:
-    loaded = load({}, {variable: "1"})
-    assert loaded.notes == (f"{variable} is recognised; it takes effect with {LATER[variable]}",)
-    assert loaded.settings == Settings()
-
-
 def test_an_unknown_name_under_a_prefix_of_the_seeds_is_reported() -> None:
     [note] = load({}, {"SIDECAR_MAX_ITEMS": "1"}).notes
     assert "has no effect" in note
     assert "SIDECAR_MAX_ITEMS_PER_TX" in note
 
 
-def test_every_name_that_the_seeds_use_is_an_alias_or_reported() -> None:
+def test_every_name_that_the_seeds_use_is_an_alias() -> None:
     seeds = sorted((Path(__file__).parents[3] / "shared" / "seeds").glob("*.txt"))
     if not seeds:
         pytest.skip("the seeds are not part of a checkout")
@@ -244,7 +250,7 @@ def test_every_name_that_the_seeds_use_is_an_alias_or_reported() -> None:
     names = {name for seed in seeds for name in pattern.findall(seed.read_text(errors="replace"))}
     aliases = {alias for setting in SETTINGS.values() for alias in setting.aliases}
     assert names
-    assert names <= aliases | set(LATER)
+    assert names <= aliases
 
 
 # Errors ----------------------------------------------------------------------------------------------------
@@ -435,7 +441,6 @@ def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
         f"| `{s.name}` | `{s.env}` | {names(s.aliases)} | {default(s.default)} | {s.meaning} |"
         for s in SETTINGS.values()
     ]
-    expected += [f"| - | - | `{name}` | - | Recognised; takes effect with {what}. |" for name, what in LATER.items()]
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| ")]
     assert rows == ["| setting | variable | alias | default | meaning |", *expected]
 

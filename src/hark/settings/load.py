@@ -12,8 +12,9 @@ import msgspec
 
 from hark.errors import InvalidSetting
 from hark.settings.addresses import peer_addresses
-from hark.settings.table import FILE_ALIASES, LATER, SETTINGS, Setting, value_of
+from hark.settings.table import FILE_ALIASES, SETTINGS, Setting, value_of
 from hark.settings.tree import Settings
+from hark.settings.worker import POLL_INTERVAL
 
 DEFAULT_FILE = Path("hark.toml")
 
@@ -23,6 +24,8 @@ _NOT_SETTINGS_PREFIXES = ("HARK_TEST_", "HARK_BENCH_")
 
 # Prefixes that only the seeds use, so that an unknown name under them is surely meant for us.
 _SEED_PREFIXES = ("SIDECAR_", "QUEEN_UDP_", "QO_POLLING_")
+
+_STRATEGY = "worker.polling.strategy"
 
 _NOT_ABOVE = (
     ("pop.default_timeout_ms", "pop.max_timeout_ms"),
@@ -38,7 +41,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     sources: Mapping[str, str]
     """By dotted name: `default`, `hark.toml`, `HARK_PORT`, `PORT (alias)` or `--port`."""
     notes: tuple[str, ...] = ()
-    """Variables that were recognised but have no effect yet."""
+    """Variables that look like settings and have no effect."""
 
 
 def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | None = None) -> Loaded:
@@ -48,17 +51,26 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
     """
     values: dict[str, object] = {}
     sources = dict.fromkeys(SETTINGS, "default")
-    for name, value, source in (*_from_file(toml_path, env), *_from_env(env), *_from_flags(flags)):
-        values[name], sources[name] = value, source
+    for level in (_from_file(toml_path, env), _from_env(env), _from_flags(flags)):
+        said: dict[str, str] = {}
+        for name, value, source in level:
+            if name in said and values[name] != value:
+                raise InvalidSetting(
+                    f"setting {name}: {said[name]} says {_short(values[name])} and {source} means {_short(value)}; "
+                    "leave one of them out"
+                )
+            values[name], sources[name], said[name] = value, source, source
     settings = msgspec.convert(_nested(values), Settings)
     for lower, upper in _NOT_ABOVE:
         _check_not_above(settings, sources, lower, upper)
+    if settings.worker.polling.strategy == "adaptive":
+        _check_not_above(settings, sources, "worker.polling.min_interval_ms", "worker.polling.max_interval_ms")
     _check_peers(settings, sources)
     return Loaded(settings=settings, sources=sources, notes=tuple(_notes(env)))
 
 
 Found = tuple[str, object, str]
-"""A setting's dotted name, its checked value, and its source."""
+"""A setting's dotted name, its checked value, and its source; a name that comes twice must have one value."""
 
 
 def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
@@ -82,7 +94,10 @@ def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
         if name in found:
             raise InvalidSetting(f"setting {name}: {path} has it twice, as {found[name]} and as {key}")
         found[name] = key
-        yield name, _checked(SETTINGS[name], value, str(path), strict=True), str(path)
+        source = f"{path} (poll_interval)" if key in POLL_INTERVAL else str(path)
+        yield name, _checked(SETTINGS[name], value, source, strict=True), source
+    if not POLL_INTERVAL.isdisjoint(found.values()):
+        yield _STRATEGY, "fixed", f"{path} (poll_interval)"
 
 
 def _flat(tree: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -102,7 +117,7 @@ def _flat(tree: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[tu
 
 def _from_env(env: Mapping[str, str]) -> Iterator[Found]:
     """Read HARK_* variables and, where there is none, aliases; an empty variable counts as not set."""
-    known = {setting.env for setting in SETTINGS.values()}
+    known = {name for setting in SETTINGS.values() for name in (setting.env, *setting.aliases) if name[:5] == "HARK_"}
     for variable in sorted(env):
         if not variable.startswith("HARK_") or variable in known or variable in _NOT_SETTINGS:
             continue
@@ -115,6 +130,9 @@ def _from_env(env: Mapping[str, str]) -> Iterator[Found]:
                 source = variable if variable == setting.env else f"{variable} (alias)"
                 yield setting.name, _checked(setting, text, source, strict=False), source
                 break
+    for variable in sorted(POLL_INTERVAL):
+        if env.get(variable, "").strip():
+            yield _STRATEGY, "fixed", f"{variable} (alias)"
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[Found]:
@@ -166,10 +184,8 @@ def _notes(env: Mapping[str, str]) -> Iterator[str]:
     """Say which variables of the seeds have no effect, so that nothing is ignored in silence."""
     aliases = {alias for setting in SETTINGS.values() for alias in setting.aliases}
     for variable in sorted(env):
-        if variable in LATER:
-            yield f"{variable} is recognised; it takes effect with {LATER[variable]}"
-        elif variable.startswith(_SEED_PREFIXES) and variable not in aliases:
-            yield f"{variable} is not a setting and has no effect{_nearest(variable, {*aliases, *LATER})}"
+        if variable.startswith(_SEED_PREFIXES) and variable not in aliases:
+            yield f"{variable} is not a setting and has no effect{_nearest(variable, aliases)}"
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

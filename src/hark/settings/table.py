@@ -13,16 +13,7 @@ from msgspec import inspect
 from hark.settings.tree import Settings
 
 HIDDEN = "******"
-
-LATER: Mapping[str, str] = MappingProxyType(
-    {
-        "QO_POLLING_STRATEGY": "the worker runtime",
-        "QO_POLLING_MIN_INTERVAL_MS": "the worker runtime",
-        "QO_POLLING_MAX_INTERVAL_MS": "the worker runtime",
-        "QO_POLLING_BACKOFF_MULTIPLIER": "the worker runtime",
-    }
-)
-"""Known names without an effect yet, and the feature that brings it; they are reported, not dropped."""
+_SHORT_FLAGS = {"strategy": "polling", "grace_seconds": "grace"}
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +30,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     many: bool
     """A list; in the environment its items are separated by commas."""
     choices: tuple[str, ...]
-
-    @property
-    def env(self) -> str:
-        """The variable that sets it."""
-        return "HARK_" + self.name.replace(".", "_").upper()
+    env: str
+    """The variable that sets it."""
 
     @property
     def flag(self) -> str:
-        """The flag that sets it, where a command has one."""
-        return "--" + self.name.replace(".", "-").replace("_", "-")
+        """The flag that sets it, where a command has one; those of `hark work` need not say whose they are."""
+        name = self.name.removeprefix("worker.").removeprefix("polling.")
+        return "--" + _SHORT_FLAGS.get(name, name).replace(".", "-").replace("_", "-")
 
 
 def _range(kind: str, of: inspect.IntType | inspect.FloatType) -> str:
@@ -92,6 +81,7 @@ def _rows(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
             secret=about.extra["secret"],
             many=isinstance(about.type, inspect.VarTupleType),
             choices=tuple(map(str, about.type.values)) if isinstance(about.type, inspect.LiteralType) else (),
+            env=about.extra["env"] or "HARK_" + name.replace(".", "_").upper(),
         )
 
 

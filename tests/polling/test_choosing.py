@@ -1,0 +1,214 @@
+"""Which strategy is in effect: run options over environment over hark.toml over the default, field by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hark.errors import InvalidSetting
+from hark.polling import PollingStrategy, strategy_from
+from hark.settings import load
+
+adaptive, fixed = PollingStrategy.adaptive, PollingStrategy.fixed
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hark.toml of whoever runs the tests must not matter."""
+    monkeypatch.chdir(tmp_path)
+
+
+def chosen(file: str, env: dict[str, str], given: PollingStrategy | None = None) -> PollingStrategy:
+    """The strategy of a worker with this file, this environment and these run options."""
+    Path("hark.toml").write_text(file)
+    return strategy_from(load({}, env).settings, given)
+
+
+FILE_FIXED = '[worker.polling]\nstrategy = "fixed"\ninterval_ms = 250\n'
+FILE_ADAPTIVE = '[worker.polling]\nstrategy = "adaptive"\nmin_interval_ms = 50\nmax_interval_ms = 30000\n'
+FILE_LEGACY = "[worker]\npoll_interval = 300\n"
+SERVER = "port = 7000\nworkers = 4\n[retention]\ncompleted_seconds = 5\n"
+
+PRECEDENCE = [
+    ("default", "", {}, None, adaptive()),
+    ("file", FILE_ADAPTIVE, {}, None, adaptive(min_interval_ms=50, max_interval_ms=30_000)),
+    ("file-fixed", FILE_FIXED, {}, None, fixed(interval_ms=250)),
+    ("file-with-settings-of-a-server", SERVER + FILE_FIXED, {}, None, fixed(interval_ms=250)),
+    ("file-partly", "[worker.polling]\nmax_interval_ms = 1000\n", {}, None, adaptive(max_interval_ms=1000)),
+    ("file-fractions", "[worker.polling]\nmin_interval_ms = 0.5\n", {}, None, adaptive(min_interval_ms=0.5)),
+    ("file-legacy", FILE_LEGACY, {}, None, fixed(interval_ms=300)),
+    ("env", "", {"HARK_POLLING_BACKOFF_MULTIPLIER": "1.5"}, None, adaptive(backoff_multiplier=1.5)),
+    ("env-strategy-only", "", {"HARK_POLLING_STRATEGY": "FIXED"}, None, fixed(interval_ms=500)),
+    ("env-empty-is-not-set", FILE_FIXED, {"HARK_POLLING_STRATEGY": ""}, None, fixed(interval_ms=250)),
+    ("env-alias", "", {"QO_POLLING_MAX_INTERVAL_MS": "30000"}, None, adaptive(max_interval_ms=30_000)),
+    (
+        "env-over-its-alias",
+        "",
+        {"QO_POLLING_MAX_INTERVAL_MS": "30000", "HARK_POLLING_MAX_INTERVAL_MS": "2000"},
+        None,
+        adaptive(max_interval_ms=2000),
+    ),
+    (
+        "env-over-file-field-by-field",
+        FILE_ADAPTIVE,
+        {"HARK_POLLING_MAX_INTERVAL_MS": "1000"},
+        None,
+        adaptive(min_interval_ms=50, max_interval_ms=1000),
+    ),
+    (
+        "alias-over-file",
+        FILE_ADAPTIVE,
+        {"QO_POLLING_MIN_INTERVAL_MS": "70"},
+        None,
+        adaptive(min_interval_ms=70, max_interval_ms=30_000),
+    ),
+    ("env-strategy-over-file", FILE_FIXED, {"HARK_POLLING_STRATEGY": "adaptive"}, None, adaptive()),
+    ("env-interval-over-file-legacy", FILE_LEGACY, {"HARK_POLLING_INTERVAL_MS": "20"}, None, fixed(interval_ms=20)),
+    ("env-strategy-over-file-legacy", FILE_LEGACY, {"HARK_POLLING_STRATEGY": "adaptive"}, None, adaptive()),
+    ("env-legacy-over-file", FILE_ADAPTIVE, {"HARK_POLL_INTERVAL": "40"}, None, fixed(interval_ms=40)),
+    ("env-legacy-alias", "", {"QO_POLL_INTERVAL": "40"}, None, fixed(interval_ms=40)),
+    (
+        "env-legacy-beside-fixed",
+        "",
+        {"QO_POLL_INTERVAL": "40", "HARK_POLLING_STRATEGY": "fixed"},
+        None,
+        fixed(interval_ms=40),
+    ),
+    (
+        "env-legacy-and-the-new-name",
+        "",
+        {"HARK_POLL_INTERVAL": "40", "HARK_POLLING_INTERVAL_MS": "30"},
+        None,
+        fixed(interval_ms=30),
+    ),
+    (
+        "what-belongs-to-the-other-strategy-plays-no-part",
+        FILE_FIXED + "min_interval_ms = 9000\nmax_interval_ms = 10\n",
+        {},
+        None,
+        fixed(interval_ms=250),
+    ),
+    (
+        "run-options-over-all-as-a-whole",
+        FILE_ADAPTIVE,
+        {"HARK_POLLING_BACKOFF_MULTIPLIER": "3"},
+        adaptive(max_interval_ms=2000),
+        adaptive(max_interval_ms=2000),
+    ),
+    ("run-options-fixed", FILE_ADAPTIVE, {}, fixed(), fixed()),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "env", "given", "wanted"), [pytest.param(*rest, id=name) for name, *rest in PRECEDENCE]
+)
+def test_run_options_then_environment_then_file_then_default(
+    file: str, env: dict[str, str], given: PollingStrategy | None, wanted: PollingStrategy
+) -> None:
+    assert chosen(file, env, given) == wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "env", "text"),
+    [
+        pytest.param(
+            FILE_LEGACY + '[worker.polling]\nstrategy = "adaptive"\n',
+            {},
+            "setting worker.polling.strategy: hark.toml says 'adaptive' and hark.toml (poll_interval) means 'fixed'; "
+            "leave one of them out",
+            id="file-legacy-and-adaptive",
+        ),
+        pytest.param(
+            "",
+            {"QO_POLL_INTERVAL": "5", "HARK_POLLING_STRATEGY": "adaptive"},
+            "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptive' and QO_POLL_INTERVAL (alias) means "
+            "'fixed'; leave one of them out",
+            id="env-legacy-and-adaptive",
+        ),
+        pytest.param(
+            FILE_LEGACY + "[worker.polling]\ninterval_ms = 200\n",
+            {},
+            "setting worker.polling.interval_ms: hark.toml has it twice, as worker.poll_interval and as "
+            "worker.polling.interval_ms",
+            id="file-legacy-and-interval",
+        ),
+        pytest.param(
+            "[worker.polling]\nmax_interval_ms = 200\n",
+            {"QO_POLLING_MIN_INTERVAL_MS": "300"},
+            "setting worker.polling.min_interval_ms: QO_POLLING_MIN_INTERVAL_MS (alias) says 300.0, expected at most "
+            "200.0, which is worker.polling.max_interval_ms (hark.toml)",
+            id="min-above-max-of-two-sources",
+        ),
+        pytest.param(
+            "[worker.polling]\nmin_interval_ms = 9000\n",
+            {},
+            "setting worker.polling.min_interval_ms: hark.toml says 9000.0, expected at most 5000, which is "
+            "worker.polling.max_interval_ms (default)",
+            id="min-above-max-by-default",
+        ),
+        pytest.param(
+            "",
+            {"HARK_POLLING_STRATEGY": "adaptve"},
+            "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptve', expected one of: adaptive, fixed",
+            id="unknown-strategy",
+        ),
+        pytest.param(
+            "[worker.polling]\nmin_interval_ms = 0\n",
+            {},
+            "setting worker.polling.min_interval_ms: hark.toml says 0, expected a number of milliseconds above 0, at "
+            "most 86400000",
+            id="no-interval",
+        ),
+        pytest.param(
+            "[worker]\npoll_interval = 0\n",
+            {},
+            "setting worker.polling.interval_ms: hark.toml (poll_interval) says 0, expected a number of milliseconds "
+            "above 0, at most 86400000",
+            id="no-legacy-interval",
+        ),
+        pytest.param(
+            "[worker.polling]\nbackoff_multiplier = inf\n",
+            {},
+            "setting worker.polling.backoff_multiplier: hark.toml says inf, expected a number above 1, at most 1000",
+            id="endless-multiplier",
+        ),
+        pytest.param(
+            "[worker.polling]\nmax_interval = 5\n",
+            {},
+            "there is no setting 'worker.polling.max_interval', but hark.toml has it; did you mean "
+            "worker.polling.max_interval_ms?",
+            id="unknown-field",
+        ),
+        pytest.param(
+            "",
+            {"HARK_WORKER_POLLING_STRATEGY": "fixed"},
+            "there is no setting HARK_WORKER_POLLING_STRATEGY, but the environment has it; did you mean "
+            "HARK_POLLING_STRATEGY?",
+            id="variable-by-the-place-in-the-tree",
+        ),
+    ],
+)
+def test_what_contradicts_itself_or_makes_no_sense_is_refused_with_its_sources(
+    file: str, env: dict[str, str], text: str
+) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        chosen(file, env)
+    assert caught.value.text == text
+
+
+@pytest.mark.parametrize(
+    ("file", "env", "sources"),
+    [
+        ("", {"HARK_POLL_INTERVAL": "5"}, ("HARK_POLL_INTERVAL (alias)", "HARK_POLL_INTERVAL (alias)")),
+        (FILE_LEGACY, {}, ("hark.toml (poll_interval)", "hark.toml (poll_interval)")),
+        (FILE_FIXED, {"QO_POLLING_INTERVAL_MS": "5"}, ("hark.toml", "QO_POLLING_INTERVAL_MS (alias)")),
+    ],
+    ids=["environment", "file", "both"],
+)
+def test_the_sources_of_strategy_and_interval_are_told(
+    file: str, env: dict[str, str], sources: tuple[str, str]
+) -> None:
+    Path("hark.toml").write_text(file)
+    told = load({}, env).sources
+    assert (told["worker.polling.strategy"], told["worker.polling.interval_ms"]) == sources

@@ -1,0 +1,102 @@
+"""Polling strategies: their intervals, and what is no strategy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hark.errors import InvalidInput
+from hark.polling import PollingStrategy
+
+
+def test_the_default_is_adaptive_from_100_ms_to_5_s() -> None:
+    assert PollingStrategy() == PollingStrategy.adaptive()
+    assert PollingStrategy.adaptive() == PollingStrategy.adaptive(
+        min_interval_ms=100, max_interval_ms=5000, backoff_multiplier=2.0
+    )
+    assert PollingStrategy.adaptive().initial_interval() == 0.1
+    assert PollingStrategy.adaptive().longest_interval() == 5.0
+
+
+def test_fixed_polling_has_one_interval_of_half_a_second() -> None:
+    assert PollingStrategy.fixed() == PollingStrategy.fixed(interval_ms=500)
+    assert PollingStrategy.fixed().initial_interval() == PollingStrategy.fixed().longest_interval() == 0.5
+
+
+def test_intervals_below_a_millisecond_grow_too() -> None:
+    strategy = PollingStrategy.adaptive(min_interval_ms=1, max_interval_ms=5, backoff_multiplier=1.5)
+    first = strategy.next_interval(strategy.initial_interval(), False)
+    assert first == pytest.approx(0.0015)
+    assert strategy.next_interval(first, False) == pytest.approx(0.00225)
+    assert PollingStrategy.fixed(interval_ms=0.25).initial_interval() == pytest.approx(0.00025)
+
+
+@given(
+    shortest=st.floats(0.01, 10_000),
+    factor=st.floats(1, 1000),
+    multiplier=st.floats(1.01, 100),
+    looks=st.integers(1, 50),
+)
+def test_the_kth_idle_interval_is_min_times_mult_to_the_k(
+    shortest: float, factor: float, multiplier: float, looks: int
+) -> None:
+    longest = shortest * factor
+    strategy = PollingStrategy.adaptive(
+        min_interval_ms=shortest, max_interval_ms=longest, backoff_multiplier=multiplier
+    )
+    interval = strategy.initial_interval()
+    for _ in range(looks):
+        interval = strategy.next_interval(interval, False)
+    assert interval == pytest.approx(min(shortest * multiplier**looks, longest) / 1000)
+    assert strategy.next_interval(interval, True) == strategy.initial_interval()
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"min_interval_ms": 0}, "min_interval_ms: expected a number of milliseconds above 0, got 0"),
+        ({"min_interval_ms": -1}, "min_interval_ms: expected a number of milliseconds above 0, got -1"),
+        ({"min_interval_ms": math.nan}, "min_interval_ms: expected a number of milliseconds above 0, got nan"),
+        ({"min_interval_ms": "100"}, "min_interval_ms: expected a number of milliseconds above 0, got '100'"),
+        ({"min_interval_ms": True}, "min_interval_ms: expected a number of milliseconds above 0, got True"),
+        ({"max_interval_ms": math.inf}, "max_interval_ms: expected a number of milliseconds above 0, got inf"),
+        ({"max_interval_ms": 50}, "min_interval_ms: expected at most max_interval_ms, which is 50, got 100"),
+        ({"backoff_multiplier": 1}, "backoff_multiplier: expected a number above 1, got 1"),
+        ({"backoff_multiplier": 0.5}, "backoff_multiplier: expected a number above 1, got 0.5"),
+        ({"backoff_multiplier": math.inf}, "backoff_multiplier: expected a number above 1, got inf"),
+        ({"backoff_multiplier": math.nan}, "backoff_multiplier: expected a number above 1, got nan"),
+        ({"backoff_multiplier": None}, "backoff_multiplier: expected a number above 1, got None"),
+    ],
+)
+def test_an_adaptive_strategy_that_makes_no_sense_is_refused_by_field(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        PollingStrategy.adaptive(**fields)
+    assert caught.value.text == text
+
+
+@pytest.mark.parametrize("interval", [0, -0.1, math.nan, math.inf, "500", None])
+def test_a_fixed_interval_that_makes_no_sense_is_refused(interval: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^interval_ms: expected a number of milliseconds above 0, got "):
+        PollingStrategy.fixed(interval_ms=interval)
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    name: Any = "adaptve"
+    with pytest.raises(InvalidInput, match=r"^strategy: expected adaptive or fixed, got 'adaptve'$"):
+        PollingStrategy(strategy=name)
+
+
+def test_shortest_and_longest_may_be_equal() -> None:
+    strategy = PollingStrategy.adaptive(min_interval_ms=300, max_interval_ms=300)
+    assert strategy.next_interval(0.3, False) == 0.3
+
+
+def test_it_is_shown_as_it_is_made() -> None:
+    assert repr(PollingStrategy.fixed(interval_ms=500)) == "PollingStrategy.fixed(interval_ms=500)"
+    assert eval(repr(PollingStrategy.adaptive(max_interval_ms=30_000))) == PollingStrategy.adaptive(
+        max_interval_ms=30_000
+    )
