@@ -1,5 +1,73 @@
-"""Hark: a durable message queue that one command starts."""
+"""Hark: a durable message queue that one command starts.
+
+import hark
+
+async with hark.connect("http://localhost:6632") as client:
+    await client.queue("orders").push({"id": 1})
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from hark._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from hark import sync
+    from hark.client.calling import CallPolicy
+    from hark.client.client import Client
+    from hark.client.delivery.message import Message
+    from hark.client.queue import Queue
+    from hark.connecting import connect
+    from hark.errors import HarkError
+    from hark.polling import PollingStrategy
+    from hark.worker import Discard, Retry, RetryPolicy, Task, Worker, WorkerRunOptions
+
+__all__ = [
+    "CallPolicy",
+    "Client",
+    "Discard",
+    "HarkError",
+    "Message",
+    "PollingStrategy",
+    "Queue",
+    "Retry",
+    "RetryPolicy",
+    "Task",
+    "Worker",
+    "WorkerRunOptions",
+    "__version__",
+    "connect",
+    "sync",
+]
+
+_HOMES = {
+    "CallPolicy": "hark.client.calling",
+    "Client": "hark.client.client",
+    "Discard": "hark.worker",
+    "HarkError": "hark.errors",
+    "Message": "hark.client.delivery.message",
+    "PollingStrategy": "hark.polling",
+    "Queue": "hark.client.queue",
+    "Retry": "hark.worker",
+    "RetryPolicy": "hark.worker",
+    "Task": "hark.worker",
+    "Worker": "hark.worker",
+    "WorkerRunOptions": "hark.worker",
+    "connect": "hark.connecting",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: a server and a command need none of them, and start faster."""
+    if name == "sync":
+        return import_module("hark.sync")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hark' has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

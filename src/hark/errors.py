@@ -7,6 +7,8 @@
     ├── Forbidden             403  this client may not
     ├── NotFound              404
     ├── Conflict              409  the request contradicts what is stored
+    │   ├── LeaseLost         409  the message is no longer this consumer's
+    │   └── TransactionRefused 409 nothing of a transaction was done; `index` says which operation is to blame
     ├── Refused               501  a capability that this server does not have
     ├── Overloaded            429  try again after `retry_after` seconds
     ├── Unavailable           503  try again after `retry_after` seconds
@@ -17,6 +19,8 @@
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 
 class HarkError(Exception):
@@ -32,6 +36,13 @@ class HarkError(Exception):
         if code is not None:
             self.code = code
         self.retry_after = retry_after
+
+    def again(self) -> Self:
+        """The same for somebody else: errors are not shared, because whoever raises one adds to its traceback."""
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__.update(self.__dict__)
+        other.__cause__ = self.__cause__
+        return other
 
 
 class InvalidInput(HarkError):
@@ -78,6 +89,23 @@ class Conflict(HarkError):
 
     code = "conflict"
     status = 409
+
+
+class LeaseLost(Conflict):
+    """The lease under which a message came has ended: it comes again, or came to somebody else."""
+
+    code = "lease_lost"
+
+
+class TransactionRefused(Conflict):
+    """A transaction was refused and nothing of it was done; `code` says why, such as `check_failed`."""
+
+    code = "transaction_refused"
+
+    def __init__(self, text: str, *, code: str | None = None, index: int | None = None) -> None:
+        super().__init__(text, code=code)
+        self.index = index
+        """Which push or settlement was refused, if it was one and the server says which."""
 
 
 class Refused(HarkError):
@@ -128,3 +156,26 @@ class InvalidSetting(HarkError):
     """A setting is unknown or has a wrong value; the text names it and where it came from."""
 
     code = "invalid_setting"
+
+
+_BY_STATUS: dict[int, type[HarkError]] = {
+    400: InvalidInput,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: BodyTooLarge,
+    429: Overloaded,
+    501: Refused,
+    503: Unavailable,
+}
+_BY_CODE: dict[str, type[HarkError]] = {"engine_failure": EngineFailure, "outcome_unknown": EngineFailure}
+
+
+def error_of(status: int, code: str, text: str, retry_after: float | None = None) -> HarkError:
+    """The error that a server's answer means, for clients."""
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if kind is None:
+        error = HarkError(text, code=code, retry_after=retry_after)
+        error.status = status
+        return error
+    return kind(text, code=code, retry_after=1 if retry_after is None and kind.retryable else retry_after)

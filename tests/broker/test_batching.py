@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hark.broker.batching import Batcher
+from hark.batching import Batcher
 from hark.errors import HarkError, InvalidInput, Overloaded
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from hark.broker.timers import LoopTimers
 from hark.clock import MILLISECOND, SECOND, FakeClock, SystemClock
-from tests.broker.fake_timers import FakeTimers
+from hark.testing.timers import FakeTimers
 
 
 async def test_a_timer_of_the_loop_never_rings_early() -> None:

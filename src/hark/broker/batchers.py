@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from hark.broker.batching import Batcher, BatchSizes
+from hark.batching import Batcher, BatchSizes
 from hark.engine.api import Engine
 from hark.errors import HarkError
 from hark.model import (

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
+from hark.batching import BatchSizes
 from hark.broker.batchers import Batchers
-from hark.broker.batching import BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.keyvalue import KeyValue
 from hark.broker.operations import Operations

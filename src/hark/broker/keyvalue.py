@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from hark.broker.batching import Batcher, BatchSizes
+from hark.batching import Batcher, BatchSizes
 from hark.broker.sealed_queues import SealedQueues
 from hark.broker.timers import Timers
 from hark.broker.watching.watchers import Watchers

@@ -24,7 +24,7 @@ from hark.errors import HarkError
 from hark.model import Delivery as Message
 from hark.model import Hint, KeyNews, NewMessage, PopRequest, PopResult, Settlement, SettleOutcome, Status
 from hark.settings import Settings
-from tests.broker.fake_timers import FakeTimers
+from hark.testing.timers import FakeTimers
 
 QUEUE = "orders"
 GROUP = "group"

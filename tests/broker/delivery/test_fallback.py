@@ -11,7 +11,7 @@ import pytest
 from hark.broker.delivery.fallback import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.settings import Fallback
-from tests.broker.fake_timers import FakeTimers
+from hark.testing.timers import FakeTimers
 
 EXACT = Fallback(tick_ms=1, jitter=0)
 ONE_AT_A_TIME = Fallback(tick_ms=1, jitter=0, concurrency=1)

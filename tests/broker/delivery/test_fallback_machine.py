@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hark.broker.delivery.fallback import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.settings import Fallback
-from tests.broker.fake_timers import FakeTimers
+from hark.testing.timers import FakeTimers
 
 SETTINGS = Fallback(tick_ms=50, concurrency=2, cleanup_seconds=10, max_ms=2000)
 LONGEST = round(2000 * 1.1 + 50) * MILLISECOND

@@ -15,7 +15,7 @@ from hark.errors import HarkError
 from hark.keys import encode_key, prefix_bounds
 from hark.model import Key, KeyEntry, KeyNews, KeyRange
 from hark.settings import Fallback, Limits, Settings
-from tests.broker.fake_timers import FakeTimers
+from hark.testing.timers import FakeTimers
 
 T = TypeVar("T")
 

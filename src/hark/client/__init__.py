@@ -1,0 +1,1 @@
+"""The client: pushes, consumes and administers over a transport."""

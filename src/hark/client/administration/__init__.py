@@ -1,0 +1,1 @@
+"""What administrators ask of a server, and what it answers."""

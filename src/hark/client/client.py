@@ -1,0 +1,247 @@
+"""The client: everything of a server, over one transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+from hark.client.administration.admin import Admin
+from hark.client.administration.dead_letters import DeadLetters
+from hark.client.administration.groups import Groups
+from hark.client.administration.traces import Traces
+from hark.client.calling import Caller, CallPolicy
+from hark.client.choices import Choices
+from hark.client.delivery.consuming import Consumption, Handler
+from hark.client.delivery.desk import Desk, wish_of
+from hark.client.delivery.holding import Holds
+from hark.client.delivery.iterating import Messages
+from hark.client.delivery.leases import LeaseKeeper
+from hark.client.delivery.message import Message
+from hark.client.delivery.settling import Settler
+from hark.client.delivery.socket import SocketSource
+from hark.client.delivery.sources import PollSource, Source, Wish
+from hark.client.delivery.supplying import Supply
+from hark.client.keys.kv import KeyValue
+from hark.client.producing.buffer import Buffers
+from hark.client.producing.pushing import Pusher
+from hark.client.producing.transaction import Transaction
+from hark.client.queue import Queue
+from hark.client.transport.api import Transport
+from hark.client.values import a_name
+from hark.errors import HarkError
+from hark.polling import PollingStrategy
+
+_PLAIN_POLL_MS = 1000
+_HURRY_SECONDS = 1.0
+"""For each step of closing, when that was cancelled."""
+
+
+class Client:
+    """A client of one server, or of several that are equal. It belongs to the event loop that first uses it.
+
+    ```python
+    async with hark.connect("http://localhost:6632") as client:
+        await client.queue("orders").push({"id": 1})
+    ```
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        retry: CallPolicy | None = None,
+        polling: PollingStrategy | None = None,
+        sockets: bool = False,
+        headers: Mapping[str, str] | None = None,
+        on_open: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.caller = Caller(transport, retry)
+        self._polling = polling or PollingStrategy.adaptive()
+        self.sockets = sockets
+        """Whether messages come over WebSockets."""
+        self.headers = headers
+        """Of the WebSockets; requests have those of the transport."""
+        self._on_open = on_open
+        self._opened = self._closed = False
+        self._holds = Holds(transport, retry)
+        self._supplies: set[Supply] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.buffers = Buffers(lambda: self.pusher)
+
+    # Parts, made when they are first needed ----------------------------------------------------------------
+
+    @cached_property
+    def pusher(self) -> Pusher:
+        """Sends pushes; concurrent ones share a request."""
+        return Pusher(self.caller)
+
+    @cached_property
+    def settler(self) -> Settler:
+        """Sends settlements; concurrent ones share a request."""
+        return Settler(self.caller)
+
+    async def keeper(self) -> LeaseKeeper:
+        """Renews leases, from a thread of its own."""
+        return await self._holds.keeper()
+
+    @cached_property
+    def kv(self) -> KeyValue:
+        """The key-value store."""
+        return KeyValue(self.caller)
+
+    @cached_property
+    def admin(self) -> Admin:
+        """The server, and all its queues and messages."""
+        return Admin(self.caller)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The consumer groups."""
+        return Groups(self.caller)
+
+    @cached_property
+    def traces(self) -> Traces:
+        """What consumers recorded about messages."""
+        return Traces(self.caller)
+
+    def queue(self, name: str | None = None) -> Queue:
+        """A queue to push to or to take from; without a name, say `namespace` or `task` to take from several."""
+        return Queue(self, Choices(queue=None if name is None else a_name(name, "queue")))
+
+    def transaction(self) -> Transaction:
+        """Pushes, settlements and writes of keys that happen whole or not at all."""
+        return Transaction(self.caller)
+
+    def dlq(self, queue: str | None = None, group: str | None = None) -> DeadLetters:
+        """The dead letters of all queues, or of one."""
+        return DeadLetters(self.caller, queue, group)
+
+    # What queues need --------------------------------------------------------------------------------------
+
+    async def pop(self, choices: Choices) -> list[Message]:
+        """One pop, as a builder says."""
+        self._check_open()
+        # Held from the start if that was said; else not before somebody works on one.
+        seconds = choices.renewed_seconds if choices.renew else None
+        wish = wish_of(choices, wait=choices.wait or False, lease_seconds=seconds or choices.lease_seconds)
+        source = PollSource(self.caller, wish, self.settler.give_back)
+        try:
+            delivered = await source.take(choices.batch)
+        except asyncio.CancelledError:
+            self._retire(source)
+            raise
+        return await self._desk.receive(delivered, choices, wish.lease_seconds, begin=seconds is not None)
+
+    def iterate(self, choices: Choices) -> Messages:
+        """Messages one by one, as a builder says."""
+        wish = self._lasting_wish(choices)
+        return Messages(lambda: self._supply(choices, wish), self._retire, choices)
+
+    def consume(self, choices: Choices, handler: Handler) -> Consumption:
+        """Messages into a handler, as a builder says."""
+        wish = self._lasting_wish(choices)
+        return Consumption(lambda: self._supply(choices, wish), choices, handler)
+
+    @cached_property
+    def _desk(self) -> Desk:
+        return Desk(self.caller, self.settler, self._holds)
+
+    @staticmethod
+    def _lasting_wish(choices: Choices) -> Wish:
+        wait = not choices.polling and choices.wait is not False
+        wish = wish_of(choices, wait=wait, lease_seconds=choices.renewed_seconds or choices.lease_seconds)
+        if choices.idle_ms is not None and choices.idle_ms < wish.timeout_ms:
+            return wish_of(choices, wait=wait, lease_seconds=wish.lease_seconds, timeout_ms=choices.idle_ms)
+        return wish
+
+    def _supply(self, choices: Choices, wish: Wish) -> Supply:
+        self._check_open()
+        strategy = self._polling
+        if choices.polling:
+            strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
+        source, desk = self._source(wish)
+        # A poll that does not wait would find nothing before the ack, and rest; a socket needs no poll at all.
+        overlaps = wish.wait and desk is self._desk
+        supply = Supply(desk, source, choices, wish.lease_seconds, strategy, self._supplies.discard, overlaps=overlaps)
+        self._supplies.add(supply)
+        return supply
+
+    def _source(self, wish: Wish) -> tuple[Source, Desk]:
+        """Where messages come from, and where they are settled: over the same socket, if there is one."""
+        if self.sockets and wish.wait and wish.timeout_ms:
+            source = SocketSource(self.caller, wish, headers=self.headers)
+            return source, Desk(self.caller, source.settler, self._holds)
+        return PollSource(self.caller, wish, self.settler.give_back), self._desk
+
+    def _retire(self, left: Supply | Source) -> None:
+        """Close what nobody takes from any more."""
+        task = asyncio.ensure_future(left.close())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # From open to close ------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Make ready what has to be; entering the context does it."""
+        self._check_open()
+        if not self._opened and self._on_open is not None:
+            await self._on_open()
+        self._opened = True
+
+    async def flush(self) -> None:
+        """Send all that is buffered, and wait for what is on its way. Raises what could not be sent."""
+        await self.buffers.flush()
+        await self.pusher.drain()
+        await self.settler.drain()
+
+    async def close(self) -> None:
+        """Send what is buffered, hand back what was not begun, and hang up. Raises what could not be sent.
+
+        It does not wait for handlers: `stop` a consumption and await it first, else what they have in hand comes again.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        steps: list[Callable[[], Coroutine[object, object, object]]] = [
+            self.buffers.close,
+            self._close_supplies,
+            self._drain,
+            self._holds.close,
+            self.caller.transport.close,
+        ]
+        failure: BaseException | None = None
+        for step in steps:
+            # One that fails must not keep the others from being done. Who cancels this is in a hurry, but threads and
+            # connections must not outlive it.
+            hurry = isinstance(failure, asyncio.CancelledError)
+            try:
+                async with asyncio.timeout(_HURRY_SECONDS if hurry else None):
+                    await step()
+            except (Exception, asyncio.CancelledError) as error:
+                if failure is None or isinstance(error, asyncio.CancelledError):
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    async def _close_supplies(self) -> None:
+        await asyncio.gather(*(supply.close() for supply in list(self._supplies)), *self._tasks)
+
+    async def _drain(self) -> None:
+        await self.pusher.drain()
+        await self.settler.drain()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise HarkError("the client is closed; connect again", code="client_closed")
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

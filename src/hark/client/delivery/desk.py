@@ -1,0 +1,96 @@
+"""Where messages are handed out to a consumer and come back settled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+
+from hark.client.administration.traces import Traces
+from hark.client.calling import Caller
+from hark.client.choices import Choices
+from hark.client.delivery.holding import Holds, extend, leases_of
+from hark.client.delivery.message import Message
+from hark.client.delivery.settling import Settled, Settler, Verdict
+from hark.client.delivery.sources import Delivered, Wish
+from hark.errors import HarkError
+from hark.model import QUEUE_MODE, Status
+
+_log = logging.getLogger(__name__)
+
+
+class Desk:
+    """What the messages of a client share: the settler, the keeper of leases, the traces."""
+
+    def __init__(self, caller: Caller, settler: Settler, holds: Holds) -> None:
+        self.caller = caller
+        self._settler = settler
+        self._holds = holds
+        self._traces = Traces(caller)
+
+    async def receive(
+        self, delivered: Sequence[Delivered], choices: Choices, seconds: int | None, begin: bool = True
+    ) -> list[Message]:
+        """Messages of what was delivered under leases of so many seconds; `begin`: which are renewed from now on."""
+        renewable = choices.renew is not False and not choices.auto_ack
+        every = None if choices.renew_ms is None else choices.renew_ms / 1000
+        leases = leases_of(delivered, self._holds if renewable else None, seconds, every)
+        messages = [Message(one, self, leases[one.lease_id]) for one in delivered]
+        if begin and renewable:
+            try:
+                for lease in leases.values():
+                    await lease.begin(self.extend)
+            except BaseException:
+                await self.say(messages, "retry")
+                raise
+        return messages
+
+    async def say(self, messages: Sequence[Message], status: Status, error: str | None = None) -> None:
+        """Settle all that are still open, in one request. What the server refuses is logged: it comes again."""
+        still_open = [message for message in messages if message.settled is None and message.lease_id]
+        if not still_open:
+            return
+        verdicts = [Verdict(message.delivered, status, error) for message in still_open]
+        try:
+            outcomes = await self._settler.settle_many(verdicts)
+        except HarkError as failure:
+            _log.warning("%d messages could not be settled as %s: %s", len(still_open), status, failure)
+            return
+        for message, outcome in zip(still_open, outcomes, strict=True):
+            message.conclude(status, outcome)
+            if not outcome.success:
+                _log.warning("message %s could not be settled as %s: %s", message.id, status, outcome.error)
+
+    async def settle(self, verdict: Verdict) -> Settled:
+        """Tell the server what became of a message."""
+        return await self._settler.settle(verdict)
+
+    async def extend(self, lease_id: str, seconds: int) -> datetime:
+        """Prolong a lease; answers its new end."""
+        return await extend(self.caller, lease_id, seconds)
+
+    async def trace(self, message: Delivered, data: object, event: str, names: Sequence[str]) -> None:
+        """Leave a trace of the work on a message."""
+        await self._traces.add(message, data, event=event, names=names)
+
+
+def wish_of(choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_ms: int | None = None) -> Wish:
+    """The parameters of the pops that these choices mean; a queue that is named needs no labels to be found."""
+    named = choices.queue is not None
+    return Wish(
+        queue=choices.queue,
+        partition=choices.partition,
+        namespace=None if named else choices.namespace,
+        task=None if named else choices.task,
+        group=choices.group or QUEUE_MODE,
+        group_mode=choices.group_mode,
+        batch=choices.batch,
+        partitions=choices.partitions,
+        auto_ack=choices.auto_ack,
+        wait=wait,
+        timeout_ms=choices.timeout_ms if timeout_ms is None else timeout_ms,
+        subscription_mode=choices.subscription_mode,
+        subscription_from=choices.subscription_from,
+        lease_seconds=lease_seconds,
+        consumer_priority=choices.consumer_priority,
+    )

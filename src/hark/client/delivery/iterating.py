@@ -1,0 +1,66 @@
+"""`async for message in queue.messages()`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from hark.client.choices import Choices
+from hark.client.delivery.message import Message
+from hark.client.delivery.supplying import Supply
+
+
+class Messages:
+    """Messages one by one, taken in batches. However the iteration ends, what was not begun is handed back at once."""
+
+    def __init__(self, open_supply: Callable[[], Supply], retire: Callable[[Supply], object], choices: Choices) -> None:
+        self._open_supply = open_supply
+        self._retire = retire
+        self._choices = choices
+        self._left = choices.limit
+        self._supply: Supply | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message, when there is one. Ends at the limit, after the idle time, and with the client."""
+        if self._ended or self._left == 0:
+            await self.aclose()
+            raise StopAsyncIteration
+        if self._supply is None:
+            self._supply = self._open_supply()
+            self._loop = asyncio.get_running_loop()
+        message = await self._supply.next(self._choices.batch if self._left is None else self._left)
+        if message is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        if self._left is not None:
+            self._left -= 1
+        return message
+
+    async def aclose(self) -> None:
+        """End the iteration, and hand back what was not begun."""
+        self._ended = True
+        supply, self._supply = self._supply, None
+        if supply is not None:
+            await supply.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # `break` and exceptions leave an iterator without a word; the client finishes what it can't.
+        if self._supply is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._retire, self._supply)

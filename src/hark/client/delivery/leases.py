@@ -1,0 +1,272 @@
+"""Leases held longer than they last: renewed in time and together, for as long as somebody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from hark.client.calling import Caller, CallPolicy, decode, path
+from hark.errors import HarkError, InvalidInput
+
+Lost = Callable[[], None]
+Wait = Callable[[asyncio.Event, float], Awaitable[None]]
+"""Waits until something happens or so many seconds are over, maybe infinitely many."""
+
+_LEASES_OF_A_REQUEST = 1000
+_RENEW_AFTER = 1 / 3
+"""Of a lease's time. Leases whose turn comes soon (half as much later) go along with those that are due."""
+FIRST_AFTER = 1.0
+"""Seconds before the first renewal, at most: until then the lease may be shorter than it was asked for, where a queue
+has a time of its own (`lockDuration`). What is done sooner costs no renewal at all."""
+_SOONEST = 0.02
+"""Seconds before an attempt that failed is repeated, at least."""
+_log = logging.getLogger(__name__)
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait by the clock of the event loop."""
+    try:
+        async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+class Renewed(msgspec.Struct, rename="camel"):
+    """What the server says to one renewal."""
+
+    success: bool
+    lease_id: str = ""
+    code: str | None = None
+    error: str | None = None
+
+
+class _RenewedMany(msgspec.Struct):
+    results: list[Renewed]
+
+
+class _Lease:
+    """One lease and those who need it."""
+
+    __slots__ = ("asking", "due", "end", "every", "holders", "id", "lost", "seconds")
+
+    def __init__(self, lease_id: str, seconds: float, every: float | None, now: float, first_after: float) -> None:
+        self.id = lease_id
+        self.seconds = seconds
+        self.every = every or seconds * _RENEW_AFTER
+        self.holders = 0
+        self.lost: list[Lost] = []
+        self.asking = False
+        """A renewal is under way."""
+        self.end = now + seconds
+        self.due = now + min(self.every, first_after)
+
+    def renewed(self, at: float) -> None:
+        """It lasts from this moment on."""
+        self.end = at + self.seconds
+        self.due = at + self.every
+
+
+class LeaseKeeper:
+    """Renews leases until they are dropped.
+
+    `run` belongs to one event loop; `hold` and `drop` may come from any thread, since they only take notes.
+    A renewal that got no answer means "unknown": it is tried again, sooner and sooner, until the lease's time is over.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Wait = wait_for_event,
+        first_after: float = FIRST_AFTER,
+    ) -> None:
+        # One attempt at a time: what to do next is decided here, by the time that is left.
+        self._caller = Caller(caller.transport, CallPolicy(attempts=1))
+        self._monotonic = monotonic
+        self._wait = wait
+        self._first_after = first_after
+        self._leases: dict[str, _Lease] = {}
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+        self._wake_at = 0.0
+        """When `run` looks next; 0 until it has looked, infinite while there is nothing to look for."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._one_by_one = False
+        """The server is an older one that renews leases one by one."""
+
+    def hold(self, lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
+        """Keep a lease that lasts so long from now on; each `hold` needs a `drop`.
+
+        `lost` is called at most once, on the loop of `run`, when the server says that the lease is gone or when its
+        time is over without an answer. `every`: renewed after so many seconds, instead of a third of its time. The
+        first renewal comes after a second at the latest.
+        """
+        if not lease_id:
+            raise InvalidInput("lease_id: a message that was settled at delivery has no lease to hold")
+        if not seconds > 0:
+            raise InvalidInput(f"seconds: expected how long the lease lasts, got {seconds!r}")
+        with self._lock:
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                lease = self._leases[lease_id] = _Lease(lease_id, seconds, every, self._monotonic(), self._first_after)
+            lease.holders += 1
+            if lost is not None:
+                lease.lost.append(lost)
+            earlier = lease.due < self._wake_at
+            if earlier:
+                self._wake_at = lease.due
+        if earlier:
+            self._wake()
+
+    def drop(self, lease_id: str, lost: Lost | None = None) -> None:
+        """Need a lease no longer, and do not hear of it either (name what was given to `hold`)."""
+        with self._lock:
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                return  # It was lost.
+            if lost is not None and lost in lease.lost:
+                lease.lost.remove(lost)
+            lease.holders -= 1
+            if lease.holders <= 0:
+                del self._leases[lease_id]
+
+    @property
+    def held(self) -> int:
+        """How many leases are kept."""
+        return len(self._leases)
+
+    async def run(self) -> None:
+        """Renew what is due, until closed."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            while not self._closed:
+                self._news.clear()
+                wait = self._look()
+                if wait > 0:
+                    await self._wait(self._news, wait)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Renew nothing more; leases run out on their own."""
+        self._closed = True
+        self._wake()
+
+    # The loop of `run` -------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    def _look(self) -> float:
+        """Ask for what is due and let go of what is over; seconds until there is something to do again."""
+        now = self._monotonic()
+        with self._lock:
+            over = [lease for lease in self._leases.values() if lease.end <= now]
+            for lease in over:
+                del self._leases[lease.id]
+            if any(lease.due <= now and not lease.asking for lease in self._leases.values()):
+                self._ask_for_due(now)
+            moments = [lease.end if lease.asking else min(lease.due, lease.end) for lease in self._leases.values()]
+            self._wake_at = min(moments, default=math.inf)
+        for lease in over:
+            _log.warning("lease %s was not renewed in time", lease.id)
+            _tell(lease)
+        return max(0.0, self._wake_at - now)
+
+    def _ask_for_due(self, now: float) -> None:
+        by_seconds: dict[float, list[_Lease]] = {}
+        for lease in self._leases.values():
+            soon = lease.every / 2
+            if not lease.asking and lease.due <= now + soon:
+                by_seconds.setdefault(lease.seconds, []).append(lease)
+        for seconds, leases in by_seconds.items():
+            for start in range(0, len(leases), _LEASES_OF_A_REQUEST):
+                part = leases[start : start + _LEASES_OF_A_REQUEST]
+                for lease in part:
+                    lease.asking = True
+                task = asyncio.get_running_loop().create_task(self._renew(part, seconds, now))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _renew(self, leases: Sequence[_Lease], seconds: float, now: float) -> None:
+        """Ask once. The time of a lease counts from before the question, whenever the server looked."""
+        answers: dict[str, Renewed] = {}
+        left = min(lease.end for lease in leases) - now
+        try:
+            # Half of the time that is left: so there is another half if this attempt hangs.
+            answers = await self._ask([lease.id for lease in leases], seconds, max(left / 2, _SOONEST))
+        except HarkError as error:
+            _log.info("renewal of %d leases: %s; trying again", len(leases), error)
+        finally:
+            gone = self._learn(leases, answers, now)
+        for lease in gone:
+            _tell(lease)
+
+    def _learn(self, leases: Sequence[_Lease], answers: dict[str, Renewed], asked_at: float) -> list[_Lease]:
+        """Note what came of a question; the leases that are gone."""
+        now = self._monotonic()
+        gone = []
+        with self._lock:
+            for lease in leases:
+                lease.asking = False
+                answer = answers.get(lease.id)
+                if answer is None or (not answer.success and answer.code != "lease_not_found"):
+                    lease.due = now + max(_SOONEST, (lease.end - now) / 8)  # Unknown.
+                elif answer.success:
+                    lease.renewed(asked_at)
+                elif self._leases.get(lease.id) is lease:
+                    del self._leases[lease.id]
+                    gone.append(lease)
+            self._wake_at = 0.0
+        self._news.set()
+        return gone
+
+    async def _ask(self, lease_ids: Sequence[str], seconds: float, within: float) -> dict[str, Renewed]:
+        # The server counts in whole seconds; a lease that lasts longer than needed does no harm.
+        whole = max(1, math.ceil(seconds))
+        if not self._one_by_one:
+            body = {"leaseIds": lease_ids, "seconds": whole}
+            try:
+                answer = await self._caller.call("POST", path("lease", "extend"), body=body, seconds=within)
+                results = decode(answer.body, _RenewedMany).results
+                return {result.lease_id: result for result in results}
+            except HarkError as error:
+                if error.status not in (404, 405):
+                    raise
+                self._one_by_one = True
+        return await self._ask_one_by_one(lease_ids, whole, within)
+
+    async def _ask_one_by_one(self, lease_ids: Sequence[str], seconds: int, within: float) -> dict[str, Renewed]:
+        async def ask(lease_id: str) -> Renewed | None:
+            try:
+                answer = await self._caller.call(
+                    "POST", path("lease", lease_id, "extend"), body={"seconds": seconds}, seconds=within
+                )
+                return decode(answer.body, Renewed)
+            except HarkError:
+                return None
+
+        answers = await asyncio.gather(*(ask(lease_id) for lease_id in lease_ids))
+        return {lease_id: answer for lease_id, answer in zip(lease_ids, answers, strict=True) if answer is not None}
+
+
+def _tell(lease: _Lease) -> None:
+    """Tell all who need a lease that it is gone; one who can't hear it does not keep it from the others."""
+    for lost in lease.lost:
+        try:
+            lost()
+        except Exception:
+            _log.exception("a consumer failed while it was told of a lost lease")

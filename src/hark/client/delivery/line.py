@@ -1,0 +1,120 @@
+"""A thread with an event loop of its own for the wire: a handler that blocks its own loop starves nothing there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from hark.client.calling import Caller, CallPolicy
+from hark.client.transport.api import Transport
+from hark.errors import HarkError
+
+T = TypeVar("T")
+
+
+class Line:
+    """Runs calls on a loop beside the user's. A server that lives in the user's loop can only be reached there."""
+
+    def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
+        fork = transport.fork()
+        self.in_place = fork is None
+        """There is no thread: everything runs on the loop that started the line."""
+        self.caller = Caller(fork or transport, retry)
+        """For use on the line's loop only."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        """Start the thread; once."""
+        if self._loop is not None:
+            raise HarkError("the line was started already")
+        if self.in_place:
+            self._loop = asyncio.get_running_loop()
+            return
+        loop = self._loop = _new_loop()
+        started = threading.Event()
+        # A daemon: a program that forgot to close the line can still end.
+        self._thread = threading.Thread(target=_serve, args=(loop, started), name="hark-line", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    async def run(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Make something awaitable on the line's loop and wait for it here; cancelling here cancels it there."""
+        if self.in_place:
+            return await make()
+        loop = self._started()
+
+        async def call() -> T:
+            return await make()
+
+        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), loop))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._loop is None and not (task and task.cancelling()):
+                raise _closed() from None  # It was cancelled there, and nobody cancels the one who waits here.
+            raise
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Call something soon on the line's loop, from any thread; calls keep their order."""
+        self._started().call_soon_threadsafe(callback)
+
+    async def close(self) -> None:
+        """Hang up and end the thread; what still runs on the line is cancelled. A transport in place stays open."""
+        loop, thread = self._loop, self._thread
+        if loop is None:
+            return
+        self._loop = None
+        if thread is None:
+            return
+
+        async def hang_up() -> None:
+            await _end_tasks()
+            await self.caller.transport.close()
+
+        try:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(hang_up(), loop))
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            # The thread has nothing left to do, so this takes no time.
+            thread.join()
+            self._thread = None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise _closed()
+        return self._loop
+
+
+def _closed() -> HarkError:
+    return HarkError("the line is not open: call start() first, and nothing after close()", code="line_closed")
+
+
+def _serve(loop: asyncio.AbstractEventLoop, started: threading.Event) -> None:
+    asyncio.set_event_loop(loop)
+    loop.call_soon(started.set)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel all that runs on this loop, and wait until it is over."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The fastest loop there is: uvloop, which Windows does not have."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

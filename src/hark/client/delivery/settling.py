@@ -1,0 +1,254 @@
+"""Settlements: what consumers say of messages, sent together, and asked again when an answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from hark.batching import Batcher
+from hark.client.calling import Caller, decode, path
+from hark.client.delivery.sources import Delivered
+from hark.client.transport.api import ConnectionFailed
+from hark.errors import HarkError, InvalidInput
+from hark.model import Status
+
+MAX_ERROR_CHARACTERS = 10_000
+"""The server keeps no more of an error's text."""
+MAX_BYTES = 1_000_000
+"""Of one request, which only long errors reach: neither the server nor this loop should be busy with it for long."""
+_ITEM_BYTES = 250
+_MOST_BYTES = 6
+"""Bytes of a settlement without its error at most, and of a character of an error."""
+_MAX_DELAY_MS = 2**53 - 1
+_ROUTE = path("ack", "batch")
+_STATUSES = ("completed", "failed", "retry", "dlq")
+_ARRIVED: dict[Status, frozenset[str]] = {
+    "completed": frozenset(),
+    "failed": frozenset({"lease_invalid", "dead_lettered", "not_found"}),
+    "retry": frozenset({"lease_invalid"}),
+    "dlq": frozenset({"lease_invalid", "dead_lettered", "not_found"}),
+}
+"""What is answered to a settlement that is sent again, if it had arrived: that it is no longer there to be made."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a consumer says of a message."""
+
+    message: Delivered
+    status: Status = "completed"
+    error: str | None = None
+    delay_ms: int | None = None
+    """Until it comes again; only with `failed` (None: the schedule) and `retry` (None: at once)."""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What became of a settlement."""
+
+    success: bool
+    code: str | None = None
+    error: str | None = None
+    dead_lettered: bool = False
+
+
+class AckItem(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
+    """A settlement on the wire."""
+
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+    status: Status = "completed"
+    error: str | None = None
+    delay: int | None = None
+
+
+class AckAnswer(msgspec.Struct, gc=False):
+    """What the server says to one settlement."""
+
+    success: bool
+    error: str | None = None
+    dlq: bool = False
+    code: str | None = None
+
+
+class Road(Protocol):
+    """Another way for settlements than a request of their own."""
+
+    async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
+        """The answers; raises `ConnectionFailed` where there are none (`sent`: the items may have arrived)."""
+
+
+class _Body(msgspec.Struct, rename="camel", gc=False):
+    """Settlements of one group, as the server takes them."""
+
+    consumer_group: str
+    acknowledgments: list[AckItem]
+
+
+_log = logging.getLogger(__name__)
+_Answers = list[Settled]
+_encode = msgspec.json.Encoder().encode
+
+
+class Settler:
+    """Settles messages; those that are settled at the same time share a request. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        road: Road | None = None,
+        max_items: int = 1000,
+        max_calls: int = 2,
+        max_pending: int = 100_000,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._caller = caller
+        self._road = road
+        self._max_items = max_items
+        self._max_calls = max_calls
+        self._max_pending = max_pending
+        self._sleep = sleep
+        self._batchers: dict[str, Batcher[list[AckItem], _Answers]] = {}
+
+    async def settle(self, verdict: Verdict) -> Settled:
+        """Settle one message; a refusal is an answer, no answer is an error."""
+        return (await self._submit(verdict.message.consumer_group, [_item(verdict)]))[0]
+
+    async def settle_many(self, verdicts: Sequence[Verdict]) -> list[Settled]:
+        """Settle messages of any groups; the answers are in the same order."""
+        by_group: dict[str, list[int]] = {}
+        items = [_item(verdict) for verdict in verdicts]
+        for index, verdict in enumerate(verdicts):
+            by_group.setdefault(verdict.message.consumer_group, []).append(index)
+        if len(by_group) == 1:
+            return await self._submit(verdicts[0].message.consumer_group, items)
+        pending = [self._submit(group, [items[index] for index in indexes]) for group, indexes in by_group.items()]
+        answers = await asyncio.gather(*pending)
+        settled: dict[int, Settled] = {}
+        for indexes, group_answers in zip(by_group.values(), answers, strict=True):
+            settled.update(zip(indexes, group_answers, strict=True))
+        return [settled[index] for index in range(len(verdicts))]
+
+    async def give_back(self, delivered: Sequence[Delivered]) -> None:
+        """Hand back what came and reached nobody: it comes again at once, and this delivery was no attempt.
+
+        Where that fails it comes again when its lease has run out.
+        """
+        try:
+            await self.settle_many([Verdict(message, "retry") for message in delivered])
+        except HarkError as error:
+            _log.warning("%d messages could not be handed back: %s", len(delivered), error)
+
+    async def drain(self) -> None:
+        """Wait until all that was settled so far has been answered."""
+        for batcher in list(self._batchers.values()):
+            await batcher.drain()
+
+    def _submit(self, group: str, items: list[AckItem]) -> asyncio.Future[_Answers]:
+        batcher = self._batchers.get(group)
+        if batcher is None:
+
+            async def send(requests: Sequence[list[AckItem]]) -> Sequence[_Answers | HarkError]:
+                return await self._send(group, requests)
+
+            batcher = self._batchers[group] = Batcher(
+                "settle",
+                send,
+                max_items=self._max_items,
+                max_wait=0.005,
+                max_pending=self._max_pending,
+                max_calls=self._max_calls,
+            )
+        return batcher.submit(items, len(items))
+
+    async def _send(self, group: str, requests: Sequence[list[AckItem]]) -> Sequence[_Answers | HarkError]:
+        """One entry per request; what the server can't read of one caller does not fail the others."""
+        items = [item for request in requests for item in request]
+        try:
+            answers = [answer for part in self._parts(items) for answer in await self._ask(group, part)]
+        except InvalidInput as error:
+            if len(requests) == 1:
+                return [error]
+            return [answer for request in requests for answer in await self._send(group, [request])]
+        except HarkError as error:
+            return [error.again() for _ in requests]
+        settled = iter(answers)
+        return [[next(settled) for _ in request] for request in requests]
+
+    def _parts(self, items: Sequence[AckItem]) -> list[list[AckItem]]:
+        """Items cut into what one request may hold, by number and by bytes."""
+        parts: list[list[AckItem]] = [[]]
+        size = 0
+        for item in items:
+            bytes_of_it = _ITEM_BYTES if item.error is None else _ITEM_BYTES + _MOST_BYTES * len(item.error)
+            if len(parts[-1]) >= self._max_items or (parts[-1] and size + bytes_of_it > MAX_BYTES):
+                parts.append([])
+                size = 0
+            parts[-1].append(item)
+            size += bytes_of_it
+        return parts
+
+    async def _ask(self, group: str, items: list[AckItem]) -> list[Settled]:
+        """Send once, and again whenever the answer was lost, as long as the policy says."""
+        lost = 0
+        while True:
+            try:
+                answers = await self._answers(group, items, by_road=not lost)
+            except HarkError as error:
+                if not _is_lost(error):
+                    raise
+                lost += 1
+                if lost >= self._caller.retry.attempts:
+                    raise
+                await self._sleep(self._caller.retry.delay(lost))
+                continue
+            if len(answers) != len(items):
+                raise HarkError(f"{len(items)} settlements got {len(answers)} answers; is that Hark?", code="not_hark")
+            return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
+
+    async def _answers(self, group: str, items: list[AckItem], by_road: bool) -> list[AckAnswer]:
+        if by_road and self._road is not None:
+            try:
+                return await self._road.settle(group, items)
+            except ConnectionFailed as error:
+                if error.sent:
+                    raise
+        answer = await self._caller.call("POST", _ROUTE, raw_body=_encode(_Body(group, items)), safe=False)
+        return decode(answer.body, list[AckAnswer])
+
+
+def _is_lost(error: HarkError) -> bool:
+    """Whether what was asked may have happened."""
+    return (isinstance(error, ConnectionFailed) and error.sent) or error.code == "outcome_unknown"
+
+
+def _settled(ack: AckItem, answer: AckAnswer, again: bool) -> Settled:
+    if not answer.success and again and answer.code in _ARRIVED[ack.status]:
+        return Settled(True, dead_lettered=answer.code == "dead_lettered")
+    return Settled(answer.success, answer.code, answer.error, answer.dlq)
+
+
+def _item(verdict: Verdict) -> AckItem:
+    """The settlement of a verdict, checked."""
+    status, delay = verdict.status, verdict.delay_ms
+    if status not in _STATUSES:
+        raise InvalidInput(f"status: expected {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]}, got {status!r}")
+    if delay is not None:
+        if status not in ("failed", "retry"):
+            raise InvalidInput(f"delay_ms: only with status failed or retry, got {status}")
+        if not isinstance(delay, int) or not 0 <= delay <= _MAX_DELAY_MS:
+            raise InvalidInput(f"delay_ms: expected an integer from 0 to {_MAX_DELAY_MS}, got {delay!r}")
+    message = verdict.message
+    # The message's id and not its transaction id: it is known even when the message has been removed.
+    return AckItem(message.id, message.partition_id, message.lease_id or None, status, _printable(verdict.error), delay)
+
+
+def _printable(text: str | None) -> str | None:
+    """An error's text as JSON can carry it: what is in it must not keep the message from being settled."""
+    if not text:
+        return None
+    return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

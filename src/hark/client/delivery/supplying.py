@@ -1,0 +1,133 @@
+"""Messages for one consumer, batch after batch, as long as it wants."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from hark.client.choices import Choices
+from hark.client.delivery.desk import Desk
+from hark.client.delivery.message import Message
+from hark.client.delivery.sources import Delivered, Source
+from hark.errors import HarkError
+from hark.polling import Poller, PollingStrategy
+
+_log = logging.getLogger(__name__)
+
+
+class Supply:
+    """Takes from a source, rests after empty answers as the strategy says, and outlives a server that is away.
+
+    `held` is what was taken and not begun; whoever closes the supply hands it back.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        source: Source,
+        choices: Choices,
+        lease_seconds: int | None,
+        strategy: PollingStrategy,
+        forget: Callable[[Supply], object],
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        self.desk = desk
+        self.overlaps = overlaps
+        """Whether the next batch may be asked for while the last one is being settled."""
+        self.held: deque[Message] = deque()
+        self._in_order = choices.group_mode != "shared"
+        self._source = source
+        self._choices = choices
+        self._lease_seconds = lease_seconds
+        self._poller = Poller(strategy, monotonic=monotonic)
+        self._forget = forget
+        self._monotonic = monotonic
+        self._taking: set[asyncio.Task[list[Delivered]]] = set()
+        self._interrupted = self._closed = False
+
+    async def batch(self, most: int) -> list[Message]:
+        """Some messages, when there are any; none after the idle time, or when it was interrupted."""
+        idle = None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
+        since = self._monotonic()
+        while not self._interrupted:
+            asked = self._monotonic()
+            waited = 0.0
+            self._poller.begin()
+            try:
+                delivered = await self._take(min(most, self._choices.batch))
+            except HarkError as error:
+                if not error.retryable:
+                    raise
+                _log.warning("no messages for now: %s; trying again", error)
+                self._poller.failed(error.retry_after)
+            else:
+                self._poller.saw(bool(delivered))
+                if delivered:
+                    return await self.desk.receive(delivered, self._choices, self._lease_seconds)
+                waited = self._monotonic() - asked
+            if idle is not None and self._monotonic() - since >= idle:
+                break
+            await self._poller.rest(waited=waited)
+        return []
+
+    async def _take(self, most: int) -> list[Delivered]:
+        """What the source gives; nothing when that was interrupted."""
+        task = asyncio.ensure_future(self._source.take(most))
+        self._taking.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._interrupted and not (current and current.cancelling()):
+                return []
+            if task.done() and not task.cancelled() and task.exception() is None:
+                # They came in the moment in which nobody wanted them any more.
+                await self.give_back(await self.desk.receive(task.result(), self._choices, None, begin=False))
+            raise
+        finally:
+            self._taking.discard(task)
+
+    def is_ours(self, message: Message) -> bool:
+        """Whether it may be begun; not behind one that was handed back, nor when its lease is lost: it comes again."""
+        return not (message.lost or (self._in_order and message.released))
+
+    async def next(self, most: int) -> Message | None:
+        """The next one of what is held, else of a new batch; None as of `batch`."""
+        if self.held and not self.is_ours(self.held[0]):
+            skipped = [message for message in self.held if not self.is_ours(message)]
+            self.held = deque(message for message in self.held if self.is_ours(message))
+            await self.give_back(skipped)
+        if not self.held:
+            self.held.extend(await self.batch(most))
+        return self.held.popleft() if self.held else None
+
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Hand back what was not begun: it comes again at once, and this delivery was no attempt."""
+        await self.desk.say(messages, "retry")
+
+    def interrupt(self) -> None:
+        """Take nothing more, and end the waits of those who take."""
+        self._interrupted = True
+        self._poller.stop()
+        for task in self._taking:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Take nothing more and hand back what is held. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.interrupt()
+        try:
+            if self._taking:
+                await asyncio.wait(self._taking)
+            held, self.held = list(self.held), deque()
+            await self.give_back(held)
+            await self._source.close()
+        finally:
+            self._forget(self)

@@ -1,0 +1,1 @@
+"""The key-value store: entries, and those who watch them."""

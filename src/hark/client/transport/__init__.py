@@ -1,0 +1,1 @@
+"""Ways to a server, behind one seam (`api.Transport`)."""

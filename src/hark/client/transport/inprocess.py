@@ -1,0 +1,159 @@
+"""A server in this process: requests go to an ASGI application, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any
+from urllib.parse import unquote, urlencode
+
+from hark.client.transport.api import Answer, ConnectionFailed, Home, Request, query_text, retry_after_seconds
+from hark.errors import HarkError
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Coroutine[Any, Any, Event]]
+Send = Callable[[Event], Coroutine[Any, Any, None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class AsgiTransport:
+    """An ASGI application that runs in the client's event loop.
+
+    `on_open` is awaited once, before the first request; `on_close` at the end, if it was.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+        on_open: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._app = app
+        self._on_open = on_open
+        self._on_close = on_close
+        self._opening: asyncio.Task[None] | None = None
+        self._running: dict[asyncio.Task[None], _Exchange] = {}
+        self._closed = False
+        self._home = Home()
+
+    @property
+    def url(self) -> str:
+        """Where to, for people."""
+        return "in this process"
+
+    async def open(self) -> None:
+        """Start the server, unless it was started already."""
+        if self._closed:
+            raise HarkError("the client is closed; connect again", code="client_closed")
+        self._home.check()
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._start())
+        # Others may wait for it too: whoever is cancelled does not take it along.
+        await asyncio.shield(self._opening)
+
+    async def _start(self) -> None:
+        if self._on_open is not None:
+            await self._on_open()
+
+    async def send(self, request: Request) -> Answer:
+        """Ask once; raises `ConnectionFailed` when there is no answer in time."""
+        await self.open()
+        exchange = _Exchange(request)
+        task = asyncio.create_task(self._run(exchange))
+        self._running[task] = exchange
+        task.add_done_callback(self._running.pop)
+        try:
+            async with asyncio.timeout(request.timeout):
+                return await exchange.answer
+        except TimeoutError:
+            raise ConnectionFailed(f"no answer within {request.timeout:g} s", sent=True) from None
+        finally:
+            # The application hears that its client is gone, as over a socket, and may give back what it had for it.
+            exchange.left.set()
+
+    async def _run(self, exchange: _Exchange) -> None:
+        failure = HarkError("the application did not answer", code="no_answer")
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception as error:
+            failure = HarkError(f"the application failed: {error!r}", code="application_failed")
+            failure.__cause__ = error
+        exchange.fail(failure)
+
+    def fork(self) -> None:
+        """There is no way from another event loop: the server lives in this one."""
+
+    async def close(self) -> None:
+        """Hang up on what is running, then close the server."""
+        if self._closed or self._opening is None:
+            self._closed = True
+            return
+        self._closed = True
+        for exchange in self._running.values():
+            exchange.left.set()
+            exchange.fail(ConnectionFailed("the client was closed", sent=True))
+        await asyncio.wait([self._opening, *self._running])
+        if not self._opening.cancelled() and self._opening.exception() is None and self._on_close is not None:
+            await self._on_close()
+
+
+class _Exchange:
+    """One request and its answer, as an ASGI application sees them."""
+
+    def __init__(self, request: Request) -> None:
+        self._body: bytes | None = request.body or b""
+        self._status = 0
+        self._retry_after: str | None = None
+        self._parts: list[bytes] = []
+        self.scope = _scope(request)
+        self.left = asyncio.Event()
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: HarkError) -> None:
+        """There will be no answer, unless there is one already."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    async def receive(self) -> Event:
+        """The request, then nothing until the client is gone or has its answer."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, event: Event) -> None:
+        """Take a part of the answer."""
+        if event["type"] == "http.response.start":
+            self._status = event["status"]
+            headers = {bytes(name).lower(): bytes(value) for name, value in event.get("headers", ())}
+            if b"retry-after" in headers:
+                self._retry_after = headers[b"retry-after"].decode("latin-1")
+        elif event["type"] == "http.response.body":
+            self._parts.append(event.get("body", b""))
+            if not event.get("more_body", False) and not self.answer.done():
+                self.left.set()
+                retry_after = retry_after_seconds(self._retry_after)
+                self.answer.set_result(Answer(self._status, b"".join(self._parts), retry_after))
+
+
+def _scope(request: Request) -> Scope:
+    headers = [(b"host", b"hark")]
+    if request.body is not None:
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(request.body))]
+    query = {name: query_text(value) for name, value in (request.query or {}).items() if value is not None}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": unquote(request.path),
+        "raw_path": request.path.encode(),
+        "query_string": urlencode(query).encode(),
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+    }

@@ -1,0 +1,18 @@
+"""The client for programs without an event loop: the same names, and every call waits.
+
+    import hark.sync
+
+    with hark.sync.connect("http://localhost:6632") as client:
+        client.queue("orders").push({"id": 1})
+        for message in client.queue("orders").group("billing").messages():
+            with message:
+                charge(message.data)
+
+The async client does the work, on an event loop in a thread of its own; any number of threads may share a client.
+"""
+
+from hark.sync.client import Client, connect
+from hark.sync.message import Message
+from hark.sync.queue import BufferedQueue, Consumption, Messages, Queue
+
+__all__ = ["BufferedQueue", "Client", "Consumption", "Message", "Messages", "Queue", "connect"]

@@ -1,0 +1,181 @@
+"""The sync faces of what a client has beside queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from hark.client.administration.admin import Admin as AsyncAdmin
+from hark.client.administration.dead_letters import DeadLetters as AsyncDeadLetters
+from hark.client.administration.groups import Groups as AsyncGroups
+from hark.client.administration.message_results import DeadLetter
+from hark.client.administration.queue_admin import QueueAdmin as AsyncQueueAdmin
+from hark.client.administration.traces import Traces as AsyncTraces
+from hark.client.calling import Caller
+from hark.client.keys.entries import Change
+from hark.client.keys.kv import KeyValue as AsyncKeyValue
+from hark.client.parameters import Held, KeyParts, Wrapped
+from hark.client.producing.atomic import Atomic as AsyncAtomic
+from hark.client.producing.atomic import AtomicResult, KeyChanges
+from hark.client.producing.transaction import Transaction as AsyncTransaction
+from hark.client.producing.transaction import TransactionQueue
+from hark.model import Status
+from hark.sync.facade import Part, blocking, fluent, iterating
+from hark.sync.message import Message
+from hark.sync.portal import Portal
+
+
+class Admin(Part[AsyncAdmin]):
+    """The server, and all its queues and messages."""
+
+    queues = blocking(AsyncAdmin.queues)
+    namespaces = blocking(AsyncAdmin.namespaces)
+    tasks = blocking(AsyncAdmin.tasks)
+    overview = blocking(AsyncAdmin.overview)
+    consumers = blocking(AsyncAdmin.consumers)
+    messages = blocking(AsyncAdmin.messages)
+    message = blocking(AsyncAdmin.message)
+    delete_message = blocking(AsyncAdmin.delete_message)
+    cancel = blocking(AsyncAdmin.cancel)
+    health = blocking(AsyncAdmin.health)
+    metrics = blocking(AsyncAdmin.metrics)
+    key_metrics = blocking(AsyncAdmin.key_metrics)
+    prometheus = blocking(AsyncAdmin.prometheus)
+    maintenance = blocking(AsyncAdmin.maintenance)
+    set_push_maintenance = blocking(AsyncAdmin.set_push_maintenance)
+    set_pop_maintenance = blocking(AsyncAdmin.set_pop_maintenance)
+
+
+class Groups(Part[AsyncGroups]):
+    """The consumer groups."""
+
+    list = blocking(AsyncGroups.list)
+    get = blocking(AsyncGroups.get)
+    lagging = blocking(AsyncGroups.lagging)
+    seek = blocking(AsyncGroups.seek)
+    set_subscription = blocking(AsyncGroups.set_subscription)
+    delete = blocking(AsyncGroups.delete)
+    pause = blocking(AsyncGroups.pause)
+    resume = blocking(AsyncGroups.resume)
+    purge = blocking(AsyncGroups.purge)
+    limits = blocking(AsyncGroups.limits)
+    set_limits = blocking(AsyncGroups.set_limits)
+
+
+class Traces(Part[AsyncTraces]):
+    """What consumers recorded about messages."""
+
+    add = blocking(AsyncTraces.add)
+    of = blocking(AsyncTraces.of)
+    by_name = blocking(AsyncTraces.by_name)
+    names = blocking(AsyncTraces.names)
+
+
+class DeadLetters(Part[AsyncDeadLetters]):
+    """The dead letters of all queues, of one queue, or of one group; iterate for all of them."""
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        return self.all()
+
+    list = blocking(AsyncDeadLetters.list)
+    all = iterating(AsyncDeadLetters.all)
+    get = blocking(AsyncDeadLetters.get)
+    requeue = blocking(AsyncDeadLetters.requeue)
+    requeue_all = blocking(AsyncDeadLetters.requeue_all)
+    delete = blocking(AsyncDeadLetters.delete)
+    purge = blocking(AsyncDeadLetters.purge)
+
+
+class QueueAdmin(Part[AsyncQueueAdmin]):
+    """One queue as an administrator handles it."""
+
+    configure = blocking(AsyncQueueAdmin.configure)
+    change = blocking(AsyncQueueAdmin.change)
+    limits = blocking(AsyncQueueAdmin.limits)
+    set_limits = blocking(AsyncQueueAdmin.set_limits)
+    stats = blocking(AsyncQueueAdmin.stats)
+    partitions = blocking(AsyncQueueAdmin.partitions)
+    depth = blocking(AsyncQueueAdmin.depth)
+    delete = blocking(AsyncQueueAdmin.delete)
+    pause = blocking(AsyncQueueAdmin.pause)
+    resume = blocking(AsyncQueueAdmin.resume)
+    purge = blocking(AsyncQueueAdmin.purge)
+    work_stats = blocking(AsyncQueueAdmin.work_stats)
+    work_settings = blocking(AsyncQueueAdmin.work_settings)
+    set_lock_duration = blocking(AsyncQueueAdmin.set_lock_duration)
+
+
+class Atomic(AsyncAtomic):
+    """A write of many keys, with checks, that happens whole or not at all."""
+
+    def __init__(self, caller: Caller, portal: Portal) -> None:
+        super().__init__(caller)
+        self._portal = portal
+
+    def commit(self) -> AtomicResult:  # type: ignore[override]  # It waits, where the async one is awaited.
+        """Do all of it, if all checks hold."""
+        return self._portal.run(super().commit())
+
+
+class KeyValue(Part[AsyncKeyValue]):
+    """The key-value store."""
+
+    get = blocking(AsyncKeyValue.get)
+    get_many = blocking(AsyncKeyValue.get_many)
+    set = blocking(AsyncKeyValue.set)
+    delete = blocking(AsyncKeyValue.delete)
+    delete_many = blocking(AsyncKeyValue.delete_many)
+    list = iterating(AsyncKeyValue.list)
+    count = blocking(AsyncKeyValue.count)
+
+    def atomic(self) -> Atomic:
+        """A write of many keys, with checks, that happens whole or not at all."""
+        return Atomic(self.inner._caller, self.portal)
+
+    def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> Iterator[Change]:
+        """Changes of keys, as they happen."""
+        return self.portal.iterate(self.inner.watch(keys, initial=initial))
+
+    def watch_prefix(self, prefix: KeyParts, *, limit: int = 100, initial: bool = True) -> Iterator[Change]:
+        """Changes below a prefix, as they happen."""
+        return self.portal.iterate(self.inner.watch_prefix(prefix, limit=limit, initial=initial))
+
+
+class Transaction(Part[AsyncTransaction]):
+    """Pushes, settlements and writes of keys that happen whole or not at all; `with` commits at its end."""
+
+    push = fluent(AsyncTransaction.push)
+    require = fluent(AsyncTransaction.require)
+    commit = blocking(AsyncTransaction.commit)
+    _leave = blocking(AsyncTransaction.__aexit__)
+
+    def ack(
+        self,
+        message: Message | Held | Wrapped,
+        status: Status = "completed",
+        *,
+        error: str | None = None,
+        delay: float | timedelta | None = None,
+    ) -> Self:
+        """Settle a delivered message; `delay` is in seconds, for `failed` and `retry`."""
+        self.inner.ack(message.inner if isinstance(message, Message) else message, status, error=error, delay=delay)
+        return self
+
+    def queue(self, name: str) -> TransactionQueue[Transaction]:
+        """A queue to push to: `transaction.queue("invoices").partition("7").push(data)`."""
+        return TransactionQueue(self.push, name)
+
+    @property
+    def kv(self) -> KeyChanges:
+        """Checks and changes of keys that belong to it."""
+        return self.inner.kv
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(kind, error, trace)

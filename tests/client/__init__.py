@@ -1,0 +1,1 @@
+"""The client: its transports, calls and verbs, against real servers."""

@@ -1,0 +1,112 @@
+"""Messages that come for somebody who was cancelled meanwhile: they are given back at once, uncounted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import hark
+from hark.client.client import Client
+from hark.client.delivery import sources
+from hark.client.transport.api import Answer, Request
+from hark.client.transport.http import HttpTransport
+from tests.client.clients import attempts
+from tests.client.transports import Recorder
+
+
+class Slow(Recorder):
+    """Holds the answers to pops back."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(HttpTransport(url))
+        self.answered = asyncio.Event()
+        self.deliver = asyncio.Event()
+
+    async def send(self, request: Request) -> Answer:
+        """Ask once, and wait with the answer."""
+        answer = await super().send(request)
+        if "/pop/" in request.path:
+            self.answered.set()
+            await self.deliver.wait()
+        return answer
+
+
+async def left_in(url: str, queue: str) -> list[tuple[object, int]]:
+    """What another consumer gets at once."""
+    async with hark.connect(url) as other:
+        return attempts(await other.queue(queue).group("g").batch(10).pop())
+
+
+@pytest.fixture(autouse=True)
+def a_first_look_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 60.0)
+
+
+async def test_those_of_a_pop(url: str, queue: str) -> None:
+    slow = Slow(url)
+    async with Client(slow) as client:
+        await client.queue(queue).push_many(range(2))
+        popping = asyncio.ensure_future(client.queue(queue).group("g").batch(2).pop())
+        await slow.answered.wait()
+        popping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await popping
+        slow.deliver.set()
+    assert await left_in(url, queue) == [(0, 1), (1, 1)]
+
+
+async def test_those_of_an_iteration_that_then_goes_on(url: str, queue: str) -> None:
+    slow = Slow(url)
+    async with Client(slow) as client:
+        await client.queue(queue).push_many(range(2))
+        async with client.queue(queue).group("g").batch(2).messages() as messages:
+            step = asyncio.ensure_future(anext(messages))
+            await slow.answered.wait()
+            step.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            slow.deliver.set()
+            again = await anext(messages)
+            assert (again.data, again.attempt) == (0, 1)
+
+
+async def test_those_of_a_consumption_that_was_stopped(url: str, queue: str) -> None:
+    slow = Slow(url)
+    async with Client(slow) as client:
+        await client.queue(queue).push(1)
+        consumption = client.queue(queue).group("g").consume(print)
+        running = asyncio.ensure_future(consumption.run())
+        await slow.answered.wait()
+        consumption.stop()
+        slow.deliver.set()
+        assert (await running).succeeded == 0
+        assert await left_in(url, queue) == [(1, 1)]
+
+
+async def test_those_of_an_iteration_whose_client_is_closed(url: str, queue: str) -> None:
+    slow = Slow(url)
+    client = Client(slow)
+    await client.queue(queue).push(1)
+    step = asyncio.ensure_future(anext(client.queue(queue).group("g").messages(), None))
+    await slow.answered.wait()
+    closing = asyncio.ensure_future(client.close())
+    assert await step is None
+    slow.deliver.set()
+    await closing
+    assert await left_in(url, queue) == [(1, 1)]
+
+
+async def test_a_pop_that_waits_for_long_ends_with_whoever_waited(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 0.0)
+    async with hark.connect(url) as client:
+        waiting = asyncio.ensure_future(client.queue(queue).wait().pop())
+        while not (await client.admin.consumers(queue=queue)).items:
+            pass
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while (await client.admin.consumers(queue=queue)).items:
+            pass

@@ -1,0 +1,161 @@
+"""The client as a whole: from open to close."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import hark
+from hark.client.client import Client
+from hark.client.transport.http import HttpTransport
+from hark.clock import SystemClock
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import HarkError
+from tests.client.clients import attempts
+from tests.client.transports import Recorder, sizes
+
+
+async def test_the_example_of_the_readme(url: str, queue: str) -> None:
+    charged = []
+    async with hark.connect(url) as client:
+        await client.queue(queue).partition("customer-7").push({"id": 1})
+        async for message in client.queue(queue).group("billing").batch(10).messages():
+            async with message:
+                charged.append(message.data)
+            break
+    assert charged == [{"id": 1}]
+
+
+async def test_it_works_without_a_context_and_closes_twice(url: str, queue: str) -> None:
+    client = hark.connect(url)
+    assert (await client.queue(queue).push(1)).status == "queued"
+    await client.close()
+    await client.close()
+    with pytest.raises(HarkError, match="client is closed"):
+        await client.queue(queue).pop()
+
+
+async def test_one_that_was_never_used_has_nothing_to_close(url: str) -> None:
+    async with hark.connect(url):
+        pass
+
+
+async def test_what_opens_is_opened_once() -> None:
+    opened: list[int] = []
+
+    async def open_up() -> None:
+        opened.append(1)
+
+    async with Client(HttpTransport("http://127.0.0.1:1"), on_open=open_up) as client:
+        await client.open()
+    assert opened == [1]
+
+
+async def test_concurrent_pushes_share_a_request(url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(url))
+    async with Client(recorder) as client:
+        pushed = await asyncio.gather(*(client.queue(queue).push(number) for number in range(100)))
+    assert [one.status for one in pushed] == ["queued"] * 100
+    assert sizes(recorder.requests) == [100]
+
+
+async def test_closing_hands_back_what_no_iteration_began(url: str, queue: str) -> None:
+    client = hark.connect(url)
+    await client.queue(queue).push_many(range(5))
+    messages = client.queue(queue).group("g").batch(5).messages()
+    first = await anext(messages)
+    await first.ack()
+    await client.close()
+    with pytest.raises(StopAsyncIteration):
+        await anext(messages)
+    async with hark.connect(url) as other:
+        rest = await other.queue(queue).group("g").batch(5).pop()
+        assert attempts(rest) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+async def test_closing_ends_those_who_wait(url: str, queue: str) -> None:
+    client = hark.connect(url)
+    iterating = asyncio.ensure_future(anext(client.queue(queue).messages(), None))
+    consuming = asyncio.ensure_future(client.queue(queue).concurrency(2).consume(print).run())
+    async with hark.connect(url) as other:
+        while len((await other.admin.consumers(queue=queue)).items) < 3:
+            pass
+    await client.close()
+    assert await iterating is None
+    assert (await consuming).succeeded == 0
+
+
+async def test_the_thread_that_renews_ends_with_the_client(url: str, queue: str) -> None:
+    before = set(threading.enumerate())
+    async with hark.connect(url) as client:
+        await client.queue(queue).push(1)
+        [message] = await client.queue(queue).lease(30).pop()
+        assert set(threading.enumerate()) == before
+        async with message:
+            assert len(set(threading.enumerate()) - before) == 1
+            assert (await client.keeper()).held == 1
+        assert (await client.keeper()).held == 0
+    assert set(threading.enumerate()) == before
+
+
+async def test_parts_of_the_client_reach_the_server(url: str, queue: str) -> None:
+    async with hark.connect(url) as client:
+        await client.kv.set((queue, "a"), 1)
+        entry = await client.kv.get((queue, "a"))
+        assert entry is not None and entry.value == 1
+        async with client.transaction() as transaction:
+            transaction.push(queue, {"id": 1})
+        [message] = await client.queue(queue).group("g").pop()
+        await message.trace({"step": 1}, names=[queue])
+        assert [trace.data for trace in (await client.traces.by_name(queue)).items] == [{"step": 1}]
+        await message.dead_letter("broken")
+        assert [letter.error async for letter in client.dlq(queue)] == ["broken"]
+        assert [group.name for group in await client.groups.list(queue)] == ["g"]
+        assert queue in [one.name for one in (await client.admin.queues(search=queue))]
+
+
+async def test_a_closed_one_is_not_opened_again(url: str) -> None:
+    client = hark.connect(url)
+    await client.close()
+    with pytest.raises(HarkError, match="client is closed"):
+        async with client:
+            pass
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_closing_that_is_cancelled_leaves_no_thread_and_no_connection(url: str, queue: str, scheme: str) -> None:
+    """Unclosed sessions are warnings, and warnings are failures."""
+    before = set(threading.enumerate())
+    client = hark.connect([url.replace("http", scheme)])
+    await client.queue(queue).push_many(range(3))
+    messages = client.queue(queue).group("g").batch(3).messages()
+    await anext(messages)
+    assert set(threading.enumerate()) != before
+    await client.queue(queue).buffer().push(4)
+    closing = asyncio.ensure_future(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert set(threading.enumerate()) == before
+
+
+def test_one_that_is_used_in_another_loop_says_so(url: str, queue: str) -> None:
+    engine = SqliteEngine(":memory:", clock=SystemClock())
+    for client in (hark.connect(url), hark.connect(engine)):
+
+        async def first(client: Client = client) -> None:
+            await client.queue(queue).push(1)
+
+        async def second(client: Client = client) -> None:
+            for use in (client.queue(queue).push(2), client.queue(queue).pop()):
+                with pytest.raises(HarkError, match="belongs to the event loop that first used it") as refused:
+                    await use
+                assert refused.value.code == "wrong_loop"
+
+        with asyncio.Runner() as one, asyncio.Runner() as another:
+            one.run(first())
+            another.run(second())
+            one.run(client.close())

@@ -1,0 +1,341 @@
+"""`consume`: loops that take, handle and settle, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+import hark
+from hark.client.calling import CallPolicy
+from hark.client.client import Client
+from hark.client.delivery.consuming import Budget, Consumed, HandlerCancelled
+from hark.client.delivery.message import Message
+from hark.client.transport.api import Answer, Request
+from hark.client.transport.http import HttpTransport
+from hark.errors import Conflict, HarkError
+from tests.client.clients import attempts, taken
+from tests.client.transports import Recorder, problem, until_waiting
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Client]:
+    async with hark.connect(url) as opened:
+        yield opened
+
+
+def nothing(*_: object) -> None:
+    """Handle it by doing nothing."""
+
+
+def block(seconds: float) -> None:
+    """Keep the event loop, and the interpreter as far as it lets one, for longer than a lease lasts."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+# What the handler gets ------------------------------------------------------------------------------------
+
+
+async def test_a_batch_of_one_gives_the_handler_one_message(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2])
+    seen = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.data)
+
+    done = await client.queue(queue).group("g").limit(2).consume(handle)
+    assert (seen, done.succeeded, done.failed) == ([1, 2], 2, 0)
+    assert (await client.queue(queue).group("g").depth()).pending == 0
+
+
+async def test_a_larger_batch_gives_it_a_list(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(5))
+    seen: list[list[int]] = []
+
+    async def handle(messages: list[Message]) -> None:
+        seen.append([message.data for message in messages])
+
+    await client.queue(queue).batch(4).limit(5).consume(handle)
+    assert seen == [[0, 1, 2, 3], [4]]
+
+
+async def test_each_gives_one_message_of_a_larger_batch(url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(url))
+    seen = []
+    async with Client(recorder) as client:
+        await client.queue(queue).push_many(range(5))
+        await client.queue(queue).batch(5).each().limit(5).consume(lambda message: seen.append(message.data))
+    assert seen == [0, 1, 2, 3, 4]
+    assert len([request for request in recorder.requests if "pop" in request.path]) == 1
+
+
+# How it is settled ----------------------------------------------------------------------------------------
+
+
+async def test_a_batch_is_acked_in_one_request(url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(url))
+    async with Client(recorder) as client:
+        await client.queue(queue).push_many(range(100))
+        await client.queue(queue).batch(100).limit(100).consume(nothing)
+        assert await taken(client, queue, "__QUEUE_MODE__") == []
+    assert [request.path for request in recorder.requests].count("/api/v1/ack/batch") == 1
+
+
+async def test_a_handler_that_raises_fails_its_messages_and_the_loop_goes_on(client: Client, queue: str) -> None:
+    await client.queue(queue).configure(retry_limit=1)
+    await client.queue(queue).push_many(["bad", "good"])
+    seen = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.data, message.attempt))
+        if message.data == "bad":
+            raise ValueError("it is bad")
+
+    done = await client.queue(queue).batch(2).each().limit(3).consume(handle)
+    assert seen == [("bad", 1), ("bad", 2), ("good", 1)]
+    assert (done.succeeded, done.failed) == (1, 2)
+    [letter] = [letter async for letter in client.queue(queue).dlq()]
+    assert letter.error.startswith("ValueError: it is bad\n")
+
+
+async def test_a_handler_may_settle_by_itself(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    await client.queue(queue).group("g").limit(1).consume(lambda message: message.retry())
+    assert attempts(await client.queue(queue).group("g").pop()) == [(1, 1)]
+
+
+async def test_on_success_settles_instead(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2])
+    told: list[tuple[object, object]] = []
+
+    async def succeeded(message: Message, result: object) -> None:
+        told.append((message.data, result))
+        if message.data == 2:
+            await message.ack()
+
+    def handle(message: Message) -> str:
+        return f"did {message.data}"
+
+    await client.queue(queue).group("g", "shared").limit(2).consume(handle).on_success(succeeded)
+    assert told == [(1, "did 1"), (2, "did 2")]
+    assert (await client.keeper()).held == 0
+    assert (await client.queue(queue).group("g").depth()).pending == 1
+
+
+async def test_on_error_is_asked_first_and_what_it_leaves_is_nacked(client: Client, queue: str) -> None:
+    await client.queue(queue).configure(retry_limit=0)
+    await client.queue(queue).push_many([1, 2])
+    told = []
+
+    async def failed(message: Message, error: Exception) -> None:
+        told.append((message.data, str(error)))
+        if message.data == 1:
+            await message.ack()
+
+    def handle(message: Message) -> None:
+        raise ValueError(f"not {message.data}")
+
+    await client.queue(queue).batch(2).each().limit(2).consume(handle).on_error(failed)
+    assert told == [(1, "not 1"), (2, "not 2")]
+    assert [letter.data async for letter in client.queue(queue).dlq()] == [2]
+
+
+async def test_without_on_success_what_succeeds_is_acked_beside_on_error(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    await client.queue(queue).group("g").limit(1).consume(nothing).on_error(nothing)
+    assert (await client.queue(queue).group("g").depth()).pending == 0
+
+
+async def test_an_error_of_on_success_is_a_failure(client: Client, queue: str) -> None:
+    await client.queue(queue).configure(retry_limit=0)
+    await client.queue(queue).push(1)
+
+    def succeeded(*_: object) -> None:
+        raise RuntimeError("after all")
+
+    done = await client.queue(queue).limit(1).consume(nothing).on_success(succeeded)
+    assert done.failed == 1
+    assert [letter.error.splitlines()[0] async for letter in client.queue(queue).dlq()] == ["RuntimeError: after all"]
+
+
+async def test_an_error_of_on_error_does_not_hide_the_first(client: Client, queue: str) -> None:
+    await client.queue(queue).configure(retry_limit=0)
+    await client.queue(queue).push(1)
+
+    def handle(*_: object) -> None:
+        raise ValueError("first")
+
+    def failed(*_: object) -> None:
+        raise RuntimeError("second")
+
+    await client.queue(queue).limit(1).consume(handle).on_error(failed)
+    [letter] = [letter async for letter in client.queue(queue).dlq()]
+    assert letter.error.startswith("ValueError: first\n")
+    assert "RuntimeError: second" in letter.error
+
+
+async def test_auto_ack_settles_at_delivery(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+
+    def handle(*_: object) -> None:
+        raise ValueError
+
+    await client.queue(queue).group("g").auto_ack().limit(1).consume(handle)
+    assert await taken(client, queue, "g") == []
+
+
+# How it ends ----------------------------------------------------------------------------------------------
+
+
+async def test_the_limit_is_one_for_all_loops(client: Client, queue: str) -> None:
+    for partition in range(10):
+        await client.queue(queue).partition(str(partition)).push_many(range(3))
+    consuming = client.queue(queue).group("g").batch(3).concurrency(4).limit(20)
+    done = await consuming.consume(nothing)
+    assert done.succeeded == 20
+    assert (await client.queue(queue).group("g").depth()).pending == 10
+
+
+async def test_handlers_run_at_the_same_time(client: Client, queue: str) -> None:
+    for partition in "abc":
+        await client.queue(queue).partition(partition).push(partition)
+    together = asyncio.Barrier(3)
+    done = await client.queue(queue).concurrency(3).limit(3).consume(lambda _: together.wait())
+    assert done.succeeded == 3
+
+
+async def test_stop_lets_handlers_finish_and_ends_waits(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(3))
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(*_: object) -> None:
+        began.set()
+        await go_on.wait()
+
+    consumption = client.queue(queue).group("g").batch(3).each().concurrency(2).consume(handle)
+    running = asyncio.ensure_future(consumption.run())
+    await began.wait()
+    await until_waiting(client.caller.transport, queue)
+    consumption.stop()
+    go_on.set()
+    done = await running
+    assert done.succeeded == 1
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(1, 1), (2, 1)]
+
+
+async def test_cancelled_it_hands_everything_back_uncounted(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(3))
+    began = asyncio.Event()
+
+    async def handle(*_: object) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    running = asyncio.ensure_future(client.queue(queue).group("g").batch(3).each().consume(handle).run())
+    await began.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(0, 1), (1, 1), (2, 1)]
+
+
+async def test_what_the_server_refuses_for_good_ends_it(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    await client.queue(queue).group("g", "ordered").pop()
+    with pytest.raises(Conflict):
+        await client.queue(queue).group("g", "shared").concurrency(3).consume(nothing)
+
+
+async def test_it_runs_once(client: Client, queue: str) -> None:
+    consumption = client.queue(queue).idle(1).consume(nothing)
+    await consumption
+    with pytest.raises(HarkError, match="has been run already"):
+        await consumption
+
+
+class Shaky:
+    """A way to the server on which the first pops fail."""
+
+    def __init__(self, url: str) -> None:
+        self._transport = HttpTransport(url)
+        self.url = url
+        self.failures = [problem(503, "stopping", retry_after=0.001), problem(429, "too_many_waiting", "busy", 0.001)]
+
+    async def send(self, request: Request) -> Answer:
+        """Ask once, or fail."""
+        if "pop" in request.path and self.failures:
+            return self.failures.pop()
+        return await self._transport.send(request)
+
+    def fork(self) -> None:
+        """Not needed here."""
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._transport.close()
+
+
+async def test_it_outlives_a_server_that_is_away(url: str, queue: str) -> None:
+    shaky = Shaky(url)
+    async with Client(shaky, retry=CallPolicy(attempts=1)) as client:
+        await client.queue(queue).push(1)
+        done = await client.queue(queue).limit(1).consume(nothing)
+    assert (done.succeeded, shaky.failures) == (1, [])
+
+
+# Leases ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    seen = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.attempt)
+        block(2.2)
+
+    await client.queue(queue).group("g").lease(1).limit(1).consume(handle)
+    assert seen == [1]
+    assert (await client.queue(queue).group("g").depth()).pending == 0
+
+
+async def test_a_handler_that_blocks_the_loop_in_its_first_turn_keeps_its_lease(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").lease(1).pop()
+    await message.begin()  # The thread that renews starts here; nothing else of this loop runs before it is blocked.
+    block(1.5)
+    assert (await message.ack()).success
+
+
+# The budget -----------------------------------------------------------------------------------------------
+
+
+async def test_what_one_loop_does_not_use_is_for_the_others() -> None:
+    budget = Budget(10)
+    assert await budget.reserve(10) == 10
+    waiting = asyncio.ensure_future(budget.reserve(10))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    budget.used(10, 4)
+    assert await waiting == 6
+    budget.used(6, 6)
+    assert await budget.reserve(10) == 0
+
+
+async def test_a_handler_that_is_cancelled_from_within_fails_its_message(client: Client, queue: str) -> None:
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            inner = asyncio.ensure_future(asyncio.Event().wait())
+            inner.cancel()
+            await inner
+
+    heard: list[object] = []
+    await client.queue(queue).configure(retry_limit=1)
+    await client.queue(queue).push(1)
+    consumed = await client.queue(queue).limit(2).consume(handle).on_error(lambda _, error: heard.append(error))
+    assert consumed == Consumed(succeeded=1, failed=1)
+    assert [type(error) for error in heard] == [HandlerCancelled]

@@ -1,0 +1,305 @@
+"""Leases that are kept: by a clock of the test, and by a real server while the event loop is blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from hark.client.calling import Caller, path
+from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
+from hark.client.delivery.line import Line
+from hark.client.delivery.settling import Settled, Settler, Verdict
+from hark.client.delivery.sources import PollSource, Wish
+from hark.client.transport.api import Answer, ConnectionFailed, Request
+from hark.client.transport.http import HttpTransport
+from hark.errors import InvalidInput
+from tests.client.lossy import push
+
+EXTEND = path("lease", "extend")
+LEASE = 2
+"""Seconds of the real lease: enough for a machine that is busy with other tests."""
+
+
+class _Body(msgspec.Struct, rename="camel"):
+    seconds: int
+    lease_ids: list[str] = []
+
+
+class FakeServer:
+    """Leases of a server, on a clock that goes on when the keeper waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.asked: list[tuple[float, list[str], int]] = []
+        self.gone: set[str] = set()
+        self.away: Callable[[], bool] = lambda: False
+        self.has_batch_route = True
+        self.slowness = 0.0
+        """Seconds between a question and its answer."""
+        self.patience: list[float] = []
+        """How long those who asked would have waited."""
+        self.until = math.inf
+        """The clock stops here."""
+        self.stopped = asyncio.Event()
+
+    url = "http://fake"
+
+    async def send(self, request: Request) -> Answer:
+        """Renew, if the server is there."""
+        assert request.body is not None
+        body = msgspec.json.decode(request.body, type=_Body)
+        leases = body.lease_ids or [request.path.split("/")[-2]]
+        self.asked.append((self.now - 1000, leases, body.seconds))
+        self.patience.append(request.timeout)
+        self.now += self.slowness
+        if self.away():
+            raise ConnectionFailed("away", sent=True)
+        results = [
+            {"leaseId": lease, "success": lease not in self.gone, "code": "lease_not_found", "error": "gone"}
+            for lease in leases
+        ]
+        if request.path != EXTEND:
+            return Answer(200, msgspec.json.encode(results[0]))
+        if not self.has_batch_route:
+            return Answer(404, b'{"error": "no such route", "code": "route_not_found"}')
+        return Answer(200, msgspec.json.encode({"results": results}))
+
+    def fork(self) -> None:
+        """There is no other way to it."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def wait(self, news: asyncio.Event, seconds: float) -> None:
+        """Let time pass until there is something to do, or until the end of the test."""
+        for _ in range(10):  # What was asked is answered first.
+            await asyncio.sleep(0)
+        if news.is_set():
+            return
+        if self.now + seconds <= self.until:
+            self.now += seconds
+            return
+        self.now = max(self.now, self.until)
+        self.stopped.set()
+        await news.wait()
+
+    @asynccontextmanager
+    async def keeping(self, seconds: float, first_after: float = math.inf) -> AsyncIterator[LeaseKeeper]:
+        """A keeper that lives for so many seconds, once the block has said what it holds."""
+        self.until = self.now + seconds
+        keeper = LeaseKeeper(Caller(self), monotonic=lambda: self.now, wait=self.wait, first_after=first_after)
+        yield keeper
+        running = asyncio.create_task(keeper.run())
+        await self.stopped.wait()
+        keeper.close()
+        await running
+
+    def times(self) -> list[float]:
+        """When it was asked."""
+        return [round(at, 3) for at, _, _ in self.asked]
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    """A server and its clock."""
+    return FakeServer()
+
+
+async def test_a_lease_is_renewed_at_a_third_of_its_time(server: FakeServer) -> None:
+    async with server.keeping(70) as keeper:
+        keeper.hold("a", 60)
+    assert server.asked == [(20, ["a"], 60), (40, ["a"], 60), (60, ["a"], 60)]
+
+
+async def test_the_first_renewal_is_early_because_a_queue_may_have_given_less(server: FakeServer) -> None:
+    async with server.keeping(50, FIRST_AFTER) as keeper:
+        keeper.hold("a", 60)
+        keeper.hold("short", 1.5)
+        keeper.drop("short")
+    assert server.times() == [1, 21, 41]
+
+
+async def test_leases_go_together_even_if_they_are_not_due_at_the_same_moment(server: FakeServer) -> None:
+    async with server.keeping(50) as keeper:
+        keeper.hold("a", 60)
+        server.now += 5
+        keeper.hold("b", 60)
+        keeper.hold("other", 120)
+    assert server.asked == [(20, ["a", "b"], 60), (40, ["a", "b"], 60), (40, ["other"], 120)]
+
+
+async def test_a_lease_with_many_holders_is_kept_until_the_last_one_drops_it(server: FakeServer) -> None:
+    async with server.keeping(30) as keeper:
+        for _ in range(3):
+            keeper.hold("a", 60)
+        keeper.drop("a")
+        keeper.drop("a")
+    assert server.times() == [20]
+    server.asked.clear()
+    async with server.keeping(30) as keeper:
+        keeper.hold("a", 60)
+        keeper.hold("a", 60)
+        keeper.drop("a")
+        keeper.drop("a")
+        keeper.drop("a")
+        assert keeper.held == 0
+    assert server.times() == []
+
+
+async def test_more_leases_than_a_request_holds_go_in_several(server: FakeServer) -> None:
+    async with server.keeping(21) as keeper:
+        for number in range(2500):
+            keeper.hold(str(number), 60)
+    assert sorted(len(leases) for _, leases, _ in server.asked) == [500, 1000, 1000]
+
+
+async def test_fractions_of_seconds_are_asked_for_as_whole_ones(server: FakeServer) -> None:
+    async with server.keeping(0.6) as keeper:
+        keeper.hold("a", 1.5)
+    assert server.asked == [(0.5, ["a"], 2)]
+
+
+async def test_a_renewal_that_failed_is_tried_again_sooner_and_nobody_is_told(server: FakeServer) -> None:
+    lost: list[str] = []
+    server.away = lambda: len(server.asked) <= 3
+    async with server.keeping(60) as keeper:
+        keeper.hold("a", 60, lambda: lost.append("a"))
+    assert server.times() == [20, 25, 29.375, 33.203, 53.203]
+    assert not lost
+
+
+async def test_a_renewed_lease_lasts_from_before_the_question(server: FakeServer) -> None:
+    server.slowness = 5
+    async with server.keeping(50) as keeper:
+        keeper.hold("a", 60)
+    assert server.times() == [20, 40]
+
+
+async def test_a_renewal_that_hangs_leaves_time_for_another_one(server: FakeServer) -> None:
+    server.away = lambda: True
+    async with server.keeping(26) as keeper:
+        keeper.hold("a", 60)
+    assert server.times() == [20, 25]
+    assert server.patience == [20, 17.5]
+
+
+async def test_a_lease_is_given_up_when_its_time_is_over_and_not_before(server: FakeServer) -> None:
+    lost: list[float] = []
+    server.away = lambda: True
+    async with server.keeping(70) as keeper:
+        keeper.hold("a", 60, lambda: lost.append(server.now - 1000))
+    assert lost == [pytest.approx(60)]
+    assert len(server.asked) > 10
+    assert server.asked[-1][0] < 60
+    assert keeper.held == 0
+
+
+async def test_a_lease_that_the_server_does_not_know_is_lost_at_once_and_the_others_stay(server: FakeServer) -> None:
+    lost: list[tuple[str, float]] = []
+    server.gone = {"b"}
+    async with server.keeping(45) as keeper:
+        for lease in ("a", "b", "c"):
+            keeper.hold(lease, 60, lambda lease=lease: lost.append((lease, server.now - 1000)))  # type: ignore[misc]
+    assert lost == [("b", 20)]
+    assert [leases for _, leases, _ in server.asked] == [["a", "b", "c"], ["a", "c"]]
+
+
+async def test_all_holders_are_told_even_if_one_of_them_fails(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("deaf")
+
+    def dropped() -> None:
+        lost.append(-1)
+
+    server.gone = {"a"}
+    async with server.keeping(30) as keeper:
+        keeper.hold("a", 60, fail)
+        keeper.hold("a", 60, lambda: lost.append(2))
+        keeper.hold("a", 60, dropped)
+        keeper.drop("a", dropped)
+    assert lost == [2]
+    assert "deaf" in caplog.text
+
+
+async def test_an_older_server_is_asked_one_by_one(server: FakeServer) -> None:
+    server.has_batch_route = False
+    server.gone = {"b"}
+    lost: list[str] = []
+    async with server.keeping(45) as keeper:
+        keeper.hold("a", 60)
+        keeper.hold("b", 60, lambda: lost.append("b"))
+    assert server.asked == [(20, ["a", "b"], 60), (20, ["a"], 60), (20, ["b"], 60), (40, ["a"], 60)]
+    assert lost == ["b"]
+
+
+async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: str) -> None:
+    transport = HttpTransport(url)
+    waits: asyncio.Queue[float] = asyncio.Queue()
+
+    async def wait(news: asyncio.Event, seconds: float) -> None:
+        waits.put_nowait(seconds)
+        await news.wait()
+
+    keeper = LeaseKeeper(Caller(transport), wait=wait, first_after=math.inf)
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        assert await waits.get() == math.inf
+        await asyncio.to_thread(keeper.hold, "long", 300)
+        assert await waits.get() == pytest.approx(100, abs=5)
+        await asyncio.to_thread(keeper.hold, "short", 30)
+        assert await waits.get() == pytest.approx(10, abs=5)
+        keeper.close()
+        await running
+    await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("lease", "seconds", "words"), [("", 1, "lease_id"), ("a", 0, "seconds"), ("a", -1, "seconds")]
+)
+def test_what_is_no_lease_is_refused(server: FakeServer, lease: str, seconds: float, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        LeaseKeeper(Caller(server)).hold(lease, seconds)
+
+
+def compute_for(seconds: float) -> int:
+    """A handler that never lets go of its event loop."""
+    until, number = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        number += 1
+    return number
+
+
+async def test_a_handler_that_blocks_its_loop_for_three_lease_times_keeps_its_message(
+    url: str, caller: Caller, queue: str
+) -> None:
+    await push(caller, queue, ["mine"])
+    line = Line(HttpTransport(url))
+    await line.start()
+    keeper = LeaseKeeper(line.caller)
+    keeping = asyncio.create_task(line.run(keeper.run))
+    lost: list[str] = []
+    [message] = await PollSource(caller, Wish(queue=queue, lease_seconds=LEASE)).take(1)
+    keeper.hold(message.lease_id, LEASE, lambda: lost.append("lost"))
+    # Another consumer waits all the time; it is on the line's loop, so it does not stop when this one blocks.
+    other = asyncio.create_task(
+        line.run(lambda: PollSource(line.caller, Wish(queue=queue, timeout_ms=2900 * LEASE)).take(1))
+    )
+    await asyncio.sleep(0)
+    assert compute_for(3.1 * LEASE)
+    assert await other == []
+    assert not lost
+    assert await Settler(caller).settle(Verdict(message)) == Settled(True)
+    keeper.drop(message.lease_id)
+    keeper.close()
+    await keeping
+    await line.close()

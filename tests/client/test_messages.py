@@ -1,0 +1,388 @@
+"""Messages in hand, one by one, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+import hark
+from hark.client.client import Client
+from hark.client.delivery.leases import Lost
+from hark.client.transport.http import HttpTransport
+from hark.errors import InvalidInput, LeaseLost
+from hark.polling import PollingStrategy
+from tests.client.clients import attempts, taken
+from tests.client.test_leases import FakeServer
+from tests.client.transports import Recorder, until_waiting
+
+
+class Order(msgspec.Struct):
+    """What the tests push."""
+
+    id: int
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Client]:
+    async with hark.connect(url) as opened:
+        yield opened
+
+
+async def held(client: Client, queue: str) -> int:
+    """How many messages the group `g` has on leases."""
+    return sum(group.in_flight for group in await client.groups.list(queue) if group.name == "g")
+
+
+async def until_free(client: Client, queue: str) -> None:
+    """Return when nothing of the group `g` is on a lease."""
+    while await held(client, queue):
+        pass
+
+
+# What can be read -----------------------------------------------------------------------------------------
+
+
+async def test_a_message_says_where_it_comes_from(client: Client, queue: str) -> None:
+    trace = "7f3b1c1e-33cf-4f4a-9a1e-1d2c3b4a5f60"
+    pushed = await client.queue(queue).partition("p").push({"id": 7}, key="k", priority=2, trace_id=trace)
+    [message] = await client.queue(queue).group("g").pop()
+    assert (message.id, message.transaction_id, message.trace_id) == (pushed.id, "k", trace)
+    assert (message.queue, message.partition, message.offset, message.group) == (queue, "p", 1, "g")
+    assert (message.priority, message.attempt, message.raw) == (2, 1, b'{"id":7}')
+    assert message.created_at.tzinfo is not None
+    assert message.lease_id
+    assert repr(message) == f"Message({queue}/p#1, attempt=1, open)"
+
+
+async def test_data_is_decoded_once_and_into_types(client: Client, queue: str) -> None:
+    await client.queue(queue).push({"id": 7})
+    [message] = await client.queue(queue).pop()
+    assert message.data is message.data
+    assert message.decode(Order) == Order(7)
+    with pytest.raises(InvalidInput, match=r"is no int: Expected `int`, got `object`"):
+        message.decode(int)
+
+
+# How they are settled -------------------------------------------------------------------------------------
+
+
+async def test_a_block_that_ends_well_acks(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").pop()
+    async with message:
+        assert message.settled is None
+    assert message.settled == "completed"
+    assert (await client.queue(queue).group("g").depth()).pending == 0
+
+
+async def test_a_block_that_raises_nacks_with_the_traceback_and_lets_the_error_go_on(
+    client: Client, queue: str
+) -> None:
+    await client.queue(queue).configure(retry_limit=0)
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").pop()
+    with pytest.raises(ValueError, match="no such customer"):
+        async with message:
+            raise ValueError("no such customer")
+    [letter] = [letter async for letter in client.queue(queue).dlq()]
+    assert letter.error.startswith("ValueError: no such customer\n")
+    assert 'raise ValueError("no such customer")' in letter.error
+    assert "test_messages.py" in letter.error
+
+
+async def test_a_long_traceback_keeps_its_end(client: Client, queue: str) -> None:
+    def dig(depth: int) -> None:
+        if not depth:
+            raise ValueError("x" * 6000)
+        dig_on(depth)
+
+    def dig_on(depth: int) -> None:  # Two that take turns: repeated lines would be folded.
+        dig(depth - 1)
+
+    await client.queue(queue).configure(retry_limit=0)
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).pop()
+    with pytest.raises(ValueError, match="xxx"):
+        async with message:
+            dig(100)
+    [letter] = [letter async for letter in client.queue(queue).dlq()]
+    assert len(letter.error) <= 10_000
+    assert letter.error.startswith("ValueError: xxx")
+    assert letter.error.rstrip().endswith('raise ValueError("x" * 6000)')
+
+
+async def test_a_cancelled_block_hands_back_uncounted(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").pop()
+    began = asyncio.Event()
+
+    async def work() -> None:
+        async with message:
+            began.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert attempts(await client.queue(queue).group("g").pop()) == [(1, 1)]
+
+
+async def test_what_was_settled_inside_the_block_stays_so(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2])
+    for verdict in ("retry", "ack"):
+        [message] = await client.queue(queue).group("g").pop()
+        async with message:
+            await getattr(message, verdict)()
+        assert message.settled == {"ack": "completed"}.get(verdict, verdict)
+    assert (await client.queue(queue).group("g").depth()).pending == 1
+
+
+async def test_a_failure_counts_and_may_be_delayed(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1])
+    [message] = await client.queue(queue).group("g").pop()
+    await message.nack("not now")
+    [again] = await client.queue(queue).group("g").pop()
+    assert again.attempt == 2
+    await again.nack("later", delay=3600)
+    assert await client.queue(queue).group("g").pop() == []
+
+
+async def test_a_dead_letter_has_its_reason(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).pop()
+    assert (await message.dead_letter("nobody wants it")).dead_lettered
+    assert [letter.error async for letter in client.queue(queue).dlq()] == ["nobody wants it"]
+
+
+async def test_settling_twice_is_no_error_and_no_request(url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(url))
+    async with Client(recorder) as client:
+        await client.queue(queue).push(1)
+        [message] = await client.queue(queue).pop()
+        assert (await message.ack()).success
+        before = len(recorder.requests)
+        assert (await message.ack()).success
+        assert (await message.nack("too late")).success
+        assert len(recorder.requests) == before
+
+
+async def test_a_lost_lease_makes_the_ack_fail(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").pop()
+    await client.groups.seek("g", queue, offset=1)
+    for _ in range(2):
+        with pytest.raises(LeaseLost) as lost:
+            await message.ack()
+        assert lost.value.code == "lease_lost"
+
+
+async def test_the_error_of_a_block_wins_over_a_lost_lease(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").pop()
+    with pytest.raises(ValueError, match="mine") as raised:
+        async with message:
+            await client.groups.seek("g", queue, to_end=True)
+            raise ValueError("mine")
+    assert "could not be handed back" in raised.value.__notes__[0]
+
+
+async def test_a_block_is_not_begun_under_a_lease_that_is_gone(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).group("g").pop()
+    await client.groups.seek("g", queue, to_end=True)
+    with pytest.raises(LeaseLost):
+        async with message:
+            pytest.fail("it was begun")
+
+
+async def test_what_was_settled_at_delivery_needs_no_ack(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2])
+    [message] = await client.queue(queue).group("g").auto_ack().pop()
+    async with message:
+        assert message.lease_id == ""
+    with pytest.raises(InvalidInput, match="settled at delivery"):
+        await message.renew(10)
+    assert await taken(client, queue, "g") == [2]
+
+
+# One by one -----------------------------------------------------------------------------------------------
+
+
+async def test_messages_end_at_the_limit(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(9))
+    seen = []
+    async for message in client.queue(queue).group("g").batch(4).limit(6).messages():
+        async with message:
+            seen.append(message.data)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    assert await taken(client, queue, "g") == [6, 7, 8]
+
+
+async def test_messages_wait_for_what_comes(client: Client, queue: str) -> None:
+    messages = client.queue(queue).group("g").messages()
+    first = asyncio.ensure_future(anext(messages))
+    await until_waiting(client.caller.transport, queue)
+    await client.queue(queue).push("hello")
+    assert (await first).data == "hello"
+    await messages.aclose()
+
+
+async def test_messages_end_when_nothing_came_for_the_idle_time(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    seen = [message.data async for message in client.queue(queue).idle(20).auto_ack().messages()]
+    assert seen == [1]
+
+
+async def test_break_hands_back_what_was_not_begun(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(5))
+    async for message in client.queue(queue).group("g").batch(5).messages():
+        async with message:
+            break
+    await until_free(client, queue)
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+async def test_an_exception_hands_back_what_was_not_begun(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(3))
+
+    async def consume() -> None:
+        async for message in client.queue(queue).group("g").batch(3).messages():
+            async with message:
+                raise ValueError
+
+    with pytest.raises(ValueError):  # Its own.
+        await consume()
+    await until_free(client, queue)
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(0, 2), (1, 1), (2, 1)]
+
+
+async def test_cancellation_hands_back_what_was_not_begun(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(3))
+    began = asyncio.Event()
+
+    async def consume() -> None:
+        async for message in client.queue(queue).group("g").batch(3).messages():
+            async with message:
+                began.set()
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(consume())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    gc.collect()
+    await until_free(client, queue)
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(0, 1), (1, 1), (2, 1)]
+
+
+async def test_closing_an_iteration_hands_back_at_once(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many(range(3))
+    async with client.queue(queue).group("g").batch(3).messages() as messages:
+        await (await anext(messages)).ack()
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(1, 1), (2, 1)]
+
+
+async def test_a_wait_that_is_cancelled_takes_nothing_with_it(client: Client, queue: str) -> None:
+    messages = client.queue(queue).group("g").messages()
+    step = asyncio.ensure_future(anext(messages))
+    await until_waiting(client.caller.transport, queue)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    await client.queue(queue).push(1)
+    assert (await anext(messages)).data == 1
+    await messages.aclose()
+
+
+async def test_what_follows_a_failure_comes_again_in_order(client: Client, queue: str) -> None:
+    await client.queue(queue).partition("a").push_many(["a1", "a2", "a3"])
+    await client.queue(queue).partition("b").push("b1")
+    seen = []
+    async for message in client.queue(queue).group("g").batch(4).partitions(2).limit(5).messages():
+        seen.append((message.data, message.attempt))
+        await (message.nack("no") if message.data == "a1" and message.attempt == 1 else message.ack())
+    expected = [("a1", 2), ("a2", 1), ("a3", 1)]
+    assert [one for one in seen if one[0] != "b1" and one != ("a1", 1)] == expected
+    assert seen.count(("b1", 1)) == 1
+
+
+async def test_in_a_shared_group_a_failure_holds_nothing_up(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2, 3])
+    seen = []
+    async for message in client.queue(queue).group("g", "shared").batch(3).limit(3).messages():
+        seen.append((message.data, message.attempt))
+        await (message.nack("no") if message.data == 1 else message.ack())
+    assert seen == [(1, 1), (2, 1), (3, 1)]
+
+
+async def test_a_message_that_was_dropped_is_not_held_any_longer(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    messages = client.queue(queue).group("g").messages()
+    message = await anext(messages)
+    keeper = await client.keeper()
+    assert keeper.held == 1
+    del message
+    gc.collect()
+    await asyncio.sleep(0)
+    assert keeper.held == 0
+    await messages.aclose()
+
+
+@pytest.mark.parametrize("renew", [True, False], ids=["renewed", "not-renewed"])
+async def test_renewing_can_be_switched_off(client: Client, queue: str, renew: bool) -> None:
+    await client.queue(queue).push(1)
+    async with client.queue(queue).group("g").renew_lease(renew).messages() as messages, await anext(messages):
+        assert (await client.keeper()).held == renew
+
+
+async def test_leases_are_renewed_at_the_interval_that_was_said() -> None:
+    server = FakeServer()
+    async with server.keeping(3.5) as keeper:
+        keeper.hold("lease", 60, every=1.0)
+    assert server.times() == [1.0, 2.0, 3.0]
+    assert {seconds for _, _, seconds in server.asked} == {60}
+
+
+async def test_the_interval_of_the_builder_reaches_the_keeper(client: Client, queue: str) -> None:
+    held: list[float | None] = []
+    keeper = await client.keeper()
+    hold = keeper.hold
+
+    def spy(lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
+        held.extend((seconds, every))
+        hold(lease_id, seconds, lost, every)
+
+    keeper.hold = spy  # type: ignore[method-assign]  # To see what it is told.
+    await client.queue(queue).push(1)
+    async with client.queue(queue).renew_lease(interval_ms=400).messages() as messages, await anext(messages):
+        assert held == [2, 0.4]
+
+
+async def test_plain_polling_does_not_wait_at_the_server(url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(url))
+    async with Client(recorder) as client:
+        await client.queue(queue).push(1)
+        polling = client.queue(queue).polling(True).poll_interval(5).idle(20)
+        assert [message.data async for message in polling.auto_ack().messages()] == [1]
+    pops = [request for request in recorder.requests if "pop" in request.path]
+    assert len(pops) >= 3
+    assert not any("wait" in (request.query or {}) for request in pops)
+
+
+async def test_the_strategy_of_the_client_governs_empty_answers(url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(url))
+    strategy = PollingStrategy.fixed(interval_ms=60_000)
+    async with Client(recorder, polling=strategy) as client:
+        step = asyncio.ensure_future(anext(client.queue(queue).timeout(1).messages()))
+        done, _ = await asyncio.wait([step], timeout=0.1)
+        assert not done
+        step.cancel()
+    assert len(recorder.requests) == 1

@@ -1,0 +1,251 @@
+"""Pushes share requests, keep their order, and each has its own outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from hark.client.calling import Caller, CallPolicy, path
+from hark.client.producing.pushing import Pushed, Pusher, new_message
+from hark.client.transport.api import Answer, ConnectionFailed, Request
+from hark.client.transport.http import HttpTransport
+from hark.clock import SystemClock
+from hark.connecting import in_process
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import HarkError, InvalidInput, Overloaded
+from hark.settings import Settings
+from tests.client.proxy import Proxy
+from tests.client.transports import Recorder, Script, sizes
+
+
+@pytest.fixture
+async def recorder(url: str) -> AsyncIterator[Recorder]:
+    recorder = Recorder(HttpTransport(url))
+    yield recorder
+    await recorder.close()
+
+
+async def stored(caller: Caller, queue: str, partition: str | None = None) -> list[object]:
+    """The payloads of a queue, in order."""
+    route = path("pop", "queue", queue) if partition is None else path("pop", "queue", queue, "partition", partition)
+    answer = await caller.call("GET", route, query={"batch": 10_000, "partitions": 1000, "autoAck": True})
+    if answer.status == 204:
+        return []
+    return [message["data"] for message in msgspec.json.decode(answer.body)["messages"]]
+
+
+async def test_a_push_answers_where_the_message_is(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder))
+    message = new_message(queue, {"id": 1}, key="k-1")
+    first = await pusher.push(message)
+    assert (first.status, first.transaction_id, first.queue) == ("queued", "k-1", queue)
+    assert first.id and first.partition_id and first.id != first.partition_id
+    again = await pusher.push(message)
+    assert again == Pushed("duplicate", first.id, "k-1", first.partition_id, queue)
+
+
+async def test_pushes_that_are_made_together_share_a_request(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder))
+    pushed = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(100)))
+    assert sizes(recorder.requests) == [100]
+    assert len({one.id for one in pushed}) == 100
+
+
+async def test_pushes_of_one_partition_arrive_in_the_order_of_the_calls(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder), max_items=7)
+    first = asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(50)))
+    await asyncio.sleep(0)
+    await pusher.push_many([new_message(queue, i) for i in range(50, 100)])
+    await first
+    assert len(recorder.requests) > 2
+    assert await stored(Caller(recorder), queue) == list(range(100))
+
+
+async def test_many_messages_are_split_into_requests_and_keep_their_order(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder), max_items=400)
+    messages = [new_message(queue, i, partition=f"p{i % 3}") for i in range(3000)]
+    pushed = await pusher.push_many(messages)
+    assert [one.transaction_id for one in pushed] == [message.transaction_id for message in messages]
+    assert max(sizes(recorder.requests)) == 400
+    for partition in range(3):
+        assert await stored(Caller(recorder), queue, f"p{partition}") == list(range(partition, 3000, 3))
+
+
+async def test_no_messages_are_no_request(recorder: Recorder) -> None:
+    assert await Pusher(Caller(recorder)).push_many([]) == []
+    assert recorder.requests == []
+
+
+async def test_a_request_stays_below_its_bytes_and_a_larger_message_goes_alone(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder), max_bytes=2000)
+    texts = ["a" * 500, "b" * 500, "c" * 5000, "d" * 500]
+    await pusher.push_many([new_message(queue, text) for text in texts])
+    assert sizes(recorder.requests) == [2, 1, 1]
+    assert await stored(Caller(recorder), queue) == texts
+
+
+async def test_a_message_of_megabytes_arrives(recorder: Recorder, queue: str) -> None:
+    await Pusher(Caller(recorder)).push(new_message(queue, "x" * 3_000_000))
+    assert await stored(Caller(recorder), queue) == ["x" * 3_000_000]
+
+
+async def test_a_full_queue_is_an_error_only_for_those_who_push_to_it(recorder: Recorder, queue: str) -> None:
+    caller = Caller(recorder)
+    await caller.call("POST", path("configure"), body={"queue": queue, "options": {"maxSize": 1}})
+    pusher = Pusher(caller)
+    await pusher.push(new_message(queue, 1))
+    outcomes = await asyncio.gather(
+        pusher.push(new_message(queue, 2)), pusher.push(new_message(f"{queue}-2", 3)), return_exceptions=True
+    )
+    assert isinstance(outcomes[0], Overloaded)
+    assert outcomes[0].code == "queue_full"
+    assert isinstance(outcomes[1], Pushed)
+
+
+async def test_a_full_queue_is_not_waited_out(recorder: Recorder, queue: str) -> None:
+    caller = Caller(recorder)
+    await caller.call("POST", path("configure"), body={"queue": queue, "options": {"maxSize": 1}})
+    pusher = Pusher(caller)
+    await pusher.push(new_message(queue, 1))
+    recorder.requests.clear()
+    with pytest.raises(Overloaded):
+        await pusher.push(new_message(queue, 2))
+    assert len(recorder.requests) == 1
+
+
+async def test_one_wrong_message_among_many_harms_nobody_else(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder))
+    messages = [new_message(queue, msgspec.Raw(b"{broken") if i == 37 else i) for i in range(100)]
+    outcomes = await asyncio.gather(*(pusher.push(message) for message in messages), return_exceptions=True)
+    refused = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, InvalidInput)]
+    assert refused == [37]
+    assert len(recorder.requests) < 20
+    assert await stored(Caller(recorder), queue) == [i for i in range(100) if i != 37]
+
+
+async def test_push_many_says_that_the_others_are_stored(recorder: Recorder, queue: str) -> None:
+    messages = [new_message(queue, 1), new_message(queue, msgspec.Raw(b"]")), new_message(queue, 2)]
+    with pytest.raises(InvalidInput) as refused:
+        await Pusher(Caller(recorder)).push_many(messages)
+    assert refused.value.__notes__ == ["2 of 3 messages are stored; pushing all again is safe"]
+    assert await stored(Caller(recorder), queue) == [1, 2]
+
+
+async def test_a_server_that_takes_less_gets_smaller_requests(queue: str) -> None:
+    settings = Settings(max_body_bytes=2000)
+    transport = Recorder(in_process(SqliteEngine(":memory:", clock=SystemClock()), settings))
+    try:
+        await Pusher(Caller(transport)).push_many([new_message(queue, "x" * 300) for _ in range(20)])
+        assert len(await stored(Caller(transport), queue)) == 20
+        with pytest.raises(InvalidInput) as refused:
+            await Pusher(Caller(transport)).push(new_message(queue, "x" * 3000))
+        assert refused.value.code == "body_too_large"
+    finally:
+        await transport.close()
+
+
+async def test_a_lost_reply_doubles_nothing(url: str, queue: str) -> None:
+    async with Proxy(url) as proxy:
+        transport = HttpTransport(proxy.url)
+        caller = Caller(transport, CallPolicy(first_delay=0.0))
+        pusher = Pusher(caller)
+        proxy.lose_replies(3)
+        pushed = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(50)))
+        assert proxy.lost_replies == 3
+        assert {one.status for one in pushed} == {"duplicate"}
+        assert await stored(caller, queue) == list(range(50))
+        await transport.close()
+
+
+async def test_whoever_is_cancelled_takes_nobody_along(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder))
+    impatient = asyncio.create_task(pusher.push(new_message(queue, 1)))
+    patient = asyncio.create_task(pusher.push(new_message(queue, 2)))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert (await patient).status == "queued"
+    assert impatient.cancelled()
+
+
+async def test_a_push_of_many_that_is_cancelled_leaves_nothing_behind(queue: str) -> None:
+    asked = asyncio.Event()
+
+    class Silent(Script):
+        async def send(self, request: Request) -> Answer:
+            asked.set()
+            await asyncio.Event().wait()
+            return await super().send(request)
+
+    pusher = Pusher(Caller(Silent()), max_items=2)
+    pushing = asyncio.create_task(pusher.push_many([new_message(queue, i) for i in range(100)]))
+    await asked.wait()
+    pushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+
+
+async def test_an_unreachable_server_is_an_error_of_its_own_for_each(queue: str) -> None:
+    script = Script(ConnectionFailed("no server", sent=False))
+    pusher = Pusher(Caller(script, CallPolicy(attempts=1)))
+    outcomes = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(3)), return_exceptions=True)
+    assert all(isinstance(outcome, ConnectionFailed) and outcome.text == "no server" for outcome in outcomes)
+    assert len({id(outcome) for outcome in outcomes}) == 3
+    assert len(script.requests) == 1
+
+
+async def test_more_than_may_wait_are_refused_at_once(queue: str) -> None:
+    pusher = Pusher(Caller(Script(ConnectionFailed("no server", sent=False)), CallPolicy(attempts=1)), max_pending=2)
+    outcomes = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(3)), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ConnectionFailed, ConnectionFailed, Overloaded]
+
+
+async def test_more_than_may_wait_are_pushed_all_the_same_if_they_come_in_one_call(
+    recorder: Recorder, queue: str
+) -> None:
+    pusher = Pusher(Caller(recorder), max_items=10, max_pending=20)
+    assert len(await pusher.push_many([new_message(queue, i) for i in range(100)])) == 100
+
+
+async def test_drain_waits_until_all_is_answered(recorder: Recorder, queue: str) -> None:
+    pusher = Pusher(Caller(recorder))
+    pushes = [asyncio.create_task(pusher.push(new_message(queue, i))) for i in range(5)]
+    await asyncio.sleep(0)
+    await pusher.drain()
+    assert await stored(Caller(recorder), queue) == [0, 1, 2, 3, 4]
+    await asyncio.gather(*pushes)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>"], ids=["too few", "an object", "a page"])
+async def test_an_answer_that_is_not_harks_is_an_error(body: bytes, queue: str) -> None:
+    pusher = Pusher(Caller(Script(Answer(201, body))))
+    with pytest.raises(HarkError) as refused:
+        await pusher.push(new_message(queue, 1))
+    assert refused.value.code == "not_hark"
+
+
+async def test_a_push_of_many_that_is_cancelled_after_failures_is_silent(queue: str) -> None:
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    asked = asyncio.Event()
+
+    class FailsThenHangs(Script):
+        async def send(self, request: Request) -> Answer:
+            if self.requests:
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().send(request)
+
+    transport = FailsThenHangs(ConnectionFailed("no server", sent=False))
+    pusher = Pusher(Caller(transport, CallPolicy(attempts=1)), max_items=1)
+    pushing = asyncio.create_task(pusher.push_many([new_message(queue, number) for number in range(20)]))
+    await asked.wait()
+    pushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+    del pushing, pusher
+    gc.collect()
+    assert problems == []

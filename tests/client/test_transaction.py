@@ -1,0 +1,243 @@
+"""Transactions, against a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from hark.client.administration.queue_admin import QueueAdmin
+from hark.client.calling import Caller, path
+from hark.client.client import Client
+from hark.client.keys.kv import KeyValue
+from hark.client.producing.transaction import Transaction
+from hark.client.transport.api import ConnectionFailed
+from hark.client.transport.http import HttpTransport
+from hark.errors import InvalidInput, TransactionRefused
+from hark.model import Status
+from tests.client.deliveries import Wrapper, pop, push, settle
+from tests.client.lossy import LossyTransport, first_of, no_sleep
+
+ROUTE = path("transaction")
+
+
+@pytest.fixture
+def lossy(caller: Caller) -> LossyTransport:
+    """The way to the server; the first answer to a transaction gets lost on it."""
+    return LossyTransport(caller.transport, lose=first_of(ROUTE))
+
+
+@pytest.fixture
+def unlucky(lossy: LossyTransport) -> Caller:
+    return Caller(lossy, sleep=no_sleep)
+
+
+async def test_settlement_push_and_keys_happen_together(caller: Caller, queue: str) -> None:
+    await push(caller, queue, {"order": 17})
+    [message] = await pop(caller, queue)
+    transaction = Transaction(caller).ack(message).push(f"{queue}-out", {"invoice": 17}, partition="p", key="i-17")
+    transaction.kv.check((queue, "done"), None).set((queue, "done"), True)
+    done = await transaction.commit()
+    ack, pushed = done.results
+    assert (ack.type, ack.success, ack.dead_lettered) == ("ack", True, False)
+    assert (pushed.type, pushed.status, pushed.queue, pushed.transaction_id) == (
+        "push",
+        "queued",
+        f"{queue}-out",
+        "i-17",
+    )
+    entry = await KeyValue(caller).get((queue, "done"))
+    assert entry is not None
+    assert (entry.value, entry.versionstamp) == (True, done.versionstamp)
+    assert [one.data for one in await pop(caller, f"{queue}-out")] == [{"invoice": 17}]
+    assert (await QueueAdmin(caller, queue).stats()).totals.completed == 1
+
+
+async def test_a_message_of_the_client_is_taken_with_its_delivery(caller: Caller, queue: str) -> None:
+    await push(caller, queue, 1)
+    [message] = await pop(caller, queue)
+    await Transaction(caller).ack(Wrapper(message)).commit()
+    assert (await QueueAdmin(caller, queue).stats()).totals.completed == 1
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "dlq"])
+async def test_the_block_of_a_message_says_no_more_of_what_a_transaction_settled(
+    caller: Caller, url: str, queue: str, status: Status
+) -> None:
+    await push(caller, queue, 1)
+    way = LossyTransport(HttpTransport(url))
+    async with Client(way) as client:
+        [message] = await client.queue(queue).pop()
+        async with message:
+            await client.transaction().ack(message, status).commit()
+            assert message.settled == status
+    assert way.asked(path("ack")) == way.asked(path("ack", "batch")) == 0
+
+
+async def test_the_block_of_a_message_acks_it_when_its_transaction_was_dropped(
+    caller: Caller, url: str, queue: str
+) -> None:
+    await push(caller, queue, 1)
+    async with Client(HttpTransport(url)) as client:
+        [message] = await client.queue(queue).pop()
+        async with message:
+            client.transaction().ack(message, "dlq")
+    assert message.settled == "completed"
+    assert (await QueueAdmin(caller, queue).stats()).totals.completed == 1
+
+
+async def test_failed_retry_and_dlq_do_what_they_do_elsewhere(caller: Caller, queue: str) -> None:
+    for name, status in (("a", "failed"), ("b", "retry"), ("c", "dlq")):
+        await push(caller, f"{queue}-{name}", name)
+        [message] = await pop(caller, f"{queue}-{name}")
+        delay = None if status == "dlq" else 3600
+        done = await Transaction(caller).ack(message, status, error="why", delay=delay).commit()  # type: ignore[arg-type]
+        assert done.results[0].dead_lettered is (status == "dlq")
+        assert await pop(caller, f"{queue}-{name}") == []
+        totals = (await QueueAdmin(caller, f"{queue}-{name}").stats()).totals
+        assert (totals.failed, totals.dead_letter) == (int(status == "failed"), int(status == "dlq"))
+
+
+async def test_a_refused_settlement_refuses_all_and_says_which(caller: Caller, queue: str) -> None:
+    await push(caller, queue, 1, 2)
+    first, second = await pop(caller, queue)
+    await settle(caller, second, "dlq")
+    transaction = Transaction(caller).push(f"{queue}-out", 1).ack(first).ack(second)
+    with pytest.raises(TransactionRefused) as caught:
+        await transaction.commit()
+    assert (caught.value.code, caught.value.index, caught.value.status) == ("dead_lettered", 2, 409)
+    assert await pop(caller, f"{queue}-out") == []
+
+
+async def test_a_check_that_fails_refuses_all(caller: Caller, queue: str) -> None:
+    await KeyValue(caller).set((queue,), 1)
+    transaction = Transaction(caller).push(queue, 1)
+    transaction.kv.check((queue,), None).delete((queue,))
+    with pytest.raises(TransactionRefused) as caught:
+        await transaction.commit()
+    assert (caught.value.code, caught.value.index) == ("check_failed", None)
+    assert await pop(caller, queue) == []
+    assert await KeyValue(caller).get((queue,)) is not None
+
+
+async def test_a_required_lease_must_be_live(caller: Caller, queue: str) -> None:
+    await push(caller, queue, 1)
+    [message] = await pop(caller, queue)
+    await Transaction(caller).require(message).push(f"{queue}-out", 1).commit()
+    await settle(caller, message)
+    with pytest.raises(TransactionRefused):
+        await Transaction(caller).require(message.lease_id).push(f"{queue}-out", 2).commit()
+    assert [one.data for one in await pop(caller, f"{queue}-out")] == [1]
+
+
+async def test_a_block_commits_at_its_end(caller: Caller, queue: str) -> None:
+    async with Transaction(caller) as transaction:
+        transaction.push(queue, 1).queue(queue).partition("Default").push(2, priority=3)
+        assert await pop(caller, queue) == []
+    assert [one.data for one in await pop(caller, queue)] == [1, 2]
+
+
+async def test_a_block_that_raises_commits_nothing(caller: Caller, queue: str) -> None:
+    with pytest.raises(RuntimeError, match="no"):
+        async with Transaction(caller) as transaction:
+            transaction.push(queue, 1)
+            raise RuntimeError("no")
+    assert await pop(caller, queue) == []
+
+
+async def test_a_block_does_not_commit_again_what_was_tried_in_it(unlucky: Caller, lossy: LossyTransport) -> None:
+    async with Transaction(unlucky) as transaction:
+        transaction.kv.sum(("tried",), 1)
+        with pytest.raises(ConnectionFailed):
+            await transaction.commit()
+    assert lossy.asked(ROUTE) == 1
+
+
+async def test_an_empty_transaction_asks_for_nothing(unlucky: Caller, lossy: LossyTransport) -> None:
+    async with Transaction(unlucky) as transaction:
+        pass
+    assert (await Transaction(unlucky).commit()).results == ()
+    assert transaction is not None
+    assert lossy.requests == []
+
+
+async def test_what_was_committed_takes_no_more(caller: Caller, queue: str) -> None:
+    transaction = Transaction(caller).push(queue, 1)
+    await transaction.commit()
+    with pytest.raises(InvalidInput, match="committed already; begin a new one"):
+        transaction.push(queue, 2)
+    with pytest.raises(InvalidInput, match="committed already; begin a new one"):
+        transaction.require("lease")
+    with pytest.raises(InvalidInput, match="committed already"):
+        await transaction.commit()
+
+
+async def test_a_lost_reply_is_asked_for_again_and_doubles_nothing(
+    caller: Caller, unlucky: Caller, lossy: LossyTransport, queue: str
+) -> None:
+    await push(caller, queue, 1)
+    [message] = await pop(caller, queue)
+    transaction = Transaction(unlucky).ack(message).push(f"{queue}-out", "a").push(f"{queue}-out", "b")
+    transaction.kv.set((queue,), "done")
+    done = await transaction.commit()
+    assert lossy.asked(ROUTE) == 2
+    assert [one.status for one in done.results] == [None, "duplicate", "duplicate"]
+    assert [one.data for one in await pop(caller, f"{queue}-out")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("what", ["failed", "require", "check", "sum", "append"])
+async def test_a_lost_reply_is_an_error_where_a_second_answer_would_mean_nothing(
+    caller: Caller, unlucky: Caller, lossy: LossyTransport, queue: str, what: str
+) -> None:
+    await push(caller, queue, 1)
+    [message] = await pop(caller, queue)
+    transaction = Transaction(unlucky).push(f"{queue}-out", 1)
+    match what:
+        case "failed":
+            transaction.ack(message, "failed")
+        case "require":
+            transaction.require(message).ack(message)
+        case "check":
+            transaction.kv.check((queue,), None).set((queue,), 1)
+        case "sum":
+            transaction.kv.sum((queue,), 1)
+        case "append":
+            transaction.kv.append((queue,), [1])
+    with pytest.raises(ConnectionFailed) as caught:
+        await transaction.commit()
+    assert caught.value.sent
+    assert lossy.asked(ROUTE) == 1
+    assert len(await pop(caller, f"{queue}-out")) == 1
+
+
+async def test_what_never_went_out_is_sent_again_whatever_is_in_it(caller: Caller, queue: str) -> None:
+    lossy = LossyTransport(caller.transport, refuse=first_of(ROUTE))
+    transaction = Transaction(Caller(lossy, sleep=no_sleep))
+    transaction.kv.sum((queue,), 5)
+    await transaction.commit()
+    entry = await KeyValue(caller).get((queue,))
+    assert entry is not None
+    assert entry.value == 5
+
+
+async def test_a_commit_without_an_answer_may_be_tried_again_with_the_same_keys(
+    caller: Caller, unlucky: Caller, queue: str
+) -> None:
+    await push(caller, queue, 1)
+    [message] = await pop(caller, queue)
+    transaction = Transaction(unlucky).ack(message).require(message).push(f"{queue}-out", 1)
+    with pytest.raises(ConnectionFailed):
+        await transaction.commit()
+    with pytest.raises(TransactionRefused):  # The lease ended with the first one.
+        await transaction.commit()
+    assert len(await pop(caller, f"{queue}-out")) == 1
+
+
+async def test_wrong_input_is_refused_before_anything_is_sent(unlucky: Caller, lossy: LossyTransport) -> None:
+    transaction = Transaction(unlucky)
+    message = Wrapper.__struct_fields__  # Not looked at.
+    with pytest.raises(InvalidInput, match="status: expected completed, failed, retry or dlq, got 'done'"):
+        transaction.ack(message, "done")  # type: ignore[arg-type]  # Wrong on purpose.
+    with pytest.raises(InvalidInput, match="queue: must not be empty"):
+        transaction.push("", 1)
+    with pytest.raises(InvalidInput, match="value: expected a number"):
+        transaction.kv.sum(("a",), "1")  # type: ignore[arg-type]  # Wrong on purpose.
+    assert lossy.requests == []
