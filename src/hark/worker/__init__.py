@@ -1,0 +1,30 @@
+"""The worker runtime: tasks by name with typed arguments, run as they come, settled when they are done."""
+
+from hark.worker.arguments import WrongArguments
+from hark.worker.context import TaskContext, current
+from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing
+from hark.worker.options import WorkerRunOptions
+from hark.worker.retrying import Discard, Retry, RetryPolicy
+from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
+from hark.worker.task import Task
+from hark.worker.worker import Worker
+
+__all__ = [
+    "Counts",
+    "Discard",
+    "LoggingContext",
+    "MetricsMiddleware",
+    "Middleware",
+    "Outgoing",
+    "Retry",
+    "RetryPolicy",
+    "Snapshot",
+    "Summary",
+    "Task",
+    "TaskContext",
+    "TaskEvent",
+    "Worker",
+    "WorkerRunOptions",
+    "WrongArguments",
+    "current",
+]

@@ -1,0 +1,310 @@
+"""The side of a worker where handlers run: in the loop that called `run`, and in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from hark.client.delivery.settling import Verdict
+from hark.client.delivery.sources import Delivered
+from hark.errors import HarkError, NotFound
+from hark.worker.arguments import WrongArguments
+from hark.worker.context import TaskContext, enter
+from hark.worker.envelope import Envelope, NotATask, unseal
+from hark.worker.held import Ended, Held
+from hark.worker.middleware import AnyMiddleware, chained
+from hark.worker.outcome import Ending, TimedOut, judge, text_of, trace_of
+from hark.worker.stats import UNKNOWN
+from hark.worker.task import AnyTask
+from hark.worker.threads import Threads
+
+CANCELLED_DELAY_MS = 1000
+"""Before a task comes again whose handler cancelled itself: it might always do so."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_log = logging.getLogger("hark.worker")
+
+Interruption = Literal["lost", "stopped"]
+
+
+class UnknownTask(NotFound):
+    """A message names a task that this worker does not have."""
+
+    code = "unknown_task"
+
+
+class Job:
+    """One message whose handler runs."""
+
+    __slots__ = (
+        "begun",
+        "context",
+        "held",
+        "interruption",
+        "message",
+        "over",
+        "own_schedule",
+        "runner",
+        "started",
+        "task",
+        "thread",
+    )
+
+    def __init__(
+        self, held: Held, message: Delivered, task: AnyTask, envelope: Envelope, context: TaskContext, started: float
+    ) -> None:
+        self.held = held
+        self.message = message
+        self.task = task
+        self.own_schedule = envelope.own_schedule
+        self.context = context
+        self.started = started
+        self.begun = False
+        self.runner: asyncio.Task[None] | None = None
+        self.thread: asyncio.Future[Any] | None = None
+        """Of a function that is not async, while and after it runs."""
+        self.interruption: Interruption | None = None
+        self.over = False
+        """Its end was told; whatever its handler still does, nobody listens."""
+
+
+class Workbench:
+    """Runs the handlers of what it receives, and tells how they ended, many at a time."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, AnyTask],
+        middleware: Sequence[AnyMiddleware],
+        *,
+        worker_id: str,
+        concurrency: int,
+        finished: Callable[[Sequence[Ended], int], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tasks = tasks
+        self._middleware = middleware
+        self._worker_id = worker_id
+        self._finished = finished
+        self._monotonic = monotonic
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(concurrency, "hark-task")
+        self._jobs: set[Job] = set()
+        self._ended: list[Ended] = []
+        self._slots = 0
+        self._flushing = False
+        self._stopping = False
+        self._abandoned = 0
+        self.stuck = 0
+        """Functions that still run although their delivery is over; each holds a slot."""
+
+    @property
+    def running(self) -> int:
+        """How many handlers run."""
+        return len(self._jobs)
+
+    def receive(self, held: Held) -> None:
+        """Start the handlers of these messages."""
+        for message in held.messages:
+            if self._stopping:
+                self._end(Ended(held, message, Verdict(message, "retry"), "handed_back", UNKNOWN))
+                continue
+            try:
+                job = self._job(held, message)
+            except Exception as error:
+                self._refuse(held, message, error)
+                continue
+            self._jobs.add(job)
+            job.runner = self._loop.create_task(self._run(job))
+
+    def lose(self, held: Held) -> None:
+        """Cancel what ran under a lease that is lost."""
+        for job in [job for job in self._jobs if job.held is held]:
+            self._interrupt(job, "lost")
+            if job.thread is not None:
+                self._conclude(job, "lost", None)
+
+    def stop(self) -> None:
+        """Start nothing more; what comes goes back."""
+        self._stopping = True
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until nothing runs, for so long at most; whether that is so."""
+        runners = [job.runner for job in self._jobs if job.runner is not None]
+        if runners and seconds > 0:
+            await asyncio.wait(runners, timeout=seconds)
+        return not self._jobs
+
+    def cancel(self) -> None:
+        """Cancel what can be cancelled; functions in threads can't, so they are given back and left to themselves."""
+        for job in list(self._jobs):
+            self._interrupt(job, "stopped")
+            if job.thread is not None and not job.thread.done():
+                self._abandoned += 1
+                self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+
+    def close(self) -> int:
+        """Give back what did not end; how many handlers are left to themselves."""
+        self._abandoned += len(self._jobs)
+        for job in list(self._jobs):
+            self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+        self.flush()
+        self._threads.close()
+        return self._abandoned
+
+    def flush(self) -> None:
+        """Tell now how handlers ended."""
+        self._flushing = False
+        ended, slots, self._ended, self._slots = self._ended, self._slots, [], 0
+        if ended or slots:
+            self._finished(ended, slots)
+
+    def _job(self, held: Held, message: Delivered) -> Job:
+        """What a message asks for; raises if it fits no task."""
+        envelope = unseal(message.data)
+        task = self._tasks.get(envelope.task)
+        if task is None:
+            known = ", ".join(sorted(self._tasks)) or "none at all"
+            raise UnknownTask(f"this worker has no task {envelope.task!r}; it has: {known}")
+        context = TaskContext(
+            task=task.name,
+            message_id=message.id,
+            attempt=message.delivery_attempt,
+            arguments=task.signature.decode(envelope.arguments),
+            headers=_NO_HEADERS if envelope.headers is None else envelope.headers,
+            queue=message.queue,
+            worker_id=self._worker_id,
+        )
+        return Job(held, message, task, envelope, context, self._monotonic())
+
+    def _refuse(self, held: Held, message: Delivered, error: Exception) -> None:
+        """What can never run is a dead letter; what another worker may know is a failure."""
+        text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
+        _log.warning("message %s of queue %s: %s", message.id, message.queue, text)
+        final = isinstance(error, NotATask | WrongArguments)
+        verdict = Verdict(message, "dlq" if final else "failed", text)
+        self._end(Ended(held, message, verdict, "refused" if final else "failed", UNKNOWN, 0.0, text))
+
+    async def _run(self, job: Job) -> None:
+        """From the start of a handler to its end."""
+        context = job.context
+        job.begun = True
+        enter(context)
+        error: str | None = None
+        ending: Ending = "done"
+        try:
+            if self._middleware:
+                await chained(self._middleware, context, functools.partial(self._call, job))()
+            else:
+                await self._call(job)
+            verdict = Verdict(job.message)
+        except KeyboardInterrupt:
+            self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+            raise
+        except BaseException as failure:
+            ending, verdict, error = self._judge(job, failure)
+        if job.interruption == "lost":
+            self._conclude(job, "lost", None)
+        else:
+            self._conclude(job, ending, verdict, error)
+
+    async def _call(self, job: Job) -> Any:
+        """Call the function, within the time that its task allows."""
+        task, arguments = job.task, job.context.arguments
+        if not task.is_async:
+            return await self._call_in_thread(job)
+        call = task.signature.call(task.function, arguments)
+        return await call if task.timeout is None else await _within(task.timeout, call)
+
+    async def _call_in_thread(self, job: Job) -> Any:
+        """A thread can't be stopped: when its time is over it goes on, but nobody waits for it."""
+        task = job.task
+        job.thread = self._threads.submit(functools.partial(task.signature.call, task.function, job.context.arguments))
+        try:
+            await asyncio.wait((job.thread,), timeout=task.timeout)
+        except asyncio.CancelledError:
+            if not job.thread.done():
+                raise
+            # It has ended in this very turn: what it did is done, and must not be done again.
+        if not job.thread.done():
+            raise TimedOut(task.timeout or 0.0)
+        result = job.thread.result()
+        if not inspect.isawaitable(result):
+            return result
+        return await result if task.timeout is None else await _within(task.timeout, result)
+
+    def _judge(self, job: Job, failure: BaseException) -> tuple[Ending, Verdict, str | None]:
+        """What an exception means."""
+        message = job.message
+        if job.interruption is not None:
+            return "handed_back", Verdict(message, "retry"), None
+        if isinstance(failure, asyncio.CancelledError):
+            return "handed_back", Verdict(message, "retry", None, CANCELLED_DELAY_MS), None
+        ending, verdict = judge(message, failure, job.task.retry, job.own_schedule)
+        text = text_of(failure).partition("\n")[0]
+        if ending == "failed":
+            # The traceback is logged once, here; the message carries it to the dead letters.
+            _log.warning(
+                "task %s failed (message %s, attempt %d): %s",
+                job.task.name,
+                message.id,
+                message.delivery_attempt,
+                text,
+                exc_info=trace_of(failure),
+            )
+        return ending, verdict, text
+
+    def _interrupt(self, job: Job, why: Interruption) -> None:
+        if job.interruption is None:
+            job.interruption = why
+            job.context.lose()
+        if job.runner is not None:
+            job.runner.cancel()
+        if not job.begun:  # Then it never will, and can't tell.
+            self._conclude(job, *(("lost", None) if why == "lost" else ("handed_back", Verdict(job.message, "retry"))))
+
+    def _conclude(self, job: Job, ending: Ending, verdict: Verdict | None, error: str | None = None) -> None:
+        """Tell how a job ended, once; a thread keeps its slot until it really ends."""
+        if job.over:
+            return
+        job.over = True
+        self._jobs.discard(job)
+        seconds = self._monotonic() - job.started
+        still_runs = job.thread is not None and not job.thread.done()
+        if still_runs and job.thread is not None:
+            job.context.lose()
+            job.thread.add_done_callback(self._release)
+            self.stuck += 1
+        self._end(
+            Ended(job.held, job.message, verdict, ending, job.task.name, seconds, error), slots=0 if still_runs else 1
+        )
+
+    def _release(self, _thread: asyncio.Future[Any]) -> None:
+        self.stuck -= 1
+        self._slots += 1
+        self._flush_soon()
+
+    def _end(self, ended: Ended, slots: int = 1) -> None:
+        self._ended.append(ended)
+        self._slots += slots
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+
+async def _within(seconds: float, call: Awaitable[Any]) -> Any:
+    """Await a handler, and cancel it when its time is over."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimedOut(seconds) from error.__cause__
+        raise

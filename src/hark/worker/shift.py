@@ -1,0 +1,364 @@
+"""One run of a worker, from its start to the moment where nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from hark.client.calling import CallPolicy
+from hark.client.delivery.line import Line
+from hark.client.delivery.sources import Wish
+from hark.client.producing.pushing import NewMessage
+from hark.client.transport.api import Transport
+from hark.polling.metrics import PollMetrics
+from hark.polling.poller import Poller
+from hark.worker.dues import seconds_until_due
+from hark.worker.feed import LAST_ANSWER_SECONDS, Answered, Feed
+from hark.worker.health import Health, HealthEndpoint
+from hark.worker.held import Ended, Held
+from hark.worker.last_resort import leave_if_blocked
+from hark.worker.metrics import prometheus
+from hark.worker.middleware import AnyMiddleware
+from hark.worker.options import Plan
+from hark.worker.running import Workbench
+from hark.worker.stats import Snapshot, Stats, Summary, TaskEvent, event_of, summary_of
+from hark.worker.stopping import stop_signals
+from hark.worker.task import AnyTask
+
+MOST_RESERVED = 2.0
+"""Of the grace period so many seconds at most, and a fifth at most, are kept to give work back in."""
+LEAST_SECONDS = 0.5
+"""For the last settlements, however short the grace period is."""
+LEAST_PATIENCE = 1.0
+"""For the loop of the handlers to give a sign of life at the end of the grace period."""
+SILENCE_SECONDS = 30.0
+"""How much later than due an answer of the server may come before the worker counts as ill."""
+_log = logging.getLogger("hark.worker")
+
+
+class Shift:
+    """Joins the side of the server (a feed, on the line) and the side of the handlers (a workbench, here)."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        queue: str,
+        group: str,
+        tasks: Mapping[str, AnyTask],
+        middleware: Sequence[AnyMiddleware],
+        plan: Plan,
+        listeners: Sequence[Callable[[TaskEvent], None]] = (),
+        *,
+        name: str,
+        sockets: bool = False,
+        headers: Mapping[str, str] | None = None,
+        retry: CallPolicy | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.worker_id = f"{name}-{uuid.uuid4().hex}"
+        """Fresh at each start: a worker that comes back is another one."""
+        self.plan = plan
+        self.health_port: int | None = None
+        self._queue = queue
+        self._middleware = middleware
+        self._stats = Stats(monotonic)
+        self._listeners = listeners
+        self._sockets = sockets
+        self._headers = headers
+        self._monotonic = monotonic
+        self.loop = asyncio.get_running_loop()
+        """Where handlers run."""
+        self._line = Line(transport, retry)
+        self._wish = Wish(
+            queue=queue,
+            group=group,
+            group_mode="shared",
+            batch=plan.concurrency,
+            partitions=plan.concurrency,
+            wait=plan.wait,
+            timeout_ms=plan.timeout_ms,
+            lease_seconds=plan.lease_seconds,
+        )
+        self._poll_metrics = PollMetrics()
+        self._feed: Feed | None = None
+        self._endpoint = HealthEndpoint(self._health, self._metrics_text)
+        self._bench = Workbench(
+            tasks,
+            middleware,
+            worker_id=self.worker_id,
+            concurrency=plan.concurrency,
+            finished=self._hand_over,
+            monotonic=monotonic,
+        )
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._over = asyncio.Event()
+        self.is_stopping = False
+        self._stopped_at: float | None = None
+        self._interrupted = False
+        self._hung_up = False
+        self._by_signal = False
+        self._leave = leave
+        self._last_resort: asyncio.Task[None] | None = None
+
+    # Called from anywhere ------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Pull nothing more, at once, and end within the grace period."""
+        if self._stopped_at is None:
+            self._stopped_at = self._monotonic()
+        self.is_stopping = True
+        self._on_line(self._stop_feed)
+        self._here(self._stop.set)
+
+    def _stop_by_signal(self) -> None:
+        self._by_signal = True
+        self.stop()
+
+    def stop_now(self) -> None:
+        """Let handlers finish no longer."""
+        self.stop()
+        self._here(self._stop_now.set)
+
+    def expect(self, message: NewMessage) -> None:
+        """This message was pushed: who polls for it need not sleep past it."""
+        feed = self._feed
+        if feed is not None and feed.rests:
+            seconds = seconds_until_due(message)
+            self._on_line(lambda: feed.expect(seconds))
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the grace period; a little, even if it is over."""
+        return max(self._grace_left, LEAST_SECONDS)
+
+    @property
+    def _grace_left(self) -> float:
+        since = 0.0 if self._stopped_at is None else self._monotonic() - self._stopped_at
+        return self.plan.grace_seconds - since
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the server lives in this loop, and with the client's transport."""
+        return self._line.in_place
+
+    async def ready(self) -> None:
+        """Wait until it pulls, or failed to."""
+        await self._ready.wait()
+
+    async def over(self) -> None:
+        """Wait until the run has ended."""
+        await self._over.wait()
+
+    def snapshot(self) -> Snapshot:
+        """The worker at this moment."""
+        return Snapshot(
+            worker_id=self.worker_id,
+            queue=self._queue,
+            concurrency=self.plan.concurrency,
+            running=self._bench.running,
+            stuck=self._bench.stuck,
+            stopping=self.is_stopping,
+            totals=msgspec.structs.replace(self._stats.totals),
+            tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
+            rate=self._stats.rate,
+            poll_interval=self._poll_metrics.interval_seconds,
+            polls=self._poll_metrics.polls,
+            empty_polls=self._poll_metrics.empty,
+        )
+
+    # The run --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Summary:
+        """Work until stopped, or until there is nothing to do in a burst."""
+        await self._line.start()
+        try:
+            with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
+                await self._line.run(self._open)
+                self._ready.set()
+                abandoned = await self._work()
+        finally:
+            self._hung_up = True
+            await self._line.close()
+            self._ready.set()
+            self._over.set()
+        return summary_of(self.snapshot(), abandoned)
+
+    async def _open(self) -> None:
+        """On the line: what belongs to its loop is made there."""
+        plan = self.plan
+        if plan.health is not None:  # The first to fail, if anything does.
+            self.health_port = await self._endpoint.open(*plan.health)
+        self._feed = Feed(
+            self._line.caller,
+            self._wish,
+            Poller(plan.polling, metrics=self._poll_metrics, monotonic=self._monotonic),
+            slots=plan.concurrency,
+            lease_seconds=plan.lease_seconds,
+            receive=self._receive,
+            lose=self._lose,
+            answered=self._count,
+            burst=plan.burst,
+            sockets=self._sockets,
+            headers=self._headers,
+            monotonic=self._monotonic,
+        )
+        self._feed.open()
+        if self.is_stopping:  # A signal came first.
+            self._stop_feed()
+
+    async def _work(self) -> int:
+        pulling = asyncio.create_task(self._line.run(self._opened.pull))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._interrupted = True  # Whoever cancels is in a hurry, but what is unfinished must go back.
+            self._stop_now.set()
+        stopping.cancel()
+        self.stop()
+        abandoned = await self._end(pulling)
+        if self._interrupted:
+            raise asyncio.CancelledError
+        await pulling  # Raises what ended it, if that was not the stop.
+        return abandoned
+
+    async def _end(self, pulling: asyncio.Task[None]) -> int:
+        """Let handlers finish, give back what did not, and settle all of it, within the grace period."""
+        reserved = self._reserved
+        # It counts from the signal on, which a handler that blocked this loop may have kept waiting.
+        seconds = max(self._grace_left - reserved, 0.0)
+        self._bench.stop()
+        if self._bench.running:
+            _log.info("stopping: %d still running, with %.1f s to finish", self._bench.running, seconds)
+        await self._finish_or_hurry(seconds)
+        # The last poll must be over: it would take what is given back now.
+        await asyncio.wait((pulling,), timeout=max(reserved / 2, 2 * LAST_ANSWER_SECONDS))
+        pulling.cancel()
+        self._bench.cancel()
+        await self._bench.wait(max(reserved / 2, 0.1))
+        abandoned = self._bench.close()
+        if abandoned:
+            _log.warning("%d did not end and are left to themselves; their tasks go back", abandoned)
+        left = self.seconds_left
+        await self._line.run(lambda: self._close(left))
+        return abandoned
+
+    async def _finish_or_hurry(self, seconds: float) -> None:
+        finishing = asyncio.create_task(self._bench.wait(seconds))
+        hurrying = asyncio.create_task(self._stop_now.wait())
+        try:
+            await asyncio.wait((finishing, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._interrupted = True  # The same as hurrying.
+        finally:
+            finishing.cancel()
+            hurrying.cancel()
+
+    async def _close(self, seconds: float) -> None:
+        """On the line."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        await self._opened.close(seconds)
+        await self._endpoint.close()
+
+    # Between the two sides ------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> Feed:
+        assert self._feed is not None, "the shift has begun"
+        return self._feed
+
+    def _stop_feed(self) -> None:
+        """On the line."""
+        if self._feed is None:
+            return
+        self._feed.stop()
+        if self._last_resort is None and self._owns_process:
+            self._last_resort = asyncio.get_running_loop().create_task(
+                leave_if_blocked(
+                    after=max(self._grace_left - self._reserved, 0.0),
+                    patience=max(self._reserved - LEAST_SECONDS, LEAST_PATIENCE),
+                    ask=lambda answer: self._here(lambda: self._on_line(answer)),
+                    give_back=lambda: self._opened.give_back(LEAST_SECONDS),
+                    leave=self._leave,
+                )
+            )
+
+    @property
+    def _reserved(self) -> float:
+        """Seconds at the end of the grace period that are kept to give work back in."""
+        return min(MOST_RESERVED, self.plan.grace_seconds / 5)
+
+    @property
+    def _owns_process(self) -> bool:
+        """Whether it took a signal that would have ended the process, and can tell from beside what goes on."""
+        return self._by_signal and not self._line.in_place
+
+    def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
+        feed = self._opened
+        self._on_line(lambda: feed.finished(ended, slots))
+
+    def _receive(self, held: Held) -> None:
+        self._here(lambda: self._bench.receive(held))
+
+    def _lose(self, held: Held) -> None:
+        self._here(lambda: self._bench.lose(held))
+
+    def _count(self, answered: Sequence[Answered]) -> None:
+        self._stats.add(answered)
+        if self._listeners:  # Waking the other loop costs more than counting.
+            self._here(lambda: self._tell(answered))
+
+    def _tell(self, answered: Sequence[Answered]) -> None:
+        for listener in list(self._listeners):
+            for ended, settled in answered:
+                try:
+                    listener(event_of(ended, settled))
+                except Exception:
+                    _log.exception("a listener failed")
+
+    def _here(self, callback: Callable[[], object]) -> None:
+        """In the loop of the handlers."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(callback)
+
+    def _on_line(self, callback: Callable[[], object]) -> None:
+        if not self._hung_up:  # A handler that was left to itself may end later than the run.
+            self._line.post(callback)
+
+    # Health ---------------------------------------------------------------------------------------------------
+
+    def _health(self) -> Health:
+        feed = self._opened
+        silent = self._monotonic() - feed.heard_at
+        due = (self.plan.timeout_ms / 1000 if self.plan.wait else 0.0) + self._poll_metrics.interval_seconds
+        if self.is_stopping:
+            status = "stopping"
+        elif self._bench.stuck >= self.plan.concurrency:
+            status = "stuck"
+        elif silent > due + SILENCE_SECONDS and not feed.is_full:
+            status = "silent"
+        else:
+            status = "running"
+        return Health(
+            status,
+            self.worker_id,
+            self._queue,
+            self.plan.concurrency,
+            self._bench.running,
+            self._bench.stuck,
+            round(silent, 3),
+            feed.problem,
+        )
+
+    def _metrics_text(self) -> str:
+        return prometheus(self.snapshot(), self._poll_metrics.text(), self._middleware)

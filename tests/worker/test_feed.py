@@ -1,0 +1,292 @@
+"""The side of a worker that faces the server, against a server that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from hark.client.calling import Caller, CallPolicy
+from hark.client.delivery.settling import Verdict
+from hark.client.delivery.sources import Wish
+from hark.client.transport.api import Answer, ConnectionFailed, Request
+from hark.errors import HarkError
+from hark.model import Status
+from hark.polling import PollingStrategy
+from hark.polling.poller import Poller, pause
+from hark.worker.feed import Answered, Feed
+from hark.worker.held import Ended, Held
+from tests.worker.workers import SECONDS
+
+
+class ScriptedServer:
+    """A transport whose pops are answered by the test, and whose acks succeed unless it says otherwise."""
+
+    url = "http://scripted"
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.acks: list[list[dict[str, object]]] = []
+        self.failures: list[HarkError] = []
+        """Raised by the next acks, one each."""
+        self._pops: asyncio.Queue[Answer | HarkError] = asyncio.Queue()
+        self.polled = asyncio.Semaphore(0)
+
+    def answer_pop(self, *ids: str, lease: str = "lease") -> None:
+        """The next pop gets these messages."""
+        messages = [
+            {
+                "id": one,
+                "transactionId": one,
+                "traceId": None,
+                "data": {"task": "t"},
+                "producerSub": None,
+                "createdAt": "2030-01-01T00:00:00Z",
+                "partitionId": "p",
+                "partition": "Default",
+                "leaseId": lease,
+                "consumerGroup": "g",
+                "queue": "q",
+                "offset": 1,
+                "priority": 0,
+                "deliveryAttempt": 1,
+            }
+            for one in ids
+        ]
+        self._pops.put_nowait(Answer(200 if ids else 204, msgspec.json.encode({"messages": messages})))
+
+    def fail_pop(self, error: HarkError) -> None:
+        """The next pop gets this."""
+        self._pops.put_nowait(error)
+
+    async def send(self, request: Request) -> Answer:
+        """Answer as the test says."""
+        if "/pop/" in request.path:
+            assert request.query is not None
+            self.batches.append(int(request.query["batch"] or 0))
+            self.polled.release()
+            answer = await self._pops.get()
+            if isinstance(answer, HarkError):
+                raise answer
+            return answer
+        assert request.path == "/api/v1/ack/batch", request.path
+        if self.failures:
+            raise self.failures.pop(0)
+        items = msgspec.json.decode(request.body or b"")["acknowledgments"]
+        self.acks.append(items)
+        return Answer(200, msgspec.json.encode([{"success": True} for _ in items]))
+
+    def fork(self) -> None:
+        """Lives here."""
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class Bench:
+    """A feed, and what it hands over."""
+
+    def __init__(self, slots: int = 5, *, burst: bool = False, interval_ms: float = 1) -> None:
+        self.server = ScriptedServer()
+        self.received: asyncio.Queue[Held] = asyncio.Queue()
+        self.answered: asyncio.Queue[Sequence[Answered]] = asyncio.Queue()
+        self.slept: list[float] = []
+        self.rests: asyncio.Queue[float] = asyncio.Queue()
+        self.feed = Feed(
+            Caller(self.server, CallPolicy(attempts=1)),
+            Wish(queue="q", group="g", batch=100, wait=False),
+            Poller(PollingStrategy.fixed(interval_ms=interval_ms), pause=self._pause),
+            slots=slots,
+            lease_seconds=30,
+            receive=self.received.put_nowait,
+            lose=lambda _held: None,
+            answered=self.answered.put_nowait,
+            burst=burst,
+            sleep=self._sleep,
+        )
+        self.feed.open()
+        self.pulling = asyncio.create_task(self.feed.pull())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+    async def _pause(self, event: asyncio.Event, seconds: float) -> None:
+        self.rests.put_nowait(seconds)
+        await pause(event, seconds)
+
+    async def rest(self) -> float:
+        """How long the next rest is meant to be."""
+        async with asyncio.timeout(SECONDS):
+            return await self.rests.get()
+
+    async def held(self) -> Held:
+        """The next that came."""
+        async with asyncio.timeout(SECONDS):
+            return await self.received.get()
+
+    async def end(self) -> None:
+        """Stop and close."""
+        self.feed.stop()
+        async with asyncio.timeout(SECONDS):
+            await self.pulling
+            await self.feed.close(5)
+
+
+def done(held: Held) -> list[Ended]:
+    """All of it went well."""
+    return [Ended(held, message, Verdict(message), "done", "t") for message in held.messages]
+
+
+async def test_each_poll_asks_for_the_free_slots_and_none_is_made_without_any() -> None:
+    bench = Bench(slots=3)
+    bench.server.answer_pop("a", "b")
+    first = await bench.held()
+    bench.server.answer_pop("c")
+    second = await bench.held()
+    await asyncio.sleep(0)
+    assert bench.server.batches == [3, 1]  # Full: nobody asks.
+    assert bench.feed.is_full
+    bench.feed.finished(done(first), 2)
+    async with asyncio.timeout(SECONDS):
+        for _ in range(3):
+            await bench.server.polled.acquire()
+    assert bench.server.batches == [3, 1, 2]
+    bench.feed.finished(done(second), 1)
+    await bench.end()
+    assert [[item["transactionId"] for item in batch] for batch in bench.server.acks] == [["a", "b"], ["c"]]
+
+
+async def test_what_the_last_poll_brings_goes_back_at_once() -> None:
+    bench = Bench()
+    await bench.server.polled.acquire()
+    bench.feed.stop()
+    bench.server.answer_pop("a")
+    await bench.end()
+    assert bench.received.empty()
+    assert [[(item["transactionId"], item["status"]) for item in batch] for batch in bench.server.acks] == [
+        [("a", "retry")]
+    ]
+
+
+async def test_a_poll_that_gets_no_answer_is_given_up_when_the_worker_stops() -> None:
+    bench = Bench()
+    await bench.server.polled.acquire()
+    await bench.end()
+    assert bench.server.acks == []
+
+
+async def test_settlements_are_sent_until_the_server_answers() -> None:
+    bench = Bench()
+    bench.server.answer_pop("a", "b")
+    held = await bench.held()
+    bench.server.failures = [ConnectionFailed("no server", sent=False), ConnectionFailed("no server", sent=False)]
+    bench.feed.finished(done(held), 2)
+    async with asyncio.timeout(SECONDS):
+        answered = await bench.answered.get()
+    assert [settled is not None and settled.success for _, settled in answered] == [True, True]
+    assert len(bench.slept) == 2
+    await bench.end()
+
+
+async def test_nothing_is_said_of_what_was_lost() -> None:
+    bench = Bench()
+    bench.server.answer_pop("a")
+    held = await bench.held()
+    bench.feed.lost(held)
+    bench.feed.finished(done(held), 1)
+    async with asyncio.timeout(SECONDS):
+        ((_, settled),) = await bench.answered.get()
+    assert settled is None
+    await bench.end()
+    assert bench.server.acks == []
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_a_poll_that_fails_on_the_servers_side_is_made_again(status: int) -> None:
+    bench = Bench()
+    error = HarkError("a defect", code="internal")
+    error.status = status
+    bench.server.fail_pop(error)
+    await bench.server.polled.acquire()
+    bench.server.answer_pop("a")
+    held = await bench.held()
+    assert bench.feed.problem is None
+    bench.feed.finished(done(held), 1)
+    await bench.end()
+
+
+async def test_a_burst_ends_when_a_quiet_worker_finds_nothing() -> None:
+    bench = Bench(burst=True)
+    bench.server.answer_pop("a")
+    held = await bench.held()
+    bench.server.answer_pop()  # Something runs: it may bring more.
+    bench.feed.finished(done(held), 1)
+    bench.server.answer_pop()
+    bench.server.answer_pop()
+    async with asyncio.timeout(SECONDS):
+        await bench.pulling
+    await bench.end()
+
+
+async def test_a_source_that_does_not_close_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.feed._source, "close", asyncio.Event().wait)
+    bench.feed.stop()
+    async with asyncio.timeout(SECONDS):
+        await bench.pulling
+        await bench.feed.close(0.1)
+
+
+AN_HOUR = 3_600_000
+
+
+@pytest.mark.parametrize("status", ["failed", "retry"])
+async def test_a_retry_that_the_worker_asked_for_is_not_slept_past(status: Status) -> None:
+    bench = Bench(interval_ms=AN_HOUR)
+    bench.server.answer_pop("a", "b")
+    held = await bench.held()
+    late, soon = (
+        Ended(held, message, Verdict(message, status, None, delay), "retried", "t")
+        for message, delay in zip(held.messages, (60_000, 2_000), strict=True)
+    )
+    bench.feed.finished([late, soon], 2)
+    async with asyncio.timeout(SECONDS):
+        await bench.answered.get()
+    bench.server.answer_pop()
+    assert 1.0 < await bench.rest() <= 2.0
+    await bench.end()
+
+
+async def test_what_was_handed_back_without_a_delay_is_polled_for_soon() -> None:
+    bench = Bench(interval_ms=AN_HOUR)
+    bench.server.answer_pop("a")
+    held = await bench.held()
+    bench.server.answer_pop()
+    assert await bench.rest() > 3000
+    bench.feed.finished([Ended(held, held.messages[0], Verdict(held.messages[0], "retry"), "retried", "t")], 1)
+    bench.server.answer_pop("a")
+    await bench.held()
+    await bench.end()
+
+
+async def test_a_push_that_the_worker_is_told_of_ends_its_rest() -> None:
+    bench = Bench(interval_ms=AN_HOUR)
+    bench.server.answer_pop()
+    assert await bench.rest() > 3000
+    bench.feed.expect(0.0)
+    bench.server.answer_pop("a")
+    await bench.held()
+    await bench.end()
+
+
+async def test_a_delayed_push_that_the_worker_is_told_of_shortens_its_rest() -> None:
+    bench = Bench(interval_ms=AN_HOUR)
+    bench.server.answer_pop()
+    assert await bench.rest() > 3000
+    bench.feed.expect(30.0)
+    bench.server.answer_pop()
+    assert 20 < await bench.rest() <= 30
+    await bench.end()

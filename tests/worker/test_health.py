@@ -1,0 +1,218 @@
+"""The health endpoint, the metrics and the statistics of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import httpx
+import pytest
+
+from hark.client.calling import CallPolicy
+from hark.client.client import Client
+from hark.client.delivery.settling import Settled, Verdict
+from hark.client.delivery.sources import Delivered
+from hark.client.transport.http import HttpTransport
+from hark.errors import InvalidInput
+from hark.worker import MetricsMiddleware, RetryPolicy, Worker
+from hark.worker.held import Ended, Held
+from hark.worker.stats import Stats
+from tests.worker.workers import SECONDS, burst, running
+
+ANY_PORT = ("127.0.0.1", 0)
+
+
+async def get(worker: Worker, path: str, method: str = "GET") -> httpx.Response:
+    """Ask a worker's endpoint."""
+    await worker.ready()
+    async with httpx.AsyncClient() as client:
+        return await client.request(method, f"http://127.0.0.1:{worker.health_port}{path}")
+
+
+async def test_health_says_what_the_worker_does_and_that_it_stops(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue, concurrency=3)
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @worker.task
+    async def work() -> None:
+        started.set()
+        await release.wait()
+
+    await work.push()
+    async with running(worker, health=ANY_PORT):
+        await started.wait()
+        answer = await get(worker, "/health")
+        assert answer.status_code == 200
+        health = answer.json()
+        assert (health["status"], health["queue"], health["concurrency"], health["running"]) == (
+            "running",
+            queue,
+            3,
+            1,
+        )
+        assert health["problem"] is None
+        assert health["secondsSinceAnswer"] < SECONDS
+        stopping = asyncio.create_task(worker.stop())
+        await asyncio.sleep(0)
+        answer = await get(worker, "/health")
+        assert (answer.status_code, answer.json()["status"]) == (503, "stopping")
+        release.set()
+        await stopping
+
+
+async def test_a_worker_whose_slots_are_all_held_by_functions_that_do_not_end_is_ill(
+    server_url: str, queue: str
+) -> None:
+    worker = Worker(server_url, queue=queue, concurrency=1)
+    release = threading.Event()
+
+    @worker.task(timeout=0.05, retry=RetryPolicy.never())
+    def hang() -> None:
+        release.wait(SECONDS)
+
+    await hang.push()
+    async with running(worker, health=ANY_PORT) as found:
+        await found.ended(1)
+        answer = await get(worker, "/health")
+        assert (answer.status_code, answer.json()["status"], answer.json()["stuck"]) == (503, "stuck", 1)
+        assert "\nworker_stuck 1\n" in (await get(worker, "/metrics")).text
+        release.set()
+        async with asyncio.timeout(SECONDS):
+            while (await get(worker, "/health")).status_code != 200:
+                pass
+
+
+async def test_health_answers_while_a_handler_blocks_the_loop(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue)
+    answers: list[int] = []
+
+    @worker.task
+    async def block() -> None:
+        # A request in the blocked loop itself: it can only be answered from another thread.
+        answers.append(httpx.get(f"http://127.0.0.1:{worker.health_port}/health", timeout=10).status_code)  # noqa: ASYNC210
+
+    await block.push()
+    async with running(worker, health=ANY_PORT) as found:
+        await found.ended(1)
+    assert answers == [200]
+
+
+async def test_metrics_have_polling_tasks_and_middleware(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue, concurrency=4, middleware=[MetricsMiddleware()])
+
+    @worker.task(retry=RetryPolicy.never())
+    async def work(fails: bool) -> None:
+        if fails:
+            raise ValueError
+
+    await work.push(True)
+    await work.push(False)
+    async with running(worker, health=ANY_PORT) as found:
+        await found.ended(2)
+        answer = await get(worker, "/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    text = answer.text
+    for name in (
+        "worker_poll_interval_seconds",
+        "worker_poll_total",
+        "worker_poll_empty_total",
+        "worker_backoff_total",
+    ):
+        assert f"\n{name} " in text
+    assert 'worker_tasks_total{task="work",outcome="done"} 1' in text
+    assert 'worker_tasks_total{task="work",outcome="dead"} 1' in text
+    assert "worker_slots 4" in text
+    assert 'worker_task_seconds_count{task="work",outcome="ok"} 1' in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/", 404), ("POST", "/health", 405), ("HEAD", "/health", 200)]
+)
+async def test_other_requests_are_refused(server_url: str, queue: str, method: str, path: str, status: int) -> None:
+    worker = Worker(server_url, queue=queue)
+    async with running(worker, health=ANY_PORT):
+        answer = await get(worker, path, method)
+    assert answer.status_code == status
+
+
+async def test_a_port_that_is_taken_is_a_clear_error(server_url: str, queue: str) -> None:
+    worker, second = Worker(server_url, queue=queue), Worker(server_url, queue=queue)
+    async with running(worker, health=ANY_PORT):
+        await get(worker, "/health")
+        with pytest.raises(InvalidInput, match="can't be listened on"):
+            await burst(second, health=("127.0.0.1", worker.health_port))
+
+
+async def test_a_server_that_is_away_for_long_is_seen_in_the_health(
+    queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(HttpTransport("http://127.0.0.1:9"), retry=CallPolicy(attempts=1))
+    worker = Worker(client=client, queue=queue)
+    async with running(worker, health=ANY_PORT, grace_seconds=0.5):
+        health = (await get(worker, "/health")).json()
+        assert health["status"] == "running"
+        async with asyncio.timeout(SECONDS):
+            while not health["problem"]:
+                health = (await get(worker, "/health")).json()
+        assert "no server at http://127.0.0.1:9" in health["problem"]
+        monkeypatch.setattr("hark.worker.shift.SILENCE_SECONDS", -100.0)
+        answer = await get(worker, "/health")
+        assert (answer.status_code, answer.json()["status"]) == (503, "silent")
+    await client.close()
+
+
+async def test_statistics_tell_what_was_done(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue)
+
+    @worker.task
+    async def work() -> None: ...
+
+    assert worker.stats is None
+    await asyncio.gather(*(work.push() for _ in range(5)))
+    async with running(worker) as found:
+        events = await found.ended(5)
+        stats = worker.stats
+        assert stats is not None
+        assert (stats.totals.done, stats.tasks["work"].done, stats.running) == (5, 5, 0)
+        assert stats.rate > 0
+        assert stats.polls >= 1
+    assert {(event.task, event.ending, event.attempt, event.dead) for event in events} == {("work", "done", 1, False)}
+
+
+def ended(task: str) -> Ended:
+    """A delivery that ended well."""
+    message = Delivered("id", "t", None, None, None, "", "p", "Default", "l", "g", "q", 1, 0, 1)  # type: ignore[arg-type]  # Nobody reads the payload.
+    return Ended(Held("l", [message]), message, Verdict(message), "done", task, 0.5)
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    now = 100.0
+    stats = Stats(monotonic=lambda: now)
+    assert stats.rate == 0
+    now = 105.0
+    stats.add([(ended("a"), Settled(True))] * 50)
+    assert stats.rate == pytest.approx(10)
+    now = 110.0
+    stats.add([(ended("a"), Settled(True))] * 50)
+    assert stats.rate == pytest.approx(10)
+    now = 121.0
+    assert stats.rate == 0
+    assert stats.totals.done == 100
+    assert stats.totals.seconds == pytest.approx(50)
+
+
+def test_deliveries_are_counted_once_however_they_ended() -> None:
+    """So that the seconds can be divided by them: a failure is counted as retried or dead too."""
+    stats = Stats()
+    message = ended("a").message
+    failed = Ended(Held("l", [message]), message, Verdict(message, "failed"), "failed", "a", 0.5)
+    back = Ended(Held("l", [message]), message, Verdict(message, "retry"), "handed_back", "a", 0.5)
+    stats.add([(ended("a"), Settled(True)), (failed, Settled(True)), (back, Settled(True)), (back, None)])
+    assert (stats.tasks["a"].ended, stats.totals.ended, stats.totals.seconds) == (4, 4, 2.0)
+
+
+def test_a_settlement_that_was_refused_counts_as_lost() -> None:
+    stats = Stats(monotonic=time.monotonic)
+    stats.add([(ended("a"), Settled(False, "lease_invalid")), (ended("a"), None)])
+    assert (stats.totals.lost, stats.totals.done) == (2, 0)

@@ -1,0 +1,235 @@
+"""Middleware: around every handler, and before every push."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from hark.errors import InvalidInput
+from hark.worker import (
+    LoggingContext,
+    MetricsMiddleware,
+    Middleware,
+    Outgoing,
+    RetryPolicy,
+    TaskContext,
+    Worker,
+    current,
+)
+from hark.worker.context import current_or_none
+from hark.worker.middleware import CallNext, add_task_fields
+from tests.worker.workers import burst, dead_letters
+
+
+class Noting(Middleware):
+    """Notes what it sees."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen = name, seen
+
+    async def __call__(self, context: TaskContext, call_next: CallNext) -> Any:
+        """Around."""
+        self.seen.append(f"{self.name} before {context.task}")
+        try:
+            return await call_next()
+        finally:
+            self.seen.append(f"{self.name} after")
+
+
+async def test_the_first_middleware_is_the_outermost(server_url: str, queue: str) -> None:
+    seen: list[str] = []
+    worker = Worker(server_url, queue=queue, middleware=[Noting("a", seen), Noting("b", seen)])
+
+    @worker.task
+    async def work() -> None:
+        seen.append("work")
+
+    await work.push()
+    await burst(worker)
+    assert seen == ["a before work", "b before work", "work", "b after", "a after"]
+
+
+async def test_middleware_goes_around_functions_in_threads_too_and_sees_their_result(
+    server_url: str, queue: str
+) -> None:
+    results: list[object] = []
+
+    async def keep(context: TaskContext, call_next: CallNext) -> Any:
+        result = await call_next()
+        results.append((context.arguments, result))
+        return result
+
+    worker = Worker(server_url, queue=queue, middleware=[keep])
+
+    @worker.task
+    def double(value: int) -> int:
+        return 2 * value
+
+    await double.push(4)
+    await burst(worker)
+    assert results == [({"value": 4}, 8)]
+
+
+async def test_middleware_that_raises_fails_the_task(server_url: str, queue: str) -> None:
+    async def refuse(context: TaskContext, call_next: CallNext) -> Any:  # noqa: ARG001  # It has to take them.
+        raise PermissionError("not today")
+
+    worker = Worker(server_url, queue=queue, middleware=[refuse])
+
+    @worker.task(retry=RetryPolicy.never())
+    async def work() -> None:
+        raise AssertionError("must not run")
+
+    await work.push()
+    await burst(worker)
+    (letter,) = await dead_letters(server_url, queue)
+    assert letter["errorMessage"].startswith("PermissionError: not today")
+
+
+class Tracing(Middleware):
+    """Carries a header from the push to the handler."""
+
+    async def on_push(self, outgoing: Outgoing) -> None:
+        """Add it."""
+        outgoing.headers["trace"] = f"{outgoing.task}:{outgoing.arguments['value']}:{outgoing.delay}"
+
+
+async def test_headers_that_middleware_sets_at_push_arrive_with_the_task(server_url: str, queue: str) -> None:
+    headers: list[object] = []
+    worker = Worker(server_url, queue=queue, middleware=[Tracing()])
+
+    @worker.task
+    async def work(value: int) -> None:
+        headers.append((value, dict(current().headers)))
+
+    await work.push(1)
+    await work.options(delay=0).push(2)
+    await burst(worker)
+    assert sorted(headers, key=str) == [(1, {"trace": "work:1:None"}), (2, {"trace": "work:2:0.0"})]
+
+
+class Numbering(Middleware):
+    """Forgets that headers are text."""
+
+    async def on_push(self, outgoing: Outgoing) -> None:
+        """Add a number."""
+        outgoing.headers["number"] = 5  # type: ignore[assignment]  # That is the point.
+
+
+async def test_a_header_that_is_no_text_is_refused_at_the_push(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue, middleware=[Numbering()])
+
+    @worker.task
+    async def work() -> None: ...
+
+    with pytest.raises(InvalidInput, match="header 'number' of task 'work': expected text, got 5"):
+        await work.push()
+
+
+class Parenting(Middleware):
+    """Tells a task which other one pushed it."""
+
+    async def on_push(self, outgoing: Outgoing) -> None:
+        """Add it."""
+        parent = current_or_none()
+        outgoing.headers["parent"] = "nobody" if parent is None else parent.task
+
+
+async def test_middleware_sees_which_task_pushes_from_a_loop_and_from_a_thread(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue, middleware=[Parenting()])
+    parents: list[str] = []
+
+    @worker.task
+    async def child() -> None:
+        parents.append(current().headers["parent"])
+
+    @worker.task
+    async def in_loop() -> None:
+        await child.push()
+
+    @worker.task
+    def in_thread() -> None:
+        child.push_sync()
+
+    for task in (child, in_loop, in_thread):
+        await task.push()
+    await burst(worker)
+    assert sorted(parents) == ["in_loop", "in_thread", "nobody"]
+
+
+async def test_the_current_task_is_known_inside_of_it_only(server_url: str, queue: str) -> None:
+    worker = Worker(server_url, queue=queue)
+    seen: list[TaskContext] = []
+
+    @worker.task
+    async def work(value: int) -> None:  # noqa: ARG001  # The context has it.
+        seen.append(current())
+
+    pushed = await work.push(3)
+    summary = await burst(worker)
+    (context,) = seen
+    assert (context.task, context.message_id, context.attempt) == ("work", pushed.id, 1)
+    assert (context.arguments, context.queue, context.worker_id) == ({"value": 3}, queue, summary.worker_id)
+    assert not context.is_lost
+    with pytest.raises(LookupError, match="no task runs here"):
+        current()
+
+
+async def test_metrics_count_and_measure_by_task_and_outcome(server_url: str, queue: str) -> None:
+    metrics = MetricsMiddleware()
+    worker = Worker(server_url, queue=queue, middleware=[metrics])
+
+    @worker.task(retry=RetryPolicy.never())
+    async def work(fails: bool) -> None:
+        if fails:
+            raise ValueError
+
+    for fails in (True, False, False):
+        await work.push(fails)
+    await burst(worker)
+    assert metrics.durations.count("work", "ok") == 2
+    assert metrics.durations.count("work", "error") == 1
+    text = metrics.prometheus()
+    assert 'worker_task_seconds_bucket{task="work",outcome="ok",le="+Inf"} 2' in text
+    assert 'worker_task_seconds_count{task="work",outcome="error"} 1' in text
+
+
+class Collecting(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.records.append(record)
+
+
+async def test_log_records_of_a_task_say_which_it_is(server_url: str, queue: str) -> None:
+    handler = Collecting()
+    logger = logging.getLogger(f"test.{queue}")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    worker = Worker(server_url, queue=queue, middleware=[LoggingContext(handler, logger=logger)])
+
+    @worker.task
+    def work() -> None:
+        logger.info("in a thread")
+
+    pushed = await work.push()
+    await burst(worker)
+    logger.info("outside")
+    fields = [
+        (r.getMessage(), r.__dict__["task"], r.__dict__["message_id"], r.__dict__["attempt"]) for r in handler.records
+    ]
+    assert fields == [
+        ("task begins", "work", pushed.id, 1),
+        ("in a thread", "work", pushed.id, 1),
+        ("task is done", "work", pushed.id, 1),
+        ("outside", None, None, None),
+    ]
+    handler.removeFilter(add_task_fields)
+    logger.removeHandler(handler)

@@ -1,0 +1,109 @@
+"""Workers for tests, and a look at what the server has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from hark.client.calling import Caller
+from hark.client.transport.http import HttpTransport
+from hark.worker import Summary, TaskEvent, Worker, WorkerRunOptions
+
+SECONDS = 20.0
+"""What never takes that long has failed."""
+
+
+class Running:
+    """A worker that runs in this loop."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.events: list[TaskEvent] = []
+        self.summary: Summary | None = None
+        self._news = asyncio.Event()
+
+    def hear(self, event: TaskEvent) -> None:
+        """A delivery ended."""
+        self.events.append(event)
+        self._news.set()
+
+    async def ended(self, count: int) -> list[TaskEvent]:
+        """Wait until so many deliveries ended."""
+        async with asyncio.timeout(SECONDS):
+            while len(self.events) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.events
+
+
+@asynccontextmanager
+async def running(worker: Worker, **options: Any) -> AsyncIterator[Running]:
+    """Run the worker within the block, and stop it gracefully at its end."""
+    found = Running(worker)
+    unlisten = worker.listen(found.hear)
+    task = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, **options)))
+    try:
+        await asyncio.sleep(0)  # Its first step: from here on there is something to stop.
+        yield found
+    finally:
+        await worker.stop()
+        unlisten()
+        found.summary = await task
+
+
+async def burst(worker: Worker, **options: Any) -> Summary:
+    """Run what there is to do now."""
+    async with asyncio.timeout(SECONDS):
+        return await worker.run(WorkerRunOptions(handle_signals=False, burst=True, **options))
+
+
+async def ask(url: str, route: str, **query: Any) -> Any:
+    """What the server says to a GET."""
+    transport = HttpTransport(url)
+    try:
+        return msgspec.json.decode((await Caller(transport).call("GET", f"/api/v1/{route}", query=query)).body)
+    finally:
+        await transport.close()
+
+
+async def until_it_waits(url: str, queue: str) -> None:
+    """Until the server knows of a consumer that waits; it is another process, which tells no event."""
+    async with asyncio.timeout(SECONDS):
+        while not await _waits(url, queue):
+            pass
+
+
+async def until_nobody_waits(url: str, queue: str) -> None:
+    """Until the server knows of no consumer that waits there."""
+    async with asyncio.timeout(SECONDS):
+        while await _waits(url, queue):
+            pass
+
+
+async def _waits(url: str, queue: str) -> bool:
+    found: list[dict[str, object]] = (await ask(url, "consumers", limit=1000))["consumers"]
+    return any(one["queue"] == queue for one in found)
+
+
+async def dead_letters(url: str, queue: str) -> list[dict[str, Any]]:
+    """The dead letters of a queue."""
+    found: list[dict[str, Any]] = (await ask(url, "dlq", queue=queue))["messages"]
+    return found
+
+
+async def post(url: str, route: str, body: object) -> None:
+    """Tell the server something."""
+    transport = HttpTransport(url)
+    try:
+        await Caller(transport).call("POST", f"/api/v1/{route}", body=body)
+    finally:
+        await transport.close()
+
+
+async def push_raw(url: str, queue: str, *payloads: object, **options: Any) -> None:
+    """Push messages as any client might."""
+    await post(url, "push", {"items": [{"queue": queue, "payload": payload, **options} for payload in payloads]})
