@@ -13,7 +13,7 @@ from hark import __version__
 from .conftest import Run
 
 COMMANDS = {
-    (): ["serve", "push", "pop", "ack", "queue", "group", "dlq", "message", "doctor", "bench", "version"],
+    (): ["serve", "work", "push", "pop", "ack", "queue", "group", "dlq", "message", "doctor", "bench", "version"],
     ("queue",): ["list", "show", "create", "delete", "pause", "resume", "purge"],
     ("group",): ["list", "show", "seek", "delete", "pause", "resume"],
     ("dlq",): ["list", "requeue", "delete", "purge"],

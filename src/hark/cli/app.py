@@ -14,9 +14,11 @@ from hark.cli.command import command, examples, make_app
 from hark.cli.doctor import register_doctor
 from hark.cli.migrate import register_migrate
 from hark.cli.output import raw, say
+from hark.cli.polling import register_polling
 from hark.cli.push import register_push
 from hark.cli.serve import register_serve
 from hark.cli.tail import register_tail
+from hark.cli.work import register_work
 
 app = make_app(
     "A durable message queue that one command starts.",
@@ -48,6 +50,7 @@ def options(
 
 register_serve(app)
 register_migrate(app)
+register_work(app)
 register_push(app)
 messages.register_pop_ack_and_cancel(app)
 register_tail(app)
@@ -58,6 +61,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(messages.app, name="message")
 app.add_typer(kv.app, name="kv")
 register_doctor(app)
+register_polling(app)
 
 
 @app.command(

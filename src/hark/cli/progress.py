@@ -1,0 +1,256 @@
+"""What a running worker shows: a live view on a terminal, log lines elsewhere, JSON for machines."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from hark.cli.command import printable
+from hark.cli.output import raw
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from hark.worker.stats import Counts, Snapshot
+
+log = logging.getLogger("hark.work")
+
+_ESTIMATE_AFTER = 30.0
+"""Seconds of polling from which a month can be estimated."""
+
+
+class TaskLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One task in numbers, since the start."""
+
+    name: str
+    done: int
+    failed: int
+    retried: int
+    dead: int
+    mean_ms: float | None
+    """How long it takes on average."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A worker at one moment."""
+
+    state: Literal["running", "stopping", "stopped"]
+    worker: str
+    queue: str
+    server: str
+    seconds: float
+    """Since the start."""
+    slots: int
+    running: int
+    stuck: int
+    done: int
+    failed: int
+    retried: int
+    dead: int
+    discarded: int
+    handed_back: int
+    lost: int
+    per_second: float
+    tasks: Sequence[TaskLine]
+    poll_interval: float
+    polls: int
+    empty_polls: int
+    dollars_per_month: float | None
+    """What it would cost to go on polling like this at an object store that takes money for each poll."""
+
+
+def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
+    """What is shown of a worker."""
+    from hark.polling.cost import AWS_S3, MONTH_SECONDS
+
+    totals = snapshot.totals
+    per_month = snapshot.polls / max(seconds, 1.0) * MONTH_SECONDS
+    return View(
+        state="stopped" if ended else "stopping" if snapshot.stopping else "running",
+        worker=snapshot.worker_id,
+        queue=snapshot.queue,
+        server=server,
+        seconds=round(seconds, 3),
+        slots=snapshot.concurrency,
+        running=snapshot.running,
+        stuck=snapshot.stuck,
+        done=totals.done,
+        failed=totals.failed,
+        retried=totals.retried,
+        dead=totals.dead,
+        discarded=totals.discarded,
+        handed_back=totals.handed_back,
+        lost=totals.lost,
+        per_second=snapshot.rate,
+        tasks=[_task_line(name, counts) for name, counts in sorted(snapshot.tasks.items())],
+        poll_interval=snapshot.poll_interval,
+        polls=snapshot.polls,
+        empty_polls=snapshot.empty_polls,
+        dollars_per_month=None if seconds < _ESTIMATE_AFTER else per_month / 1000 * AWS_S3.get_per_thousand,
+    )
+
+
+def _task_line(name: str, counts: Counts) -> TaskLine:
+    return TaskLine(
+        name=name,
+        done=counts.done,
+        failed=counts.failed,
+        retried=counts.retried,
+        dead=counts.dead,
+        mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
+    )
+
+
+class Display(Protocol):
+    """Where a worker's progress goes."""
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Be there for as long as the worker runs."""
+
+    def show(self, view: View) -> None:
+        """The worker looks like this now."""
+
+    def end(self, view: View) -> None:
+        """The worker looked like this when it ended."""
+
+
+class _NowAndThen:
+    """A display of lines: not too many of them, and only if something happened."""
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._last: tuple[float, tuple[int, ...]] | None = None
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Nothing to hold open."""
+        return nullcontext()
+
+    def show(self, view: View) -> None:
+        """Write, if it is time and something changed."""
+        now, counts = self._monotonic(), _counts(view)
+        if self._last is None or (now - self._last[0] >= self._seconds and counts != self._last[1]):
+            first, self._last = self._last is None, (now, counts)
+            self._write(view, first)
+
+    def _write(self, view: View, first: bool) -> None:
+        raise NotImplementedError
+
+
+class LogDisplay(_NowAndThen):
+    """A line of the log now and then; none at the start."""
+
+    def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(seconds, monotonic)
+
+    def _write(self, view: View, first: bool) -> None:
+        if not first:
+            log.info("%s, %.1f/s", summary(view), view.per_second)
+
+    def end(self, view: View) -> None:
+        """Log what came of it all."""
+        log.info("%s %s after %.1f s: %s", view.worker, view.state, view.seconds, summary(view))
+
+
+class JsonDisplay(_NowAndThen):
+    """A line of JSON whenever something happened, at most one a second, and one at the end."""
+
+    def __init__(self, seconds: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(seconds, monotonic)
+
+    def _write(self, view: View, first: bool) -> None:  # noqa: ARG002  # A log has no use for the first one.
+        raw(msgspec.json.encode(view))
+
+    def end(self, view: View) -> None:
+        """Print how it ended."""
+        raw(msgspec.json.encode(view))
+
+
+class LiveDisplay:
+    """A view that is drawn again and again in its place, under the log."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=True)
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Take the lower part of the terminal, and give it back."""
+        return self._live
+
+    def show(self, view: View) -> None:
+        """Draw."""
+        self._live.update(drawn(view), refresh=True)
+
+    def end(self, view: View) -> None:
+        """Leave the last view behind, and a sentence."""
+        self._live.stop()
+        self._live.console.print(drawn(view))
+        self._live.console.print(
+            f"{printable(view.worker)} {view.state} after {view.seconds:.1f} s: {summary(view)}", highlight=False
+        )
+
+
+def summary(view: View) -> str:
+    """The counts as a phrase; what did not happen is left out, but not what was done."""
+    counts = (
+        ("running", view.running),
+        ("stuck", view.stuck),
+        ("failed", view.failed),
+        ("retried", view.retried),
+        ("dead", view.dead),
+        ("discarded", view.discarded),
+        ("handed back", view.handed_back),
+        ("lost", view.lost),
+    )
+    return ", ".join((f"{view.done} done", *(f"{count} {name}" for name, count in counts if count)))
+
+
+def drawn(view: View) -> RenderableType:
+    """The view for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    where = f"queue {printable(view.queue)} at {printable(view.server)}"
+    return Group(
+        Text.assemble((view.state, "bold"), f"  {where}  for {_duration(view.seconds)}"),
+        Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f}/s: {summary(view)}"),
+        _table(view.tasks) if view.tasks else Text("no task has ended yet"),
+        Text(_polling(view), "dim"),
+    )
+
+
+def _polling(view: View) -> str:
+    cost = "" if view.dollars_per_month is None else f"; at S3 prices ${view.dollars_per_month:.2f} a month"
+    return f"{view.polls} polls, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}"
+
+
+def _table(tasks: Sequence[TaskLine]) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Task")
+    for title in ("Done", "Failed", "Retried", "Dead", "Mean"):
+        table.add_column(title, justify="right")
+    for task in tasks:
+        mean = "-" if task.mean_ms is None else f"{task.mean_ms:.1f} ms"
+        table.add_row(
+            Text(printable(task.name)), str(task.done), str(task.failed), str(task.retried), str(task.dead), mean
+        )
+    return table
+
+
+def _counts(view: View) -> tuple[int, ...]:
+    return (view.done, view.failed, view.retried, view.dead, view.discarded, view.handed_back, view.lost)
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

@@ -1,0 +1,120 @@
+"""Runs a worker from the shell: its log, its progress, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvloop
+
+from hark.cli.command import FAILED, printable
+from hark.cli.progress import Display, JsonDisplay, LiveDisplay, LogDisplay, view_of
+from hark.polling.choosing import strategy_from
+from hark.settings import Loaded
+from hark.worker.options import WorkerRunOptions
+from hark.worker.stats import Snapshot, Summary
+from hark.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+log = logging.getLogger("hark.work")
+
+_LOOK_SECONDS = 0.25
+_LAYOUT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def run(worker: Worker, options: WorkerRunOptions, *, log_level: str, live: bool, as_json: bool) -> int:
+    """Run until it ends; the exit code."""
+    display = _display(log_level, live=live and sys.stdout.isatty(), as_json=as_json)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        summary = runner.run(_work(worker, options, display))
+    return FAILED if summary.abandoned else 0
+
+
+def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOptions:
+    """What the flags say; about the rest the worker's program and the settings decide, as they do without `hark`."""
+    settings = loaded.settings.worker
+    flags = {name for name, source in loaded.sources.items() if source.startswith("--")}
+    return WorkerRunOptions(
+        polling=strategy_from(loaded.settings) if any("polling" in name for name in flags) else None,
+        concurrency=settings.concurrency if "worker.concurrency" in flags else None,
+        grace_seconds=settings.grace_seconds if "worker.grace_seconds" in flags else None,
+        health=(health_host, settings.health_port) if settings.health_port else None,
+        burst=burst,
+    )
+
+
+async def _work(
+    worker: Worker, options: WorkerRunOptions, display: Display, monotonic: Callable[[], float] = time.monotonic
+) -> Summary:
+    """Run, and show how it goes; what is shown last is what came of it."""
+    server, began = worker.client.caller.transport.url, monotonic()
+    running = asyncio.create_task(worker.run(options))
+    await asyncio.sleep(0)  # It begins: from now on there is something to see, however short it is.
+    last: Snapshot | None = None
+    with display.shown():
+        while not running.done():
+            snapshot = worker.stats
+            if snapshot is not None:
+                if last is None:
+                    _announce(worker, snapshot, server)
+                elif snapshot.stopping and not last.stopping and snapshot.running:
+                    log.info("once more (Ctrl-C or SIGTERM) hands back now what still runs")
+                last = snapshot
+                display.show(view_of(snapshot, server=server, seconds=monotonic() - began))
+            await asyncio.wait((running,), timeout=_LOOK_SECONDS)
+        summary = await running
+        if last is not None:
+            end = msgspec.structs.replace(
+                last,
+                totals=summary.totals,
+                tasks=summary.tasks,
+                polls=summary.polls,
+                empty_polls=summary.empty_polls,
+                running=0,
+            )
+            display.end(view_of(end, server=server, seconds=monotonic() - began, ended=True))
+    return summary
+
+
+def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
+    names = ", ".join(sorted(worker.tasks)) or "no tasks at all"
+    log.info(
+        "%s works on queue %s at %s, %d at a time: %s",
+        snapshot.worker_id,
+        snapshot.queue,
+        server,
+        snapshot.concurrency,
+        names,
+    )
+
+
+def _display(log_level: str, *, live: bool, as_json: bool) -> Display:
+    """Where progress goes, with the log beside it and not through it."""
+    if not live or as_json:
+        logging.basicConfig(level=log_level.upper(), format=_LAYOUT, stream=sys.stderr)
+        return JsonDisplay() if as_json else LogDisplay()
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    logging.basicConfig(level=log_level.upper(), format=_LAYOUT, handlers=[ConsoleLog(console)])
+    return LiveDisplay(console)
+
+
+class ConsoleLog(logging.Handler):
+    """Prints above what is drawn live."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line, whatever is in it."""
+        # Errors may quote what others sent, which must not steer the terminal.
+        self._console.print(printable(self.format(record)), markup=False, soft_wrap=True)

@@ -1,0 +1,19 @@
+"""The async fixtures where pytest-asyncio runs the tests, in either of its modes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest_asyncio
+
+if TYPE_CHECKING:
+    from hark.client.client import Client
+    from hark.testing.server import HarkServer
+
+
+@pytest_asyncio.fixture
+async def hark_client(hark_server: HarkServer) -> AsyncIterator[Client]:
+    """A client of `hark_server`."""
+    async with hark_server.connect() as client:
+        yield client

@@ -1,0 +1,136 @@
+"""A whole server in a thread of this process: the store in memory, the broker, HTTP on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvicorn
+import uvloop
+
+from hark.broker import Broker
+from hark.clock import SECOND, FakeClock
+from hark.http.app import App
+from hark.serving import listening
+from hark.serving.server import uvicorn_config
+from hark.settings import Settings
+from hark.testing.engine import ObservedEngine
+from hark.testing.timers import FakeTimers
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 60.0
+_CLOSE_SECONDS = 5.0
+
+
+class ServerThread:
+    """The parts that `hark serve` runs, with a clock that the test moves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.clock = FakeClock(time.time_ns() // 1000)
+        self._timers = FakeTimers(self.clock)
+        self.engine = ObservedEngine(self.clock)
+        self.broker = Broker(self.engine, settings, self.clock, timers=self._timers)
+        self.url = ""
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="hark-test-server", daemon=True)
+
+    def start(self) -> None:
+        """Return when requests are taken; raises what hinders it."""
+        self._thread.start()
+        self._ready.result(_ANSWER_SECONDS)
+
+    def stop(self) -> None:
+        """Answer who waits, close everything and return when the thread is over."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(_ANSWER_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the server of the test did not stop within {_ANSWER_SECONDS:g} s")
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something in the server, and wait for it."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the server of the test is not running")
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_ANSWER_SECONDS)
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock from one thing that is due to the next, and let each have its consequences first."""
+        end = self.clock.now() + round(seconds * SECOND)
+        await self.engine.rest()
+        while True:
+            expired = await self.engine.expire()
+            dues = [due for due in (self._timers.next_due(), expired.next_due, end) if due is not None]
+            now = min(dues)
+            self._timers.advance(max(0, now - self.clock.now()) / SECOND)
+            await self.engine.rest()
+            if now >= end:
+                break
+        await self.engine.expire()
+        await self.engine.sweep_keys(10_000)
+        await self._collect()
+        await self.engine.rest()
+
+    async def _collect(self) -> None:
+        while (await self.engine.collect()).more:
+            pass
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        listener = listening.bound("127.0.0.1", 0)
+        try:
+            await self.broker.start()
+        except BaseException:
+            listener.close()
+            raise
+        try:
+            config = uvicorn_config(App(self.broker, self._settings), "127.0.0.1", 0, self._settings.max_body_bytes)
+            server = await _listen(config, listener)
+            self.url = listening.shown(listener)
+            self._ready.set_result(None)
+            await self._stop.wait()
+            self.broker.stop_waiting()
+            await _hang_up(server)
+        finally:
+            await self.broker.close()
+
+
+async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Server:
+    """What `uvicorn.Server.serve` begins with; its loop looks ten times a second whether it is over, ours waits."""
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
+    await server.on_tick(0)
+    return server
+
+
+async def _hang_up(server: uvicorn.Server) -> None:
+    """What it ends with, in as little time as the connections need."""
+    for listening_server in server.servers:
+        listening_server.close()
+    for connection in list(server.server_state.connections):
+        connection.shutdown()
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            while server.server_state.connections or server.server_state.tasks:  # noqa: ASYNC110  # uvicorn has no event
+                await asyncio.sleep(0.001)
+    except TimeoutError:
+        for task in server.server_state.tasks:
+            task.cancel()

@@ -1,0 +1,158 @@
+"""`hark work`: real processes against a real server."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.api import WAIT, Api
+
+from .working import APP, SECONDS, terminal, working
+
+WORKS = "works on queue"
+
+
+@pytest.fixture(scope="module")
+def api(server_url: str) -> Iterator[Api]:
+    """The API of the module's server."""
+    with httpx.Client(base_url=server_url, timeout=30) as client:
+        yield Api(client)
+
+
+@pytest.fixture(autouse=True)
+def _application(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+
+
+def _push(api: Api, queue: str, task: str, **arguments: str) -> None:
+    api.push(queue, {"task": task, "arguments": arguments})
+
+
+# Running and stopping --------------------------------------------------------------------------------------
+
+
+def test_it_works_until_it_is_told_to_stop(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    with working(tmp_path, server_url, queue, "app:worker", "--concurrency", "7") as work:
+        assert f"works on queue {queue} at {server_url}, 7 at a time: fail, say, wait" in work.until(WORKS)
+        _push(api, queue, "say", word="hello")
+        work.until("said hello")
+        api.push(queue, {"task": "fail"}, backoffSchedule=[])
+        work.until("ValueError: no")
+        work.signal(signal.SIGTERM)
+        assert work.end() == 0
+    assert "stopped after" in work.said[-1]
+    assert "1 done, 1 failed, 1 dead" in work.said[-1]
+
+
+def test_a_running_task_may_finish_when_it_stops(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    _push(api, queue, "wait", file="go")
+    with working(tmp_path, server_url, queue, "app:worker", "--grace", "60") as work:
+        work.until("waits for go")
+        work.signal(signal.SIGINT)
+        work.until("once more")
+        (tmp_path / "go").touch()
+        work.until("waited for go")
+        assert work.end() == 0
+    assert api.pop(queue) == []
+
+
+def test_the_second_signal_hands_back_what_runs(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    _push(api, queue, "wait", file="never")
+    with working(tmp_path, server_url, queue, "app:worker", "--grace", "600") as work:
+        work.until("waits for never")
+        work.signal(signal.SIGINT)
+        work.until("once more")
+        work.signal(signal.SIGINT)
+        assert work.end() == 0
+    assert "1 handed back" in work.said[-1]
+    assert api.pop_one(queue, **WAIT)["deliveryAttempt"] == 1
+
+
+def test_a_burst_ends_when_nothing_is_left(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    for index in range(20):
+        _push(api, queue, "say", word=f"{index}")
+    with working(tmp_path, server_url, queue, "app:make_worker", "--burst", "--json", "--log-level", "error") as work:
+        assert work.end() == 0
+    lines = [json.loads(line) for line in work.said if line.startswith("{")]
+    assert [lines[0]["state"], lines[-1]["state"]] == ["running", "stopped"]
+    assert (lines[-1]["done"], lines[-1]["queue"], lines[-1]["server"]) == (20, queue, server_url)
+    assert [(task["name"], task["done"]) for task in lines[-1]["tasks"]] == [("say", 20)]
+    assert lines[-1]["polls"] >= 3, "at 10 at a time, and an empty one at the end"
+    assert lines[-1]["emptyPolls"] >= 1
+
+
+def test_on_a_terminal_it_draws_how_the_tasks_fare(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    _push(api, queue, "say", word="hello")
+    with terminal(100) as (screen, shown), working(tmp_path, server_url, queue, "app:worker", stdout=screen) as work:
+        shown.until("1 done")
+        work.signal(signal.SIGTERM)
+        assert work.process.wait(SECONDS) == 0
+    text = shown.end()
+    assert f"running  queue {queue} at {server_url}" in text
+    assert "0 of 10 slots busy" in text
+    assert "said hello" in text, "what handlers print is not drawn over"
+    assert text.rstrip().endswith("1 done"), "the last line says what came of it"
+
+
+# Reloading -------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_file_is_loaded_anew(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    pytest.importorskip("watchfiles")
+    with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
+        work.until("reload: watching")
+        work.until(WORKS)
+        (tmp_path / "app.py").write_text(APP.replace('"said"', '"says now"'))
+        work.until(r"reload: app\.py changed")
+        work.until(WORKS)
+        _push(api, queue, "say", word="hello")
+        work.until("says now hello")
+        work.signal(signal.SIGTERM)
+        assert work.end() == 0
+
+
+def test_a_broken_file_waits_for_the_next_change(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+    pytest.importorskip("watchfiles")
+    (tmp_path / "app.py").write_text("import nothing_like_that\n")
+    with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
+        work.until("No module named 'nothing_like_that'")
+        work.until("ended with 1; it starts again when a file changes")
+        (tmp_path / "app.py").write_text(APP)
+        work.until(WORKS)
+        _push(api, queue, "say", word="hello")
+        work.until("said hello")
+        work.signal(signal.SIGINT)
+        assert work.end() == 0
+
+
+def test_the_worker_does_not_outlive_the_one_who_reloads_it(server_url: str, queue: str, tmp_path: Path) -> None:
+    pytest.importorskip("watchfiles")
+    with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
+        work.until(WORKS)
+        work.signal(signal.SIGKILL)
+        assert work.end() == -signal.SIGKILL
+    assert "stopped after" in work.said[-1]
+
+
+def test_reload_says_which_package_it_needs(server_url: str, queue: str, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['watchfiles'] = None"
+    with working(tmp_path, server_url, queue, "app:worker", "--reload", before=without) as work:
+        assert work.end() == 1
+    assert work.text == "hark: --reload needs the package watchfiles: pip install 'hark[reload]'\n"
+
+
+# What can't be run -----------------------------------------------------------------------------------------
+
+
+def test_a_module_that_fails_is_shown_with_its_own_traceback(server_url: str, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("def broken():\n    raise KeyError('settings')\n\nbroken()\n")
+    with working(tmp_path, server_url, queue, "app:worker") as work:
+        assert work.end() == 1
+    assert work.text.startswith("hark: the module 'app' can't be imported:\nTraceback")
+    assert "KeyError: 'settings'" in work.text
+    assert work.text.count("File ") == 2
