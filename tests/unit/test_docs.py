@@ -46,6 +46,11 @@ _RULE = re.compile(r"^### (\d+)\. ", re.MULTILINE)
 _CODE = re.compile(r"\bcode ?= ?\"([a-z_]+)\"|\"code\": \"([a-z_]+)\"|^[A-Z][A-Z_]+ = \(\s*\"([a-z_]+)\"", re.MULTILINE)
 _INTERNAL_CODES = {"sealing_mismatch", "unavailable"}
 """Codes that the broker deals with, and those of classes that are never raised bare."""
+_TREE = ROOT / "src" / "hark" / "errors.py"
+"""Has errors of both sides."""
+_CLIENT_SIDE = ("client", "worker", "polling", "sync", "testing", "connecting.py")
+"""What runs in the programs of users; the codes that it makes up itself are in docs/client.md."""
+_CLASS_CODE = re.compile(r"\bcode ?= ?\"([a-z_]+)\"")
 
 
 # Links -----------------------------------------------------------------------------------------------------
@@ -146,16 +151,53 @@ def test_the_table_of_queue_options_has_the_names_and_defaults_of_the_code() -> 
     assert rows == [(field.encode_name, msgspec.json.encode(field.default).decode()) for field in fields]
 
 
-def test_every_error_code_is_documented_and_every_documented_code_exists() -> None:
+def _sources(*, client_side: bool) -> list[str]:
+    """The code of servers, or that of clients, without the tree of errors; commands have no codes of their own."""
+    root = ROOT / "src" / "hark"
+    return [
+        path.read_text()
+        for path in root.rglob("*.py")
+        if "cli" not in path.parts
+        and path.name != _TREE.name
+        and (path.relative_to(root).parts[0] in _CLIENT_SIDE) is client_side
+    ]
+
+
+def _codes_of_servers() -> set[str]:
     section = _section("http.md", "Errors")
     first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     start_codes = section[section.index("Codes at start") :]
-    documented = set(re.findall(r"`([a-z_]+)`", " ".join(first_cells) + start_codes))
-    sources = [path.read_text() for path in (ROOT / "src" / "hark").rglob("*.py") if "cli" not in path.parts]
+    return set(re.findall(r"`([a-z_]+)`", " ".join(first_cells) + start_codes))
+
+
+def _codes_of_clients() -> set[str]:
+    rows = [line for line in _section("client.md", "Errors").splitlines() if line.startswith("| `")]
+    return {code for row in rows for code in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+
+
+def test_every_error_code_of_servers_is_documented_and_every_documented_code_exists() -> None:
+    documented = _codes_of_servers()
+    sources = _sources(client_side=False)
     given = {code for source in sources for match in _CODE.findall(source) for code in match if code}
     assert given - _INTERNAL_CODES - documented == set(), "codes that docs/http.md does not have"
+    sources.append(_TREE.read_text())
     unknown = {code for code in documented if not any(f'"{code}"' in source for source in sources)}
     assert unknown == set(), "codes that the code does not have"
+
+
+def test_every_error_code_of_clients_is_documented_and_every_documented_code_exists() -> None:
+    documented = _codes_of_clients()
+    sources = _sources(client_side=True)
+    given = {code for source in sources for code in _CLASS_CODE.findall(source)}
+    assert given - documented - _codes_of_servers() == set(), "codes that docs/client.md does not have"
+    sources.append(_TREE.read_text())
+    unknown = {code for code in documented if not any(f'"{code}"' in source for source in sources)}
+    assert unknown == set(), "codes that the code does not have"
+
+
+def test_every_code_of_the_tree_of_errors_is_documented() -> None:
+    given = set(_CLASS_CODE.findall(_TREE.read_text()))
+    assert given - _INTERNAL_CODES - _codes_of_servers() - _codes_of_clients() == set()
 
 
 # Rules and commands ----------------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""What the guides show is run: each page's code, in its order, at a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import running_server
+
+from .examples import DOCS, FILE, NOT_RUN, RUN, blocks_of, python_of, run_page
+
+PAGES = ("quickstart.md", "client.md", "worker.md", "polling.md", "testing.md", "moving.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with running_server(tmp_path) as url:
+        monkeypatch.setenv("HARK_URL", url)
+        assert run_page(DOCS / name, url, f"docs_{Path(name).stem}") > 0
+
+
+def test_what_a_note_says_is_known_and_has_a_reason() -> None:
+    for name in PAGES:
+        for block in blocks_of(DOCS / name):
+            known = block.note in ("", RUN) or block.note.startswith((NOT_RUN, FILE))
+            assert known, f"{block.place}: {block.note!r} says nothing to the test"
+            assert not block.note.endswith(":"), f"{block.place}: why?"
+
+
+def test_most_of_the_python_that_is_shown_is_run() -> None:
+    blocks = [block for name in PAGES for block in python_of(DOCS / name)]
+    assert sum(bool(block.not_run) for block in blocks) <= len(blocks) / 4
+
+
+# The harness itself: it must be able to fail ---------------------------------------------------------------
+
+
+def _page(folder: Path, text: str) -> Path:
+    page = folder / "page.md"
+    page.write_text(text)
+    return page
+
+
+def test_an_example_that_is_wrong_is_found(tmp_path: Path) -> None:
+    page = _page(
+        tmp_path,
+        "# Page\n\n```python\nx = 1\n```\n\n```python\nimport asyncio\nawait asyncio.sleep(0)\nassert x == 2\n```\n",
+    )
+    with pytest.raises(AssertionError) as failure:
+        run_page(page, "", "docs_page")
+    assert failure.traceback[-1].lineno == 9
+
+
+def test_a_command_that_fails_is_found_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = _page(tmp_path, "<!-- run -->\n```sh\necho to $HARK_URL\nfalse\necho never\n```\n")
+    with pytest.raises(AssertionError, match=r"docs/page\.md, line 3 ended with 1:\nto http://somewhere:1\n$"):
+        run_page(page, "http://somewhere:1", "docs_page")
+
+
+def test_a_file_is_written_with_the_server_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = _page(tmp_path, '<!-- file: a.py -->\n```python\nurl = "ws://localhost:6632"\nraise SystemExit\n```\n')
+    assert run_page(page, "http://somewhere:1", "docs_page") == 1
+    assert (tmp_path / "a.py").read_text() == 'url = "ws://somewhere:1"\nraise SystemExit\n'
+
+
+def test_what_is_only_shown_is_not_run(tmp_path: Path) -> None:
+    page = _page(tmp_path, "<!-- not run: never ends -->\n```python\n1 / 0\n```\n\n```sh\nfalse\n```\n")
+    assert run_page(page, "", "docs_page") == 0
