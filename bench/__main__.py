@@ -14,6 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+import bench.client.special as client
 import bench.delivery.special as delivery
 import bench.postgres.special as postgres
 import bench.work.special as work
@@ -28,7 +29,9 @@ from bench.stores import EngineName, SqliteStores, Stores
 NOT_A_DISK = "tmpfs"
 PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
-ONCE = frozenset({"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks", "shared", "keys"})
+ONCE = frozenset(
+    {"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks", "shared", "keys", "client", "polling"}
+)
 """Rows that repeat themselves, or vary little."""
 
 
@@ -55,10 +58,32 @@ class Lengths(msgspec.Struct, frozen=True):
     delayed: int
     """Messages that wait for their time while others are consumed."""
     keys: int
+    pushes: int
+    """Of a client, one by one."""
+    tasks: int
+    """Of a worker."""
 
 
-FULL = Lengths(pinned_seconds=600, jobs=50_000, watch_seconds=60, leak_rounds=10_000, delayed=1_000_000, keys=1_000_000)
-SHORT = Lengths(pinned_seconds=60, jobs=10_000, watch_seconds=10, leak_rounds=200, delayed=50_000, keys=50_000)
+FULL = Lengths(
+    pinned_seconds=600,
+    jobs=50_000,
+    watch_seconds=60,
+    leak_rounds=10_000,
+    delayed=1_000_000,
+    keys=1_000_000,
+    pushes=10_000,
+    tasks=20_000,
+)
+SHORT = Lengths(
+    pinned_seconds=60,
+    jobs=10_000,
+    watch_seconds=10,
+    leak_rounds=200,
+    delayed=50_000,
+    keys=50_000,
+    pushes=5_000,
+    tasks=10_000,
+)
 
 
 def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
@@ -110,6 +135,22 @@ def delivery_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[
             return list(work.measure_keys(bench, run, lengths.keys))
         case "watch":
             return list(work.measure_watch(bench, run, bench.seconds * IDLE_FACTOR))
+        case _:
+            return client_round(bench, run, name, lengths)
+    return []
+
+
+def client_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
+    """One round of a row about the client and the worker."""
+    match name:
+        case "client":
+            return list(client.measure_client(bench, run, lengths.pushes))
+        case "libraries":
+            return list(client.measure_libraries(bench))
+        case "tasks":
+            return list(client.measure_tasks(bench, run, lengths.tasks))
+        case "polling":
+            return list(client.measure_polling())
     return []
 
 

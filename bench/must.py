@@ -105,6 +105,15 @@ WORK = (
     Bound("watch_lost", "writes that a watcher was not told of", 0, "writes"),
 )
 """What both engines must do for work queues and keys."""
+CLIENT = (
+    Bound("client_push", "single pushes of one client process", 3.0, "x the official client", at_most=False),
+    Bound("client_consume", "consume + ack in batches of 100", 2.0, "x the official client", at_most=False),
+    Bound("client_consume_many", "the same over 10 partitions", 2.0, "x the official client", at_most=False),
+    Bound("tasks_celery", "tasks that do nothing, per worker process", 5.0, "x Celery", at_most=False),
+    Bound("tasks_procrastinate", "tasks that do nothing, per worker process", 5.0, "x procrastinate", at_most=False),
+    Bound("tasks_p50", "push to the start of its handler, idle worker: p50", 10.0, "ms"),
+)
+"""What the Python client and the worker must do."""
 SINGLE: dict[EngineName, tuple[Bound, ...]] = {
     "sqlite": (
         Bound("idle", "p99 of a single push on an idle server", 3.0, "x p99 of fdatasync"),
@@ -117,6 +126,7 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("start_backlog", "start to first answer, long history", 1.0, "s"),
         *DELIVERY,
         *WORK,
+        *CLIENT,
         # All that happens is heard here: nobody may be told for nothing.
         Bound("empty_polls", "1,000 long polls, ten rounds: told for nothing", 0, "times"),
     ),

@@ -133,8 +133,9 @@ _QUICK = (
     "due",
 )
 _WORK = ("shared", "due", "keys", "watch")
+_CLIENT = ("client", "libraries", "tasks", "polling")
 _DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks")
 _ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog", *_DELIVERY, *_WORK)
 _POSTGRES = ("deliver2", "cost", "together", "pinned", "peers")
 QUICK: dict[EngineName, tuple[str, ...]] = {"sqlite": _QUICK, "postgres": (*_QUICK, *_POSTGRES)}
-ALL: dict[EngineName, tuple[str, ...]] = {"sqlite": _ALL, "postgres": (*_ALL, *_POSTGRES)}
+ALL: dict[EngineName, tuple[str, ...]] = {"sqlite": (*_ALL, *_CLIENT), "postgres": (*_ALL, *_POSTGRES)}

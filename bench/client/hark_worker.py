@@ -1,0 +1,70 @@
+"""Hark's worker: asynchronous tasks that do nothing, many at a time, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import hark
+from bench.client.program import Taken, main
+
+AT_ONCE = 50
+IDLE_SECONDS = 0.05
+"""Between two pushes to an idle worker."""
+
+
+async def push(url: str, number: int) -> Taken:
+    """Enqueue."""
+    worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
+
+    @worker.task("noop")
+    async def noop(number: int) -> None:
+        """Nothing."""
+
+    began = time.perf_counter()
+    for start in range(0, number, 1000):
+        await asyncio.gather(*(noop.push(number=n) for n in range(start, min(start + 1000, number))))
+    await worker.close()
+    return Taken(number, time.perf_counter() - began)
+
+
+async def work(url: str, number: int) -> Taken:
+    """Run what is there."""
+    worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
+    times: list[float] = []
+
+    @worker.task("noop")
+    async def noop(number: int) -> None:
+        times.append(time.perf_counter())
+
+    await worker.run(hark.WorkerRunOptions(burst=True))
+    return Taken(len(times), times[-1] - times[0])
+
+
+async def latency(url: str, number: int) -> Taken:
+    """From a push to the start of its handler, one at a time at a worker that waits."""
+    worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
+    begun: asyncio.Queue[float] = asyncio.Queue()
+
+    @worker.task("noop")
+    async def noop(number: int) -> None:
+        begun.put_nowait(time.perf_counter())
+
+    running = asyncio.create_task(worker.run(hark.WorkerRunOptions(handle_signals=False)))
+    taken = []
+    began = time.perf_counter()
+    for index in range(number + 1):
+        await asyncio.sleep(IDLE_SECONDS)
+        pushed = time.perf_counter()
+        await noop.push(number=index)
+        latency = 1e3 * (await begun.get() - pushed)
+        if index:  # The first one connects.
+            taken.append(latency)
+    seconds = time.perf_counter() - began
+    await worker.stop()
+    await running
+    return Taken(number, seconds, taken)
+
+
+if __name__ == "__main__":
+    main({"push": push, "work": work, "latency": latency})

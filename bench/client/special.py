@@ -1,0 +1,129 @@
+"""The rows about the Python client and the worker, each beside its peers in one run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+import msgspec
+
+from bench.client import celery, libraries, polling
+from bench.client.program import BATCH, FILLED, PUSHERS, Taken
+from bench.figures import Figure, Run
+from bench.measure import Bench
+from bench.postgres.cluster import PostgresStores, cluster
+from bench.servers import ROOT, Server
+from hark.cli.load import percentile
+
+OFFICIAL = ROOT / ".venv" / "queen-clients" / "2.6.0"
+CONSUMED = 10_000
+ROUNDS = 3
+LATENCIES = 100
+AT_ONCE = 50
+
+
+def run_program(module: str, verb: str, url: str, number: int, environment: Mapping[str, str] | None = None) -> Taken:
+    """Run one of the programs in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"bench.client.{module}", verb, url, str(number)],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} {verb} failed:\n{done.stderr[-2000:]}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Taken)  # The official client prints, too.
+
+
+def measure_client(bench: Bench, run: Run, pushes: int) -> Iterator[Figure]:
+    """Single pushes at the same time, and batches consumed: the official client and ours, in turns."""
+    if not OFFICIAL.is_dir():
+        raise RuntimeError("the official client is not there; scripts/test installs it")
+    official = {"PYTHONPATH": str(OFFICIAL)}
+    rates: dict[tuple[str, str], list[float]] = {}
+    for _ in range(ROUNDS):
+        for module, environment in (("official", official), ("ours", {})):
+            with bench.fresh("hark") as server:
+                pushed = run_program(module, "push", _url(server), max(pushes, CONSUMED), environment)
+                consumed = run_program(module, "consume", _url(server), CONSUMED, environment)
+            if consumed.number < CONSUMED:
+                raise RuntimeError(f"{module} consumed {consumed.number:,} of {CONSUMED:,}")
+            rates.setdefault((module, "push"), []).append(pushed.rate)
+            rates.setdefault((module, "consume"), []).append(consumed.rate)
+            with bench.fresh("hark") as server:
+                run_program("ours", "fill", _url(server), CONSUMED)
+                consumed = run_program(module, "consume", _url(server), CONSUMED, environment)
+            rates.setdefault((module, "consume_many"), []).append(consumed.rate)
+    titles = {
+        "push": f"single pushes, {PUSHERS} at a time",
+        "consume": f"consume + ack, batches of {BATCH}, one partition",
+        "consume_many": f"consume + ack, batches of {BATCH}, {FILLED} partitions",
+    }
+    for verb, title in titles.items():
+        for module in ("official", "ours"):
+            yield Figure(row="client", title=title, server=module, throughput=median(rates[module, verb]))
+        run.note(f"client_{verb}", median(rates["ours", verb]) / median(rates["official", verb]))
+
+
+def measure_libraries(bench: Bench) -> Iterator[Figure]:
+    """The HTTP clients that could carry ours, at the empty app."""
+    with bench.fresh("empty") as server:
+        title = "requests of the size of push1"
+        for name, rate in libraries.measure_libraries(_url(server), bench.seconds).items():
+            yield Figure(row="libraries", title=title, server=name, throughput=rate)
+
+
+def measure_tasks(bench: Bench, run: Run, tasks: int) -> Iterator[Figure]:
+    """Tasks that do nothing, in one worker process: ours, Celery's, procrastinate's; and how soon one begins."""
+    title = f"{tasks:,} tasks that do nothing, per worker process"
+    rates: dict[str, float] = {}
+    with bench.fresh("hark") as server:
+        run_program("hark_worker", "push", _url(server), tasks)
+        rates["hark"] = run_program("hark_worker", "work", _url(server), tasks).rate
+    for children in celery.CHILDREN:
+        rates[f"celery, prefork {children}"] = celery.rate(bench.new_folder("celery"), tasks, children)
+    with cluster(bench.folder) as url:
+        stores = PostgresStores(url)
+        place = stores.create(bench.new_folder("tasks"))
+        run_program("procrastinate_worker", "push", place.url, tasks // 5)
+        rates["procrastinate"] = run_program("procrastinate_worker", "work", place.url, tasks // 5).rate
+    for name, rate in rates.items():
+        yield Figure(row="tasks", title=title, server=name, throughput=rate)
+    best_celery = max(rate for name, rate in rates.items() if name.startswith("celery"))
+    run.note("tasks_celery", rates["hark"] / best_celery)
+    run.note("tasks_procrastinate", rates["hark"] / rates["procrastinate"])
+    with bench.fresh("hark") as server:
+        taken = run_program("hark_worker", "latency", _url(server), LATENCIES)
+    run.note("tasks_p50", percentile(taken.latencies_ms, 50))
+    yield Figure(
+        row="tasks",
+        title="push to the start of the handler, idle worker, long polling",
+        server="hark",
+        throughput=taken.rate,
+        p50_ms=percentile(taken.latencies_ms, 50),
+        p99_ms=percentile(taken.latencies_ms, 99),
+    )
+
+
+def measure_polling() -> Iterator[Figure]:
+    """A day of a quiet queue under each strategy; throughput is polls a second."""
+    for name, strategy in polling.STRATEGIES.items():
+        day = polling.live(strategy)
+        yield Figure(
+            row="polling",
+            title=f"a day with {polling.MESSAGES} messages",
+            server=name,
+            throughput=day.polls / polling.DAY,
+            p50_ms=percentile(day.latencies_ms, 50),
+            p99_ms=percentile(day.latencies_ms, 99),
+            note=f"{day.polls:,} polls, ${day.dollars:.2f} a month on S3, latest {polling.worst(day):,.0f} ms",
+        )
+
+
+def _url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}"
