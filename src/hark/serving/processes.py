@@ -1,6 +1,6 @@
 """Several server processes on one port: a parent that starts them, replaces what dies, and stops them together.
 
-Each worker is a whole server with a pool of its own (`process.py`). Between the parent and a worker there is one socket.
+Each worker is a whole server with a pool of its own (`process.py`). Between it and the parent there is one socket.
 The parent sends the settings over it, so that passwords and keys show in no list of processes. The worker answers once:
 it is ready, or why it can't be. After that the socket only tells each side that the other one is gone.
 
