@@ -37,6 +37,9 @@ class Stores(Protocol):
     def copy(self, place: Place, folder: Path) -> Place:
         """A copy of a place that no server uses, written to disk."""
 
+    def settle(self) -> None:
+        """Wait until what was written so far is where it stays; else that goes on while a row is measured."""
+
     def remove(self, place: Place) -> None:
         """Let go of a place."""
 
@@ -56,6 +59,10 @@ class SqliteStores:
         shutil.copytree(place.folder, folder)
         os.sync()  # else it is still being written while the rows are measured
         return Place(folder)
+
+    def settle(self) -> None:
+        """Write what the system holds back."""
+        os.sync()
 
     def remove(self, place: Place) -> None:
         """Remove the folder."""

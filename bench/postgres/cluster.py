@@ -109,6 +109,10 @@ class PostgresStores:
         execute(self.url, "checkpoint")  # else the copy is still being written while the rows are measured
         return made
 
+    def settle(self) -> None:
+        """Write what the server holds back."""
+        execute(self.url, "checkpoint")
+
     def remove(self, place: Place) -> None:
         """Drop the database, and the folder if a server was started on it."""
         execute(self.url, f'drop database if exists "{_name(place.folder)}" with (force)')

@@ -31,6 +31,7 @@ def measure_shared(bench: Bench, run: Run, delayed: int) -> Iterator[Figure]:
                 if kind == "delayed":
                     for queue in (QUEUE, WARM_QUEUE):
                         delay_many(server, delayed if queue == QUEUE else 1, queue)
+                    bench.stores.settle()
                 cycles[kind] = cycle_at(bench, server, batch, e, shared=kind != "ordered", kind="hark")
             for half in (cycles[kind].push, cycles[kind].pop):
                 title = half.title + (f", beside {delayed:,} delayed" if kind == "delayed" else "")
