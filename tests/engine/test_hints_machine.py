@@ -22,6 +22,7 @@ from hark.model import Hint, News
 from .engines import ENGINES, MEMORY, EngineKind
 from .machine import FIRST_OPTIONS, QueueMachine
 from .model_nouns import Wish
+from .searching import search
 from .steps import MODES, PARTITIONS, QUEUES
 from .waiting import Waiting
 
@@ -132,16 +133,7 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[Waiting
 def test_who_waits_is_told_of_all_that_it_could_take(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=settings(
-            max_examples=EXAMPLES_WITH_A_SERVER if kind.leases_survive else EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            derandomize="HARK_TEST_EXAMPLES" not in os.environ,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=search(kind, examples=EXAMPLES, with_a_server=EXAMPLES_WITH_A_SERVER, steps=STEPS),
     )
 
 

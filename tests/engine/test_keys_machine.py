@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -25,6 +25,7 @@ from hark.model import Key, KeyRange, KeyWrite
 from .driver import Driver, given
 from .engines import ENGINES, MEMORY, EngineKind, Open
 from .key_model import KEYS, MUTATIONS, PREFIXES, RANGES, KeyModel, Ranked, checks, plain, ranked
+from .searching import search
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "80"))
 EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "20"))
@@ -152,16 +153,7 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[KeyMach
 def test_an_engine_keeps_keys_as_a_dict_does(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=settings(
-            max_examples=EXAMPLES_WITH_A_SERVER if kind.leases_survive else EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            derandomize="HARK_TEST_EXAMPLES" not in os.environ,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=search(kind, examples=EXAMPLES, with_a_server=EXAMPLES_WITH_A_SERVER, steps=STEPS),
     )
 
 

@@ -22,6 +22,7 @@ from .comparing import Disagreement
 from .driver import Wrap
 from .engines import ENGINES, EngineKind
 from .machine import QueueMachine
+from .searching import search
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "150"))
 EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "30"))
@@ -47,17 +48,7 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest, wrapper: Wrap |
 def test_an_engine_answers_as_the_model_does(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=settings(
-            max_examples=EXAMPLES_WITH_A_SERVER if kind.leases_survive else EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            # The same ones every time, so that a red build is about the change; scripts/explore looks for others.
-            derandomize="HARK_TEST_EXAMPLES" not in os.environ,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=search(kind, examples=EXAMPLES, with_a_server=EXAMPLES_WITH_A_SERVER, steps=STEPS),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -119,7 +120,7 @@ class Display(Protocol):
         """The worker looked like this when it ended."""
 
 
-class _NowAndThen:
+class _NowAndThen(ABC):
     """A display of lines: not too many of them, and only if something happened."""
 
     def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
@@ -138,8 +139,9 @@ class _NowAndThen:
             first, self._last = self._last is None, (now, counts)
             self._write(view, first)
 
+    @abstractmethod
     def _write(self, view: View, first: bool) -> None:
-        raise NotImplementedError
+        """Write what there is to see."""
 
 
 class LogDisplay(_NowAndThen):

@@ -35,7 +35,7 @@ async def push(server: Server, number: int) -> None:
 
 async def holding(server: Server, credit: int = 3, **options: int) -> tuple[Stream, Arrival]:
     """A stream that holds three messages of one partition."""
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(**options)))  # type: ignore[arg-type]
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(**options)))  # type: ignore[arg-type]  # of ints
     await push(server, 3)
     stream = await server.stream(credit, THREE)
     arrival = await written(stream)

@@ -42,7 +42,7 @@ BATCH = PopRequest(queue=QUEUE, group=GROUP, batch=3)
 
 async def holding(server: Server, credit: int = 3, messages: int = 3, **options: int) -> tuple[Stream, Arrival]:
     """A stream that holds a batch of one partition."""
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(**options)))  # type: ignore[arg-type]
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(**options)))  # type: ignore[arg-type]  # of ints
     await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(messages)])
     stream = await server.stream(credit, BATCH)
     arrival = await written(stream)

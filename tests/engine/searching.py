@@ -1,0 +1,24 @@
+"""How the state machines of the engines search."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+from .engines import EngineKind
+
+
+def search(kind: EngineKind, *, examples: int, with_a_server: int, steps: int) -> settings:
+    """Settings of a search at one kind of engine; fewer examples where every step is a call of another process."""
+    return settings(
+        max_examples=with_a_server if kind.leases_survive else examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        # The same ones every time, so that a red build is about the change; scripts/explore looks for others.
+        derandomize="HARK_TEST_EXAMPLES" not in os.environ,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
