@@ -228,6 +228,27 @@ async def test_a_hint_does_not_end_the_rest_after_an_error_and_stop_does() -> No
         poller.stop()
 
 
+# Another strategy --------------------------------------------------------------------------------------------
+
+
+async def test_a_poller_may_follow_another_strategy_from_its_first_interval_on(poller: Poller, pauses: Pauses) -> None:
+    for _ in range(4):
+        look(poller, False)
+    poller.follow(PollingStrategy.adaptive(min_interval_ms=1000, max_interval_ms=9000, backoff_multiplier=3))
+    assert poller.interval == poller.metrics.interval_seconds == 1.0
+    for _ in range(3):
+        look(poller, False)
+        await poller.rest()
+    assert pauses.taken == pytest.approx([3, 9, 9])
+
+
+async def test_who_rests_does_not_finish_the_rest_of_the_strategy_before() -> None:
+    poller = Poller(PollingStrategy.fixed(interval_ms=3_600_000))
+    look(poller, False)
+    async with an_hours_rest(poller):
+        poller.follow(STRATEGY)
+
+
 # Counting --------------------------------------------------------------------------------------------------
 
 
@@ -252,3 +273,18 @@ async def test_fixed_polling_never_backs_off() -> None:
     look(poller, False)
     look(poller, False)
     assert metrics == PollMetrics(interval_seconds=0.5, polls=2, empty=2, backoffs=0)
+
+
+# Without a poll --------------------------------------------------------------------------------------------
+
+
+async def test_a_poll_that_is_skipped_is_not_counted_and_rests_as_long_as_the_last(
+    poller: Poller, pauses: Pauses
+) -> None:
+    look(poller, False)
+    await poller.rest()
+    poller.wake()
+    poller.skip()
+    await poller.rest()
+    assert pauses.taken == pytest.approx([0.2, 0.2])
+    assert (poller.metrics.polls, poller.metrics.empty) == (1, 1)

@@ -60,7 +60,7 @@ class Batchers:
             max_items=batching.max_items,
             max_wait=batching.max_wait_ms / 1000,
             max_pending=limits.max_pending,
-            max_calls=max_calls if self._engine.shared else None,
+            max_calls=max_calls if self._engine.shared and not self._engine.follows else None,
             orphaned=orphaned,
         )
 

@@ -190,7 +190,11 @@ class Broker:
         return result
 
     def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
-        """Pop once, together with others."""
+        """Pop once, together with others, for somebody who waits."""
+        # Where nobody shares the store there is nothing that it could not have heard of.
+        return self._submit(msgspec.structs.replace(request, patient=True) if self.engine.shared else request)
+
+    def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         if not request.auto_ack:
             return self._batchers.pop.submit(request)
         if self._sealed.may_concern(request):
@@ -214,7 +218,7 @@ class Broker:
         return result
 
     async def _pop_once(self, request: PopRequest) -> PopResult:
-        answer = self.submit(request)
+        answer = self._submit(request)
         try:
             return await answer
         except asyncio.CancelledError:

@@ -51,7 +51,7 @@ class KeyValue:
         self._check_pushes = check_pushes
         self._reads: Batcher[Sequence[Key], list[KeyEntry | None]] = make_batcher("read_keys", self._read_together)
         self._writes: Batcher[KeyWrite, KeyWritten] = make_batcher("write_keys", engine.write_keys)
-        self.watchers = Watchers(self, settings, timers, random, polls=engine.shared)
+        self.watchers = Watchers(self, settings, timers, random, polls=engine.shared and not engine.follows)
 
     async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
         """The entries of these keys, with readable values."""

@@ -121,6 +121,14 @@ class Engine(KeyValueEngine, Protocol):
         And what was read once, such as flags, may have been changed by another server since.
         """
 
+    @property
+    def follows(self) -> bool:
+        """Whether it reads all that other servers on the store do, and hints and key news tell of that too.
+
+        Then nobody needs to look for himself. And it commits all calls that wait together: the more of them it has at
+        a time, the better.
+        """
+
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the store; raises `StoreUnusable` rather than start on something it can't trust."""
 

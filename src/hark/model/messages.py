@@ -80,6 +80,9 @@ class PopRequest(msgspec.Struct, frozen=True, kw_only=True):
     subscription: Subscription = Subscription()
     lease_ms: int | None = None
     """How long to hold what it gets, unless the queue has a `lock_duration`; None: the queue's `lease_time`."""
+    patient: bool = False
+    """Whoever asks is told when there is more, so that "nothing" need not be the last word: a store far away may
+    answer by what it has heard of."""
 
 
 class Delivery(msgspec.Struct, gc=False):

@@ -122,6 +122,18 @@ class Poller:
         """Poll soon: there is work here, or there may be."""
         self._woken.set()
 
+    def follow(self, strategy: PollingStrategy) -> None:
+        """Rest as another strategy says from now on, and begin with its first interval."""
+        self.strategy = strategy
+        self._interval = self.metrics.interval_seconds = strategy.initial_interval()
+        self.wake()
+
+    def skip(self) -> None:
+        """Rest once more without a poll: what it would have told is known. Nothing is counted."""
+        self._last = "empty"
+        if not self.stopped:
+            self._woken.clear()
+
     def stop(self) -> None:
         """End this rest and every later one at once."""
         self._stopping.set()

@@ -74,8 +74,8 @@ class WatchedEngine(SqliteEngine):
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Begin, and listen to what the threads do."""
         await super().start(lambda hints: None if self.is_silent else listener(hints), key_listener)
-        threads = self._running()
-        post, deliver = threads._post, threads._deliver
+        outbox = self._running()._outbox
+        post, deliver = outbox.post, outbox.deliver
 
         def note(answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
             post(answers, hints, keys)
@@ -89,7 +89,7 @@ class WatchedEngine(SqliteEngine):
                 if call in self._events:
                     self._events.pop(call).set()
 
-        threads._post, threads._deliver = note, tell  # type: ignore[method-assign]  # to hear when they are done
+        outbox.post, outbox.deliver = note, tell  # type: ignore[method-assign]  # to hear when they are done
 
     def _submit(self, call: Call) -> None:
         self.calls += 1

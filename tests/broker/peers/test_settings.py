@@ -148,5 +148,5 @@ def test_peers_of_a_sqlite_store_are_refused(variable: str, text: str, name: str
     with pytest.raises(InvalidSetting) as caught:
         serve(load({}, {variable: text}))
     assert caught.value.text == (
-        f"{name}: a SQLite store has one server, so it has no peers; leave it out, or use PostgreSQL"
+        f"{name}: a SQLite store has one server, so it has no peers; leave it out, or use PostgreSQL or S3"
     )

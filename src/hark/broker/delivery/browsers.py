@@ -203,7 +203,7 @@ class Browsers:
         except BaseException:
             browser.close()
             raise
-        if self.engine.shared:
+        if self.engine.shared and not self.engine.follows:
             self._polls.watch(browser)
         return browser
 

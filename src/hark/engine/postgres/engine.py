@@ -53,6 +53,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
     """One server's way to the database. What it remembers is cache and hints: every fact is in the database."""
 
     shared = True
+    follows = False
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import msgspec
 
 from hark.engine.sqlite.deadletters import CONDITIONS, parameters
 from hark.engine.sqlite.leases import LeaseView
-from hark.engine.sqlite.rows import NO_EXTRA, decode_extra
+from hark.engine.sqlite.rows import extra_of, payload_of
 from hark.engine.sqlite.store import rows_of, scalar
 from hark.engine.sqlite.track import Stored
 from hark.ids import IdCodec
@@ -102,7 +102,7 @@ class Browser:
             iter(
                 rows_of(
                     self._connection,
-                    f"{_MESSAGE}, message.payload {_FROM} and message.partition = ?1"
+                    f"{_MESSAGE}, message.extra, message.payload {_FROM} and message.partition = ?1"
                     " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null",
                     place.partition,
                     transaction_id,
@@ -113,8 +113,9 @@ class Browser:
         )
         if row is None:
             return None
-        view = self._view(row[:-1])
-        view.payload = msgspec.Raw(row[-1])
+        *columns, extra, payload = row
+        view = self._view(tuple(columns))
+        view.payload = payload_of(msgspec.Raw(payload), extra_of(extra))
         return view
 
     def _view(self, row: apsw.SQLiteValues) -> MessageView:
@@ -122,7 +123,7 @@ class Browser:
         queue_priority, priority, deliver_at, owner = (None if one is None else int(str(one)) for one in rest)
         assert isinstance(partition, int)
         assert isinstance(offset, int)
-        extra = NO_EXTRA if text is None else decode_extra(str(text))
+        extra = extra_of(None if text is None else str(text))
         message_id = self._codec.encode(partition, offset)
         message = Stored(partition, offset, priority or 0, deliver_at, owner)
         groups = list(self._groups(str(queue), message, int(str(created_at))))
@@ -200,7 +201,7 @@ class Browser:
             created,
             failed,
         ) = row
-        extra = NO_EXTRA if text is None else decode_extra(text)
+        extra = extra_of(text)
         message_id = self._codec.encode(partition, offset)
         return DeadLetter(
             id=uid,
@@ -210,7 +211,7 @@ class Browser:
             queue=queue,
             partition=name,
             group=group,
-            payload=msgspec.Raw(payload),
+            payload=payload_of(msgspec.Raw(payload), extra),
             sealed=extra.s,
             producer=extra.u,
             trace_id=extra.t,
@@ -274,6 +275,7 @@ class Browser:
             payload,
             text,
         ) = row
+        extra = extra_of(text)
         return Trace(
             id=uid,
             event=event,
@@ -285,8 +287,8 @@ class Browser:
             partition_id=self._codec.encode(partition, 0),
             queue=queue,
             partition=name,
-            payload=msgspec.Raw(payload),
-            sealed=text is not None and decode_extra(text).s,
+            payload=payload_of(msgspec.Raw(payload), extra),
+            sealed=extra.s,
         )
 
     def trace_names(self, limit: int, offset: int) -> tuple[list[TraceName], int]:

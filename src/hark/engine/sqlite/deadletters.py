@@ -9,7 +9,7 @@ import msgspec
 from hark.engine.sqlite.groups import Contact, first_contact
 from hark.engine.sqlite.messages import leave_hole
 from hark.engine.sqlite.places import find_partitions
-from hark.engine.sqlite.rows import NO_EXTRA, decode_extra, encode_extra
+from hark.engine.sqlite.rows import encode_extra, extra_of
 from hark.engine.sqlite.store import rows_of, run, scalar
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import Conflict, HarkError, NotFound
@@ -70,7 +70,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     assert track is not None
     offset = partition.next_tail = partition.next_tail + 1
     created_at = partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
-    options = msgspec.structs.replace(NO_EXTRA if extra is None else decode_extra(extra), x=0)
+    options = msgspec.structs.replace(extra_of(extra), x=0)
     # The transaction id stays with the message that died, if that is still there: it is a key within the partition.
     taken = transaction_id is not None and _is_taken(transaction, partition.id, transaction_id)
     run(

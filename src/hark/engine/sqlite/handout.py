@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.sqlite.ordered import MAX_RANGES, Draft, Track
-from hark.engine.sqlite.rows import NO_EXTRA, MessageRow
+from hark.engine.sqlite.rows import NO_EXTRA, MessageRow, payload_of, size_of
 from hark.engine.sqlite.shared.entry import Entry
 from hark.engine.sqlite.shared.track import SharedTrack
 from hark.engine.sqlite.state import Group, Queue, State
@@ -115,7 +115,7 @@ class HandOut:
             elif job.bytes >= MAX_REPLY_BYTES:
                 track.add(entry)
             else:
-                job.bytes += len(memoryview(row.payload))
+                job.bytes += size_of(row.payload, row.extra)
                 handed += 1
                 lease = self._lease(job, fetch.queue)
                 delivery = self._deliver(fetch, row, entry.attempts)
@@ -150,7 +150,7 @@ class HandOut:
                 stop = row.offset
                 break
             deliverable.append(row)
-            job.bytes += len(memoryview(row.payload))
+            job.bytes += size_of(row.payload, row.extra)
         if len(deliverable) < sum(last - first + 1 for first, last in fetch.intervals):
             self._step_over(fetch, {row.offset for row in deliverable}, stop)
         if deliverable:
@@ -268,7 +268,7 @@ class HandOut:
             message_id,
             row.transaction_id or message_id,
             extra.t,
-            row.payload,
+            payload_of(row.payload, extra),
             extra.s,
             extra.u,
             row.created_at,

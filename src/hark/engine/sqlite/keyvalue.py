@@ -93,9 +93,11 @@ class KeyBook:
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
         """Put the payload of a message that can't be delivered under the keys that it names (rule 18)."""
-        sql = "select payload, extra ->> 'k', extra ->> 's' from messages"
+        sql = "select payload, extra ->> 'k', extra ->> 's', extra ->> 'r' from messages"
         sql += " where partition = ?1 and offset = ?2 and extra ->> 'k' is not null"
-        for payload, keys, sealed in rows_of(self._connection, sql, partition, offset):
+        for payload, keys, sealed, elsewhere in rows_of(self._connection, sql, partition, offset):
+            if elsewhere is not None:  # The column says null, and that would become the value.
+                raise RuntimeError(f"a message with keysIfUndelivered has its payload elsewhere: {elsewhere}")
             version = int(scalar(self._connection, _NEXT_VERSION))
             encoded = [bytes.fromhex(key) for key in msgspec.json.decode(keys, type=list[str])]
             for key in encoded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -141,6 +141,10 @@ class Loader:
             )
             queue = self._state.queues[row.name] = Queue(row.id, info)
             queue.created_floor = self.created_floor(row.name)
+        self.numbers()
+
+    def numbers(self) -> None:
+        """What is noted of the store as a whole."""
         self._state.largest_payload = self._number("largest_payload")
         self._state.latest_due = self._number("latest_due")
 
@@ -172,6 +176,25 @@ class Loader:
         missing = [partition_id for partition_id in ids if partition_id not in self._state.partitions]
         if missing:
             self._adopt(scalar(self._connection, _PARTITIONS_BY_ID, _encode(missing).decode()))
+
+    def renew_partitions(self, ids: Collection[int]) -> None:
+        """Read partitions again whose rows were changed by others; those that are gone are forgotten."""
+        if not ids:
+            return
+        state = self._state
+        rows = {
+            row.id: row
+            for row in _decode_partitions(scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode()))
+        }
+        for partition_id in ids:
+            known, row = state.partitions.get(partition_id), rows.get(partition_id)
+            if known is not None and row is None:
+                del state.partitions[partition_id], state.partitions_by_uid[known.uid]
+                known.queue.partitions.pop(known.name, None)
+            elif known is not None and row is not None:
+                known.floor, known.tail, known.last_created = row.floor, row.tail, row.last_created
+                known.next_tail, known.coming = row.tail, None
+        self.partitions_by_id(list(rows))
 
     def _adopt(self, text: str) -> None:
         state = self._state
@@ -221,7 +244,9 @@ class Loader:
             [
                 partition_id
                 for partition_id, _, changes in found
-                if changes or (since is not None and group.mode == "shared")
+                if changes
+                or (since is not None and group.mode == "shared")
+                or (group.id, partition_id) in self._state.turns
             ],
         )
         for partition_id, priority, _ in found:
@@ -246,6 +271,7 @@ class Loader:
             if partition is None:
                 continue
             track = Track(group, partition)
+            track.served = self._state.turns.get((group.id, row.partition), 0)
             if row.track is None:
                 track.begin(self._start(group, partition), row.holes)
             else:
@@ -264,7 +290,8 @@ class Loader:
             base = self._start(group, partition) if row.track is None else 0
             if base > partition.floor:
                 [row] = loading.load(self._connection, group, [(partition.id, base)])
-            group.tracks[row.partition] = loading.make_track(group, partition, row, base)
+            track = group.tracks[row.partition] = loading.make_track(group, partition, row, base)
+            track.served = self._state.turns.get((group.id, row.partition), 0)
 
     def _own_partition(self, group: Group, partition_id: int) -> Partition | None:
         partition = self._state.partitions.get(partition_id)

@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from hark.engine.reading import read_bound
-from hark.engine.sqlite.rows import NO_EXTRA, Extra
+from hark.engine.sqlite.rows import NO_EXTRA, Extra, payload_of
 from hark.engine.sqlite.sql import TAIL
 from hark.engine.sqlite.store import scalar
 from hark.ids import IdCodec
@@ -27,14 +27,15 @@ class ReadRow(msgspec.Struct, array_like=True, gc=False):
     transaction_id: str | None
     extra: Extra | None
     bytes: int
-    """The size of all payloads up to this one."""
+    """The size of all payloads up to this one, wherever they are."""
     payload: msgspec.Raw
 
 
 _decode_rows = msgspec.json.Decoder(list[ReadRow]).decode
 
+_SIZE = "ifnull(message.extra ->> '$.r[2]', length(message.payload))"
 # Each request walks from message to message along the index, until it has enough of them or of bytes (?2).
-READ = """
+READ = f"""
 with recursive wanted as (
     select request.key as request, request.value ->> 3 as room,
         (select first.seq from messages as first
@@ -45,13 +46,13 @@ with recursive wanted as (
     cross join partitions as place on place.queue = queues.id and place.name = request.value ->> 1
 ),
 walk (request, room, partition, offset, seq, bytes) as (
-    select wanted.request, wanted.room, message.partition, message.offset, message.seq, length(message.payload)
+    select wanted.request, wanted.room, message.partition, message.offset, message.seq, {_SIZE}
     from wanted
     cross join messages as message on message.seq = wanted.seq
     where wanted.room > 0
     union all
     select walk.request, walk.room - 1, message.partition, message.offset, message.seq,
-        walk.bytes + length(message.payload)
+        walk.bytes + {_SIZE}
     from walk
     cross join messages as message on message.seq = (
         select next.seq from messages as next
@@ -111,7 +112,7 @@ def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> Delivery:
         id=message_id,
         transaction_id=row.transaction_id or message_id,
         trace_id=extra.t,
-        payload=row.payload,
+        payload=payload_of(row.payload, extra),
         sealed=extra.s,
         producer=extra.u,
         created_at=row.created_at,

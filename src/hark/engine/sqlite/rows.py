@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, cast
+
 import msgspec
+
+
+class Elsewhere(NamedTuple):
+    """Where a payload is that is not in the tables: in a record of the log of the S3 engine."""
+
+    record: int
+    offset: int
+    """Its first byte, from the beginning of the record's object."""
+    length: int
 
 
 class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
@@ -20,6 +31,8 @@ class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
     """Expires at."""
     k: tuple[str, ...] = ()
     """Keys that get the payload if it can't be delivered, encoded, in hex."""
+    r: Elsewhere | None = None
+    """Where the payload is, if not here: record, place in it, length. The column says `null` then."""
 
 
 NO_EXTRA = Extra()
@@ -43,6 +56,30 @@ class MessageRow(msgspec.Struct, array_like=True, gc=False):
 decode_messages = msgspec.json.Decoder(list[MessageRow]).decode
 decode_extra = msgspec.json.Decoder(Extra).decode
 encode_extra = msgspec.json.Encoder().encode
+
+
+def extra_of(text: str | None) -> Extra:
+    """What the column `extra` says."""
+    return NO_EXTRA if text is None else decode_extra(text)
+
+
+def payload_of(payload: msgspec.Raw, extra: Extra | None) -> msgspec.Raw:
+    """The payload of a row: what the column has, or an `Elsewhere`.
+
+    The type does not say so on purpose. Only an engine that places payloads elsewhere ever gets one, and it puts the
+    payload there before it answers: for everybody beyond it a payload is what it always was.
+    """
+    if extra is None or extra.r is None:
+        return payload
+    return cast("msgspec.Raw", extra.r)
+
+
+def size_of(payload: msgspec.Raw, extra: Extra | None) -> int:
+    """The length of a row's payload, wherever it is."""
+    if extra is None or extra.r is None:
+        return len(memoryview(payload))
+    return extra.r.length
+
 
 SELECT_MESSAGES = """
 select cast('[' || group_concat(

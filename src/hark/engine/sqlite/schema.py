@@ -82,7 +82,9 @@ create table groups (
 );
 
 -- Groups that pop by namespace or task: they start when they first do, also in queues that come later.
+-- id: SQLite's sessions, which the S3 engine takes changes from, see only tables with a primary key.
 create table labels (
+    id integer primary key,
     grp text not null,
     namespace text,
     task text,

@@ -195,6 +195,10 @@ class Group:
         if self.waking.get(partition) != (due, reason):
             self.waking[partition] = due, reason
             heapq.heappush(self.waking_heap, (due, partition))
+            if len(self.waking_heap) > 2 * len(self.waking) + _HEAP_SLACK:
+                # Most of it is out of date. In place: who is going through it goes on with what is left.
+                self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
+                heapq.heapify(self.waking_heap)
 
     def note_in_flight(self, track: AnyTrack) -> None:
         """Count what leases hold of a track."""
@@ -272,7 +276,7 @@ class Group:
         earliest = self._next_waking() if partition is None else self.waking.get(partition, (None,))[0]
         while self.leases:
             expires_at, _, lease = self.leases[0]
-            if lease.id in live and lease.expires_at == expires_at:
+            if live.get(lease.id) is lease and lease.expires_at == expires_at:
                 return expires_at if earliest is None else min(earliest, expires_at)
             heapq.heappop(self.leases)
         return earliest
@@ -304,7 +308,14 @@ class State:
     def __init__(self, codec: IdCodec) -> None:
         self.codec = codec
         self._turns = count(1)
+        self.turns: dict[tuple[int, int], int] = {}
+        """When places (group, partition) were served that memory has forgotten since, so that nobody starves."""
         self.clear()
+
+    def remember_turns(self) -> None:
+        """Keep who was served when over a `clear`."""
+        for group in self.groups.values():
+            self.turns |= {(group.id, one.partition.id): one.served for one in group.tracks.values() if one.served}
 
     def clear(self) -> None:
         """Forget everything; the object stays, as others hold it."""
@@ -356,7 +367,7 @@ class State:
         heap = self.lease_heap
         while heap:
             expires_at, _, lease = heap[0]
-            if lease.id in self.leases and lease.expires_at == expires_at:
+            if self.leases.get(lease.id) is lease and lease.expires_at == expires_at:
                 return expires_at
             heapq.heappop(heap)
         return None

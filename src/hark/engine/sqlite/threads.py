@@ -20,10 +20,8 @@ the one that can't be done fails. (Leases are lost then, as in a crash: their me
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -37,16 +35,16 @@ from hark.engine.sqlite.calls import Call, Claim, Expire, Look, Nudge, Stop, Wri
 from hark.engine.sqlite.checkpoint import Checkpointer
 from hark.engine.sqlite.claim import Claimer
 from hark.engine.sqlite.expire import expire, settle_held
-from hark.engine.sqlite.groups import first_contact, note_seen
+from hark.engine.sqlite.groups import first_contact
 from hark.engine.sqlite.loader import Loader
-from hark.engine.sqlite.ordered import Draft
-from hark.engine.sqlite.state import Group, State
+from hark.engine.sqlite.notes import Notes
+from hark.engine.sqlite.outbox import Outbox, translate
+from hark.engine.sqlite.state import State
 from hark.engine.sqlite.store import Store
-from hark.engine.sqlite.track import AnyTrack
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
-from hark.model import Expired, Hint, KeyNews, PopRequest, PopResult
+from hark.model import Expired, PopRequest, PopResult
 
 log = logging.getLogger(__name__)
 
@@ -63,26 +61,19 @@ class StoreThreads:
         self._store = store
         self._clock = clock
         self._ids = ids
-        self._listener = listener
-        self._key_listener = key_listener
-        self._loop = asyncio.get_running_loop()
         self.state = State(IdCodec(store.tag))
         self._lock = threading.Lock()
         self._writes: SimpleQueue[Call] = SimpleQueue()
         self._claims: SimpleQueue[Call] = SimpleQueue()
         self._parked: list[Call] = []
         """Calls that a transaction is in the way of; they go on when it is published."""
-        self._outbox: deque[tuple[Sequence[Call], Sequence[Hint], KeyNews | None]] = deque()
-        """Answers, hints and news of keys in the order in which they came true.
-
-        Filled under the lock, emptied by the event loop."""
+        self._outbox = Outbox(listener, key_listener)
+        """Filled under the lock, emptied by the event loop."""
         self._broken: HarkError | None = None
         """Why memory can't be trusted: it could not be read back after a failure."""
-        self._stepped: dict[AnyTrack, set[int]] = {}
+        self._notes = Notes()
         self._latest = 0
         """The latest time that anybody was served at."""
-        self._expired_counts: dict[str, int] = {}
-        self._seen: dict[Group, None] = {}
         self._claimed = HintBook()
         """What the claims that are being served leave to others."""
         self._writer = threading.Thread(target=self._run_writer, name="hark-store", daemon=True)
@@ -121,11 +112,11 @@ class StoreThreads:
             with self._lock:
                 now = self._now()
                 answered = [call for call in calls if not isinstance(call, Stop) and self._serve(call, now)]
-                if self._stepped or self._expired_counts or self._seen:
+                if self._notes:
                     self._writes.put(Nudge())
-                self._post(answered, self._claimed.hints())
+                self._outbox.post(answered, self._claimed.hints())
                 self._claimed = HintBook()
-            self._deliver()
+            self._outbox.deliver()
         self._writes.put(stop)
 
     def _now(self) -> int:
@@ -154,7 +145,7 @@ class StoreThreads:
                 return False
             call.result = call.body(self.state, now)
         except Exception as error:
-            call.error = _translate(error)
+            call.error = translate(error)
         return True
 
     def _serve_claim(self, claim: Claim, now: int) -> bool:
@@ -172,7 +163,7 @@ class StoreThreads:
                 raise
             # One of them can't be served: find out which, so that only that one fails.
             answers = [self._serve_alone(claimer, request) for request in requests]
-        self._note(claimer)
+        self._notes.add(claimer)
         claimer.tell_rest(self._claimed)
         for position, answer in zip(positions, answers, strict=True):
             claim.answers[position] = answer
@@ -186,15 +177,7 @@ class StoreThreads:
         try:
             return claimer.serve([request])[0]
         except Exception as error:
-            return _translate(error)
-
-    def _note(self, claimer: Claimer) -> None:
-        for track, touched in claimer.hand_out.stepped.items():
-            self._stepped.setdefault(track, set()).update(touched)
-        self._stepped.update({track: set() for track in claimer.picker.stepped if track not in self._stepped})
-        for queue, number in (*claimer.hand_out.expired.items(), *claimer.picker.expired.items()):
-            self._expired_counts[queue] = self._expired_counts.get(queue, 0) + number
-        self._seen.update(claimer.seen)
+            return translate(error)
 
     # The writer --------------------------------------------------------------------------------------------
 
@@ -206,13 +189,13 @@ class StoreThreads:
             writes = [call for call in calls if not isinstance(call, Stop)]
             if writes:
                 self._transact_or_fail(writes)
-                self._deliver()
+                self._outbox.deliver()
         # The claimer has ended: what came back to it, or waits, will not be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
         for call in left:
             call.error = EngineFailure("the server is stopping", code="stopping")
-        self._post([*left, stop], [])
-        self._deliver()
+        self._outbox.post([*left, stop], [])
+        self._outbox.deliver()
 
     def _transact_or_fail(self, writes: list[Call]) -> None:
         """A transaction; when not even recovery works, everybody is told, and the next one tries again."""
@@ -224,11 +207,11 @@ class StoreThreads:
         except Exception as error:
             log.critical("the store can't be read back; trying again with the next request", exc_info=error)
             with self._lock:
-                self._broken = _translate(error)
+                self._broken = translate(error)
                 parked, self._parked = self._parked, []
                 for call in (*writes, *parked):
                     call.error = self._broken
-                self._post([*writes, *parked], [])
+                self._outbox.post([*writes, *parked], [])
 
     def _transact(self, writes: list[Call]) -> None:
         """One transaction for all these calls."""
@@ -236,7 +219,7 @@ class StoreThreads:
             with self._lock:
                 now = self._now()
                 if not self._is_due(now) and all(isinstance(write, Expire) for write in writes):
-                    self._post(self._nothing_due(writes), [])
+                    self._outbox.post(self._nothing_due(writes), [])
                     return
                 transaction = self._run_bodies(writes, now)
                 if self._store.memory:  # One connection for all: nobody else may use it meanwhile.
@@ -260,7 +243,7 @@ class StoreThreads:
         transaction = WriteTransaction(self._store.writer, self.state, now, self._ids)
         limits = [write.limit for write in writes if isinstance(write, Expire)]
         expire(transaction, max(limits) if len(limits) == len(writes) else _EXPIRE_AT_ONCE)
-        self._save_notes(transaction)
+        self._notes.save(transaction, self.state)
         for write in writes:
             if isinstance(write, Claim):
                 self._claim_in(transaction, write)
@@ -268,22 +251,6 @@ class StoreThreads:
                 write.result = write.body(transaction)
         transaction.seal()
         return transaction
-
-    def _save_notes(self, transaction: WriteTransaction) -> None:
-        stepped, self._stepped = self._stepped, {}
-        counts, self._expired_counts = self._expired_counts, {}
-        seen, self._seen = self._seen, {}
-        for track, touched in stepped.items():
-            if track.group.tracks.get(track.partition.id) is track:
-                draft = transaction.draft(track)
-                if isinstance(draft, Draft):
-                    draft.touched_ranges.update(touched)
-            queue = self.state.queues.get(track.group.queue_name)
-            if queue is not None:
-                queue.open = None
-        for name, number in counts.items():
-            transaction.count(name, "expired", number)
-        note_seen(transaction, seen)
 
     def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
         """First contacts; and pops with auto-ack, which settle what they claim in the same transaction."""
@@ -294,7 +261,7 @@ class StoreThreads:
         )
         positions = [position for position in claim.open if claim.requests[position].auto_ack]
         answers = claimer.serve([claim.requests[position] for position in positions])
-        self._note(claimer)
+        self._notes.add(claimer)
         transaction.on_commit(lambda: claimer.tell_rest(transaction.hints))
         claim.uncommitted = dict(zip(positions, answers, strict=True))
         for answer in answers:
@@ -324,9 +291,9 @@ class StoreThreads:
                     write.result = write.answers
                 answered.append(write)
         self._unpark()
-        if self._stepped or self._expired_counts or self._seen:
+        if self._notes:
             self._writes.put(Nudge())
-        self._post(answered, hints, transaction.keys.news())
+        self._outbox.post(answered, hints, transaction.keys.news())
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, []
@@ -350,17 +317,17 @@ class StoreThreads:
                 else:
                     self._publish(transaction, [write])
                     continue
-            write.error = _translate(error)
+            write.error = translate(error)
             failed.append(write)
         self._unpark()
-        self._post(failed, [])
+        self._outbox.post(failed, [])
 
     def _reset(self) -> None:
         """Roll back and read everything again. Leases are lost with memory, so anything may be ready now."""
         lost = list(self.state.leases.values())
         if self._store.writer.in_transaction:
             self._store.writer.execute("rollback")
-        self._stepped, self._expired_counts, self._seen = {}, {}, {}
+        self._notes.clear()
         self.state.clear()
         Loader(self._store.writer, self.state).queues()
         self._broken = None
@@ -370,40 +337,7 @@ class StoreThreads:
         for lease in lost:
             for track in lease.parts:
                 hints.ended(track.group.queue_name, track.group.name, lease.id)
-        self._post([], hints.hints())
-
-    # Answers -----------------------------------------------------------------------------------------------
-
-    def _post(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
-        """Put answers and hints in the outbox; under the lock, so that no answer is older than a hint before it."""
-        if answers or hints or keys is not None:
-            self._outbox.append((answers, hints, keys))
-
-    def _deliver(self) -> None:
-        """Let the event loop empty the outbox; without the lock, as waking it can cost a turn."""
-        if self._outbox:
-            self._loop.call_soon_threadsafe(self._empty_outbox)
-
-    def _empty_outbox(self) -> None:
-        while self._outbox:
-            try:
-                self._hand_over(*self._outbox.popleft())
-            except Exception:
-                log.exception("whoever listens to hints failed; the answers behind them go on")
-
-    def _hand_over(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None) -> None:
-        for call in answers:
-            future = call.future
-            if future is None or future.done():
-                continue
-            if call.error is not None:
-                future.set_exception(call.error)
-            else:
-                future.set_result(call.result)
-        if keys is not None:
-            self._key_listener(keys)
-        if hints:
-            self._listener(hints)
+        self._outbox.post([], hints.hints())
 
 
 def take_all(inbox: SimpleQueue[T]) -> list[T]:
@@ -414,14 +348,3 @@ def take_all(inbox: SimpleQueue[T]) -> list[T]:
             messages.append(inbox.get_nowait())
     except Empty:
         return messages
-
-
-def _translate(error: Exception) -> HarkError:
-    if isinstance(error, HarkError):
-        return error
-    if isinstance(error, apsw.FullError):
-        return EngineFailure("the disk is full: nothing of this request was kept", code="disk_full", retry_after=10)
-    if isinstance(error, apsw.Error):
-        return EngineFailure(f"the store failed: {error}; nothing of this request was kept")
-    log.exception("a bug in the SQLite engine", exc_info=error)
-    return EngineFailure(f"internal error: {type(error).__name__}; nothing of this request was kept", code="internal")

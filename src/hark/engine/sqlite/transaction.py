@@ -128,6 +128,11 @@ class WriteTransaction:
         )
         return True
 
+    @property
+    def changed(self) -> list[AnyTrack]:
+        """The places that it changes, so far."""
+        return list(self._drafted)
+
     def settled_by_group(self) -> dict[int, int]:
         """How many messages each group is done with by this transaction, so far."""
         return {group.id: number for group, number in self._settled_count.items()}
