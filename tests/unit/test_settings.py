@@ -73,6 +73,12 @@ def test_the_defaults_are_those_that_are_promised() -> None:
     assert (settings.encryption.key, settings.encryption.old_keys) == ("", ())
     assert (settings.postgres.pool_size, settings.postgres.prepared) == (8, True)
     assert (settings.postgres.statement_timeout_ms, settings.postgres.wait_ms) == (30_000, 10_000)
+    assert (settings.s3.endpoint_url, settings.s3.region) == ("", "")
+    assert (settings.s3.request_timeout_ms, settings.s3.patience_ms, settings.s3.linger_ms) == (10_000, 20_000, 50)
+    assert (settings.s3.snapshot_records, settings.s3.snapshot_bytes) == (1000, 64 * 1024 * 1024)
+    assert (settings.s3.grace_seconds, settings.s3.skew_margin_ms) == (3600, 1000)
+    assert (settings.s3.cache_bytes, settings.s3.max_record_bytes) == (256 * 1024 * 1024, 32 * 1024 * 1024)
+    assert (settings.s3.put_dollars, settings.s3.get_dollars) == (5, 0.4)
     assert (settings.fallback.initial_ms, settings.fallback.max_ms) == (100, 5000)
     assert (settings.fallback.threshold, settings.fallback.multiplier) == (3, 3)
     assert (settings.fallback.jitter, settings.fallback.tick_ms) == (0.1, 50)
@@ -120,7 +126,8 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 def test_every_setting_can_be_set_in_the_environment_and_in_the_file() -> None:
     texts = {"host": "h", "engine": "memory", "data": "d", "log_level": "debug"}
     texts |= {"pop.default_subscription": "new", "encryption.key": KEY, "encryption.old_keys": OTHER_KEY}
-    texts |= {"postgres.prepared": "false"}
+    texts |= {"postgres.prepared": "false", "s3.endpoint_url": "http://h:1", "s3.region": "r"}
+    texts |= {"s3.max_record_bytes": "70000"}
     texts |= {"worker.polling.strategy": "fixed", "worker.polling.min_interval_ms": "12"}
     texts |= {"fallback.jitter": "0.5", "peers": "h:1", "peer.host": "h", "peer.secret": KEY}
     values = {name: texts.get(name, "123") for name in SETTINGS}

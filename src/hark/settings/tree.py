@@ -1,7 +1,8 @@
 """What settings there are: each field with its default, its bounds, its meaning and its aliases.
 
-This is the only place to add a setting, with worker.py for those of workers: the names in hark.toml and in the
-environment, the checks, the texts of errors, `--show-settings` and the table in docs/settings.md follow from it.
+This is the only place to add a setting, with s3.py for the S3 engine and worker.py for workers: the names in
+hark.toml and in the environment, the checks, the texts of errors, `--show-settings` and the table in docs/settings.md
+follow from it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hark.settings.describing import Count, Milliseconds, Part, about
+from hark.settings.s3 import S3
 from hark.settings.worker import Worker
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -287,8 +289,8 @@ class Settings(Part, frozen=True):
     engine: Annotated[
         str,
         about(
-            "Where messages are kept: `sqlite:///file.db`, `postgresql://user:password@host:port/database` or "
-            "`memory`; empty: `hark.db` under `data`.",
+            "Where messages are kept: `sqlite:///file.db`, `postgresql://user:password@host:port/database`, "
+            "`s3://bucket/prefix` or `memory`; empty: `hark.db` under `data`.",
             expected="the URL of an engine",
         ),
     ] = ""
@@ -318,6 +320,7 @@ class Settings(Part, frozen=True):
     retention: Retention = Retention()
     encryption: Encryption = Encryption()
     postgres: Postgres = Postgres()
+    s3: S3 = S3()
     fallback: Fallback = Fallback()
     peer: Peer = Peer()
     worker: Worker = Worker()

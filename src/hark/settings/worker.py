@@ -1,4 +1,4 @@
-"""The settings of workers; a server reads them in the same file and makes no use of them."""
+"""The settings of workers, in the same file as those of servers; of them, a server on S3 uses `polling`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_INTERVAL = frozenset(_OLD_NAMES)
 
 
 class Polling(Part, frozen=True):
-    """How often a worker looks for work."""
+    """How often a worker looks for work, and any process on S3 for what others wrote."""
 
     strategy: Annotated[
         Strategy,

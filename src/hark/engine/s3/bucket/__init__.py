@@ -1,0 +1,1 @@
+"""The bucket: requests, what they cost, what time it is there."""

@@ -1,0 +1,312 @@
+"""The S3 engine: the verbs of the queue over a state that is the fold of a log in a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import apsw
+
+from hark.clock import Clock
+from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
+from hark.engine.s3.bucket.address import Address
+from hark.engine.s3.bucket.api import Bucket, Refused
+from hark.engine.s3.bucket.client import S3Bucket
+from hark.engine.s3.log.patience import Pause
+from hark.engine.s3.payloads.cache import PayloadCache
+from hark.engine.s3.payloads.filling import Filler
+from hark.engine.s3.replica.calls import Chore, Confirm, Renew
+from hark.engine.s3.replica.replica import Replica
+from hark.engine.sqlite.calls import Call, Look, Stop, Write
+from hark.engine.sqlite.collect import Collector
+from hark.engine.sqlite.leases import LeaseView
+from hark.engine.sqlite.outbox import Outbox
+from hark.engine.sqlite.state import State
+from hark.engine.sqlite.transaction import WriteTransaction
+from hark.engine.sqlite.verbs import TableVerbs
+from hark.errors import EngineFailure, StoreUnusable
+from hark.model import (
+    Collected,
+    DeadLetterFilter,
+    DeadLetters,
+    Hint,
+    Key,
+    KeyEntry,
+    KeyRange,
+    MessageView,
+    PopRequest,
+    PopResult,
+    QueueInfo,
+    Read,
+    ReadResult,
+    Renewal,
+    RenewOutcome,
+    Trace,
+)
+from hark.polling import PollingStrategy, PollMetrics
+from hark.settings.s3 import S3
+
+T = TypeVar("T")
+_READERS = 2
+_WRITER_BYTES = 8
+
+
+class S3Engine(TableVerbs):
+    """One prefix of one bucket, shared by any number of processes."""
+
+    shared = True
+    follows = True
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        clock: Clock,
+        settings: S3 | None = None,
+        completed_retention_seconds: int = 7 * 86400,
+        idle_group_seconds: int = 30 * 86400,
+        polling: PollingStrategy | None = None,
+        bucket: Bucket | None = None,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        settings = S3() if settings is None else settings
+        self._bucket = S3Bucket(Address.parse(address), clock, settings) if bucket is None else bucket
+        super().__init__(self._bucket.time)
+        self._collector = Collector(completed_retention_seconds, idle_group_seconds)
+        self._settings = settings
+        self._polling = polling or PollingStrategy.adaptive()
+        self._poll_metrics = PollMetrics()
+        self._pause = pause
+        self._cache = PayloadCache(settings.cache_bytes)
+        self._replica: Replica | None = None
+        self._local = threading.local()
+        self._reader_connections: list[apsw.Connection] = []
+
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
+        """Open the bucket, test it, and make the state."""
+        replica = Replica(
+            self._bucket,
+            self._settings,
+            self._cache,
+            Outbox(listener, key_listener),
+            writer=secrets.token_hex(_WRITER_BYTES),
+            polling=self._polling,
+            poll_metrics=self._poll_metrics,
+            pause=self._pause,
+        )
+        opening = asyncio.ensure_future(asyncio.to_thread(replica.open))
+        try:
+            await asyncio.shield(opening)
+        except Refused as error:
+            await _abandon(replica, opening)
+            raise StoreUnusable(f"{self._bucket.name} can't be used: {error}") from error
+        except BaseException:
+            await _abandon(replica, opening)
+            raise
+        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-s3-read")
+        self._codec = replica.fold.state.codec
+        self._filler = Filler(self._cache, replica.fetch)
+        self._replica = replica
+
+    async def close(self) -> None:
+        """Finish what was accepted; the bucket keeps it."""
+        replica, self._replica = self._replica, None
+        if replica is None:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        replica.submit(Stop(future))
+        await future
+        await asyncio.to_thread(self._pool.shutdown)
+        for connection in self._reader_connections:
+            connection.close()
+        self._reader_connections.clear()
+        await asyncio.to_thread(replica.close)
+
+    async def ping(self) -> None:
+        """Raise unless the bucket answers."""
+        await self._confirm()
+
+    async def store_metrics(self) -> dict[str, float]:
+        """See `Engine.store_metrics`."""
+        return self._running().metrics() | self._bucket.requests.as_metrics() | self._cache.as_metrics()
+
+    def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
+        """Look at the log as a strategy says from now on; the answer is where the looks are counted. Any thread."""
+        self._polling = strategy
+        if self._replica is not None:
+            self._replica.poll_as(strategy)
+        return self._poll_metrics
+
+    # How calls travel --------------------------------------------------------------------------------------
+
+    def _running(self) -> Replica:
+        if self._replica is None:
+            raise EngineFailure("the server is stopping", code="stopping")
+        return self._replica
+
+    def _submit(self, call: Call) -> None:
+        self._running().submit(call)
+
+    async def _wait_for(self, make: Callable[[asyncio.Future[T]], Call]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._submit(make(future))
+        return await future
+
+    async def _write(self, body: Callable[[WriteTransaction], T]) -> T:
+        return await self._wait_for(lambda future: Write(future, body))
+
+    async def _look(self, body: Callable[[State, int], T]) -> T:
+        return await self._wait_for(lambda future: Look(future, body))
+
+    def _wait_here(self) -> None:
+        """What was asked for will be asked for again, and others may write it."""
+        self._running().wait_here()
+
+    async def _confirm(self) -> None:
+        """Know all that is in the log by now."""
+        await self._wait_for(Confirm)
+
+    async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
+        """Run a query on what is in the log by now, after everything that is due has been applied."""
+        await self._confirm()
+        return await self._read_on(body)
+
+    async def _read_on(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
+        held = await self._look(lambda state, _: LeaseView(state))
+        return await self._read_committed(lambda connection: body(connection, held))
+
+    async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
+        """Run a query on what this process has seen of the log."""
+        replica = self._running()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, replica, body)
+
+    def _run_read(self, replica: Replica, body: Callable[[apsw.Connection], T]) -> T:
+        scratch = replica.fold.scratch
+        known: tuple[int, apsw.Connection] | None = getattr(self._local, "connection", None)
+        try:
+            if known is None or known[0] != scratch.generation:
+                if known is not None:
+                    self._reader_connections.remove(known[1])
+                    known[1].close()
+                known = self._local.connection = (scratch.generation, scratch.connect_reader())
+                self._reader_connections.append(known[1])
+            return body(known[1])
+        except apsw.Error as error:
+            raise EngineFailure(f"the local copy of the state could not be read: {error}") from error
+
+    # Verbs that differ -------------------------------------------------------------------------------------
+
+    async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+        """See `Engine.renew`."""
+        return await self._wait_for(lambda future: Renew(future, requests))
+
+    async def collect(self, limit: int = 1000) -> Collected:
+        """See `Engine.collect`."""
+        return await self._wait_for(lambda future: Chore(future, lambda t: self._collector.step(t, limit)))
+
+    async def sweep_keys(self, limit: int = 1000) -> int:
+        """See `KeyValueEngine.sweep_keys`."""
+        return await self._wait_for(lambda future: Chore(future, lambda t: t.keys.sweep(limit)))
+
+    async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
+        """See `Engine.lease_ends`."""
+        ends = await super().lease_ends(lease_ids)
+        if None not in ends:
+            return ends
+        await self._confirm()  # It may be a lease that another process has given.
+        return await super().lease_ends(lease_ids)
+
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+        """See `Engine.queue_infos`."""
+        await self._confirm()
+        return await super().queue_infos(names)
+
+    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+        """See `Engine.pop`."""
+        self._wait_here()
+        answers = await super().pop(requests)
+        results = [answer for answer in answers if isinstance(answer, PopResult) and answer.messages]
+        failures = await self._filler.fill_each([result.messages for result in results])
+        if not any(failures):
+            return answers
+        failed = {id(result): failure for result, failure in zip(results, failures, strict=True) if failure is not None}
+        # What nobody received is not counted, and comes again.
+        await self.release([result.lease_id for result in results if id(result) in failed and result.lease_id])
+        return [failed.get(id(answer), answer) for answer in answers]
+
+    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+        """See `Engine.read`."""
+        self._wait_here()
+        answers = await super().read(requests)
+        await self._filler.fill(
+            [one for answer in answers if isinstance(answer, ReadResult) for one in answer.messages]
+        )
+        return answers
+
+    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+        """See `Engine.message`."""
+        view = await super().message(partition_id, transaction_id)
+        await self._filler.fill([] if view is None else [view])
+        return view
+
+    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+        """See `Engine.dead_letters`."""
+        found = await super().dead_letters(where)
+        await self._filler.fill(found.items)
+        return found
+
+    async def traces(
+        self,
+        partition_id: str | None = None,
+        transaction_id: str | None = None,
+        name: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> tuple[list[Trace], int]:
+        """See `Engine.traces`."""
+        found = await super().traces(partition_id, transaction_id, name, limit, offset)
+        await self._filler.fill(found[0])
+        return found
+
+    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+        """See `KeyValueEngine.read_keys`."""
+        self._wait_here()
+        await self._confirm()
+        return await super().read_keys(keys)
+
+    async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+        """See `KeyValueEngine.list_keys`."""
+        self._wait_here()
+        await self._confirm()
+        return await super().list_keys(ranges)
+
+    async def count_keys(self, prefix: Key) -> int:
+        """See `KeyValueEngine.count_keys`."""
+        await self._confirm()
+        return await super().count_keys(prefix)
+
+    # Other servers -----------------------------------------------------------------------------------------
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """See `Engine.hear`: what others did is in the log, so look there."""
+        if hints and self._replica is not None:
+            self._replica.poke()
+        return []
+
+    async def peer_secret(self) -> bytes:
+        """See `Engine.peer_secret`."""
+        return self._running().secret
+
+
+async def _abandon(replica: Replica, opening: asyncio.Future[None]) -> None:
+    """End one that could not be opened, or that nobody waits for any more while it is being opened."""
+    if not opening.done():
+        await asyncio.to_thread(replica.interrupt)
+        await asyncio.wait([opening])
+    if not opening.cancelled():
+        opening.exception()  # Who was cancelled does not want to know.
+    await asyncio.to_thread(replica.close)

@@ -1,0 +1,1 @@
+"""Payloads: they stay in the records that brought them."""
