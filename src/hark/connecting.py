@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, runtime_checkable
+
+import msgspec
 
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.transport.api import Transport
+from hark.client.transport.beside import BesideTransport
 from hark.client.transport.failover import FailoverTransport
 from hark.client.transport.http import HttpTransport
 from hark.client.transport.inprocess import AsgiApp, AsgiTransport
 from hark.clock import Clock, SystemClock
-from hark.errors import InvalidInput
-from hark.polling import PollingStrategy
-from hark.settings import Settings
+from hark.errors import InvalidInput, InvalidSetting
+from hark.polling import PollingStrategy, PollMetrics
+from hark.settings import Settings, load
 
 if TYPE_CHECKING:
     from hark.engine.api import Engine
@@ -24,9 +27,18 @@ Target: TypeAlias = "str | Sequence[str] | AsgiApp | Engine | Transport"
 """What there is to connect to."""
 
 DEFAULT_URL = "http://127.0.0.1:6632"
+_BUCKET_SCHEME = "s3://"
 _OVER_HTTP = {"ws": "http", "wss": "https"}
 _ENGINE_VERBS = ("start", "push", "pop", "settle", "transact", "close")
 _TRANSPORT_VERBS = ("send", "fork", "close")
+
+
+@runtime_checkable
+class PollsItsStore(Protocol):
+    """An engine that has to ask its store whether others have written something."""
+
+    def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
+        """Rest as a strategy says from now on, before or after the start; answers where these polls are counted."""
 
 
 def connect(
@@ -42,11 +54,13 @@ def connect(
 
     `target` is a URL (`http://`, `https://`; with `ws://` and `wss://` messages come over a WebSocket), several
     URLs of equal servers (a list, or a text with commas), an ASGI application, or an engine, which then gets a server
-    with `settings` and `clock` in this process. By default it is HARK_URL, else http://127.0.0.1:6632.
+    with `settings` and `clock` in this process. So does a bucket, `s3://bucket/prefix`: no other server is needed, and
+    `polling` says how often it is asked for what others wrote. By default it is HARK_URL, else http://127.0.0.1:6632.
     """
     if target is None:
         target = os.environ.get("HARK_URL") or DEFAULT_URL
-    if not _is_engine(target) and (settings is not None or clock is not None):
+    bucket = _bucket_of(target)
+    if bucket is None and not _is_engine(target) and (settings is not None or clock is not None):
         name = "settings" if settings is not None else "clock"
         raise InvalidInput(f"{name}: only for an engine in this process; a server has its own")
     if retry is not None and not isinstance(retry, CallPolicy):  # Tasks have a policy too, which says something else.
@@ -56,8 +70,14 @@ def connect(
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"headers: expected texts, got {value!r} for {name!r}")
-    transport, sockets = _transport(target, headers or {}, settings, clock)
-    on_open = transport.open if isinstance(transport, AsgiTransport) else None
+    if bucket is None:
+        transport, sockets = _transport(target, headers or {}, settings, clock)
+    elif headers:
+        raise InvalidInput("headers: only for servers with a URL")
+    else:
+        # Its engine rests as `polling` says; who waits for messages here waits for the engine, at no cost.
+        transport, sockets, polling = on_bucket(bucket, settings, clock, polling), False, None
+    on_open = transport.open if isinstance(transport, AsgiTransport | BesideTransport) else None
     return Client(transport, retry=retry, polling=polling, sockets=sockets, headers=headers, on_open=on_open)
 
 
@@ -105,7 +125,9 @@ def _over_http(given: Sequence[str], headers: dict[str, str]) -> tuple[Transport
     return FailoverTransport(urls, make=lambda url: HttpTransport(url, headers)), kinds.pop()
 
 
-def in_process(engine: Engine, settings: Settings | None = None, clock: Clock | None = None) -> AsgiTransport:
+def in_process(
+    engine: Engine, settings: Settings | None = None, clock: Clock | None = None, *, url: str = "in this process"
+) -> AsgiTransport:
     """A server around an engine, without a socket; it starts with the first request and closes with the transport."""
     # Not needed to talk to a server elsewhere, and slow to import.
     from hark.broker import Broker
@@ -113,7 +135,51 @@ def in_process(engine: Engine, settings: Settings | None = None, clock: Clock | 
 
     settings = settings or Settings()
     broker = Broker(engine, settings, clock or SystemClock())
-    return AsgiTransport(App(broker, settings), on_open=broker.start, on_close=broker.close)
+    return AsgiTransport(
+        App(broker, settings),
+        on_open=broker.start,
+        on_close=broker.close,
+        url=url,
+        poll_as=engine.poll_as if isinstance(engine, PollsItsStore) else None,
+    )
+
+
+def on_bucket(
+    address: str,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+    polling: PollingStrategy | None = None,
+) -> BesideTransport:
+    """A server on a bucket, in a thread of this process; what is not said is in the environment and hark.toml."""
+    from hark.serving.engines import describe, make_engine
+
+    settings = msgspec.structs.replace(settings or load({}, os.environ).settings, engine=address)
+    clock = clock or SystemClock()
+    try:
+        url = describe(settings)
+    except InvalidSetting as error:
+        raise InvalidInput(f"target{error.text.removeprefix('engine')}") from error
+    return BesideTransport(in_process(make_engine(settings, clock, polling), settings, clock, url=url))
+
+
+def _bucket_of(target: object) -> str | None:
+    """The bucket to connect to, if it is one."""
+    if not isinstance(target, str) and not _is_list(target):
+        return None
+    given = target.split(",") if isinstance(target, str) else target
+    buckets = [one.strip() for one in given if isinstance(one, str) and one.strip().startswith(_BUCKET_SCHEME)]
+    if not buckets:
+        return None
+    if sum(not isinstance(one, str) or bool(one.strip()) for one in given) > 1:
+        raise InvalidInput(
+            f"target: {_BUCKET_SCHEME}... is a store, which no server or other store can stand in for; "
+            "expected it alone, or the URLs of servers"
+        )
+    return buckets[0]
+
+
+def _is_list(target: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(target, Sequence) and not isinstance(target, bytes)
 
 
 def _is_engine(target: object) -> TypeGuard[Engine]:

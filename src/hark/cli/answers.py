@@ -240,3 +240,9 @@ class Health(_Answer):
 
     status: str
     version: str = ""
+
+
+class Metrics(_Answer):
+    """What a server counts."""
+
+    store: dict[str, float] = {}

@@ -20,7 +20,7 @@ from hark.cli import answers
 from hark.cli.check import Check
 from hark.cli.command import DEFAULT_URL, Failure, Url, command
 from hark.cli.output import raw, table
-from hark.cli.remote import Answer, is_local, send
+from hark.cli.remote import Answer, call, is_local, path, send
 from hark.errors import InvalidSetting
 from hark.settings import Settings, load
 
@@ -28,19 +28,31 @@ MIB = 1024 * 1024
 LITTLE_DISK, NO_DISK = 1024 * MIB, 64 * MIB
 CLOCK_SECONDS = 5.0
 OLDEST_PYTHON = (3, 11)
+BUCKET = "s3://"
+MANY_FAILED, FAILED_SHARE = 20, 0.05
+"""So many requests to the bucket, and such a share of them, may fail before that is worth a word."""
 
 
 def register_doctor(main: typer.Typer) -> None:
     """Add the command at the top level."""
-    command(main, "doctor", "hark doctor", "hark doctor --url http://queue.internal:6632 --json")(doctor)
+    command(
+        main,
+        "doctor",
+        "hark doctor",
+        "hark doctor --url http://queue.internal:6632 --json",
+        "hark doctor --url s3://bucket/queues",
+    )(doctor)
 
 
 def doctor(
     url: Url = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Check this machine and the server, and say what to do about what is wrong."""
-    checks = [_python(), *_server(url), *(_store() if is_local(url) else ())]
+    """Check this machine and the server (or the bucket), and say what to do about what is wrong."""
+    if url.startswith(BUCKET):
+        checks = [_python(), *_store(url)]
+    else:
+        checks = [_python(), *_server(url), *(_store() if is_local(url) else ())]
     if as_json:
         raw(msgspec.json.encode(checks))
     else:
@@ -70,6 +82,24 @@ def _server(url: str) -> Iterator[Check]:
     yield Check("server", "ok", f"{url} answers in {(received - sent) * 1000:.0f} ms")
     yield from _health(answer)
     yield _clock(answer, sent, received)
+    yield from _requests(url)
+
+
+def _requests(url: str) -> Iterator[Check]:
+    """Look at what the server asked of its store, if that costs something."""
+    try:
+        numbers = call(url, "GET", path("system", "metrics"), timeout=5).read(answers.Metrics).store
+    except Failure:
+        return  # An older server, or a sick one, of which /health has said so.
+    if "s3_dollars" not in numbers:
+        return
+    puts, gets, failed = (int(numbers.get(f"s3_requests_{name}", 0)) for name in ("put", "get", "failed"))
+    detail = f"{puts:,} PUT and {gets:,} GET since the server started, {failed:,} failed: ${numbers['s3_dollars']:.4f}"
+    if failed > MANY_FAILED and failed > FAILED_SHARE * (puts + gets):
+        advice = "look at the server's log for what the bucket answers, and at the limits of the bucket"
+        yield Check("requests", "warn", detail, advice)
+    else:
+        yield Check("requests", "ok", detail)
 
 
 def _health(answer: Answer) -> Iterator[Check]:
@@ -106,10 +136,10 @@ def _clock(answer: Answer, sent: float, received: float) -> Check:
     return Check("clock", "warn", detail, "run a time service (NTP) on both: times in seek and --from are off")
 
 
-def _store() -> Iterator[Check]:
-    """Look at the place where a server on this machine keeps its messages."""
+def _store(engine: str | None = None) -> Iterator[Check]:
+    """Look at the place where a server on this machine keeps its messages, or at another."""
     try:
-        settings = load({}, os.environ).settings
+        settings = load({"engine": engine}, os.environ).settings
     except InvalidSetting as error:
         yield Check("settings", "fail", error.text, "correct it; docs/settings.md lists all settings")
         return
@@ -118,6 +148,11 @@ def _store() -> Iterator[Check]:
         from hark.cli.doctor_postgres import database_checks
 
         yield from database_checks(settings)
+        return
+    if settings.engine.startswith(BUCKET):
+        from hark.cli.doctor_s3 import bucket_checks
+
+        yield from bucket_checks(settings)
         return
     directory = _directory(settings)
     if directory is not None:

@@ -173,8 +173,11 @@ def _request(url: str, method: str, route: str, query: Query | None, body: objec
         whole = url.rstrip("/") + route + (f"?{urlencode(parts)}" if parts else "")
         return urllib.request.Request(whole, data=content, headers=headers, method=method)
     except (ValueError, http.client.InvalidURL) as error:
+        expected = "expected something like http://127.0.0.1:6632"
+        if url.startswith("s3://"):
+            expected = "this command needs one; start it on the bucket with: hark serve --engine s3://..."
         raise Failure(
-            f"{url!r} is not the URL of a server (--url, HARK_URL): expected something like http://127.0.0.1:6632",
+            f"{url!r} is not the URL of a server (--url, HARK_URL): {expected}",
             exit_code=USAGE,
         ) from error
 

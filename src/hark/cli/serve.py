@@ -23,6 +23,7 @@ def register_serve(main: typer.Typer) -> None:
         "hark serve --port 7000 --data /var/lib/hark",
         "hark serve --engine memory",
         "hark serve --engine postgresql://hark@localhost/hark --workers 4",
+        "hark serve --engine s3://bucket/queues",
         "hark serve --config hark.toml --show-settings",
     )(serve)
 
@@ -33,10 +34,14 @@ def serve(
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 takes a free one.")] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="sqlite:///file.db, postgresql://... or memory; else a file under --data."),
+        typer.Option(
+            metavar="URL", help="sqlite:///file.db, postgresql://..., s3://... or memory; else a file under --data."
+        ),
     ] = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="The directory for what is kept.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Server processes on the port; several need PostgreSQL.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Server processes on the port; several need PostgreSQL or S3.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
     ] = None,

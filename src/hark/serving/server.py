@@ -1,4 +1,4 @@
-"""The server process: chooses the engine, wires the layers, and runs them until told to stop."""
+"""The server process: wires the layers, and runs them until told to stop."""
 
 from __future__ import annotations
 
@@ -10,24 +10,20 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 import uvloop
 
 from hark._version import __version__
 from hark.broker import Broker
-from hark.clock import Clock, SystemClock
-from hark.engine.api import Engine
-from hark.engine.sqlite import SqliteEngine
-from hark.errors import InvalidSetting
+from hark.clock import SystemClock
 from hark.http.app import App
 from hark.http.stream.transport import WEBSOCKET_LOG, OpenProtocol, QuietWebSocket, is_worth_logging
 from hark.serving import listening
+from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
 from hark.serving.peering import Endpoint, endpoints, make_peers
-from hark.settings import Loaded, Settings, shown
+from hark.settings import Loaded, Settings
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +36,7 @@ def serve(loaded: Loaded) -> None:
     """Run a server until SIGINT or SIGTERM; raises `HarkError` when it can't start."""
     settings = loaded.settings
     log_to_stderr(settings)
-    _refuse_company_on_sqlite(settings)
+    refuse_company_on_sqlite(settings)
     if settings.workers > 1:
         from hark.serving.processes import supervise
 
@@ -121,71 +117,6 @@ def uvicorn_config(app: Any, host: str, port: int, max_frame_bytes: int = 2**20)
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
     )
-
-
-def make_engine(settings: Settings, clock: Clock) -> Engine:
-    """The engine that the settings name."""
-    retention = settings.retention
-    completed_seconds, idle_seconds = retention.completed_seconds, retention.idle_group_days * 86400
-    if is_postgres(settings):
-        from hark.engine.postgres import PostgresEngine
-
-        # Without a clock of ours: many servers share the database's.
-        return PostgresEngine(
-            settings.engine,
-            completed_retention_seconds=completed_seconds,
-            idle_group_seconds=idle_seconds,
-            **msgspec.structs.asdict(settings.postgres),
-        )
-    path = sqlite_path(settings)
-    if path is None:
-        raise InvalidSetting(
-            f"engine: {shown(settings, 'engine')!r} is not an engine that this Hark has; use sqlite:///file.db, "
-            f"postgresql://user:password@host:port/database, memory, or leave it empty for a file under "
-            f"{settings.data!r}"
-        )
-    return SqliteEngine(
-        path, clock=clock, completed_retention_seconds=completed_seconds, idle_group_seconds=idle_seconds
-    )
-
-
-def _refuse_company_on_sqlite(settings: Settings) -> None:
-    """A file has one server: whoever wants more than that should know, and not wonder why nothing comes of it."""
-    if is_postgres(settings):
-        return
-    if settings.workers > 1:
-        raise InvalidSetting(f"workers: {settings.workers} server processes can't share one SQLite store; use 1")
-    for name, value in (("peers", settings.peers), ("peer.port", settings.peer.port)):
-        if value:
-            raise InvalidSetting(
-                f"{name}: a SQLite store has one server, so it has no peers; leave it out, or use PostgreSQL"
-            )
-
-
-def is_postgres(settings: Settings) -> bool:
-    """Whether the settings name a PostgreSQL database."""
-    return settings.engine.startswith(("postgresql://", "postgres://"))
-
-
-def sqlite_path(settings: Settings) -> str | None:
-    """Where the SQLite engine keeps its data; None when the settings name another engine."""
-    if not settings.engine:
-        return str(Path(settings.data) / "hark.db")
-    if settings.engine in ("memory", "memory://", "sqlite://:memory:", "sqlite:///:memory:"):
-        return ":memory:"
-    if settings.engine.startswith("sqlite:///"):
-        return settings.engine.removeprefix("sqlite:///")
-    return None
-
-
-def describe(settings: Settings) -> str:
-    """The store, in words and without a password."""
-    if is_postgres(settings):
-        from hark.engine.postgres import failures
-
-        return failures.shown(settings.engine)
-    path = sqlite_path(settings)
-    return "from memory (nothing is kept)" if path == ":memory:" else str(path)
 
 
 class _Server(uvicorn.Server):

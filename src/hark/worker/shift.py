@@ -59,6 +59,7 @@ class Shift:
         sockets: bool = False,
         headers: Mapping[str, str] | None = None,
         retry: CallPolicy | None = None,
+        poll_metrics: PollMetrics | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
@@ -86,7 +87,9 @@ class Shift:
             timeout_ms=plan.timeout_ms,
             lease_seconds=plan.lease_seconds,
         )
-        self._poll_metrics = PollMetrics()
+        self._own_polls = PollMetrics()
+        self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
+        """Of the polls that somebody pays for: its own, or those of the store that polls for it."""
         self._feed: Feed | None = None
         self._endpoint = HealthEndpoint(self._health, self._metrics_text)
         self._bench = Workbench(
@@ -200,7 +203,7 @@ class Shift:
         self._feed = Feed(
             self._line.caller,
             self._wish,
-            Poller(plan.polling, metrics=self._poll_metrics, monotonic=self._monotonic),
+            Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,
             receive=self._receive,

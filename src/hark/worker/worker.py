@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from hark.client.producing.pushing import NewMessage, Pushed
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
+from hark.worker.brokerless import polled_by_store
 from hark.worker.context import current_or_none
 from hark.worker.middleware import AnyMiddleware
 from hark.worker.options import WorkerRunOptions, check_concurrency, plan_for
@@ -195,6 +196,7 @@ class Worker:
             raise HarkError("this worker runs already", code="already_running")
         plan = plan_for(options or WorkerRunOptions(), concurrency=self._concurrency, lease=self._lease)
         client = self.client
+        plan, poll_metrics = polled_by_store(client.caller.transport, plan)
         shift = self._shift = Shift(
             client.caller.transport,
             self.queue,
@@ -207,6 +209,7 @@ class Worker:
             sockets=client.sockets,
             headers=client.headers,
             retry=client.caller.retry,
+            poll_metrics=poll_metrics,
         )
         try:
             return await shift.run()

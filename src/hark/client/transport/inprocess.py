@@ -9,18 +9,22 @@ from urllib.parse import unquote, urlencode
 
 from hark.client.transport.api import Answer, ConnectionFailed, Home, Request, query_text, retry_after_seconds
 from hark.errors import HarkError
+from hark.polling import PollingStrategy, PollMetrics
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+PollAs = Callable[[PollingStrategy], PollMetrics]
+"""Tells a store how to rest between its polls, from now on; answers where these polls are counted."""
 
 
 class AsgiTransport:
     """An ASGI application that runs in the client's event loop.
 
-    `on_open` is awaited once, before the first request; `on_close` at the end, if it was.
+    `on_open` is awaited once, before the first request; `on_close` at the end, if it was. `poll_as` is there when the
+    server finds out by polls whether others have brought work.
     """
 
     def __init__(
@@ -28,7 +32,13 @@ class AsgiTransport:
         app: AsgiApp,
         on_close: Callable[[], Awaitable[None]] | None = None,
         on_open: Callable[[], Awaitable[None]] | None = None,
+        *,
+        url: str = "in this process",
+        poll_as: PollAs | None = None,
     ) -> None:
+        self.url = url
+        """Where to, for people."""
+        self.poll_as = poll_as
         self._app = app
         self._on_open = on_open
         self._on_close = on_close
@@ -36,11 +46,6 @@ class AsgiTransport:
         self._running: dict[asyncio.Task[None], _Exchange] = {}
         self._closed = False
         self._home = Home()
-
-    @property
-    def url(self) -> str:
-        """Where to, for people."""
-        return "in this process"
 
     async def open(self) -> None:
         """Start the server, unless it was started already."""
