@@ -18,7 +18,11 @@ import pytest
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from hark.clock import SystemClock
 from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server, own_server
+from tests.s3.credentials import AWS_ENVIRONMENT
+from tests.s3.stub.server import StubServer, serving_in_thread
+from tests.s3.stub.store import StubStore
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
@@ -94,17 +98,35 @@ def _wait_until_ready(process: subprocess.Popen[str], said: list[str]) -> str:
     pytest.fail(f"the server stopped with code {process.wait()}; it said:\n{''.join(said)}")
 
 
+@contextmanager
+def server_on(engine: str, directory: Path) -> Iterator[str]:
+    """A server on the memory engine, or on "s3": then it has a bucket of its own."""
+    if engine != "s3":
+        with running_server(directory, engine=engine) as url:
+            yield url
+        return
+    with (
+        serving_in_thread(StubServer(StubStore(SystemClock()))) as stub,
+        running_server(directory, engine=stub.bucket_url("server"), settings=AWS_ENVIRONMENT) as url,
+    ):
+        yield url
+
+
+SERVER_ENGINE = os.environ.get("HARK_TEST_SERVER_ENGINE", "memory")
+"""`s3`: whatever is tested over HTTP is tested on a bucket."""
+
+
 @pytest.fixture(scope="module")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server on the memory engine that the tests of a module share: use queue names of your own."""
-    with running_server(tmp_path_factory.mktemp("server")) as url:
+    with server_on(SERVER_ENGINE, tmp_path_factory.mktemp("server")) as url:
         yield url
 
 
 @pytest.fixture
 def fresh_server_url(tmp_path: Path) -> Iterator[str]:
     """A server on the memory engine for one test alone."""
-    with running_server(tmp_path) as url:
+    with server_on(SERVER_ENGINE, tmp_path) as url:
         yield url
 
 

@@ -41,7 +41,7 @@ def test_a_healthy_server_on_this_machine_passes_every_check(hark: Run, stub: St
     assert result.exit_code == 0
     names = ["python", "server", "health", "version", "clock", "settings", "data", "disk"]
     assert results(result.stdout) == dict.fromkeys(names, "ok")
-    assert stub.last.target == "/health"
+    assert [seen.target for seen in stub.seen] == ["/health", "/api/v1/system/metrics"]
 
 
 def test_the_table_names_each_check(hark: Run, stub: Stub) -> None:
@@ -138,6 +138,29 @@ def test_the_directory_of_a_distant_server_is_not_looked_for_here(
     monkeypatch.setattr(doctor, "is_local", lambda _: False)
     stub.answer(200, HEALTHY, Date=now())
     assert "data" not in results(hark("doctor", "--json").stdout)
+
+
+# A store that costs something by the request ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("failed", "expected"), [(50, "ok"), (51, "warn")])
+def test_requests_and_dollars_of_a_server_on_a_bucket_are_shown(
+    hark: Run, stub: Stub, failed: int, expected: str
+) -> None:
+    stub.answer(200, HEALTHY, Date=now())
+    numbers = {"s3_requests_put": 900, "s3_requests_get": 100, "s3_requests_failed": failed, "s3_dollars": 0.00454}
+    stub.answer(200, {"store": numbers})
+    found = next(check for check in json.loads(hark("doctor", "--json").stdout) if check["name"] == "requests")
+    assert found["result"] == expected
+    assert found["detail"] == f"900 PUT and 100 GET since the server started, {failed} failed: $0.0045"
+
+
+@pytest.mark.parametrize("answer", [(404, {"error": "no such route"}), (200, b"<html>")], ids=["missing", "strange"])
+def test_a_server_without_numbers_is_as_good(hark: Run, stub: Stub, answer: tuple[int, object]) -> None:
+    stub.answer(200, HEALTHY, Date=now())
+    stub.answer(*answer)
+    result = hark("doctor", "--json")
+    assert (result.exit_code, "requests" in results(result.stdout)) == (0, False)
 
 
 # A database ------------------------------------------------------------------------------------------------

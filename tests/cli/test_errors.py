@@ -34,6 +34,12 @@ def test_without_a_server_the_url_and_the_remedy_are_named(hark: Run) -> None:
     assert "start one with: hark serve" in result.stderr
 
 
+def test_a_bucket_is_no_server_and_the_remedy_is_named(hark: Run) -> None:
+    result = hark("queue", "list", "--url", "s3://my-bucket/shop")
+    assert result.exit_code == 2
+    assert "hark serve --engine s3://" in result.stderr
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:6632", "ftp://x", "http://[::1", "nonsense"])
 def test_a_url_that_is_none_is_wrong_usage(hark: Run, url: str) -> None:
     result = hark("queue", "list", "--url", url)

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import server_on
 
 VERSIONS = ["0.15.0", "2.6.0"]
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,13 @@ Outcome = Callable[[str], Any]
 def version(request: pytest.FixtureRequest) -> str:
     """A version of the client."""
     return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["memory", "s3"])
+def server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server: in memory, and on a bucket."""
+    with server_on(request.param, tmp_path_factory.mktemp("server")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

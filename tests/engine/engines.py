@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,8 +13,13 @@ import pytest
 
 from hark.clock import Clock
 from hark.engine.api import Engine
+from hark.engine.s3.log.patience import Pause
 from hark.engine.sqlite import SqliteEngine
+from hark.settings.s3 import S3
 from tests.postgres_server import PostgresServer
+from tests.s3.stub.faults import Faults
+from tests.s3.stub.inprocess import StubBucket
+from tests.s3.stub.store import StubStore
 
 Open = Callable[[Clock], Engine]
 """Makes an engine, not yet started, on one and the same store."""
@@ -31,6 +37,8 @@ class EngineKind(NamedTuple):
     """Whether leases outlive it too."""
     store: Callable[[pytest.FixtureRequest], AbstractContextManager[Open]]
     """An empty store that is there as long as the context is; the request is for fixtures that it needs."""
+    servers: int = 1
+    """How many servers the engine stands for."""
 
 
 @contextmanager
@@ -53,10 +61,39 @@ def _database(request: pytest.FixtureRequest) -> Iterator[Open]:
         yield lambda clock: PostgresEngine(url, clock=clock)
 
 
+class LocalBucket:
+    """A bucket in this process."""
+
+    def __init__(
+        self, faults: Callable[[], Faults] = Faults, pause: Pause = asyncio.sleep, snapshot_records: int = 1000
+    ) -> None:
+        self._pause = pause
+        self._faults = faults
+        # All engines have the same clock.
+        self._settings = S3(skew_margin_ms=0, snapshot_records=snapshot_records)
+        self.store: StubStore | None = None
+
+    def open(self, clock: Clock) -> Engine:
+        """An engine on it, as another process has it."""
+        from hark.engine.s3 import S3Engine
+
+        self.store = self.store or StubStore(clock)
+        bucket = StubBucket(self.store, clock, faults=self._faults())
+        return S3Engine(
+            "s3://tests/conformance", clock=clock, settings=self._settings, bucket=bucket, pause=self._pause
+        )
+
+
+@contextmanager
+def _bucket(_request: pytest.FixtureRequest) -> Iterator[Open]:
+    yield LocalBucket().open
+
+
 MEMORY = EngineKind("memory", durable=False, exclusive=False, leases_survive=False, store=_memory)
 ENGINES = [
     EngineKind("sqlite", durable=True, exclusive=True, leases_survive=False, store=_file),
     EngineKind("postgres", durable=True, exclusive=False, leases_survive=True, store=_database),
+    EngineKind("s3", durable=True, exclusive=False, leases_survive=True, store=_bucket),
     MEMORY,
 ]
 DURABLE_ENGINES = [kind for kind in ENGINES if kind.durable]

@@ -22,6 +22,7 @@ class PopModel(StoreModel):
     def __init__(self, now: int) -> None:
         super().__init__(now)
         self.order_is_known = True
+        self.one_server = True
         """False after a restart, which may forget who was served when."""
         self.buckets: dict[tuple[str, str | None], Bucket] = {}
 
@@ -98,11 +99,13 @@ class PopModel(StoreModel):
         ]
 
     def _turn(self, track: Track, answered: Answered) -> tuple[int, int, int, int, int]:
-        known = self.order_is_known or track.served or track.place not in answered
+        # Each of several servers has its own order of service, so then nobody can say whose turn it is.
+        served = track.served if self.one_server else 0
+        known = (self.order_is_known and self.one_server) or served or track.place not in answered
         rank = len(answered) if known else list(answered).index(track.place)
         shared = isinstance(track, SharedTrack)
         highest = max(one.push.priority for one in track.ready(self.now)) if shared else 0
-        return (-track.partition.queue.options.priority, -highest, track.served, rank, track.partition.age)
+        return (-track.partition.queue.options.priority, -highest, served, rank, track.partition.age)
 
     # Limits ------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class Steps:
         self.runner = asyncio.Runner()
         self.clock = FakeClock()
         self.model = Model(self.clock.now())
+        self.model.one_server = self.kind.servers == 1
         self.hands: list[InHand] = []
         self.leases: dict[str, int] = {}
         self.ids: dict[Message, str] = {}

@@ -119,7 +119,8 @@ class KeyMachine(RuleBasedStateMachine):
         found = self.run(self.q.engine.read_keys([plain(key) for key in known]))
         values = [None if one is None else (bytes(one.value), one.version, one.expires_at) for one in found]
         assert values == [(msgspec.json.encode(one.value), *one[1:]) for one in known.values()]
-        assert self.run(self.q.engine.key_stats()).entries == len(known)
+        if self.kind.servers == 1:  # They may be a little old, so one that did not write need not know.
+            assert self.run(self.q.engine.key_stats()).entries == len(known)
 
     @rule(seconds=st.sampled_from([0.5, 1, 4]))
     def pass_time(self, seconds: float) -> None:

@@ -1,0 +1,419 @@
+"""Payloads come from the cache, or by as few range requests as possible."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from hark.engine.s3.bucket.api import BucketError, Conflicting, Refused, Stored, Unclear
+from hark.engine.s3.bucket.counting import RequestCounter
+from hark.engine.s3.bucket.dates import ServerTime
+from hark.engine.s3.payloads.cache import PayloadCache
+from hark.engine.s3.payloads.fetching import Payloads
+from hark.engine.s3.payloads.filling import Filler
+from hark.engine.s3.payloads.place import Place
+from hark.engine.sqlite.rows import Elsewhere
+from hark.errors import EngineFailure
+
+LETTERS = bytes(range(97, 123))
+
+
+def body(seq: int, length: int = 1000) -> bytes:
+    """What the object of a record has; another record has other bytes."""
+    return random.Random(seq).randbytes(length)
+
+
+class Ranges:
+    """A bucket that is only read from, and writes down what was asked."""
+
+    name = "s3://bucket/prefix"
+    requests: RequestCounter
+    time: ServerTime
+
+    def __init__(self, *seqs: int) -> None:
+        self.objects = {f"log/{seq:020d}": body(seq) for seq in seqs}
+        self.asked: list[Place] = []
+        self.errors: list[BucketError] = []
+        """What the next requests get instead of an answer."""
+        self.open_gate = asyncio.Event()
+        self.open_gate.set()
+        self.arrived = asyncio.Semaphore(0)
+        """Released with each request that has begun."""
+        self.running = self.most_running = 0
+
+    async def get_range(self, key: str, first: int, length: int) -> bytes | None:
+        """A part of an object, when the gate is open."""
+        self.asked.append(Place(int(key.removeprefix("log/")), first, length))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.arrived.release()
+        try:
+            await self.open_gate.wait()
+        finally:
+            self.running -= 1
+        if self.errors:
+            raise self.errors.pop(0)
+        whole = self.objects.get(key)
+        return None if whole is None else whole[first : first + length]
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+    async def get(self, key: str) -> Stored | None:
+        """Never: payloads are read by range."""
+        raise AssertionError(key)
+
+    async def create(self, key: str, body: bytes) -> str:
+        """Never."""
+        raise AssertionError(key, body)
+
+    async def replace(self, key: str, body: bytes, etag: str) -> str:
+        """Never."""
+        raise AssertionError(key, body, etag)
+
+    async def put(self, key: str, body: bytes) -> str:
+        """Never."""
+        raise AssertionError(key, body)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Never."""
+        raise AssertionError(keys)
+
+
+class Rests:
+    """Stands in for sleeping."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.taken.append(seconds)
+
+
+def payloads_of(bucket: Ranges, cache_bytes: int = 0, *, gap: int = 10, most: int = 16, tries: int = 7) -> Payloads:
+    return Payloads(
+        bucket,
+        PayloadCache(cache_bytes),
+        gap=gap,
+        most_at_once=most,
+        tries=tries,
+        pause=Rests(),
+        random=lambda: 1.0,
+    )
+
+
+def bytes_at(*places: Place) -> list[bytes]:
+    return [body(place.seq)[place.offset : place.end] for place in places]
+
+
+# The cache -------------------------------------------------------------------------------------------------
+
+
+def test_a_place_within_what_was_put_is_found_and_another_is_not() -> None:
+    cache = PayloadCache(1000)
+    cache.put_record(7, 100, LETTERS)
+    assert cache.get(Place(7, 100, 26)) == LETTERS
+    assert cache.get(Place(7, 102, 3)) == b"cde"
+    for outside in (Place(7, 99, 2), Place(7, 125, 2), Place(7, 130, 1), Place(8, 100, 1)):
+        assert cache.get(outside) is None
+
+
+def test_what_was_used_least_recently_is_forgotten_first() -> None:
+    cache = PayloadCache(104)
+    for seq in (1, 2, 3, 4):
+        cache.put_record(seq, 0, LETTERS)
+    assert cache.get(Place(1, 0, 1)) == b"a"
+    cache.put_record(5, 0, LETTERS)
+    assert [seq for seq in range(1, 6) if cache.get(Place(seq, 0, 26))] == [1, 3, 4, 5]
+
+
+def test_what_is_too_large_is_not_kept_and_drives_nothing_out() -> None:
+    cache = PayloadCache(104)
+    cache.put_record(1, 0, LETTERS)
+    cache.put_record(2, 0, LETTERS + b"!")
+    assert cache.get(Place(1, 0, 26)) == LETTERS
+    assert cache.get(Place(2, 0, 1)) is None
+
+
+def test_without_capacity_nothing_is_kept() -> None:
+    cache = PayloadCache(0)
+    cache.put_record(1, 0, b"a")
+    assert cache.get(Place(1, 0, 1)) is None
+
+
+def test_a_larger_piece_takes_the_place_of_those_within_it() -> None:
+    cache = PayloadCache(1000)
+    cache.put_record(1, 5, LETTERS[5:8])
+    cache.put_record(1, 10, LETTERS[10:12])
+    cache.put_record(1, 0, LETTERS)
+    cache.put_record(1, 3, LETTERS[3:9])
+    assert cache.get(Place(1, 4, 20)) == LETTERS[4:24]
+    numbers = cache.as_metrics()
+    assert (numbers["s3_cache_pieces"], numbers["s3_cache_bytes"]) == (1, 26)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_cache_gives_is_what_the_record_has_and_never_more_than_it_may_hold(seed: int) -> None:
+    rng = random.Random(seed)
+    cache = PayloadCache(400)
+    found = 0
+    for _ in range(400):
+        seq, first, length = rng.randrange(3), rng.randrange(200), rng.randrange(1, 120)
+        if rng.random() < 0.5:
+            cache.put_record(seq, first, body(seq)[first : first + length])
+            if length <= 100:
+                assert cache.get(Place(seq, first, length)) == body(seq)[first : first + length]
+        elif (data := cache.get(Place(seq, first, length))) is not None:
+            assert data == body(seq)[first : first + length]
+            found += 1
+        assert cache.as_metrics()["s3_cache_bytes"] <= 400
+    assert found
+
+
+def test_hits_and_misses_are_counted() -> None:
+    cache = PayloadCache(1000)
+    cache.put_record(1, 0, LETTERS)
+    for offset in (0, 1, 90):
+        cache.get(Place(1, offset, 1))
+    numbers = cache.as_metrics()
+    assert (numbers["s3_cache_hits"], numbers["s3_cache_misses"]) == (2, 1)
+
+
+def test_threads_may_share_a_cache() -> None:
+    cache = PayloadCache(300)
+    wrong: list[object] = []
+
+    def use(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(2000):
+                seq, first = rng.randrange(4), rng.randrange(100)
+                cache.put_record(seq, first, body(seq)[first : first + 50])
+                data = cache.get(Place(seq, first + 10, 20))
+                if data is not None and data != body(seq)[first + 10 : first + 30]:
+                    wrong.append((seq, first))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# Fetching --------------------------------------------------------------------------------------------------
+
+
+async def test_payloads_come_in_the_order_in_which_they_were_asked_for() -> None:
+    bucket = Ranges(1, 2)
+    places = [Place(2, 500, 10), Place(1, 8, 3), Place(2, 20, 4), Place(1, 8, 3)]
+    assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
+
+
+async def test_places_that_are_near_each_other_share_a_request() -> None:
+    bucket = Ranges(1, 2)
+    places = [Place(1, 100, 20), Place(1, 130, 5), Place(1, 146, 5), Place(2, 130, 5), Place(1, 8, 20)]
+    assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
+    assert sorted(bucket.asked) == [Place(1, 8, 20), Place(1, 100, 35), Place(1, 146, 5), Place(2, 130, 5)]
+
+
+async def test_a_place_within_another_does_not_shorten_their_request() -> None:
+    bucket = Ranges(1)
+    places = [Place(1, 100, 50), Place(1, 105, 5), Place(1, 155, 5)]
+    assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
+    assert bucket.asked == [Place(1, 100, 60)]
+
+
+async def test_what_was_fetched_is_not_fetched_again() -> None:
+    bucket = Ranges(1)
+    payloads = payloads_of(bucket, 1000)
+    await payloads.fetch([Place(1, 8, 10), Place(1, 25, 5)])
+    assert await payloads.fetch([Place(1, 10, 18)]) == bytes_at(Place(1, 10, 18))
+    assert len(bucket.asked) == 1
+
+
+async def test_what_was_written_here_is_not_fetched_at_all() -> None:
+    bucket, cache = Ranges(), PayloadCache(1000)
+    cache.put_record(3, 8, body(3)[8:100])
+    assert await Payloads(bucket, cache).fetch([Place(3, 8, 4), Place(3, 50, 2)]) == bytes_at(
+        Place(3, 8, 4), Place(3, 50, 2)
+    )
+    assert bucket.asked == []
+
+
+async def test_nothing_needs_no_request() -> None:
+    bucket = Ranges()
+    assert await payloads_of(bucket).fetch([Place(9, 8, 0)]) == [b""]
+    assert await payloads_of(bucket).fetch([]) == []
+    assert bucket.asked == []
+
+
+async def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
+    bucket = Ranges(1)
+    bucket.open_gate.clear()
+    payloads = payloads_of(bucket)
+    first = asyncio.create_task(payloads.fetch([Place(1, 8, 10), Place(1, 25, 5)]))
+    await bucket.arrived.acquire()
+    second = asyncio.create_task(payloads.fetch([Place(1, 20, 6), Place(1, 90, 5)]))
+    await bucket.arrived.acquire()
+    bucket.open_gate.set()
+    assert await first == bytes_at(Place(1, 8, 10), Place(1, 25, 5))
+    assert await second == bytes_at(Place(1, 20, 6), Place(1, 90, 5))
+    assert bucket.asked == [Place(1, 8, 22), Place(1, 90, 5)]
+    await payloads.fetch([Place(1, 8, 10)])
+    assert len(bucket.asked) == 3, "without a cache, what has arrived is asked for again"
+
+
+async def test_who_is_cancelled_does_not_take_the_request_of_others_along() -> None:
+    bucket = Ranges(1)
+    bucket.open_gate.clear()
+    payloads = payloads_of(bucket)
+    first = asyncio.create_task(payloads.fetch([Place(1, 8, 10)]))
+    await bucket.arrived.acquire()
+    second = asyncio.create_task(payloads.fetch([Place(1, 8, 10)]))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    bucket.open_gate.set()
+    assert await second == bytes_at(Place(1, 8, 10))
+    assert len(bucket.asked) == 1
+
+
+async def test_no_more_requests_than_allowed_are_under_way() -> None:
+    bucket = Ranges(1)
+    bucket.open_gate.clear()
+    places = [Place(1, offset, 5) for offset in range(8, 1000, 100)]
+    fetching = asyncio.create_task(payloads_of(bucket, most=3).fetch(places))
+    for _ in range(3):
+        await bucket.arrived.acquire()
+    await asyncio.sleep(0)
+    assert len(bucket.asked) == 3
+    bucket.open_gate.set()
+    assert await fetching == bytes_at(*places)
+    assert bucket.most_running == 3
+
+
+@pytest.mark.parametrize(
+    ("errors", "rests"),
+    [
+        ([Unclear("no answer"), Conflicting("409"), Unclear("500")], [0.1, 0.2, 0.4]),
+        ([Unclear("503", slow_down=True)] * 4, [1.0, 2.0, 4.0, 5.0]),
+    ],
+    ids=["unclear", "slow down"],
+)
+async def test_a_read_without_a_clear_answer_is_repeated_after_longer_and_longer_rests(
+    errors: list[BucketError], rests: list[float]
+) -> None:
+    bucket, pause = Ranges(1), Rests()
+    bucket.errors = list(errors)
+    payloads = Payloads(bucket, PayloadCache(0), pause=pause, random=lambda: 1.0)
+    assert await payloads.fetch([Place(1, 8, 3)]) == bytes_at(Place(1, 8, 3))
+    assert pause.taken == rests
+
+
+async def test_rests_differ_at_random_by_up_to_half() -> None:
+    bucket, pause = Ranges(1), Rests()
+    bucket.errors = [Unclear("500")]
+    await Payloads(bucket, PayloadCache(0), pause=pause, random=lambda: 0.0).fetch([Place(1, 8, 3)])
+    assert pause.taken == [0.05]
+
+
+async def test_a_store_that_stays_away_is_an_error_that_may_be_tried_again() -> None:
+    bucket = Ranges(1)
+    bucket.errors = [Unclear("no route")] * 3
+    with pytest.raises(
+        EngineFailure, match=r"log/0{19}1 of s3://bucket/prefix can't be fetched now: no route"
+    ) as found:
+        await payloads_of(bucket, tries=3).fetch([Place(1, 8, 3)])
+    assert (found.value.code, found.value.retryable) == ("engine_failure", True)
+    assert bucket.errors == []
+
+
+async def test_a_record_that_is_gone_is_named() -> None:
+    bucket = Ranges(1)
+    with pytest.raises(EngineFailure, match=r"log/0{18}17 of s3://bucket/prefix is gone; .* lifecycle rule") as found:
+        await payloads_of(bucket).fetch([Place(1, 8, 3), Place(17, 8, 3)])
+    assert found.value.code == "payload_missing"
+
+
+async def test_what_the_store_refuses_is_not_asked_for_again() -> None:
+    bucket = Ranges(1)
+    bucket.errors = [Refused("access denied")]
+    with pytest.raises(EngineFailure, match="can't be read: access denied") as found:
+        await payloads_of(bucket).fetch([Place(1, 8, 3)])
+    assert found.value.code == "payload_unreadable"
+    assert len(bucket.asked) == 1
+
+
+async def test_all_who_wait_for_a_request_that_fails_get_an_error_of_their_own() -> None:
+    bucket = Ranges()
+    bucket.open_gate.clear()
+    payloads = payloads_of(bucket)
+    tasks = [asyncio.create_task(payloads.fetch([Place(1, 8, 3)])) for _ in range(2)]
+    await bucket.arrived.acquire()
+    await asyncio.sleep(0)
+    bucket.open_gate.set()
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(first, EngineFailure)
+    assert isinstance(second, EngineFailure)
+    assert first is not second
+    assert first.code == second.code == "payload_missing"
+    assert len(bucket.asked) == 1
+
+
+# Filling in ------------------------------------------------------------------------------------------------
+
+
+class Item(msgspec.Struct, frozen=True):
+    """Something with a payload."""
+
+    payload: msgspec.Raw | Elsewhere
+
+
+def items_at(*places: Place) -> list[Item]:
+    return [Item(Elsewhere(*place)) for place in places]
+
+
+async def test_answers_that_are_made_together_share_requests() -> None:
+    bucket = Ranges(1)
+    groups = [items_at(Place(1, offset, 5), Place(1, offset + 5, 5)) for offset in (8, 18, 28)]
+    groups[0].append(Item(msgspec.Raw(b"1")))
+    assert await Filler(PayloadCache(0), payloads_of(bucket).fetch).fill_each(groups) == [None, None, None]
+    filled = [item.payload for group in groups for item in group]
+    whole = body(1)
+    assert filled[2] == msgspec.Raw(b"1"), "what is there stays"
+    del filled[2]
+    assert filled == [msgspec.Raw(whole[offset : offset + 5]) for offset in range(8, 38, 5)]
+    assert bucket.asked == [Place(1, 8, 30)]
+
+
+async def test_an_answer_whose_payload_is_gone_fails_alone() -> None:
+    groups = [items_at(Place(1, 8, 5)), items_at(Place(1, 20, 5), Place(17, 8, 5)), items_at(Place(1, 30, 5))]
+    found = await Filler(PayloadCache(0), payloads_of(Ranges(1)).fetch).fill_each(groups)
+    assert [None if failure is None else failure.code for failure in found] == [None, "payload_missing", None]
+    assert [groups[0][0].payload, groups[2][0].payload] == [
+        msgspec.Raw(part) for part in (body(1)[8:13], body(1)[30:35])
+    ]
+
+
+async def test_what_is_cached_is_filled_in_without_a_request() -> None:
+    cache = PayloadCache(1000)
+    cache.put_record(1, 8, body(1)[8:50])
+    (item,) = items_at(Place(1, 10, 5))
+
+    async def never(places: Sequence[Place]) -> list[bytes]:
+        raise AssertionError(places)
+
+    await Filler(cache, never).fill([item])
+    assert item.payload == msgspec.Raw(body(1)[10:15])
