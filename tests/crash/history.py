@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ Message = tuple[str, int, str]
 """Partition, offset, value."""
 
 
-class Operation(msgspec.Struct, kw_only=True):
+class Operation(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One call and what is known of its outcome."""
 
     process: str
@@ -169,3 +170,21 @@ def settled_under_a_stale_lease(history: History) -> list[str]:
             if not settled and any(pop.returned < ack.called for pop in anew):
                 found.append(f"settled under a stale lease: {partition} {offset}")
     return found
+
+
+def leased_twice(history: History, lease_seconds: float) -> list[str]:
+    """Nobody gets a message while it is on another's lease, for stores whose leases outlive their servers.
+
+    A lease begins between the call and the reply of its pop, and ends by time alone: what was settled does not come
+    again at all. So two pops got it in turn, whichever was first, only if that much time can lie between them.
+    """
+    held: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
+    for pop in history.named("pop"):
+        for partition, offset, _ in pop.messages:
+            held[partition, offset].append(pop)
+    return [
+        f"on two leases at once: {partition} {offset}"
+        for (partition, offset), pops in held.items()
+        for first, second in combinations(pops, 2)
+        if max(second.returned - first.called, first.returned - second.called) < lease_seconds
+    ]

@@ -1,28 +1,31 @@
-"""Load for the crash tests: producers and consumers over HTTP that write down what they see."""
+"""Load for the crash tests: producers and consumers that write down what they see."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from typing import Any
 
-import httpx
-
 from tests.crash.history import History, Message
+from tests.crash.ways import OpenWay, Reply, Way
 
 QUEUE = "crash"
 # A lease whose answer got lost must not hold up the end for long, nor may many of them make a dead letter.
 OPTIONS = {"leaseTime": 2, "retryLimit": 1000}
+_DRAIN_BATCH = 200
 
 
 class Load:
-    """Producers with a partition each, and consumers that share them all; each request goes to any of the servers."""
+    """Producers with a partition each, and consumers that share them all.
 
-    def __init__(self, urls: Sequence[str], history: History, seed: int) -> None:
-        self._urls = urls
+    `widest`: messages are numbers with zeros before them, up to so many digits: a store may keep long ones elsewhere.
+    """
+
+    def __init__(self, open_way: OpenWay, history: History, seed: int, widest: int = 1) -> None:
+        self._open_way = open_way
         self._history = history
         self._random = random.Random(seed)
+        self._widest = widest
         self._stop = asyncio.Event()
         self._acknowledged = 0
         self._progress = asyncio.Event()
@@ -30,8 +33,8 @@ class Load:
     async def prepare(self) -> None:
         """Make the queue."""
         body = {"queue": QUEUE, "options": OPTIONS}
-        async with httpx.AsyncClient(timeout=5) as client:
-            while await self._attempt(client, "POST", "/api/v1/configure", 200, json=body) is None:
+        async with self._open_way() as way:
+            while await self._attempt(way, "POST", "/api/v1/configure", 200, body=body) is None:
                 pass
 
     def stop(self) -> None:
@@ -45,22 +48,26 @@ class Load:
             self._progress.clear()
             await self._progress.wait()
 
-    async def produce(self, name: str) -> None:
-        """Push numbers in order; a push whose reply is lost is repeated with the same transaction ids."""
-        number = 0
-        async with httpx.AsyncClient(timeout=5) as client:
-            while not self._stop.is_set():
-                batch = [str(number + step) for step in range(1, self._random.randint(1, 4) + 1)]
-                number += len(batch)
-                await self._push(client, name, batch)
+    async def produce(self, name: str, last: int = 0, open_batch: list[str] | None = None) -> None:
+        """Push numbers in order, from `last` on; a push whose reply is lost is repeated with the same transaction ids.
 
-    async def _push(self, client: httpx.AsyncClient, name: str, batch: list[str]) -> None:
+        `open_batch`: what it was about to push when it was killed.
+        """
+        async with self._open_way() as way:
+            if open_batch:
+                await self._push(way, name, open_batch)
+            while not self._stop.is_set():
+                numbers = range(last + 1, last + 1 + self._random.randint(1, 4))
+                last = numbers[-1]
+                await self._push(way, name, [str(n).zfill(self._random.randint(1, self._widest)) for n in numbers])
+
+    async def _push(self, way: Way, name: str, batch: list[str]) -> None:
         items = [
             {"queue": QUEUE, "partition": name, "payload": value, "transactionId": f"{name}-{value}"} for value in batch
         ]
         while True:
             operation = self._history.call(name, "push", [(name, 0, value) for value in batch])
-            reply = await self._attempt(client, "POST", "/api/v1/push", 201, json={"items": items})
+            reply = await self._attempt(way, "POST", "/api/v1/push", 201, body={"items": items})
             if reply is not None:
                 assert {item["status"] for item in reply.json()} <= {"queued", "duplicate"}
                 self._history.done(operation)
@@ -70,56 +77,49 @@ class Load:
 
     async def consume(self, name: str) -> None:
         """Pop and settle until told to stop."""
-        async with httpx.AsyncClient(timeout=5) as client:
+        async with self._open_way() as way:
             while not self._stop.is_set():
-                await self._consume_once(client, name)
+                await self._consume_once(way, name)
 
     async def drain(self, name: str) -> None:
         """Pop and settle until the servers say that nothing is left."""
-        async with httpx.AsyncClient(timeout=5) as client:
-            while not await self._is_drained(client):
-                await self._consume_once(client, name)
+        async with self._open_way() as way:
+            while not await self._is_drained(way):
+                await self._consume_once(way, name, _DRAIN_BATCH)
 
-    async def _is_drained(self, client: httpx.AsyncClient) -> bool:
-        reply = await self._attempt(client, "GET", f"/api/v1/resources/queues/{QUEUE}", 200)
+    async def _is_drained(self, way: Way) -> bool:
+        reply = await self._attempt(way, "GET", f"/api/v1/resources/queues/{QUEUE}", 200)
         if reply is None:
             return False
         totals = reply.json()["totals"]
         return bool(totals["pending"] == 0 and totals["processing"] == 0)
 
-    async def _consume_once(self, client: httpx.AsyncClient, name: str) -> None:
+    async def _consume_once(self, way: Way, name: str, most: int = 10) -> None:
         operation = self._history.call(name, "pop")
-        size = self._random.randint(1, 10)
+        size = self._random.randint(1, most)
         url = f"/api/v1/pop/queue/{QUEUE}?batch={size}&partitions=3&wait=true&timeout=200"
-        reply = await self._attempt(client, "GET", url, 200, 204)
+        reply = await self._attempt(way, "GET", url, 200, 204)
         if reply is None:
             return
-        messages = [] if reply.status_code == 204 else reply.json()["messages"]
+        messages = [] if reply.status == 204 else reply.json()["messages"]
         seen: list[Message] = [(m["partition"], m["offset"], m["data"]) for m in messages]
         self._history.done(operation, seen, messages[0]["leaseId"] if messages else "")
         if messages:
-            await self._ack(client, name, messages, seen)
+            await self._ack(way, name, messages, seen)
 
-    async def _ack(
-        self, client: httpx.AsyncClient, name: str, messages: list[dict[str, Any]], seen: list[Message]
-    ) -> None:
+    async def _ack(self, way: Way, name: str, messages: list[dict[str, Any]], seen: list[Message]) -> None:
         acks = [{key: message[key] for key in ("transactionId", "partitionId", "leaseId")} for message in messages]
         operation = self._history.call(name, "ack", seen, messages[0]["leaseId"])
-        reply = await self._attempt(client, "POST", "/api/v1/ack/batch", 200, json={"acknowledgments": acks})
+        reply = await self._attempt(way, "POST", "/api/v1/ack/batch", 200, body={"acknowledgments": acks})
         if reply is not None:
             settled = [message for message, answer in zip(seen, reply.json(), strict=True) if answer["success"]]
             self._history.done(operation, settled)
 
-    async def _attempt(
-        self, client: httpx.AsyncClient, method: str, path: str, *expected: int, **arguments: Any
-    ) -> httpx.Response | None:
-        """A request to some server whose reply may be lost; then the servers get a moment to come back."""
-        try:
-            reply = await client.request(method, self._random.choice(self._urls) + path, **arguments)
-        except httpx.TransportError:
-            reply = None
-        if reply is not None and reply.status_code in expected:
+    async def _attempt(self, way: Way, method: str, path: str, *expected: int, body: object = None) -> Reply | None:
+        """A request whose reply may be lost; then those who serve get a moment to come back."""
+        reply = await way.ask(method, path, body)
+        if reply is not None and reply.status in expected:
             return reply
-        assert reply is None or reply.status_code == 503, f"{method} {path}: {reply.status_code} {reply.text}"
+        assert reply is None or reply.status == 503, f"{method} {path}: {reply}"
         await asyncio.sleep(0.02)
         return None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.crash.history import History, Message, problems
+from pathlib import Path
+
+from tests.crash.history import History, Message, leased_twice, problems
+from tests.crash.journal import Journal, operations_in
 
 
 def history_of(*operations: tuple[str, list[Message], bool]) -> History:
@@ -91,3 +94,26 @@ def test_to_complete_what_is_completed_is_no_settlement_under_a_stale_lease() ->
         ("ack", [("p", 1, "1")], True),
     )
     assert problems(under_leases(history, "", "old", "new", "new", "old")) == []
+
+
+def test_a_message_on_two_leases_at_once_is_found() -> None:
+    history = history_of(
+        ("push", [("p", 0, "1")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 1, "1")], True)
+    )
+    # The first pop was called at second 1, the second one was answered at 2.5.
+    assert leased_twice(history, 1.5) == []
+    assert leased_twice(history, 1.6) == ["on two leases at once: p 1"]
+
+
+def test_a_journal_tells_what_its_process_did_before_it_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.done(journal.call("p", "push", [("p", 0, "1"), ("p", 0, "02")]))
+    assert (journal.last_number("p"), journal.open_batch("p")) == (2, [])
+    journal.call("p", "push", [("p", 0, "3")])
+    with path.open("ab") as torn:
+        torn.write(b'{"number":2,"opera')
+    again = Journal(path)
+    assert (again.last_number("p"), again.open_batch("p")) == (3, ["3"])
+    again.done(again.call("p", "push", [("p", 0, "3")]))
+    assert [(one.name, one.known) for one in operations_in(path)] == [("push", True), ("push", False), ("push", True)]

@@ -10,13 +10,14 @@ from pathlib import Path
 from tests.crash.history import problems, recorded
 from tests.crash.load import Load
 from tests.crash.server import ROUNDS, SEED, Server, running
+from tests.crash.ways import over_http
 
 
 async def test_killing_the_server_at_random_instants_loses_and_reorders_nothing(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     server = Server("--data", str(tmp_path / "data"))
     with recorded(tmp_path / "history.jsonl") as history:
-        load = Load([server.url], history, SEED)
+        load = Load(over_http([server.url], SEED), history, SEED)
         async with running(server):
             await load.prepare()
             async with asyncio.TaskGroup() as tasks:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.crash.history import problems, recorded
 from tests.crash.load import Load
 from tests.crash.server import ROUNDS, SEED, Server, running
+from tests.crash.ways import over_http
 from tests.postgres_server import OwnPostgresServer, PostgresServer
 
 CLIENTS = 8
@@ -23,7 +24,7 @@ async def loaded_servers(url: str, directory: Path) -> AsyncIterator[tuple[list[
     """Two servers under load; at the end they are drained, and what was seen is judged."""
     servers = [Server("--engine", url, settings=SETTINGS) for _ in range(2)]
     with recorded(directory / "history.jsonl") as history:
-        load = Load([server.url for server in servers], history, SEED)
+        load = Load(over_http([server.url for server in servers], SEED), history, SEED)
         async with running(*servers):
             await load.prepare()
             async with asyncio.TaskGroup() as tasks:
