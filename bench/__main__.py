@@ -17,12 +17,14 @@ from rich.console import Console
 import bench.client.special as client
 import bench.delivery.special as delivery
 import bench.postgres.special as postgres
+import bench.s3.special as s3
 import bench.work.special as work
 from bench import report, special
 from bench.figures import Figure, Run, compared, medians
 from bench.measure import Bench
 from bench.postgres.cluster import PostgresStores, cluster
 from bench.rows import ALL, DEEP, DEEP_BACKLOG, QUICK, ROWS, Row
+from bench.s3.bucket import BucketStores, stub
 from bench.servers import Kind
 from bench.stores import EngineName, SqliteStores, Stores
 
@@ -31,6 +33,7 @@ PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
 ONCE = frozenset(
     {"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks", "shared", "keys", "client", "polling"}
+    | {"quiet", "starting"}
 )
 """Rows that repeat themselves, or vary little."""
 
@@ -62,6 +65,8 @@ class Lengths(msgspec.Struct, frozen=True):
     """Of a client, one by one."""
     tasks: int
     """Of a worker."""
+    quiet_seconds: float
+    """That workers on a bucket wait for nothing."""
 
 
 FULL = Lengths(
@@ -73,6 +78,7 @@ FULL = Lengths(
     keys=1_000_000,
     pushes=10_000,
     tasks=20_000,
+    quiet_seconds=600,
 )
 SHORT = Lengths(
     pinned_seconds=60,
@@ -83,6 +89,7 @@ SHORT = Lengths(
     keys=50_000,
     pushes=5_000,
     tasks=10_000,
+    quiet_seconds=60,
 )
 
 
@@ -151,6 +158,25 @@ def client_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Fi
             return list(client.measure_tasks(bench, run, lengths.tasks))
         case "polling":
             return list(client.measure_polling())
+        case _:
+            return bucket_round(bench, run, name, lengths)
+
+
+def bucket_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
+    """One round of a row about a bucket."""
+    match name:
+        case "single":
+            return list(s3.measure_single(bench, run))
+        case "served":
+            return list(s3.measure_served(bench, run))
+        case "brokerless":
+            return list(s3.measure_brokerless(bench, run))
+        case "lonely":
+            return list(s3.measure_lonely(bench, run))
+        case "quiet":
+            return list(s3.measure_quiet(bench, run, lengths.quiet_seconds))
+        case "starting":
+            return list(s3.measure_starting(bench, run))
     return []
 
 
@@ -200,6 +226,10 @@ def stores_of(engine: EngineName, folder: Path) -> Iterator[Stores]:
     if engine == "sqlite":
         yield SqliteStores()
         return
+    if engine == "s3":
+        with stub() as bucket:
+            yield BucketStores(bucket)
+        return
     with cluster(folder) as url:
         yield PostgresStores(url)
 
@@ -213,6 +243,7 @@ def main(
     seconds: Annotated[float | None, typer.Option(min=1, help="Seconds per row.")] = None,
     pinned_seconds: Annotated[float | None, typer.Option(min=10, help="Seconds of the row `pinned`.")] = None,
     leak_rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the row `leaks`.")] = None,
+    quiet_seconds: Annotated[float | None, typer.Option(min=10, help="Seconds of the row `quiet`.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data folders go; a real disk.")] = None,
 ) -> None:
     """Measure Hark beside the limits of this machine, and check what must hold."""
@@ -225,13 +256,15 @@ def main(
         lengths = msgspec.structs.replace(lengths, pinned_seconds=pinned_seconds)
     if leak_rounds is not None:
         lengths = msgspec.structs.replace(lengths, leak_rounds=leak_rounds)
+    if quiet_seconds is not None:
+        lengths = msgspec.structs.replace(lengths, quiet_seconds=quiet_seconds)
     length = seconds or (2.0 if quick else 6.0)
     with (
         tempfile.TemporaryDirectory(prefix="hark-bench-", dir=data) as folder,
         stores_of(engine, Path(folder)) as stores,
     ):
         bench = Bench(Path(folder), stores, length, max(1.0, length / 2))
-        bench.least_backlog = 0 if quick or engine == "sqlite" else DEEP_BACKLOG
+        bench.least_backlog = DEEP_BACKLOG if engine == "postgres" and not quick else 0
         run = Run(machine=report.machine(Path(folder), stores))
         console.print("  ".join(f"{name} {value}" for name, value in run.machine.items()), highlight=False)
         if run.machine["file system"] == NOT_A_DISK:

@@ -25,6 +25,8 @@ COLUMNS = (
 )
 
 
+SMALL = 0.2
+"""Bounds below this are told from what was measured by more digits."""
 UNNAMED = frozenset({"idle", "mixed", "together", "pinned", "peers", "deliver", "deliver2", "waiting", "fair", "leaks"})
 """Rows whose titles say all."""
 
@@ -84,16 +86,17 @@ def demands_table(all_demands: Iterable[Demand]) -> Table:
     known = [demand for demand in all_demands if demand.measured is not None]
     for demand in known:
         sign = "<=" if demand.at_most else ">="
-        table.add_row(
-            demand.text, f"{sign} {demand.bound:g} {demand.unit}", number(demand.measured), verdict(demand), demand.note
-        )
+        required = f"{sign} {demand.bound:g} {demand.unit}"
+        measured = number(demand.measured, 4 if 0 < demand.bound < SMALL else 2)
+        table.add_row(demand.text, required, measured, verdict(demand), demand.note)
     return table
 
 
 def show(console: Console, run: Run) -> None:
     """Print everything."""
     console.print(figures_table(run.figures))
-    console.print(limits_table(run))
+    if run.limits or run.disk is not None:
+        console.print(limits_table(run))
     everything = list(demands(run))
     console.print(demands_table(everything))
     if missing := sum(demand.measured is None for demand in everything):

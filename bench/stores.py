@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import apsw
 import msgspec
 
-EngineName = Literal["sqlite", "postgres"]
+EngineName = Literal["sqlite", "postgres", "s3"]
 
 
 class Place(msgspec.Struct, frozen=True):
