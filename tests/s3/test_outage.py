@@ -20,6 +20,12 @@ def push(process: Process, value: int) -> asyncio.Task[object]:
     return asyncio.create_task(process.engine.push([[message]]))
 
 
+async def requests(process: Process) -> float:
+    """How many were sent."""
+    metrics = await process.engine.store_metrics()
+    return metrics["s3_requests_get"] + metrics["s3_requests_put"]
+
+
 async def test_who_waits_behind_a_commit_that_fails_fails_with_it(stub_store: StubStore, clock: FakeClock) -> None:
     async with running(stub_store, clock, patience_ms=100) as process:
         await push(process, 1)
@@ -34,10 +40,12 @@ async def test_who_waits_behind_a_commit_that_fails_fails_with_it(stub_store: St
         with pytest.raises(EngineFailure) as failure:
             await first
         assert failure.value.code == "outcome_unknown"
+        asked = await requests(process)
         for waiting in (*others, looking):
             with pytest.raises(EngineFailure, match="nothing of this request was kept") as refusal:
                 await waiting
             assert (refusal.value.code, bool(refusal.value.retry_after)) == ("engine_failure", True)
+        assert await requests(process) == asked, "they were tried one after the other, for as long as the first each"
         process.faults.heal()
         await push(process, 5)
         assert [one.name for one in await process.engine.queue_infos()] == ["orders"]
