@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis.errors import FlakyStrategyDefinition, HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
@@ -52,12 +52,15 @@ class Many:
         return verb
 
 
+_SEARCHES = 10
+
+
 def explore(machine: type[RuleBasedStateMachine], how: settings) -> None:
     """Search with a machine on several engines.
 
     Which of them knows what at a moment depends on threads, and with it which of several messages comes first. So what
     failed does not get smaller by being tried again, and a beginning that was tried before may go on in another way:
-    Hypothesis gives up on that, and by itself it means nothing.
+    Hypothesis gives up on that, and by itself it means nothing: then other beginnings are tried.
     """
     failures: list[Exception] = []
 
@@ -68,8 +71,11 @@ def explore(machine: type[RuleBasedStateMachine], how: settings) -> None:
                 failures.append(error)
             super().teardown()
 
-    try:
-        run_state_machine_as_test(Watched, settings=settings(how, phases=[Phase.generate]))
-    except FlakyStrategyDefinition:
-        if failures:
-            raise failures[0] from None
+    for number in range(_SEARCHES):
+        try:
+            chosen = seed(number)(Watched) if how.derandomize else Watched
+            run_state_machine_as_test(chosen, settings=settings(how, phases=[Phase.generate]))
+            return
+        except FlakyStrategyDefinition:
+            if failures:
+                raise failures[0] from None

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.errors import FlakyFailure
-from hypothesis.stateful import run_state_machine_as_test
 
 from hark.engine.api import Engine
 from hark.engine.s3.bucket.api import Stored
@@ -24,7 +23,7 @@ from tests.engine.comparing import Disagreement
 from tests.engine.engines import EngineKind, LocalBucket, Open
 from tests.engine.searching import search
 from tests.engine.test_state_machine import machine_of
-from tests.s3.many import Many
+from tests.s3.many import Many, explore
 from tests.s3.stub.faults import Faults
 
 ENOUGH = 500
@@ -99,4 +98,4 @@ def test_a_broken_engine_is_found(
     # An answer is wrong, or so wrong that the test's own words can't take it (a queue that is not there), or the
     # next record does not fit the tables and the engine stops; or it is one of these, and not the same a second time.
     with pytest.raises((Disagreement, ValueError, EngineFailure, FlakyFailure)):
-        run_state_machine_as_test(machine_of(KIND, request), settings=how)
+        explore(machine_of(KIND, request), how)
