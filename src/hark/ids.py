@@ -25,6 +25,8 @@ _SMALL_OFFSET = 1 << 48 - TAG_BITS
 _LENGTH = 36
 _LOW = 24
 """Where the last group of digits begins."""
+_OFFSET_BITS = (0xF << 80) | (0xFFF << 64) | (0xFFFF_FFFF << TAG_BITS)
+"""Where the 48 bits of the offset are in the 128 of an id."""
 _SHAPE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -38,6 +40,14 @@ class Place(NamedTuple):
 def has_place(text: str) -> bool:
     """Whether a text has the form of an id that says where its message is, in whatever store."""
     return _SHAPE.fullmatch(text) is not None
+
+
+def partition_id_of(text: str) -> str | None:
+    """The id of the partition that a message, or the partition itself, is named by; None: it is no such id."""
+    if _SHAPE.fullmatch(text) is None:
+        return None
+    digits = f"{int(text.replace('-', ''), 16) & ~_OFFSET_BITS:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 class IdCodec:

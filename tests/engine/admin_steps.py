@@ -8,12 +8,13 @@ from hark.clock import SECOND
 from hark.model import Limits, QueueSpec, TrackStats
 
 from .comparing import Disagreement, agree, engine_view
+from .explain_steps import ExplainSteps
 from .model_nouns import DeadLetter, Wish
 from .model_tracks import OrderedTrack
-from .steps import FIXED_OPTIONS, NAMESPACE, OPTIONS, PARTITIONS, QUEUES, Steps, pick
+from .steps import FIXED_OPTIONS, NAMESPACE, OPTIONS, PARTITIONS, QUEUES, pick
 
 
-class AdminSteps(Steps):
+class AdminSteps(ExplainSteps):
     """The steps of an administrator."""
 
     def configure(self, queue: str, options: str) -> None:
@@ -103,6 +104,7 @@ class AdminSteps(Steps):
     def look_around(self) -> None:
         """Compare what an administrator sees."""
         self.look_at_dead_letters()
+        self.look_at_reasons()
         for queue in QUEUES:
             stats = self.run(self.q.stats(queue))
             agree(f"discarded of {queue}", stats.discarded, self.model.discarded.get(queue, 0))

@@ -23,6 +23,7 @@ from hark.model import (
     NewMessage,
     PopRequest,
     PushOutcome,
+    QueueFilter,
     QueueInfo,
     QueueOptions,
     QueueSpec,
@@ -91,6 +92,7 @@ class PushOptions(TypedDict, total=False):
     backoff_ms: tuple[int, ...] | None
     ttl_ms: int | None
     undelivered_keys: tuple[Key, ...]
+    trace_context: str | None
 
 
 def message(queue: str, partition: str, payload: object, **options: Unpack[PushOptions]) -> NewMessage:
@@ -200,6 +202,7 @@ class Driver:
         auto_ack: bool = False,
         subscription: Subscription = ALL,
         lease_ms: int | None = None,
+        consumer: str = "",
     ) -> Got:
         """Pop once."""
         request = PopRequest(
@@ -214,6 +217,7 @@ class Driver:
             auto_ack=auto_ack,
             subscription=subscription,
             lease_ms=lease_ms,
+            consumer=consumer,
         )
         [got] = await self.pop_requests(request)
         return got
@@ -344,7 +348,7 @@ class Driver:
 
     async def stats(self, queue: str) -> QueueStats:
         """What the engine counts about a queue."""
-        [found] = await self.engine.queue_stats(queue)
+        [found] = (await self.engine.queue_stats(QueueFilter(names=[queue]))).items
         return found
 
     # Hints -------------------------------------------------------------------------------------------------

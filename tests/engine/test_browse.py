@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from hark.clock import FakeClock
+from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import BrowseFrom, Delivery, Position, Read, ReadResult
+from hark.model import BrowseFrom, Delivery, Position, QueueFilter, Read, ReadResult
 
 from .driver import Driver, given, message, payloads, settlement
 
@@ -53,7 +53,7 @@ async def everything(q: Driver) -> tuple[object, ...]:
     """All that an engine says about its queues, partitions and groups."""
     engine = q.engine
     groups, tracks = await engine.group_stats(), await engine.track_stats()
-    return await engine.queue_stats(), await engine.partition_stats("orders"), groups, tracks
+    return await engine.queue_stats(QueueFilter()), await engine.partition_stats("orders"), groups, tracks
 
 
 # What is seen ----------------------------------------------------------------------------------------------
@@ -94,7 +94,20 @@ async def test_a_browser_gets_what_a_consumer_gets_but_no_attempt(q: Driver, clo
 
 
 def _fields(one: Delivery) -> dict[str, object]:
-    return msgspec.structs.asdict(one) | {"payload": bytes(one.payload), "attempt": None}
+    known = {field: getattr(one, field) for field in Delivery.__struct_fields__}
+    return known | {"payload": bytes(one.payload), "attempt": None}
+
+
+async def test_a_browser_sees_what_a_message_was_pushed_with(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push(
+        "orders", "p1", 2, delay_ms=60_000, ttl_ms=90_000, backoff_ms=(1000, 0), undelivered_keys=(("failed", 7, True),)
+    )
+    plain, special = (await Browser(q.engine).read()).messages
+    assert (plain.deliver_at, plain.expires_at, plain.backoff_ms, plain.undelivered_keys) == (None, None, None, ())
+    assert special.deliver_at == clock.now() + 60 * SECOND
+    assert special.expires_at == clock.now() + 90 * SECOND
+    assert (special.backoff_ms, special.undelivered_keys) == ((1000, 0), (("failed", 7, True),))
 
 
 async def test_what_consumers_can_not_get_now_is_seen(q: Driver, clock: FakeClock) -> None:

@@ -182,9 +182,48 @@ async def test_dead_letters_are_listed_newest_failure_first_and_filtered(
     assert await found(DeadLetterFilter(group="other")) == ([], 0)
     assert await found(DeadLetterFilter(since=start + 5_000_000, until=start + 15_000_000)) == ([b"3"], 1)
     [newest] = (await engine.dead_letters(DeadLetterFilter(limit=1))).items
-    assert await found(DeadLetterFilter(id=newest.id)) == ([b"2"], 1)
-    assert await found(DeadLetterFilter(id=newest.message_id)) == ([b"2"], 1)
-    assert await found(DeadLetterFilter(id=NEVER_GIVEN)) == ([], 0)
+    assert await found(DeadLetterFilter(ids=[newest.id])) == ([b"2"], 1)
+    assert await found(DeadLetterFilter(ids=[newest.message_id])) == ([b"2"], 1)
+    assert await found(DeadLetterFilter(ids=[NEVER_GIVEN])) == ([], 0)
+
+
+async def test_dead_letters_are_found_by_what_their_error_says(q: Driver, engine: Engine) -> None:
+    errors = ["Timeout of the bank", "timeout: 5 s", "100% wrong_", "ÄRGER", "100 wrong"]
+    await q.push("orders", "p1", *range(len(errors)))
+    for error in errors:
+        await die(q, error=error)
+
+    async def found(search: str) -> list[str]:
+        return [one.error for one in (await engine.dead_letters(DeadLetterFilter(search=search))).items]
+
+    assert await found("timeout") == ["timeout: 5 s", "Timeout of the bank"]
+    assert await found("TIMEOUT: ") == ["timeout: 5 s"]
+    assert await found("0% wrong_") == ["100% wrong_"], "no character means another"
+    assert await found("ärger") == [], "only letters of ASCII are the same in both sizes"
+    assert await found("Ärger") == ["ÄRGER"]
+    assert await found("nothing like it") == []
+    assert await engine.delete_dead_letters(DeadLetterFilter(search="TimeOut")) == 2
+    assert len(await q.dead_letters()) == 3
+
+
+async def test_dead_letters_are_found_by_several_ids_of_both_kinds(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    one, two, three = [await die(q) for _ in range(3)]
+    ids = [three.id, one.message_id, NEVER_GIVEN, "no id", ""]
+    page = await engine.dead_letters(DeadLetterFilter(ids=ids))
+    assert ([letter.id for letter in page.items], page.total) == ([three.id, one.id], 2)
+    assert (await engine.dead_letters(DeadLetterFilter(ids=[]))).total == 0
+    assert (await engine.dead_letters(DeadLetterFilter(ids=ids, queue="bills"))).total == 0
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=ids)) == 2
+    assert [letter.id for letter in await q.dead_letters()] == [two.id]
+
+
+async def test_dead_letters_are_listed_without_payloads_when_nobody_wants_them(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", {"n": 1}, trace_id="trace-1")
+    letter = await die(q)
+    [found] = (await engine.dead_letters(DeadLetterFilter(payloads=False))).items
+    assert bytes(found.payload) == b"null"
+    assert (found.id, found.message_id, found.trace_id) == (letter.id, letter.message_id, "trace-1")
 
 
 async def test_dead_letters_can_be_removed_by_id_or_by_queue(q: Driver, engine: Engine) -> None:
@@ -192,8 +231,8 @@ async def test_dead_letters_can_be_removed_by_id_or_by_queue(q: Driver, engine: 
     await q.push("bills", "p1", 4)
     letters = [await die(q) for _ in range(3)]
     await die(q, "bills")
-    assert await engine.delete_dead_letters(DeadLetterFilter(id=letters[0].id)) == 1
-    assert await engine.delete_dead_letters(DeadLetterFilter(id=letters[0].id)) == 0
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[letters[0].id])) == 1
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[letters[0].id])) == 0
     assert await engine.delete_dead_letters(DeadLetterFilter(queue="orders", limit=1)) == 2, "limit does not apply"
     assert [one.queue for one in await q.dead_letters()] == ["bills"]
 

@@ -334,3 +334,17 @@ async def test_answers_come_by_position_and_neighbours_are_untouched(q: Driver, 
     assert [[one.status for one in answer] for answer in answers] == [["queued"], [], ["failed"], ["queued"]]
     assert payloads(await q.pop("orders", batch=10)) == [1, 3]
     assert await engine.push([]) == []
+
+
+# Who pushed ------------------------------------------------------------------------------------------------
+
+
+async def test_a_delivery_says_who_pushed_the_message_with_options_or_without(q: Driver) -> None:
+    await q.push_messages(
+        message("orders", "p1", 1, producer="ada"),
+        message("orders", "p1", 2),
+        message("orders", "p1", 3, producer="bob", priority=3),
+        message("orders", "p1", 4, producer="ada", transaction_id="t"),
+    )
+    got = await q.pop("orders", "p1", batch=10)
+    assert [held.message.producer for held in got] == ["ada", None, "bob", "ada"]

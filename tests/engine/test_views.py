@@ -159,14 +159,6 @@ async def test_partition_stats_by_name_with_counts_and_times(q: Driver, engine: 
     assert await engine.partition_stats("nowhere") == []
 
 
-async def test_queue_stats_newest_queue_first(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    for name in ("a", "b", "c"):
-        await q.push(name, "p1", 1)
-        clock.advance(1)
-    assert [one.info.name for one in await engine.queue_stats()] == ["c", "b", "a"]
-    assert await engine.queue_stats("nowhere") == []
-
-
 # Groups and tracks -----------------------------------------------------------------------------------------
 
 
@@ -227,3 +219,14 @@ async def test_track_stats_of_those_that_lag(q: Driver, engine: Engine, clock: F
     lagging = await engine.track_stats(group="g", min_lag_seconds=60)
     assert [(one.partition, one.lag) for one in lagging] == [("p1", 1)]
     assert await engine.track_stats(group="g", min_lag_seconds=61) == []
+
+
+async def test_track_stats_of_named_partitions(q: Driver, engine: Engine) -> None:
+    for name in ("p1", "p2", "p3"):
+        await q.push("orders", name, 1)
+        await q.push("bills", name, 1)
+    for group in ("g", "h"):
+        await q.pop("orders", group=group)
+    places = await engine.track_stats(queue="orders", partitions=["p3", "p1", "no such", "\0"])
+    assert [(one.partition, one.group) for one in places] == [("p1", "g"), ("p1", "h"), ("p3", "g"), ("p3", "h")]
+    assert await engine.track_stats(queue="orders", partitions=[]) == []

@@ -90,10 +90,10 @@ _FILL = (
     insert into hark.retries (grp, partition, "offset", attempts, due) select {LATE}, n, 6, 1, 0 from shape
     """,
     f"""
-    insert into hark.leases (slot, id, until, grps, partitions)
+    insert into hark.leases (slot, id, until, grps, partitions, since, consumer)
     select n % 2, md5(n::text)::uuid,
         {NOW} + case when due then -500000 when leased then 60000000 else -3600000000 + n end,
-        array[{WORKER}], array[n]
+        array[{WORKER}], array[n], {NOW} - 1, 'worker'
     from shape
     """,
 )

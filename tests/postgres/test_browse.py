@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hark.clock import FakeClock
-from hark.engine.postgres.push import PUSH
+from hark.engine.postgres.push import OPTIONS, PUSH
 from hark.model import Position, Read
 from tests.engine.driver import Driver, given
 
@@ -28,7 +28,7 @@ async def test_rule_3_a_browser_never_passes_a_message_that_commits_later(
     async with opened(postgres_url) as pool:
         [partition] = await pool.fetch("select id from hark.partitions where name = 'p1'")
         async with pool.connection() as connection:
-            arguments = ([partition["id"]], None, None, [1], [1], [1], [b"2"], *[None] * 12)
+            arguments = ([partition["id"]], None, None, [1], [1], [1], [b"2"], *[None] * (2 + OPTIONS))
             await connection.fetch(PUSH, None, *arguments)
             later = asyncio.create_task(there.push("orders", "p1", 3))
             async with asyncio.timeout(10):

@@ -19,7 +19,7 @@ from hark.clock import SECOND
 from hark.engine.postgres.jobs import MAX_REPLY_BYTES
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import POP
-from hark.engine.postgres.push import PUSH
+from hark.engine.postgres.push import OPTIONS, PUSH
 from hark.engine.postgres.read import POSITIONS, READ
 from hark.engine.postgres.settle import _SETTLE
 from tests.postgres_server import PostgresServer
@@ -86,7 +86,7 @@ def push(partitions: Sequence[int], transaction_ids: Sequence[str] | None, *, ea
     places = [place for place in range(1, number + 1) for _ in range(each)]
     ordinals = list(range(1, each + 1)) * number
     arguments = (partitions, None, None, [each] * number, places, ordinals, [b"{}"] * len(places), transaction_ids)
-    return Call(PUSH, (NOW, *arguments, *[None] * 11), number + len(places), written)
+    return Call(PUSH, (NOW, *arguments, *[None] * (1 + OPTIONS)), number + len(places), written)
 
 
 def push_to_new(number: int) -> Call:
@@ -94,7 +94,7 @@ def push_to_new(number: int) -> Call:
     ones = list(range(1, number + 1))
     names = [f"new {n}" for n in ones]
     arguments = ([None] * number, ["orders"] * number, names, [1] * number, ones, [1] * number, [b"{}"] * number)
-    return Call(PUSH, (NOW, *arguments, *[None] * 12), 2 * number, written=3 * number)
+    return Call(PUSH, (NOW, *arguments, *[None] * (2 + OPTIONS)), 2 * number, written=3 * number)
 
 
 def pop(group: int, partitions: Sequence[int], *, returned: int, written: int) -> Call:
@@ -102,7 +102,7 @@ def pop(group: int, partitions: Sequence[int], *, returned: int, written: int) -
     number = len(partitions)
     requests = ([returned or 100], [number], [NEW_LEASE], [None], [False], [None])
     candidates = ([1] * number, [group] * number, partitions, [False] * number)
-    arguments = (NOW, *requests, *candidates, MAX_REPLY_BYTES)
+    arguments = (NOW, *requests, *candidates, MAX_REPLY_BYTES, [None])
     return Call(POP, arguments, number + returned, written, answered=number)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import asyncpg
 
 from hark.clock import FakeClock
-from hark.engine.postgres.push import PUSH
+from hark.engine.postgres.push import OPTIONS, PUSH
 from tests.engine.driver import Driver, payloads
 
 _WAITS = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%collect_v1%'"
@@ -24,7 +24,7 @@ async def test_a_push_that_commits_while_its_partition_is_emptied_is_kept(
         partition = await producer.fetchval("select id from hark.partitions where name = 'p1'")
         transaction = producer.transaction()
         await transaction.start()
-        nothing = [None] * 12
+        nothing = [None] * (2 + OPTIONS)
         await producer.fetchrow(PUSH, clock.now(), [partition], None, None, [1], [1], [1], [b"4"], *nothing)
         collecting = asyncio.create_task(here.collect())
         async with asyncio.timeout(10):

@@ -54,7 +54,9 @@ class Store(NamedTuple):
         requests = ([1], [number], [1], [NEW_LEASE], [None], [False], [None])
         candidates = ([1], [self.group], [self.partition], [True])
         # It looks at some more, to know whether there is something for others.
-        return Call(SHARE, (self.now, *requests, *candidates, MAX_REPLY_BYTES), number + 40, number + 2, answered=2)
+        return Call(
+            SHARE, (self.now, *requests, *candidates, MAX_REPLY_BYTES, [None]), number + 40, number + 2, answered=2
+        )
 
     def settle(self, got: Got, status: int, *, written: int) -> Call:
         """All of a batch in the middle."""

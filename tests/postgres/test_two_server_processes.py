@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.api import WAIT, Api, acknowledgment, data
+from tests.http.api import WAIT, Api, acknowledgment, data, read, refusal
 from tests.postgres.serving import serving, wait_for_group
 
 
@@ -51,3 +51,14 @@ def test_a_transaction_through_one_settles_what_the_other_delivered(apis: tuple[
     assert one.transact(settled, pushed, requiredLeases=[message["leaseId"]])["success"]
     assert not other.transact(settled, pushed, requiredLeases=[message["leaseId"]])["success"]
     assert data(other.pop(f"{queue}-next", batch=10)) == [2]
+
+
+def test_maintenance_set_through_one_holds_on_the_other(apis: tuple[Api, Api], queue: str) -> None:
+    one, other = apis
+    one.push(queue, 1)
+    read(one.post("/system/maintenance/pop", {"enabled": True}))
+    read(one.post("/system/maintenance", {"enabled": True}))
+    while not read(other.get("/system/maintenance"))["maintenanceMode"]:
+        pass
+    refusal(other.post("/push", {"items": [{"queue": queue, "payload": 2}]}), 503, "maintenance")
+    assert other.pop(queue, **WAIT) == []

@@ -8,10 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
-from hark.engine.postgres import browse, records, views
+from hark.engine.postgres import browse, queue_views, records, views
 from hark.engine.postgres.pool import Pool
 from hark.ids import IdCodec
-from hark.model import DeadLetterFilter, DeadLetters, MessageFilter, MessageState, MessageView
+from hark.model import (
+    DeadLetterFilter,
+    DeadLetters,
+    MessageFilter,
+    MessageState,
+    MessageView,
+    QueueFilter,
+    QueuePage,
+    QueueSort,
+)
 
 from .pools import opened
 
@@ -52,6 +61,23 @@ GROUPS = (
         error, failed_at)
     select distinct 'one', t.partition, '', 'all', 10, 0, '{}'::bytea, 1, 'boom', 0 from hark.tracks t
     where t.partition % 4 = 0
+    """,
+)
+
+# Queues of two partitions, each with a group.
+QUEUES = (
+    """
+    insert into hark.queues (name, namespace, task, created_at)
+    select 'q' || n, '', '', 0 from generate_series($1::int, $2::int) n
+    """,
+    """
+    insert into hark.partitions (queue, name, created_at, tail)
+    select q.id, p, 0, 3 from generate_series($1::int, $2::int) n join hark.queues q on q.name = 'q' || n,
+        unnest(array['a', 'b']) p
+    """,
+    """
+    insert into hark.groups (queue, name, mode, subscription, highest_partition, created_at, last_seen)
+    select 'q' || n, 'g', 'ordered', 'all', 0, 0, 0 from generate_series($1::int, $2::int) n
     """,
 )
 
@@ -144,11 +170,12 @@ async def test_text_that_can_not_be_stored_is_found_nowhere(pool: Pool) -> None:
     nul = "p\0"
     assert await look(pool, MessageFilter(queue=nul)) == []
     assert await browse.message(pool, CODEC, NOW, partition, nul) is None
-    assert await views.queue_stats(pool, {}, NOW, nul) == []
+    for where in (QueueFilter(names=[nul]), QueueFilter(search=nul), QueueFilter(namespace=nul)):
+        assert await queue_views.queue_stats(pool, NOW, where) == QueuePage([], 0)
     assert await views.partition_stats(pool, CODEC, NOW, "one", nul, 10, 0) == []
     assert await views.group_stats(pool, NOW, nul, None) == []
     assert await views.track_stats(pool, CODEC, NOW, nul, None, 0, 10) == []
-    assert await records.dead_letters(pool, CODEC, DeadLetterFilter(id=nul)) == DeadLetters([], 0)
+    assert await records.dead_letters(pool, CODEC, DeadLetterFilter(ids=[nul])) == DeadLetters([], 0)
     assert await records.traces(pool, CODEC, None, None, nul, 10, 0) == ([], 0)
 
 
@@ -172,9 +199,31 @@ async def test_a_page_costs_the_same_however_long_partitions_are(pool: Pool, exp
 
 async def test_counts_do_not_look_at_messages(pool: Pool, explaining: Explaining) -> None:
     def counts() -> Awaitable[object]:
-        return views.queue_stats(explaining, {}, NOW, None)
+        return queue_views.queue_stats(explaining, NOW, QueueFilter())
 
     costs = await costs_as_it_grows(pool, explaining, counts, (500, 5), (500, 100))
+    assert costs[1] < 2 * costs[0], costs
+
+
+@pytest.mark.parametrize("sort", ["newest", "name"])
+async def test_a_page_of_queues_costs_the_same_beside_many_others(
+    pool: Pool, explaining: Explaining, sort: QueueSort
+) -> None:
+    where = QueueFilter(sort=sort, limit=10)
+    costs = []
+    for first, last in ((1, 50), (51, 2000)):
+        for sql in QUEUES:
+            await pool.fetch(sql, first, last)
+        await pool.fetch("analyze hark.queues, hark.partitions, hark.groups")
+        costs.append(await explaining.cost(lambda: queue_views.queue_stats(explaining, NOW, where)))
+    assert costs[1] < 2 * costs[0], costs
+
+
+async def test_a_step_of_a_survey_costs_the_same_however_large_the_store_is(pool: Pool, explaining: Explaining) -> None:
+    def step() -> Awaitable[object]:
+        return queue_views.survey(explaining, (0, ""), 100)
+
+    costs = await costs_as_it_grows(pool, explaining, step, (500, 3), (5000, 30))
     assert costs[1] < 2 * costs[0], costs
 
 

@@ -61,6 +61,19 @@ async def test_a_pushed_batch_is_one_put(stub_store: StubStore, clock: FakeClock
         assert requests.counts == {"put": 1}
 
 
+async def test_a_survey_of_the_store_asks_nothing_of_the_bucket(
+    stub_store: StubStore, clock: FakeClock, requests: Requests
+) -> None:
+    async with running(stub_store, clock) as process:
+        await push_batch(process)
+        await pop_batch(process)
+        requests.clear()
+        census, survey = await process.engine.census(), await process.engine.survey()
+        assert (census.queues, sum(census.in_flight.values())) == (1, BATCH)
+        assert [depth.messages for depth in survey.depths] == [BATCH, BATCH]
+        assert requests.counts == {}
+
+
 async def test_a_popped_batch_is_one_put_and_its_acks_are_one(
     stub_store: StubStore, clock: FakeClock, requests: Requests
 ) -> None:

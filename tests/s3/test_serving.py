@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import hark.sync
+from hark import CallPolicy
+from hark.errors import Unavailable
 from hark.polling import PollingStrategy
 from tests.cli.conftest import runner
 from tests.cli.test_workers import serving
@@ -81,3 +83,18 @@ def test_hark_work_needs_no_server(stub_server: StubServer, queue: str, tmp_path
         work.signal(signal.SIGTERM)
         assert work.end() == 0
     assert "1 done" in work.said[-1]
+
+
+def test_maintenance_that_a_server_was_told_of_holds_for_those_without_one_too(
+    stub_server: StubServer, queue: str, tmp_path: Path
+) -> None:
+    bucket = stub_server.bucket_url("stopped")
+    with serving(tmp_path, "--port", "0", "--engine", bucket) as server:
+        (said,) = server.wait_for(ADDRESS)
+        for verb in ("push", "pop"):
+            assert runner()("maintenance", verb, "on", "--url", said[2]).exit_code == 0
+    with hark.sync.connect(bucket, retry=CallPolicy(attempts=1)) as client:
+        assert client.queue(queue).pop() == []
+        with pytest.raises(Unavailable) as refused:
+            client.queue(queue).push(1)
+        assert refused.value.code == "maintenance"

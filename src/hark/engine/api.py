@@ -25,10 +25,13 @@ from hark.errors import HarkError
 from hark.model import (
     BrowseFrom,
     CancelOutcome,
+    Census,
     Collected,
     DeadLetterFilter,
     DeadLetters,
     Expired,
+    Explain,
+    Facts,
     GroupDeletion,
     GroupStats,
     Hint,
@@ -39,6 +42,8 @@ from hark.model import (
     KeyStats,
     KeyWrite,
     KeyWritten,
+    LeaseFilter,
+    Leases,
     Limits,
     MessageFilter,
     MessageView,
@@ -49,9 +54,10 @@ from hark.model import (
     PopResult,
     Position,
     PushOutcome,
+    QueueFilter,
     QueueInfo,
+    QueuePage,
     QueueSpec,
-    QueueStats,
     Read,
     ReadResult,
     Renewal,
@@ -60,6 +66,7 @@ from hark.model import (
     SeekOutcome,
     Settlement,
     SettleOutcome,
+    Survey,
     Trace,
     TraceName,
     TrackStats,
@@ -239,8 +246,17 @@ class Engine(KeyValueEngine, Protocol):
     async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
         """The named queues that exist, or all of them."""
 
-    async def queue_stats(self, name: str | None = None) -> list[QueueStats]:
-        """One queue or all, newest first, with counts."""
+    async def queue_stats(self, where: QueueFilter) -> QueuePage:
+        """A page of queues with counts; its cost is that of the queues on it."""
+
+    async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+        """One step of a look at all partitions, at most `limit` of them: what is stored and what is open in them.
+
+        As this server has it: nothing that is due is applied first, and nothing is asked for that costs money.
+        """
+
+    async def census(self) -> Census:
+        """How many queues, dead letters and messages on leases there are; as this server has it, like `survey`."""
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
@@ -265,9 +281,17 @@ class Engine(KeyValueEngine, Protocol):
         """Groups, one entry per (group, queue)."""
 
     async def track_stats(
-        self, group: str | None = None, queue: str | None = None, min_lag_seconds: int = 0, limit: int = 1000
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        min_lag_seconds: int = 0,
+        limit: int = 1000,
+        partitions: Sequence[str] | None = None,
     ) -> list[TrackStats]:
-        """Places of groups in partitions; with `min_lag_seconds`, those whose oldest message waits that long."""
+        """Places of groups in partitions, or in those of these names.
+
+        With `min_lag_seconds`, those whose oldest message waits that long.
+        """
 
     # Dead letters ------------------------------------------------------------------------------------------
 
@@ -303,6 +327,23 @@ class Engine(KeyValueEngine, Protocol):
 
     async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
         """Names that events were recorded under, and how many there are."""
+
+    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+        """What is known of messages, for those who ask why they were not delivered; changes nothing.
+
+        What is due is applied first (rule 16). A message that was removed is explained as far as something is known of
+        it; `NotFound`, code `message_not_found`, for an id that never was a message's, or whose queue is gone. The cost
+        does not depend on how many messages there are.
+        """
+
+    async def leases(self, where: LeaseFilter) -> Leases:
+        """A page of the live leases, one entry for each partition that a lease holds messages of.
+
+        Leases that gave their partition back with a failure or a retry (rule 14) hold nobody up: they are not here.
+        """
+
+    async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
+        """The queues that partitions, or the partitions of messages, are in; None: there is none. Cheap."""
 
     # Other servers -----------------------------------------------------------------------------------------
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from hark.model.messages import Subscription
 from hark.model.queues import Limits, QueueInfo
 from hark.model.words import QUEUE_MODE, GroupMode, MessageState
+
+QueueSort = Literal["newest", "name"]
 
 
 class Seek(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +64,12 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     partition: str | None = None
     since: int | None = None
     until: int | None = None
-    id: str | None = None
-    """A dead letter's own id or the id of the message that died."""
+    ids: Sequence[str] | None = None
+    """Dead letters' own ids, or the ids of the messages that died."""
+    search: str | None = None
+    """What the error contains; capital letters of ASCII count as small ones."""
+    payloads: bool = True
+    """False: payloads are null, for those who only want to know which ones there are."""
     limit: int = 100
     offset: int = 0
 
@@ -116,6 +123,20 @@ class PartitionStats(msgspec.Struct, kw_only=True):
     newest: int | None
 
 
+class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which queues, in which order; absent fields match all."""
+
+    names: Sequence[str] | None = None
+    search: str | None = None
+    """What the name contains."""
+    namespace: str | None = None
+    task: str | None = None
+    paused: bool | None = None
+    sort: QueueSort = "newest"
+    limit: int | None = None
+    offset: int = 0
+
+
 class QueueStats(msgspec.Struct, kw_only=True):
     """A queue and its messages by state."""
 
@@ -126,6 +147,42 @@ class QueueStats(msgspec.Struct, kw_only=True):
     """Messages not delivered because their time to live was over."""
     discarded: int = 0
     """Messages without retries left, dropped because the queue keeps no dead letters."""
+
+
+class QueuePage(msgspec.Struct, frozen=True):
+    """A page of queues, and how many match in all."""
+
+    items: Sequence[QueueStats]
+    total: int
+
+
+class Depth(msgspec.Struct, frozen=True, gc=False):
+    """Some partitions of a queue, and what one group has open in them; without a group, what is stored in them."""
+
+    queue: str
+    group: str | None
+    partitions: int
+    messages: int
+    oldest: int | None
+    """When the oldest of these messages was created; unknown without a group, unless the queue has none at all."""
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """One step of a look at all partitions: entries of one queue follow each other, also from step to step."""
+
+    depths: Sequence[Depth]
+    next: tuple[int, str] | None
+    """Where the next step goes on; None: this was the last."""
+
+
+class Census(msgspec.Struct, frozen=True):
+    """What a store has besides messages that wait."""
+
+    queues: int
+    dead_letters: Mapping[str, int]
+    """By queue, those that have any."""
+    in_flight: Mapping[tuple[str, str], int]
+    """Messages on leases by queue and group, those that have any."""
 
 
 class GroupStats(msgspec.Struct, kw_only=True):

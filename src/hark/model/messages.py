@@ -29,10 +29,12 @@ class NewMessage(msgspec.Struct, gc=False):
     ttl_ms: int | None = None
     undelivered_keys: tuple[Key, ...] = ()
     """Keys of the key-value store that get the payload if it can't be delivered (`keysIfUndelivered`)."""
+    trace_context: str | None = None
+    """The W3C trace context of whoever pushed it (see `trace_context.py`)."""
 
     @property
     def has_options(self) -> bool:
-        """Whether it is more than a payload with a transaction id."""
+        """Whether it is more than a payload with a transaction id and a producer."""
         return not (
             self.trace_id is None
             and not self.delay_ms
@@ -41,8 +43,8 @@ class NewMessage(msgspec.Struct, gc=False):
             and self.backoff_ms is None
             and self.ttl_ms is None
             and not self.sealed
-            and self.producer is None
             and not self.undelivered_keys
+            and self.trace_context is None
         )
 
 
@@ -83,6 +85,8 @@ class PopRequest(msgspec.Struct, frozen=True, kw_only=True):
     patient: bool = False
     """Whoever asks is told when there is more, so that "nothing" need not be the last word: a store far away may
     answer by what it has heard of."""
+    consumer: str = ""
+    """Who asks, in words for people: shown with the lease."""
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -102,6 +106,17 @@ class Delivery(msgspec.Struct, gc=False):
     priority: int
     attempt: int
     """1 for the first delivery; failed and expired ones count."""
+    trace_context: str | None = None
+    """The W3C trace context of whoever pushed it."""
+
+
+class StoredMessage(Delivery, gc=False):
+    """A message as it is stored, for those who read it without taking it: also what it was pushed with."""
+
+    deliver_at: int | None = None
+    expires_at: int | None = None
+    backoff_ms: tuple[int, ...] | None = None
+    undelivered_keys: tuple[Key, ...] = ()
 
 
 EmptyReason = Literal[
@@ -142,7 +157,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 class ReadResult(msgspec.Struct, gc=False):
     """Messages in offset order (`attempt` is 0), and the offset to go on from."""
 
-    messages: Sequence[Delivery]
+    messages: Sequence[StoredMessage]
     next_offset: int
     more: bool
     """Whether there may be more behind them now."""

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from hark.engine.postgres.pool import Pool
@@ -66,18 +67,20 @@ async def queue_infos(pool: Pool, names: Sequence[str] | None) -> list[QueueInfo
         "select * from hark.queues where $1::text[] is null or name = any ($1) order by id",
         None if names is None else list(names),
     )
-    return [
-        QueueInfo(
-            id=str(row["uid"]),
-            name=row["name"],
-            namespace=row["namespace"],
-            task=row["task"],
-            options=QueueOptions(**{name: row[name] for name in _OPTIONS}),
-            created_at=row["created_at"],
-            paused=row["paused"],
-        )
-        for row in rows
-    ]
+    return [info_of(row) for row in rows]
+
+
+def info_of(row: asyncpg.Record) -> QueueInfo:
+    """A queue, of a row that has all columns of `hark.queues`."""
+    return QueueInfo(
+        id=str(row["uid"]),
+        name=row["name"],
+        namespace=row["namespace"],
+        task=row["task"],
+        options=QueueOptions(**{name: row[name] for name in _OPTIONS}),
+        created_at=row["created_at"],
+        paused=row["paused"],
+    )
 
 
 # Groups ----------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class Connections:
         self._given_back.set()
         if not self._open and not self._closing:
             self._away = True
-            log.warning("the database is away: all connections were lost")
+            log.warning("the database is away: all connections were lost", extra={"fields": {"store": "away"}})
         self._look_for_lack()
 
     def _look_for_lack(self) -> None:
@@ -196,14 +196,14 @@ class Connections:
             self.failures += 1
             why = f"{type(error).__name__}: {error}"
             if why != self._why:
-                log.warning("can't connect to the database: %s", why)
+                log.warning("can't connect to the database: %s", why, extra={"fields": {"store": "away"}})
             self._why = why
             return False
         self._why = ""
         self.give(connection)
         if self._away:
             self._away = False
-            log.warning("the database is back")
+            log.warning("the database is back", extra={"fields": {"store": "back"}})
             asyncio.get_running_loop().call_soon(self._on_return)
         return True
 

@@ -122,7 +122,8 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
 
     async def store_metrics(self) -> dict[str, float]:
         """See `Engine.store_metrics`."""
-        return await metrics.store_metrics(self._pool)
+        numbers = await metrics.store_metrics(self._pool)
+        return numbers | {"leases_expired": self._expirer.ended, "expiries_buried": self._expirer.buried}
 
     @property
     def pool(self) -> Pool:

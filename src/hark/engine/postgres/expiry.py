@@ -34,6 +34,10 @@ class Expirer:
         self._looked_back = 0
         self.behind = False
         """Whether the last call did not get to the end of what is due."""
+        self.ended = 0
+        """How many leases it has ended."""
+        self.buried = 0
+        """How many messages that made dead letters."""
 
     def now(self) -> int:
         """The database's time, as far as can be said from here."""
@@ -64,6 +68,8 @@ class Expirer:
             self._done = now - (_LATE + _OVERLAP if late else _OVERLAP), NO_LEASE
             next_due = self._deliveries.next_end(now)
         hints = self.free(zip(row["o_grps"], row["o_partitions"], row["o_ended"], row["o_counts"], strict=True))
+        self.ended += row["o_leases"]
+        self.buried += row["o_buried"]
         return Expired(row["o_leases"], None if next_due is None else self.to_local(next_due)), hints
 
     def free(self, tracks: Iterable[Any]) -> list[Hint]:

@@ -20,6 +20,7 @@ class Options(msgspec.Struct):
     s: bool = False
     t: str | None = None
     u: str | None = None
+    c: str | None = None
 
 
 NO_OPTIONS = Options()
@@ -58,6 +59,7 @@ class Handing:
                     offset,
                     extra.p,
                     1 if attempts is None else attempts[n],
+                    extra.c,
                 )
             )
         job.tracks += 1

@@ -17,6 +17,7 @@ class Job:
     def __init__(self, request: PopRequest, lease: str) -> None:
         self.request = request
         self.lease = lease
+        self.consumer = request.consumer or None
         self.until: int | None = None
         self.groups: list[tuple[int, Group]] = []
         """Where it takes from, with the priority of the queue."""

@@ -6,19 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from hark.engine.api import Answers
-from hark.engine.postgres import admin, browse, records, views
+from hark.engine.postgres import admin, browse, explaining, queue_views, records, views
+from hark.engine.postgres.explaining import Explainer
 from hark.engine.postgres.pool import Pool
 from hark.ids import IdCodec
 from hark.model import (
+    Census,
     DeadLetterFilter,
     DeadLetters,
+    Explain,
+    Facts,
     GroupStats,
+    LeaseFilter,
+    Leases,
     MessageFilter,
     MessageView,
     NewTrace,
     PartitionStats,
+    QueueFilter,
     QueueInfo,
-    QueueStats,
+    QueuePage,
+    Survey,
     Trace,
     TraceName,
     TrackStats,
@@ -42,11 +50,17 @@ class LookingVerbs(ABC):
         """See `Engine.queue_infos`."""
         return await admin.queue_infos(self._pool, names)
 
-    async def queue_stats(self, name: str | None = None) -> list[QueueStats]:
+    async def queue_stats(self, where: QueueFilter) -> QueuePage:
         """See `Engine.queue_stats`."""
-        now = await self._applied()
-        infos = {info.name: info for info in await self.queue_infos(None if name is None else [name])}
-        return await views.queue_stats(self._pool, infos, now, name)
+        return await queue_views.queue_stats(self._pool, await self._applied(), where)
+
+    async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+        """See `Engine.survey`."""
+        return await queue_views.survey(self._pool, after, limit)
+
+    async def census(self) -> Census:
+        """See `Engine.census`."""
+        return await queue_views.census(self._pool, self._now)
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
@@ -60,11 +74,16 @@ class LookingVerbs(ABC):
         return await views.group_stats(self._pool, await self._applied(), group, queue)
 
     async def track_stats(
-        self, group: str | None = None, queue: str | None = None, min_lag_seconds: int = 0, limit: int = 1000
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        min_lag_seconds: int = 0,
+        limit: int = 1000,
+        partitions: Sequence[str] | None = None,
     ) -> list[TrackStats]:
         """See `Engine.track_stats`."""
         now = await self._applied()
-        return await views.track_stats(self._pool, self._codec, now, group, queue, min_lag_seconds, limit)
+        return await views.track_stats(self._pool, self._codec, now, group, queue, min_lag_seconds, limit, partitions)
 
     async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
         """See `Engine.dead_letters`."""
@@ -78,6 +97,18 @@ class LookingVerbs(ABC):
     async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
         """See `Engine.message`."""
         return await browse.message(self._pool, self._codec, await self._applied(), partition_id, transaction_id)
+
+    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+        """See `Engine.explain`."""
+        return await Explainer(self._pool, self._codec, await self._applied()).explain(requests)
+
+    async def leases(self, where: LeaseFilter) -> Leases:
+        """See `Engine.leases`."""
+        return await explaining.leases(self._pool, self._codec, await self._applied(), where)
+
+    async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
+        """See `Engine.queues_of`."""
+        return await explaining.queues_of(self._pool, self._codec, ids)
 
     async def trace(self, traces: Sequence[NewTrace]) -> Answers[str]:
         """See `Engine.trace`."""

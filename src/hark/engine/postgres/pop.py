@@ -26,7 +26,7 @@ from hark.model import PopRequest, PopResult
 
 POP = (
     "select * from hark.pop_v1($1, $2::int[], $3::int[], $4::uuid[], $5::bigint[], $6::boolean[], $7::bigint[],"
-    " $8::int[], $9::int[], $10::bigint[], $11::boolean[], $12)"
+    " $8::int[], $9::int[], $10::bigint[], $11::boolean[], $12, $13::text[])"
 )
 
 
@@ -147,6 +147,7 @@ class Popper:
             [one.partition for one in ordered],
             [one.wait for one in ordered],
             MAX_REPLY_BYTES,
+            [job.consumer for job in jobs],
         )
         await self._directory.load_places([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
         answered = {row[0] for row in rows}

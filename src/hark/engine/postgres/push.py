@@ -12,13 +12,13 @@ from hark.keys import encode_key
 from hark.model import Key, NewMessage, PushOutcome
 
 _DUPLICATE, _MISMATCH, _FULL = 1, 2, 3
-OPTIONS = 10
+OPTIONS = 11
 """How many arrays of `push_v1` are about the few messages that have options."""
 
 PUSH = (
     "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::int[], $6::int[], $7::int[],"
     " $8::bytea[], $9::text[], $10::bigint[], $11::int[], $12::bigint[], $13::bigint[], $14::bigint[], $15::text[],"
-    " $16::smallint[], $17::boolean[], $18::text[], $19::text[], $20::text[])"
+    " $16::smallint[], $17::boolean[], $18::text[], $19::text[], $20::text[], $21::text[])"
 )
 
 
@@ -101,7 +101,7 @@ class Pushes:
             ordinal.append(counts[number])
             payload.append(item.payload)
             transaction_ids.append(transaction_id)
-            if item.has_options:
+            if item.has_options or item.producer is not None:
                 self._timing[len(place) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
                 self._options.append(_options(len(place), item))
 
@@ -226,6 +226,7 @@ def _options(position: int, item: NewMessage) -> tuple[Any, ...]:
         storable(item.trace_id),
         storable(item.producer),
         _array(item.undelivered_keys) if item.undelivered_keys else None,
+        item.trace_context,
     )
 
 

@@ -13,7 +13,8 @@ from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.query import can_be_stored
 from hark.engine.reading import read_bound
 from hark.ids import IdCodec
-from hark.model import BrowseFrom, Delivery, Position, Read, ReadResult
+from hark.keys import decode_key
+from hark.model import BrowseFrom, Position, Read, ReadResult, StoredMessage
 
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
 POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"
@@ -45,10 +46,10 @@ def _result(codec: IdCodec, request: Read, rows: Sequence[asyncpg.Record], bound
     return ReadResult(messages, rows[-1]["offset"] + 1, len(rows) >= request.limit or rows[-1]["bytes"] >= bound)
 
 
-def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> Delivery:
+def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessage:
     options = NO_OPTIONS if row["options"] is None else decode_options(row["options"])
     message_id = codec.encode(row["partition"], row["offset"])
-    return Delivery(
+    return StoredMessage(
         id=message_id,
         transaction_id=row["transaction_id"] or message_id,
         trace_id=options.t,
@@ -62,6 +63,11 @@ def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> Delivery:
         offset=row["offset"],
         priority=options.p,
         attempt=0,
+        trace_context=options.c,
+        deliver_at=row["deliver_at"],
+        expires_at=row["expires_at"],
+        backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
+        undelivered_keys=tuple(map(decode_key, row["undelivered"] or ())),
     )
 
 

@@ -16,6 +16,16 @@ from hark.model import DeadLetter, DeadLetterFilter, DeadLetters, Trace, TraceNa
 # Dead letters ----------------------------------------------------------------------------------------------
 
 
+_COLUMNS = """uid, queue, partition, partition_name, grp, "offset", transaction_id, created_at, sealed, trace_id,
+    producer, attempts, error, failed_at"""
+_BY_ID = """id in (
+    select id from hark.dead_letters where uid = any({}::uuid[])
+    union
+    select letter.id from unnest({}::bigint[], {}::bigint[]) as place (partition, "offset")
+    join hark.dead_letters as letter using (partition, "offset")
+)"""
+
+
 def dead_letters_where(where: DeadLetterFilter, codec: IdCodec) -> Where:
     """The conditions on rows of `hark.dead_letters` that a filter stands for."""
     conditions = Where()
@@ -24,14 +34,12 @@ def dead_letters_where(where: DeadLetterFilter, codec: IdCodec) -> Where:
     conditions.also("partition_name = {}", where.partition)
     conditions.also("failed_at >= {}", where.since)
     conditions.also("failed_at <= {}", where.until)
-    if where.id is not None:
-        place, uid = codec.decode(where.id), _uuid(where.id)
-        if place is not None:  # The id of a message, which that of a dead letter never looks like.
-            conditions.also('(partition = {} and "offset" = {})', *place)
-        elif uid is not None:
-            conditions.also("uid = {}", uid)
-        else:
-            conditions.nothing()
+    conditions.also('position(lower({} collate "C") in lower(error collate "C")) > 0', where.search)
+    if where.ids is not None:
+        # The id of a message never looks like that of a dead letter.
+        places = [place for one in where.ids if (place := codec.decode(one)) is not None]
+        uids = [uid for one in where.ids if (uid := _uuid(one)) is not None]
+        conditions.also(_BY_ID, uids, [place.partition for place in places], [place.offset for place in places])
     return conditions
 
 
@@ -49,8 +57,10 @@ async def dead_letters(pool: Pool, codec: IdCodec, where: DeadLetterFilter) -> D
     matching = dead_letters_where(where, codec)
     total = await pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
     page, args = matching.page(where.limit, where.offset)
+    payload = "payload" if where.payloads else "'null'::bytea as payload"
     rows = await pool.fetch(
-        f"select * from hark.dead_letters where {matching} order by failed_at desc, id desc {page}", *args
+        f"select {_COLUMNS}, {payload} from hark.dead_letters where {matching} order by failed_at desc, id desc {page}",
+        *args,
     )
     return DeadLetters([_dead_letter(row, codec) for row in rows], total)
 

@@ -13,7 +13,7 @@ from hark.engine.postgres.statuses import CLOSED, GONE, LOCKED, MORE, NOT_NOW, N
 
 SHARE = (
     "select * from hark.share_v1($1, $2::int[], $3::int[], $4::int[], $5::uuid[], $6::bigint[], $7::boolean[],"
-    " $8::bigint[], $9::int[], $10::int[], $11::bigint[], $12::boolean[], $13)"
+    " $8::bigint[], $9::int[], $10::int[], $11::bigint[], $12::boolean[], $13, $14::text[])"
 )
 _WIDE = 8
 """Where there are priorities, so many partitions at least are looked at for the highest."""
@@ -85,6 +85,7 @@ class Sharing:
             [one.partition for _, one in tried],
             [one.wait for _, one in tried],
             MAX_REPLY_BYTES,
+            [job.consumer for _, job in asked],
         )
         await self._directory.load_places([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
         for row in rows:

@@ -25,7 +25,7 @@ _BOUNDS = "int[] " * 6
 _SETTLEMENTS = "int[] bigint[] boolean[] int[] bigint[] text[] bigint[] uuid[] smallint[] text[] bigint[] uuid[] "
 _PUSHES = (
     "bigint[] text[] text[] int[] int[] int[] bytea[] text[] bigint[] "
-    "int[] bigint[] bigint[] bigint[] text[] smallint[] boolean[] text[] text[] text[] "
+    "int[] bigint[] bigint[] bigint[] text[] smallint[] boolean[] text[] text[] text[] text[] "
 )
 _KEYS = "boolean[] int[] int[] bytea[] bigint[] smallint[] bytea[] bytea[] bigint[]"
 _ARGUMENTS = ", ".join(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import asyncpg
 
 from hark.clock import SECOND
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.query import NOW, Where
+from hark.engine.postgres.query import NOW, Where, can_be_stored
 from hark.ids import IdCodec
-from hark.model import Counts, GroupStats, Limits, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
+from hark.model import Counts, GroupStats, Limits, PartitionStats, Subscription, TrackStats
 
 # How many messages a group holds at a place.
-_PROCESSING = f"""case
+PROCESSING = f"""case
     when standing.shared then (
         select count(*) from hark.exceptions as exception
         where exception.grp = standing.grp and exception.partition = standing.partition and exception.until > {NOW})
@@ -22,7 +22,7 @@ _PROCESSING = f"""case
 end"""
 
 # When the first message was created that a group has open at a place: there is one at each open offset.
-_OLDEST = """
+OLDEST = """
 left join lateral (
     select message.created_at as oldest from hark.messages as message
     where message.partition = standing.partition and message."offset" = case
@@ -33,57 +33,40 @@ left join lateral (
 ) as waiting on true
 """
 
-
-async def queue_stats(
-    pool: Pool, infos: Mapping[str, QueueInfo], now: int | None, name: str | None
-) -> list[QueueStats]:
-    """Queues with counts, newest first, of those that `infos` has."""
-    where = Where(now)
-    where.also("queues.name = {}", name)
-    rows = await pool.fetch(
-        f"""
-        with chosen as (select * from hark.queues where {where}),
-        behind as (
-            select standing.queue, standing.grp, sum(standing.lag)::bigint as open,
-                sum({_PROCESSING})::bigint as processing
-            from hark.standings_v1 as standing
-            where standing.wanted and standing.queue = any (array(select chosen.name from chosen))
-            group by standing.queue, standing.grp
-        ),
-        worst as (select distinct on (queue) * from behind order by queue, open desc, grp),
-        sizes as (
-            select place.queue, count(*) as partitions, sum({_stored("chosen", "place")})::bigint as total
-            from hark.partitions as place
-            join chosen on chosen.id = place.queue
-            group by place.queue
-        )
-        select chosen.name, coalesce(sizes.partitions, 0) as partitions, coalesce(sizes.total, 0) as total,
-            coalesce(worst.open, sizes.total, 0) as open, coalesce(worst.processing, 0) as processing,
-            coalesce(counters.expired, 0) as expired, coalesce(counters.discarded, 0) as discarded,
-            (select count(*) from hark.dead_letters where dead_letters.queue = chosen.name) as dead_letter,
-            (select count(*) from hark.groups join hark.retries on retries.grp = groups.id
-                where groups.queue = chosen.name and retries.attempts > 0)
-            + (select count(*) from hark.groups join hark.exceptions on exceptions.grp = groups.id
-                where groups.queue = chosen.name and exceptions.attempts > 0) as failed
-        from chosen
-        left join sizes on sizes.queue = chosen.id
-        left join worst on worst.queue = chosen.name
-        left join hark.counters on counters.queue = chosen.id
-        order by chosen.id desc
-        """,
-        *where.args,
-    )
-    return [
-        QueueStats(
-            info=infos[row["name"]],
-            partitions=row["partitions"],
-            counts=_counts(row),
-            expired=row["expired"],
-            discarded=row["discarded"],
-        )
-        for row in rows
-        if row["name"] in infos
-    ]
+# Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
+_TRACKS = f"""
+select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.lag,
+    standing.settled_at, standing.lease, standing.lease_until, waiting.oldest,
+    standing.lease_until > {NOW} as leased
+from (
+    select * from hark.standings_v1 as standing
+    where standing.wanted and {{places}}
+    order by standing.queue, standing.name, standing.grp
+) as standing
+{OLDEST}
+where {{late}}
+order by standing.queue, standing.name, standing.grp
+limit $2
+"""
+# How many messages are open costs more to tell than which places come first. More groups than those of a place may be
+# among them; such rows come after all that are wanted.
+_FIRST_PLACES = """
+standing.partition = any (array(select chosen.partition from chosen)) and standing.grp = any (
+    array(select chosen.grp from chosen))
+"""
+_CHOSEN = """
+with chosen as materialized (
+    select grp.id as grp, place.id as partition
+    from hark.groups as grp
+    join hark.queues as queue on queue.name = grp.queue
+    join hark.partitions as place on place.queue = queue.id
+    left join hark.tracks as track on track.grp = grp.id and track.partition = place.id
+    where (track.grp is not null or grp.since is null or place.id > grp.highest_partition
+        or place.last_created > grp.since) and {where}
+    order by grp.queue, place.name, grp.id
+    limit $2
+)
+"""
 
 
 async def partition_stats(
@@ -96,14 +79,14 @@ async def partition_stats(
     rows = await pool.fetch(
         f"""
         with page as materialized (
-            select place.*, {_stored("queue", "place")} as total
+            select place.*, {stored("queue", "place")} as total
             from hark.partitions as place
             join hark.queues as queue on queue.id = place.queue
             where {where} order by place.name limit $2 offset $3
         ),
         worst as (
             select distinct on (standing.partition) standing.partition, standing.lag as open,
-                {_PROCESSING} as processing
+                {PROCESSING} as processing
             from hark.standings_v1 as standing
             where standing.wanted and standing.partition = any (array(select page.id from page))
             order by standing.partition, standing.lag desc, standing.group_name
@@ -131,7 +114,7 @@ async def partition_stats(
             id=codec.encode(row["id"], 0),
             name=row["name"],
             created_at=row["created_at"],
-            counts=_counts(row),
+            counts=counts_of(row),
             oldest=row["oldest"],
             newest=row["newest"],
         )
@@ -139,7 +122,7 @@ async def partition_stats(
     ]
 
 
-def _stored(queue: str, place: str) -> str:
+def stored(queue: str, place: str) -> str:
     """How many messages a partition has; where what is settled is dropped, offsets do not say."""
     return f"""case when {queue}.drop_settled then (
         select count(*) from hark.messages as message
@@ -156,7 +139,8 @@ def _edge(order: str) -> str:
     )"""
 
 
-def _counts(row: asyncpg.Record) -> Counts:
+def counts_of(row: asyncpg.Record) -> Counts:
+    """Messages by state, of a row that has what is stored, open, held, failed and dead."""
     total, open_, processing, dead = row["total"], row["open"], row["processing"], row["dead_letter"]
     return Counts(
         total=total,
@@ -176,31 +160,24 @@ async def track_stats(
     queue: str | None,
     min_lag_seconds: int,
     limit: int,
+    partitions: Sequence[str] | None = None,
 ) -> list[TrackStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
+    named = None if partitions is None else list(filter(can_be_stored, partitions))
     where = Where(now, limit)
-    where.also("standing.group_name = {}", group)
-    where.also("standing.queue = {}", queue)
+    names = ("standing.group_name", "standing.queue", "standing.name")
+    if not min_lag_seconds:
+        names = ("grp.name", "grp.queue", "place.name")
+    where.also(f"{names[0]} = {{}}", group)
+    where.also(f"{names[1]} = {{}}", queue)
+    where.also(f"{names[2]} = any ({{}})", named)
     late = Where(*where.args)
     late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND or None)
-    # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
-    rows = await pool.fetch(
-        f"""
-        select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.lag,
-            standing.settled_at, standing.lease, standing.lease_until, waiting.oldest,
-            standing.lease_until > {NOW} as leased
-        from (
-            select * from hark.standings_v1 as standing
-            where standing.wanted and {where}
-            order by standing.queue, standing.name, standing.grp
-        ) as standing
-        {_OLDEST}
-        where {late}
-        order by standing.queue, standing.name, standing.grp
-        limit $2
-        """,
-        *late.args,
-    )
+    if min_lag_seconds:
+        sql = _TRACKS.format(places=where, late=late)
+    else:
+        sql = _CHOSEN.format(where=where) + _TRACKS.format(places=_FIRST_PLACES, late=late)
+    rows = await pool.fetch(sql, *late.args)
     return [
         TrackStats(
             group=row["group_name"],
@@ -230,7 +207,7 @@ async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str
             select standing.grp, sum(standing.lag)::bigint as lag, count(*) as partitions,
                 min(waiting.oldest) as oldest
             from hark.standings_v1 as standing
-            {_OLDEST}
+            {OLDEST}
             where standing.wanted and standing.lag > 0 and standing.grp = any (array(select chosen.id from chosen))
             group by standing.grp
         )

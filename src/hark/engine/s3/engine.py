@@ -162,6 +162,15 @@ class S3Engine(TableVerbs):
     async def _look(self, body: Callable[[State, int], T]) -> T:
         return await self._wait_for(lambda future: Look(future, body))
 
+    def _memory(self) -> State:
+        return self._running().fold.state
+
+    async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
+        """On what is in the log by now."""
+        replica = self._running()
+        await self._confirm()
+        return await self._look(lambda state, now: body(replica.fold.scratch.writer, state, now))
+
     def _wait_here(self) -> None:
         """What was asked for will be asked for again, and others may write it."""
         self._running().wait_here()
@@ -173,9 +182,6 @@ class S3Engine(TableVerbs):
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
         """Run a query on what is in the log by now, after everything that is due has been applied."""
         await self._confirm()
-        return await self._read_on(body)
-
-    async def _read_on(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
         held = await self._look(lambda state, _: LeaseView(state))
         return await self._read_committed(lambda connection: body(connection, held))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import apsw
 import msgspec
 
-from hark.engine.sqlite.deadletters import CONDITIONS, parameters
+from hark.engine.sqlite.deadletters import conditions
 from hark.engine.sqlite.leases import LeaseView
+from hark.engine.sqlite.message_pages import MESSAGE, page_of
 from hark.engine.sqlite.rows import extra_of, payload_of
 from hark.engine.sqlite.store import rows_of, scalar
 from hark.engine.sqlite.track import Stored
@@ -25,23 +27,11 @@ from hark.model import (
     TraceName,
 )
 
-_MESSAGE = """
-select message.partition, message.offset, message.created_at, message.transaction_id, message.extra,
-    queues.name, place.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
-    message.deliver_at, message.owner
-"""
 _FROM = """
 from messages as message
 join partitions as place on place.id = message.partition
 join queues on queues.id = place.queue
 where message.offset > place.floor
-"""
-_MESSAGES = f"""
-{_MESSAGE} {_FROM}
-  and (?1 is null or queues.name = ?1) and (?2 is null or place.name = ?2)
-  and (?3 is null or queues.namespace = ?3) and (?4 is null or queues.task = ?4)
-  and (?5 is null or message.created_at >= ?5) and (?6 is null or message.created_at <= ?6)
-order by message.seq desc
 """
 _GROUPS = """
 select groups.id, groups.name, groups.since, groups.highest_partition, track.cursor,
@@ -73,23 +63,12 @@ class Browser:
 
     def messages(self, where: MessageFilter) -> list[MessageView]:
         """A page of messages, newest first."""
-        page: list[MessageView] = []
-        skip = where.offset
-        for view in self._matching(where):
-            if where.state is not None and view.state != where.state:
-                continue
-            if skip:
-                skip -= 1
-                continue
-            page.append(view)
-            if len(page) >= where.limit:
-                break
-        return page
-
-    def _matching(self, where: MessageFilter) -> Iterator[MessageView]:
-        parameters = (where.queue, where.partition, where.namespace, where.task, where.since, where.until)
-        for row in self._connection.execute(_MESSAGES, parameters):
-            yield self._view(row)
+        sql, parameters = page_of(self._connection, where, self._leases)
+        views = (self._view(row) for row in self._connection.execute(sql, parameters))
+        if where.state is None:
+            return list(views)
+        matching = (view for view in views if view.state == where.state)
+        return list(islice(matching, where.offset, where.offset + where.limit))
 
     def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
         """One message with its payload."""
@@ -102,7 +81,7 @@ class Browser:
             iter(
                 rows_of(
                     self._connection,
-                    f"{_MESSAGE}, message.extra, message.payload {_FROM} and message.partition = ?1"
+                    f"{MESSAGE}, message.extra, message.payload {_FROM} and message.partition = ?1"
                     " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null",
                     place.partition,
                     transaction_id,
@@ -172,20 +151,23 @@ class Browser:
 
     def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
         """A page of dead letters, newest failure first."""
-        values = parameters(where, self._codec)
-        total = scalar(self._connection, f"select count(*) from dead_letters where {CONDITIONS}", *values)
+        matching, values = conditions(where, self._codec)
+        total = scalar(self._connection, f"select count(*) from dead_letters where {matching}", *values)
+        payload = "payload" if where.payloads else "cast('null' as blob)"
         rows = rows_of(
             self._connection,
-            "select uid, partition, offset, transaction_id, queue, partition_name, grp, payload, extra, attempts,"
-            f" error, created_at, failed_at from dead_letters where {CONDITIONS}"
-            " order by failed_at desc, id desc limit ?9 offset ?10",
+            f"select uid, partition, offset, transaction_id, queue, partition_name, grp, {payload}, extra, attempts,"
+            f" error, created_at, failed_at from dead_letters where {matching}"
+            " order by failed_at desc, id desc limit ? offset ?",
             *values,
             where.limit,
             where.offset,
         )
-        return DeadLetters([self._dead_letter(row) for row in rows], int(total))
+        return DeadLetters([self._dead_letter(row, where.payloads) for row in rows], int(total))
 
-    def _dead_letter(self, row: tuple[str, int, int, str, str, str, str, bytes, str, int, str, int, int]) -> DeadLetter:
+    def _dead_letter(
+        self, row: tuple[str, int, int, str, str, str, str, bytes, str, int, str, int, int], with_payload: bool
+    ) -> DeadLetter:
         (
             uid,
             partition,
@@ -211,7 +193,7 @@ class Browser:
             queue=queue,
             partition=name,
             group=group,
-            payload=payload_of(msgspec.Raw(payload), extra),
+            payload=payload_of(msgspec.Raw(payload), extra if with_payload else None),
             sealed=extra.s,
             producer=extra.u,
             trace_id=extra.t,

@@ -154,6 +154,12 @@ class Claimer:
             tell_left(hints, shared, self._now)
         self._picked.clear()
 
+    def note_endings(self) -> None:
+        """Remember what became of messages that nobody got in time."""
+        for one in self.picker.ended:
+            self._state.note_ending(*one)
+        self.picker.ended.clear()
+
     # Serving -----------------------------------------------------------------------------------------------
 
     def serve(self, requests: Sequence[PopRequest]) -> list[PopResult | HarkError | None]:

@@ -16,22 +16,35 @@ from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
 from hark.model import DeadLetterFilter
 
-CONDITIONS = """
-    (?1 is null or queue = ?1) and (?2 is null or grp = ?2) and (?3 is null or partition_name = ?3)
-    and (?4 is null or failed_at >= ?4) and (?5 is null or failed_at <= ?5)
-    and (?6 is null or uid = ?6 or (partition = ?7 and offset = ?8))
-"""
+_BY_ID = """id in (
+    select letter.id from json_each(?) as wanted cross join dead_letters as letter on letter.uid = wanted.value
+    union
+    select letter.id from json_each(?) as place cross join dead_letters as letter
+        on letter.partition = place.value ->> 0 and letter.offset = place.value ->> 1
+)"""
 _STORE = """
 insert into messages (partition, offset, created_at, priority, owner, transaction_id, extra, payload)
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
 """
 
 
-def parameters(where: DeadLetterFilter, codec: IdCodec) -> tuple[int | str | None, ...]:
-    """The values of `CONDITIONS`."""
-    place = None if where.id is None else codec.decode(where.id)
-    partition, offset = (None, None) if place is None else place
-    return where.queue, where.group, where.partition, where.since, where.until, where.id, partition, offset
+def conditions(where: DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int | str]]:
+    """What a filter stands for in SQL, and its values; what does not matter is left out, so that indexes are used."""
+    wanted: list[tuple[str, int | str | None]] = [
+        ("queue = ?", where.queue),
+        ("grp = ?", where.group),
+        ("partition_name = ?", where.partition),
+        ("failed_at >= ?", where.since),
+        ("failed_at <= ?", where.until),
+        ("instr(lower(error), lower(?)) > 0", where.search),
+    ]
+    matter = [(condition, value) for condition, value in wanted if value is not None]
+    texts, values = [condition for condition, _ in matter], [value for _, value in matter]
+    if where.ids is not None:
+        places = [place for one in where.ids if (place := codec.decode(one)) is not None]
+        texts.append(_BY_ID)
+        values += (msgspec.json.encode(given).decode() for given in (where.ids, places))
+    return " and ".join(texts) or "true", values
 
 
 def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | HarkError]:
@@ -48,11 +61,12 @@ def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | Har
 def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     connection, state = transaction.connection, transaction.state
     # Rows that this transaction has yet to write must be seen, and a second requeue must find nothing.
+    matching, values = conditions(DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
     rows = rows_of(
         connection,
         "select id, queue, partition_name, grp, payload, transaction_id, extra, priority from dead_letters"
-        f" where {CONDITIONS}",
-        *parameters(DeadLetterFilter(id=dead_letter_id), state.codec),
+        f" where {matching}",
+        *values,
     )
     if not rows:
         raise NotFound(f"there is no dead letter {dead_letter_id}", code="dead_letter_not_found")
@@ -104,9 +118,6 @@ def _is_taken(transaction: WriteTransaction, partition: int, transaction_id: str
 def delete_dead_letters(transaction: WriteTransaction, where: DeadLetterFilter) -> int:
     """Remove dead letters; how many."""
     connection = transaction.connection
-    run(
-        connection,
-        f"delete from dead_letters where {CONDITIONS}",
-        *parameters(where, transaction.state.codec),
-    )
+    matching, values = conditions(where, transaction.state.codec)
+    run(connection, f"delete from dead_letters where {matching}", *values)
     return connection.changes()

@@ -89,7 +89,7 @@ class SqliteEngine(TableVerbs):
 
     async def store_metrics(self) -> dict[str, float]:
         """See `Engine.store_metrics`."""
-        return await self._look(lambda _state, _now: metrics.store_metrics(self._store))
+        return await self._look(lambda state, _now: metrics.store_metrics(self._store, state))
 
     # How calls travel --------------------------------------------------------------------------------------
 
@@ -110,6 +110,12 @@ class SqliteEngine(TableVerbs):
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._submit(Look(future, body))
         return await future
+
+    def _memory(self) -> State:
+        return self._running().state
+
+    async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
+        return await self._look(lambda state, now: body(self._store.reader, state, now))
 
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
         """Run a query beside the writer, after everything that is due has been applied."""

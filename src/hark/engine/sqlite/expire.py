@@ -22,7 +22,8 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
         transaction.end_lease(lease)
         for track in lease.parts:
             for held in transaction.draft(track).expire(lease, track.held_by(lease)):
-                fail(transaction, track, held, EXPIRED_TEXT, lease.expires_at, delay_ms=0)
+                if fail(transaction, track, held, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
+                    transaction.state.expiries_buried += 1
             transaction.state.expiring.add(track.group)
         transaction.expired += 1
 

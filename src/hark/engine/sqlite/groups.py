@@ -135,6 +135,7 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
         cursor = _target(transaction, request, track)
         move(transaction, track, cursor)
     transaction.settled_many(queue)
+    transaction.on_commit(lambda: transaction.state.forget_endings(group.id))
     return SeekOutcome(len(tracks), None if cursor is None else cursor + 1)
 
 

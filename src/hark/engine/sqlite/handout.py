@@ -10,7 +10,7 @@ from hark.engine.sqlite.shared.track import SharedTrack
 from hark.engine.sqlite.state import Group, Queue, State
 from hark.engine.sqlite.track import AnyTrack, Lease, Part
 from hark.ids import IdSource
-from hark.model import Delivery, EmptyReason, PopRequest
+from hark.model import Delivery, EmptyReason, Ending, PopRequest
 
 MAX_REPLY_BYTES = 64 << 20
 """A pop ends with the message that takes it beyond this, whatever its batch."""
@@ -175,6 +175,7 @@ class HandOut:
         if expiry is None or expiry > self._now:
             return False
         self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
+        self._state.note_ending(fetch.track, row.offset, Ending("expired", expiry))
         return True
 
     def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
@@ -235,7 +236,7 @@ class HandOut:
         options, wanted = queue.info.options, job.request.lease_ms
         lasts = options.lease_time * SECOND if wanted is None else (options.lock_duration or wanted) * MILLISECOND
         if job.lease is None:
-            job.lease = Lease(self._ids.new(), self._now + lasts)
+            job.lease = Lease(self._ids.new(), self._now + lasts, job.request.consumer, self._now)
         else:
             job.lease.expires_at = min(job.lease.expires_at, self._now + lasts)
         return job.lease
@@ -278,6 +279,7 @@ class HandOut:
             row.offset,
             row.priority,
             attempts + 1,
+            extra.c,
         )
         fetch.job.messages.append(delivery)
         return delivery

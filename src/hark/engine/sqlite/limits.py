@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hark.clock import SECOND
 from hark.engine.sqlite.state import Bounds, Group, Queue
-from hark.model import EmptyReason
+from hark.model import EmptyReason, Limited
 
 MANY = 1 << 30
 """More than any pop asks for."""
@@ -43,8 +43,7 @@ class Allowance:
                 left = bounds.limits.max_in_flight - in_flight - reserved
                 least = min(least, Room(max(0, left), "max_in_flight"))
             if bounds.limits.rate_limit:
-                # A token that is there in half a microsecond is there.
-                left = floor(_refill(bounds, self._now) + bounds.limits.rate_limit / SECOND / 2) - reserved
+                left = _whole_tokens(bounds, self._now) - reserved
                 least = min(least, Room(max(0, left), "rate_limited", _next_token(bounds)))
         return least
 
@@ -70,6 +69,28 @@ class Allowance:
         for bounds in (queue.bounds, group.bounds):
             if bounds.limits.rate_limit:
                 bounds.tokens = _refill(bounds, self._now) - number
+
+
+def reached_limit(queue: Queue, group: Group, now: int) -> Limited | None:
+    """The bound that lets a group have nothing more now; None: there is none."""
+    scopes: tuple[tuple[Literal["queue", "group"], Bounds, int], ...] = (
+        ("queue", queue.bounds, queue.in_flight),
+        ("group", group.bounds, group.in_flight),
+    )
+    for scope, bounds, in_flight in scopes:
+        most = bounds.limits.max_in_flight
+        if most and in_flight >= most:
+            return Limited(reason="max_in_flight", scope=scope, limit=most, in_flight=in_flight)
+    for scope, bounds, _ in scopes:
+        rate = bounds.limits.rate_limit
+        if rate and _whole_tokens(bounds, now) <= 0:
+            return Limited(reason="rate_limited", scope=scope, limit=rate, until=_next_token(bounds))
+    return None
+
+
+def _whole_tokens(bounds: Bounds, now: int) -> int:
+    """How many messages a rate lets pass now; a token that is there in half a microsecond is there."""
+    return floor(_refill(bounds, now) + bounds.limits.rate_limit / SECOND / 2)
 
 
 def _refill(bounds: Bounds, now: int) -> float:

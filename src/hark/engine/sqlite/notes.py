@@ -29,6 +29,7 @@ class Notes:
         for queue, number in (*claimer.hand_out.expired.items(), *claimer.picker.expired.items()):
             self._expired[queue] = self._expired.get(queue, 0) + number
         self._seen.update(claimer.seen)
+        claimer.note_endings()
 
     def save(self, transaction: WriteTransaction, state: State) -> None:
         """Write all of it down, and forget it."""

@@ -238,6 +238,10 @@ class Track(AnyTrack):
         """See `AnyTrack.live_offsets`."""
         return [held[0] for held in self.held.values() if held[1] is lease] if self.lease is lease else []
 
+    def is_kept_by(self, lease: Lease) -> bool:
+        """See `AnyTrack.is_kept_by`."""
+        return self.lease is lease and any(held[1] is lease for held in self.held.values())
+
     def leases(self) -> set[Lease]:
         """See `AnyTrack.leases`."""
         return {held[1] for held in self.held.values()} | ({self.lease} if self.lease else set())

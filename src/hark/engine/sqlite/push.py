@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 
 import msgspec
@@ -139,7 +140,8 @@ def push_all(
                 payload,
             )
         else:
-            rows += (partition.id, offset, partition.last_created, 0, None, transaction_id, None, payload)
+            extra = None if item.producer is None else _only_producer(item.producer)
+            rows += (partition.id, offset, partition.last_created, 0, None, transaction_id, extra, payload)
         if len(payload) > transaction.state.largest_payload:
             note_largest(transaction, len(payload))
         message_id = message_id_of(partition.prefix, offset)
@@ -190,9 +192,16 @@ def _options(transaction: WriteTransaction, item: NewMessage, partition: Partiti
         b=item.backoff_ms,
         x=0 if item.ttl_ms is None else created_at + item.ttl_ms * MILLISECOND,
         k=tuple(encode_key(key).hex() for key in item.undelivered_keys),
+        c=item.trace_context,
     )
     text = None if extra == NO_EXTRA else encode_extra(extra).decode()
     return deliver_at if delayed else None, text
+
+
+@lru_cache(maxsize=4096)
+def _only_producer(producer: str) -> str:
+    """The column of messages that have nothing else in it: few tokens push many of them."""
+    return encode_extra(Extra(u=producer)).decode()
 
 
 def note_largest(transaction: WriteTransaction, size: int) -> None:

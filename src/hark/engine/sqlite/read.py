@@ -12,7 +12,8 @@ from hark.engine.sqlite.rows import NO_EXTRA, Extra, payload_of
 from hark.engine.sqlite.sql import TAIL
 from hark.engine.sqlite.store import scalar
 from hark.ids import IdCodec
-from hark.model import BrowseFrom, Delivery, Position, Read, ReadResult
+from hark.keys import decode_key
+from hark.model import BrowseFrom, Position, Read, ReadResult, StoredMessage
 
 
 class ReadRow(msgspec.Struct, array_like=True, gc=False):
@@ -23,6 +24,7 @@ class ReadRow(msgspec.Struct, array_like=True, gc=False):
     offset: int
     created_at: int
     priority: int
+    deliver_at: int | None
     owner: int | None
     transaction_id: str | None
     extra: Extra | None
@@ -62,7 +64,7 @@ walk (request, room, partition, offset, seq, bytes) as (
 )
 select cast('[' || group_concat(
     '[' || walk.request || ',' || message.partition || ',' || message.offset || ',' || message.created_at
-    || ',' || message.priority || ',' || ifnull(message.owner, 'null')
+    || ',' || message.priority || ',' || ifnull(message.deliver_at, 'null') || ',' || ifnull(message.owner, 'null')
     || ',' || ifnull(json_quote(message.transaction_id), 'null') || ',' || ifnull(message.extra, 'null')
     || ',' || walk.bytes || ',' || message.payload || ']') || ']' as blob)
 from walk
@@ -105,10 +107,10 @@ def _result(codec: IdCodec, request: Read, rows: Sequence[ReadRow], bound: int) 
     return ReadResult(messages, rows[-1].offset + 1, len(rows) >= request.limit or rows[-1].bytes >= bound)
 
 
-def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> Delivery:
+def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> StoredMessage:
     extra = row.extra or NO_EXTRA
     message_id = codec.encode(row.partition, row.offset)
-    return Delivery(
+    return StoredMessage(
         id=message_id,
         transaction_id=row.transaction_id or message_id,
         trace_id=extra.t,
@@ -122,6 +124,11 @@ def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> Delivery:
         offset=row.offset,
         priority=row.priority,
         attempt=0,
+        trace_context=extra.c,
+        deliver_at=row.deliver_at,
+        expires_at=extra.x or None,
+        backoff_ms=extra.b,
+        undelivered_keys=tuple(decode_key(bytes.fromhex(key)) for key in extra.k),
     )
 
 

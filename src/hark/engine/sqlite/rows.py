@@ -31,6 +31,8 @@ class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
     """Expires at."""
     k: tuple[str, ...] = ()
     """Keys that get the payload if it can't be delivered, encoded, in hex."""
+    c: str | None = None
+    """Trace context."""
     r: Elsewhere | None = None
     """Where the payload is, if not here: record, place in it, length. The column says `null` then."""
 

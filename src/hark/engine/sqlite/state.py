@@ -15,7 +15,7 @@ from itertools import count
 from hark.engine.retries import compile_schedule
 from hark.engine.sqlite.track import AnyTrack, Held, Lease
 from hark.ids import IdCodec
-from hark.model import EmptyReason, GroupMode, Limits, QueueInfo, Subscription
+from hark.model import EmptyReason, Ending, GroupMode, Limits, QueueInfo, Subscription
 
 _NEVER = (-1, "")
 _EXPIRED_REMEMBERED = 10_000
@@ -310,6 +310,12 @@ class State:
         self._turns = count(1)
         self.turns: dict[tuple[int, int], int] = {}
         """When places (group, partition) were served that memory has forgotten since, so that nobody starves."""
+        self.endings: dict[tuple[int, int, int], Ending] = {}
+        """How groups came to be done with the last messages (group, partition, offset) that nobody completed."""
+        self.leases_expired = 0
+        """How many since the start, here."""
+        self.expiries_buried = 0
+        """How many messages became dead letters by that."""
         self.clear()
 
     def remember_turns(self) -> None:
@@ -382,6 +388,7 @@ class State:
     def note_expired(self, lease: Lease) -> None:
         """A lease is over because its time was up."""
         del self.leases[lease.id]
+        self.leases_expired += 1
         self.expired_leases[lease.id] = None
         if len(self.expired_leases) > _EXPIRED_REMEMBERED:
             del self.expired_leases[next(iter(self.expired_leases))]
@@ -392,6 +399,16 @@ class State:
             self.removed[track.group.id, track.partition.id, one[0]] = None
             if len(self.removed) > _EXPIRED_REMEMBERED:
                 del self.removed[next(iter(self.removed))]
+
+    def note_ending(self, track: AnyTrack, offset: int, ending: Ending) -> None:
+        """A group is done with a message that nobody completed."""
+        self.endings[track.group.id, track.partition.id, offset] = ending
+        if len(self.endings) > _EXPIRED_REMEMBERED:
+            del self.endings[next(iter(self.endings))]
+
+    def forget_endings(self, group: int) -> None:
+        """A group begins elsewhere: what it was done with may come again."""
+        self.endings = {place: ending for place, ending in self.endings.items() if place[0] != group}
 
     def end_part(self, lease: Lease, track: AnyTrack) -> bool:
         """A lease has nothing to do with a track any more; True: it was the last one, and the lease is over."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ class Store:
             os.close(self._lock_file)
             self._lock_file = None
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep servers away from the file without opening it; raises `StoreUnusable` when one has it."""
+        self._take_lock(Path(self.path))
+        try:
+            yield
+            self._sign_lock(_DATABASE_MARK if Path(self.path).exists() else b"")
+        finally:
+            self.close()
+
     def commit(self) -> None:
         """End the writer's transaction; returns when it is on stable storage."""
         self.writer.execute("commit")
@@ -106,6 +117,14 @@ class Store:
 
     def _lock(self) -> None:
         path = Path(self.path)
+        self._take_lock(path)
+        # The second line outlives the owner: it says that there is a database beside the lock.
+        assert self._lock_file is not None
+        self._was_there = os.pread(self._lock_file, 64, 0).partition(b"\n")[2].startswith(_DATABASE_MARK)
+        self._check_file(path)
+        self._sign_lock(_DATABASE_MARK if self._was_there else b"")
+
+    def _take_lock(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -122,10 +141,6 @@ class Store:
             raise StoreUnusable(
                 f"{path} is in use by another Hark server (process {owner}); stop it, or choose another --data"
             ) from error
-        # The second line outlives the owner: it says that there is a database beside the lock.
-        self._was_there = os.pread(self._lock_file, 64, 0).partition(b"\n")[2].startswith(_DATABASE_MARK)
-        self._check_file(path)
-        self._sign_lock(_DATABASE_MARK if self._was_there else b"")
 
     def _sign_lock(self, mark: bytes) -> None:
         if self._lock_file is not None:

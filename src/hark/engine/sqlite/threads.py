@@ -304,7 +304,13 @@ class StoreThreads:
         """Roll back, forget everything in memory, and try the calls one by one."""
         self._reset()
         known = isinstance(error, apsw.Error)
-        log.error("a transaction of %d calls failed: %s", len(writes), error, exc_info=None if known else error)
+        log.error(
+            "a transaction of %d calls failed: %s",
+            len(writes),
+            error,
+            exc_info=None if known else error,
+            extra={"fields": {"calls": len(writes), "reason": type(error).__name__}},
+        )
         failed: list[Call] = []
         for write in writes:
             if len(writes) > 1:

@@ -46,11 +46,15 @@ class Part:
 class Lease:
     """One consumer's expiring hold, over one or more partitions."""
 
-    __slots__ = ("expires_at", "id", "parts")
+    __slots__ = ("consumer", "expires_at", "id", "parts", "since")
 
-    def __init__(self, lease_id: str, expires_at: int) -> None:
+    def __init__(self, lease_id: str, expires_at: int, consumer: str, since: int) -> None:
         self.id = lease_id
         self.expires_at = expires_at
+        self.consumer = consumer
+        """Who holds it, as the pop said."""
+        self.since = since
+        """When it was given; 0: not known."""
         self.parts: dict[AnyTrack, Part] = {}
 
 
@@ -184,6 +188,10 @@ class AnyTrack(ABC):
     @abstractmethod
     def live_offsets(self, lease: Lease) -> list[int]:
         """The offsets that a lease keeps others from."""
+
+    @abstractmethod
+    def is_kept_by(self, lease: Lease) -> bool:
+        """Whether a lease keeps others from something here; cheaper than to ask from what."""
 
     @abstractmethod
     def leases(self) -> set[Lease]:

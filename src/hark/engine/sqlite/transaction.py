@@ -20,7 +20,7 @@ from hark.engine.sqlite.store import Value, for_each, insert_messages, run
 from hark.engine.sqlite.telling import Arrivals, Teller
 from hark.engine.sqlite.track import AnyDraft, AnyTrack, Lease
 from hark.ids import IdSource
-from hark.model import Hint
+from hark.model import Ending, Hint
 
 # The payload goes from table to table without a detour through Python.
 _SAVE_DEAD_LETTERS = """
@@ -112,6 +112,8 @@ class WriteTransaction:
         self.keys.set_undelivered(partition.id, offset, partition.queue.name)
         if not options.dead_letter_queue or (exhausted and not options.dlq_after_max_retries):
             self.count(partition.queue.name, "discarded")
+            ending = Ending("discarded", failed_at, attempts, error)
+            self.on_commit(lambda: self.state.note_ending(track, offset, ending))
             return False
         self._dead.append(
             (

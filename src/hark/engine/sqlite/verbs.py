@@ -15,24 +15,44 @@ import apsw
 
 from hark.clock import SECOND
 from hark.engine.api import Answers
-from hark.engine.sqlite import deadletters, expire, groups, leases, messages, push, queues, read, settle, views
+from hark.engine.sqlite import (
+    deadletters,
+    expire,
+    groups,
+    leases,
+    messages,
+    push,
+    queue_views,
+    queues,
+    read,
+    settle,
+    survey,
+    views,
+)
 from hark.engine.sqlite.browse import Browser
 from hark.engine.sqlite.calls import Call, Claim, Expire
 from hark.engine.sqlite.collect import Collector
+from hark.engine.sqlite.explaining import Explainer
 from hark.engine.sqlite.key_verbs import KeyVerbs
 from hark.engine.sqlite.leases import LeaseView
+from hark.engine.sqlite.loader import Loader
 from hark.engine.sqlite.state import State
 from hark.engine.sqlite.store import rows_of, run
 from hark.ids import IdCodec
 from hark.model import (
     BrowseFrom,
     CancelOutcome,
+    Census,
     Collected,
     DeadLetterFilter,
     DeadLetters,
     Expired,
+    Explain,
+    Facts,
     GroupDeletion,
     GroupStats,
+    LeaseFilter,
+    Leases,
     Limits,
     MessageFilter,
     MessageView,
@@ -43,9 +63,10 @@ from hark.model import (
     PopResult,
     Position,
     PushOutcome,
+    QueueFilter,
     QueueInfo,
+    QueuePage,
     QueueSpec,
-    QueueStats,
     Read,
     ReadResult,
     Renewal,
@@ -54,6 +75,7 @@ from hark.model import (
     SeekOutcome,
     Settlement,
     SettleOutcome,
+    Survey,
     Trace,
     TraceName,
     TrackStats,
@@ -78,11 +100,15 @@ class TableVerbs(KeyVerbs):
     async def _look(self, body: Callable[[State, int], T]) -> T: ...
 
     @abstractmethod
-    async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T: ...
+    def _memory(self) -> State:
+        """Memory itself, which others may be changing."""
 
-    async def _read_on(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
-        """The second part of a verb that has just looked."""
-        return await self._read(body)
+    @abstractmethod
+    async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
+        """Look at memory and, beside it, at the tables that it is about; briefly, as nobody gets anything meanwhile."""
+
+    @abstractmethod
+    async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T: ...
 
     async def _browse(self, body: Callable[[Browser], T]) -> T:
         return await self._read(lambda connection, held: body(Browser(connection, held, self._codec)))
@@ -183,10 +209,18 @@ class TableVerbs(KeyVerbs):
             lambda state, _: [q.info for q in state.queues.values() if wanted is None or q.name in wanted]
         )
 
-    async def queue_stats(self, name: str | None = None) -> list[QueueStats]:
+    async def queue_stats(self, where: QueueFilter) -> QueuePage:
         """See `Engine.queue_stats`."""
-        infos = {info.name: info for info in await self.queue_infos()}
-        return await self._read_on(lambda connection, held: views.queue_stats(connection, held, infos, name))
+        return await self._read(lambda connection, held: queue_views.queue_stats(connection, held, where))
+
+    async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+        """See `Engine.survey`."""
+        return await self._read_committed(lambda connection: survey.survey(connection, after, limit))
+
+    async def census(self) -> Census:
+        """See `Engine.census`."""
+        held = await self._look(lambda state, _: survey.held_messages(state))
+        return await self._read_committed(lambda connection: survey.census(connection, held))
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
@@ -219,12 +253,19 @@ class TableVerbs(KeyVerbs):
         return await self._read(lambda connection, held: views.group_stats(connection, held, group, queue))
 
     async def track_stats(
-        self, group: str | None = None, queue: str | None = None, min_lag_seconds: int = 0, limit: int = 1000
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        min_lag_seconds: int = 0,
+        limit: int = 1000,
+        partitions: Sequence[str] | None = None,
     ) -> list[TrackStats]:
         """See `Engine.track_stats`."""
         before = self._clock.now() - min_lag_seconds * SECOND if min_lag_seconds else None
         return await self._read(
-            lambda connection, held: views.track_stats(connection, held, self._codec, group, queue, before, limit)
+            lambda connection, held: views.track_stats(
+                connection, held, self._codec, group, queue, before, limit, partitions
+            )
         )
 
     # Dead letters ------------------------------------------------------------------------------------------
@@ -269,6 +310,27 @@ class TableVerbs(KeyVerbs):
     async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
         """See `Engine.trace_names`."""
         return await self._browse(lambda browser: browser.trace_names(limit, offset))
+
+    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+        """See `Engine.explain`."""
+        return await self._examine(lambda connection, state, now: Explainer(connection, state, now).explain(requests))
+
+    async def leases(self, where: LeaseFilter) -> Leases:
+        """See `Engine.leases`."""
+        return await self._examine(lambda _connection, state, _now: leases.page(state, where))
+
+    async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
+        """See `Engine.queues_of`."""
+        places = [self._codec.decode(one) for one in ids]
+        numbers = [None if place is None else place.partition for place in places]
+        # Read without waiting for whoever changes it: where a partition is does not change.
+        known = self._memory().partitions
+        missing = [number for number in numbers if number is not None and number not in known]
+        if missing:
+            await self._examine(lambda connection, state, _: Loader(connection, state).partitions_by_id(missing))
+            known = self._memory().partitions
+        found = [None if number is None else known.get(number) for number in numbers]
+        return [None if partition is None else partition.queue.name for partition in found]
 
     # The server's own notes --------------------------------------------------------------------------------
 

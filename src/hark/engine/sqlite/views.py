@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import apsw
 import msgspec
 
 from hark.engine.sqlite.leases import LeaseView
 from hark.engine.sqlite.sql import CURSOR, OPEN, PRIORITIES, STORED, WANTS_PLACE
-from hark.engine.sqlite.store import rows_of, scalar
+from hark.engine.sqlite.store import rows_of
 from hark.ids import IdCodec
-from hark.model import Counts, GroupStats, Limits, PartitionStats, QueueInfo, QueueStats, Subscription, TrackStats
+from hark.model import Counts, GroupStats, Limits, PartitionStats, Subscription, TrackStats
 
-# One row per partition and group of the chosen queues: where the group stands and what it has open.
-_OPEN = f"""
-select queues.name as queue, groups.id as grp, groups.name as group_name, place.id as partition, place.name as name,
-    {CURSOR} as cursor, track.settled_at as settled_at, {OPEN} as open, groups.mode = 'shared' as shared
+# Places are chosen first: what is open there costs more to tell.
+_CHOSEN = f"""
+select groups.id as grp, place.id as partition
 from groups
 join queues on queues.name = groups.queue
 join partitions as place on place.queue = queues.id
 left join tracks as track on track.grp = groups.id and track.partition = place.id
-where (?1 is null or queues.name = ?1) and {WANTS_PLACE}
+where (?1 is null or queues.name = ?1) and (?2 is null or groups.name = ?2) and {WANTS_PLACE}
 """
-
-_QUEUES = f"""
-with open as materialized ({_OPEN}),
-worst as (select queue, grp, max(open) as open from
-    (select queue, grp, sum(open) as open from open group by queue, grp) group by queue),
-sizes as (select place.queue as queue, count(*) as partitions, sum({STORED}) as total
-    from partitions as place where place.queue != 0 group by place.queue)
-select queues.name, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
-    ifnull(worst.open, ifnull(sizes.total, 0)), queues.expired, queues.discarded,
-    (select count(*) from dead_letters where dead_letters.queue = queues.name),
-    (select count(*) from retries join groups on groups.id = retries.grp
-        where groups.queue = queues.name and retries.attempts > 0)
-    + (select count(*) from exceptions join groups on groups.id = exceptions.grp
-        where groups.queue = queues.name and exceptions.attempts > 0)
-from queues
-left join sizes on sizes.queue = queues.id
-left join worst on worst.queue = queues.name
-where ?1 is null or queues.name = ?1
-order by queues.id desc
+# One row per chosen partition and group: where the group stands and what it has open.
+_OPEN = f"""
+select queues.name as queue, groups.id as grp, groups.name as group_name, place.id as partition, place.name as name,
+    {CURSOR} as cursor, track.settled_at as settled_at, {OPEN} as open, groups.mode = 'shared' as shared
+from chosen
+cross join groups on groups.id = chosen.grp
+cross join partitions as place on place.id = chosen.partition
+cross join queues on queues.id = place.queue
+left join tracks as track on track.grp = groups.id and track.partition = place.id
 """
 
 _PARTITIONS = f"""
@@ -67,55 +58,60 @@ from page as place
 order by place.name
 """
 
-# The first unsettled message: the ranges beyond the cursor are few, the messages in them may be many.
-_OLDEST = """
-select created_at from messages as message
-where message.partition = ?1 and message.offset > ?2
-  and not exists (select 1 from ranges where grp = ?3 and ranges.partition = ?1
+# When the first unsettled message was created: the ranges beyond the cursor are few, the messages in them may be many.
+OLDEST = """
+(select created_at from messages as message
+where message.partition = {partition} and message.offset > {cursor}
+  and not exists (select 1 from ranges where ranges.grp = {grp} and ranges.partition = {partition}
                   and first <= message.offset and last >= message.offset)
-  and (message.owner is null or message.owner = ?3)
-order by message.offset limit 1
+  and (message.owner is null or message.owner = {grp})
+order by message.offset limit 1)
 """
-
-# The lowest offset of all lanes and exceptions: times never decrease with the offset.
-_OLDEST_SHARED = f"""
-select created_at from messages where partition = ?1 and offset = (select min(offset) from (
-    select (select offset from messages where partition = ?1
-        and offset > max(?2, ifnull((select cursor from lanes where grp = ?3 and partition = ?1 and priority = 0), 0))
+"""The same in a shared group: the lowest offset of all lanes and exceptions, for times never decrease with it."""
+OLDEST_SHARED = f"""
+(select created_at from messages where partition = {{partition}} and offset = (select min(offset) from (
+    select (select offset from messages where partition = {{partition}}
+        and offset > max({{cursor}}, ifnull((select cursor from lanes
+            where lanes.grp = {{grp}} and lanes.partition = {{partition}} and priority = 0), 0))
         and priority = 0 and deliver_at is null and owner is null order by offset limit 1) as offset
     union all
     select (select offset from messages as message indexed by messages_priority
-        where message.partition = ?1 and message.priority = level.value and message.priority > 0
-          and deliver_at is null and owner is null and offset > max(?2, ifnull(lane.cursor, 0))
+        where message.partition = {{partition}} and message.priority = level.value and message.priority > 0
+          and deliver_at is null and owner is null and offset > max({{cursor}}, ifnull(lane.cursor, 0))
         order by offset limit 1)
     from {PRIORITIES} as level
-    left join lanes as lane on lane.grp = ?3 and lane.partition = ?1 and lane.priority = level.value
+    left join lanes as lane
+        on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
     union all
     select (select min(offset) from messages as message indexed by messages_delayed
-        where message.partition = ?1 and message.priority = level.value and deliver_at is not null
-          and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > ?2)
+        where message.partition = {{partition}} and message.priority = level.value and deliver_at is not null
+          and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > {{cursor}})
     from {PRIORITIES} as level
-    left join lanes as lane on lane.grp = ?3 and lane.partition = ?1 and lane.priority = level.value
+    left join lanes as lane
+        on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
     union all
-    select min(offset) from exceptions where grp = ?3 and partition = ?1
-))
+    select min(offset) from exceptions where exceptions.grp = {{grp}} and exceptions.partition = {{partition}}
+)))
 """
+_HERE = {"partition": "open.partition", "cursor": "open.cursor", "grp": "open.grp"}
+OLDEST_OPEN = f"iif(open.shared, {OLDEST_SHARED.format(**_HERE)}, {OLDEST.format(**_HERE)})"
+"""When the first message was created that a row of `open` has."""
+
+_BEHIND = f"""
+with chosen as ({_CHOSEN}), open as materialized ({_OPEN})
+select grp, sum(open), count(*), min({OLDEST_OPEN}) from open where open > 0 group by grp
+"""
+_TRACKS = f"""
+with chosen as ({_CHOSEN} {{named}} order by queues.name, place.name, groups.id limit iif(?3 is null, ?4, -1)),
+open as materialized ({_OPEN})
+select * from (select *, iif(open > 0, {OLDEST_OPEN}, null) as oldest from open)
+where ?3 is null or oldest <= ?3
+order by queue, name, grp limit ?4
+"""
+_ALL_TRACKS = _TRACKS.format(named="")
+_NAMED_TRACKS = _TRACKS.format(named="and place.name in (select value from json_each(?5))")
 _decode_limits = msgspec.json.Decoder(Limits).decode
-
-
-def queue_stats(
-    connection: apsw.Connection, leases: LeaseView, infos: dict[str, QueueInfo], name: str | None
-) -> list[QueueStats]:
-    """Queues with counts, newest first."""
-    stats = []
-    for queue, partitions, total, group, open_, expired, discarded, dead, failed in rows_of(connection, _QUEUES, name):
-        info = infos.get(queue)
-        if info is None:
-            continue
-        processing = 0 if group is None else leases.held_by_group(group)
-        counts = _counts(int(total), int(open_), processing, failed, dead)
-        stats.append(QueueStats(info=info, partitions=partitions, counts=counts, expired=expired, discarded=discarded))
-    return stats
+_encode_names = msgspec.json.Encoder().encode
 
 
 def partition_stats(
@@ -132,7 +128,7 @@ def partition_stats(
     for row in rows_of(connection, _PARTITIONS, queue, search, limit, offset):
         partition, name, created_at, total, open_, group, dead, failed, oldest, newest = row
         processing = 0 if group is None else leases.held_in(group, partition)
-        counts = _counts(total, total if open_ is None else open_, processing, failed, dead)
+        counts = counts_from(total, total if open_ is None else open_, processing, failed, dead)
         page.append(
             PartitionStats(
                 id=codec.encode(partition, 0),
@@ -146,7 +142,8 @@ def partition_stats(
     return page
 
 
-def _counts(total: int, open_: int, processing: int, failed: int, dead: int) -> Counts:
+def counts_from(total: int, open_: int, processing: int, failed: int, dead: int) -> Counts:
+    """Messages by state, from what is stored and what a group has open, holds and has failed at."""
     return Counts(
         total=total,
         pending=max(0, open_ - processing),
@@ -165,17 +162,14 @@ def track_stats(
     queue: str | None,
     created_before: int | None,
     limit: int,
+    partitions: Sequence[str] | None = None,
 ) -> list[TrackStats]:
     """Places of groups in partitions; those with something open that was created before a time, if one is given."""
     stats = []
-    sql = f"select * from ({_OPEN}) where (?2 is null or group_name = ?2) order by queue, name"
-    for queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, shared in rows_of(
-        connection, sql, queue, group
-    ):
-        sought = _OLDEST_SHARED if shared else _OLDEST
-        oldest = scalar(connection, sought, partition, cursor, group_id) if open_ else None
-        if created_before is not None and (oldest is None or oldest > created_before):
-            continue
+    sql = _ALL_TRACKS if partitions is None else _NAMED_TRACKS
+    names = () if partitions is None else (_encode_names(partitions).decode(),)
+    for row in rows_of(connection, sql, queue, group, created_before, limit, *names):
+        queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, _, oldest = row
         lease = leases.lease_of(group_id, partition)
         stats.append(
             TrackStats(
@@ -191,8 +185,6 @@ def track_stats(
                 lease_expires_at=None if lease is None else lease[1],
             )
         )
-        if len(stats) >= limit:
-            break
     return stats
 
 
@@ -200,18 +192,9 @@ def group_stats(
     connection: apsw.Connection, leases: LeaseView, group: str | None, queue: str | None
 ) -> list[GroupStats]:
     """Groups, one entry per (group, queue)."""
-    totals: dict[int, tuple[int, int, int | None]] = {}
-    for _, group_id, _, partition, _, cursor, _, open_, shared in rows_of(
-        connection,
-        f"select * from ({_OPEN}) where (?2 is null or group_name = ?2) and open > 0",
-        queue,
-        group,
-    ):
-        lag, lagging, oldest = totals.get(group_id, (0, 0, None))
-        waiting = scalar(connection, _OLDEST_SHARED if shared else _OLDEST, partition, cursor, group_id)
-        if waiting is not None and (oldest is None or waiting < oldest):
-            oldest = waiting
-        totals[group_id] = (lag + open_, lagging + 1, oldest)
+    totals: dict[int, tuple[int, int, int | None]] = {
+        row[0]: (row[1], row[2], row[3]) for row in rows_of(connection, _BEHIND, queue, group)
+    }
     sql = """
         select id, queue, name, mode, subscription, since, paused, created_at, last_seen, limits from groups
         where (?1 is null or name = ?1) and (?2 is null or queue = ?2) order by name, queue

@@ -46,6 +46,9 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     last: int
     blocks: bool
     held: Ranges
+    consumer: str = ""
+    """Of the lease, as is the next: a Hark that does not know them reads on, and rows of one have none."""
+    since: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
@@ -147,8 +150,10 @@ class LeaseRows:
         loader = Loader(connection, self._state)
         groups = _Groups(connection, self._state, loader)
         for lease_id, expires_at, writer, parts in rows:
-            lease = Lease(lease_id, expires_at if writer == self._writer else expires_at + self._margin)
-            for part in _decode_parts(parts):
+            stored = _decode_parts(parts)
+            ends = expires_at if writer == self._writer else expires_at + self._margin
+            lease = Lease(lease_id, ends, *next(((one.consumer, one.since) for one in stored), ("", 0)))
+            for part in stored:
                 group = groups.find(part.group)
                 track = None if group is None else loader.track(group, part.partition)
                 if track is not None:
@@ -207,7 +212,8 @@ def _parts_of(lease: Lease) -> list[_Part]:
             blocks = False
             offsets = sorted(track.live_offsets(lease))
         place = (track.group.id, track.partition.id)
-        parts.append(_Part(*place, part.handed, part.open, part.last, blocks, _ranges(offsets)))
+        numbers = (part.handed, part.open, part.last)
+        parts.append(_Part(*place, *numbers, blocks, _ranges(offsets), lease.consumer, lease.since))
     return parts
 
 

@@ -31,6 +31,7 @@ from hark.engine.s3.replica.pace import Pace
 from hark.engine.s3.replica.tail import Tail
 from hark.engine.s3.replica.thread import ReplicaThread
 from hark.engine.sqlite.calls import Call
+from hark.engine.sqlite.metrics import expiry_metrics
 from hark.engine.sqlite.outbox import Outbox
 from hark.ids import IdSource
 from hark.polling import Poller, PollingStrategy, PollMetrics
@@ -204,6 +205,7 @@ class Replica:
             "s3_snapshots": 0 if keeper is None else keeper.snapshots,
             "s3_objects_removed": 0 if keeper is None else keeper.removed,
             "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
+            **expiry_metrics(self.fold.state),
         }
 
     def _note_head(self, head: Head, size: int, own: bool) -> None:

@@ -20,7 +20,8 @@ create table if not exists replica (
 );
 insert or ignore into replica values (1, 0, 0, '');
 
--- What consumers hold. parts: [group, partition, handed, open, last, blocks, [[first, last] ...]] for each place.
+-- What consumers hold. parts: for each place [group, partition, handed, open, last, blocks, [[first, last] ...],
+-- consumer, since].
 create table if not exists leases (
     id text primary key,
     expires_at integer not null,

@@ -87,7 +87,8 @@ class Tail:
         try:
             found = await self._look()
         except BucketError as error:
-            log.warning("%s: the log can't be read: %s", self._bucket.name, error)
+            fields = {"store": "away", "bucket": self._bucket.name}
+            log.warning("%s: the log can't be read: %s", self._bucket.name, error, extra={"fields": fields})
             self._poller.failed(1.0 if isinstance(error, Unclear) and error.slow_down else None)
             return
         except Exception:

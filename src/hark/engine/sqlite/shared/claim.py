@@ -8,6 +8,7 @@ from hark.clock import SECOND
 from hark.engine.sqlite.shared.entry import Entry
 from hark.engine.sqlite.shared.lanes import DelayedLane, Item, PlainLane
 from hark.engine.sqlite.shared.track import SharedTrack
+from hark.model import Ending
 
 Turn = tuple[int, int, int, int]
 """The order of delivery: 0 for requeued ones, else 1; then -priority, available at, offset."""
@@ -25,6 +26,8 @@ class Picker:
         """Places that moved over what is gone; worth saving."""
         self.expired: dict[str, int] = {}
         """Messages passed because their time to live was over, by queue."""
+        self.ended: list[tuple[SharedTrack, int, Ending]] = []
+        """The same ones, each by itself."""
 
     def look(self, track: SharedTrack, need: int = 1) -> bool:
         """Make the next message of every lane known; False: what is about to be committed may come before some."""
@@ -106,9 +109,10 @@ class Picker:
             if not source.items:
                 return None
             item = source.items[0]
-            if self._is_over(track, item):
+            expiry = self._expiry(track, item)
+            if expiry and expiry <= self._now:
                 source.take()
-                self._note_expired(track)
+                self._note_expired(track, item.offset, expiry)
                 continue
             old_enough_at = item.created_at + self._delay(track)
             available_at = max(item.deliver_at or item.created_at, old_enough_at)
@@ -134,12 +138,13 @@ class Picker:
     def _delay(self, track: SharedTrack) -> int:
         return track.partition.queue.info.options.delayed_processing * SECOND
 
-    def _is_over(self, track: SharedTrack, item: Item) -> bool:
+    def _expiry(self, track: SharedTrack, item: Item) -> int:
+        """When a message's time to live is over; 0: never."""
         ttl = track.partition.queue.info.options.ttl
-        expires_at = item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
-        return bool(expires_at) and expires_at <= self._now
+        return item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
 
-    def _note_expired(self, track: SharedTrack) -> None:
+    def _note_expired(self, track: SharedTrack, offset: int, expiry: int) -> None:
         name = track.partition.queue.name
+        self.ended.append((track, offset, Ending("expired", expiry)))
         self.expired[name] = self.expired.get(name, 0) + 1
         self.stepped[track] = None

@@ -236,6 +236,10 @@ class SharedTrack(AnyTrack):
         """See `AnyTrack.live_offsets`."""
         return list(self.by_lease.get(lease, ()))
 
+    def is_kept_by(self, lease: Lease) -> bool:
+        """See `AnyTrack.is_kept_by`."""
+        return lease in self.by_lease
+
     def leases(self) -> set[Lease]:
         """See `AnyTrack.leases`."""
         return set(self.by_lease)

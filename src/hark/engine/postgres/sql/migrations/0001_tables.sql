@@ -101,7 +101,8 @@ create table hark.messages (
     owner integer,
     trace_id text,
     producer text,
-    undelivered bytea[]
+    undelivered bytea[],
+    trace_context text
 ) partition by list (slot);
 comment on column hark.messages.undelivered is 'Keys that get the payload if it can''t be delivered, encoded.';
 comment on column hark.messages.owner is 'The only group that it is for: it was a dead letter of that group.';
@@ -209,8 +210,11 @@ create table hark.leases (
     until bigint not null,
     grps integer[] not null,
     partitions bigint[] not null,
-    expired boolean not null default false
+    expired boolean not null default false,
+    since bigint not null,
+    consumer text
 ) partition by list (slot);
+comment on column hark.leases.consumer is 'Who holds it, as the pop said; null: it did not say.';
 create unique index leases_id on hark.leases (id, slot);
 create index leases_until on hark.leases (until);
 create table hark.leases_0 partition of hark.leases for values in (0);
@@ -314,6 +318,20 @@ create table hark.withdrawn (
     primary key (partition, "offset", grp)
 );
 
+-- Messages that groups are done with though nobody completed them: their time was over, or they had no attempts left and
+-- the queue keeps no dead letters. For those who ask, and for a while only (collect).
+create table hark.endings (
+    partition bigint not null,
+    grp integer not null,
+    offsets int8multirange not null,
+    kind text not null check (kind in ('discarded', 'expired')),
+    at bigint not null,
+    attempts integer not null default 0,
+    error text
+);
+create index endings_place on hark.endings (partition, grp);
+create index endings_at on hark.endings (at);
+
 create table hark.dead_letters (
     id bigint generated always as identity primary key,
     uid uuid not null default gen_random_uuid() unique,
@@ -331,6 +349,7 @@ create table hark.dead_letters (
     trace_id text,
     producer text,
     undelivered bytea[],
+    trace_context text,
     attempts integer not null,
     error text not null,
     failed_at bigint not null,

@@ -133,6 +133,19 @@ begin
     on conflict (queue) do update set expired = c.expired + p_expired, discarded = c.discarded + p_discarded;
 end $$;
 
+-- A group stepped over messages whose time was over: they are counted, and remembered for those who ask.
+create or replace function hark.note_expired_v1(
+    p_now bigint, p_queue integer, p_grp integer, p_partition bigint, p_offsets int8multirange
+) returns void
+language plpgsql as $$
+begin
+    if not isempty(p_offsets) then
+        perform hark.count_v1(p_queue, hark.size_v1(p_offsets), 0);
+        insert into hark.endings (partition, grp, offsets, kind, at)
+        values (p_partition, p_grp, p_offsets, 'expired', p_now);
+    end if;
+end $$;
+
 -- Copies a message into the dead letters of a group, if its queue keeps them (rule 18). The caller settles it.
 create or replace function hark.bury_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_attempts integer, p_error text, p_at bigint,
@@ -146,12 +159,16 @@ begin
     perform hark.set_undelivered_v1(p_partition, p_offset, v_queue.name);
     if not v_queue.dead_letter_queue or (p_exhausted and not v_queue.dlq_after_max_retries) then
         perform hark.count_v1(v_queue.id, 0, 1);
+        insert into hark.endings (partition, grp, offsets, kind, at, attempts, error)
+        values (p_partition, p_grp, hark.ranges_v1(array[p_offset]), 'discarded', p_at, p_attempts, p_error);
         return false;
     end if;
     insert into hark.dead_letters as d (queue, partition, partition_name, grp, "offset", transaction_id, created_at,
-        payload, backoff, priority, sealed, trace_id, producer, undelivered, attempts, error, failed_at)
+        payload, backoff, priority, sealed, trace_id, producer, undelivered, trace_context,
+        attempts, error, failed_at)
     select v_queue.name, p.id, p.name, g.name, m."offset", m.transaction_id, m.created_at,
-        m.payload, m.backoff, m.priority, m.sealed, m.trace_id, m.producer, m.undelivered, p_attempts, p_error, p_at
+        m.payload, m.backoff, m.priority, m.sealed, m.trace_id, m.producer, m.undelivered, m.trace_context, p_attempts,
+        p_error, p_at
     from hark.messages m
     join hark.partitions p on p.id = m.partition
     join hark.groups g on g.id = p_grp

@@ -20,6 +20,7 @@ begin
     o_examined := 0; o_removed := 0; o_after := p_after; o_offset := p_offset; o_expired := p_expired; o_more := false;
     if p_after = 0 and p_offset = 0 then
         delete from hark.withdrawn where until <= v_now;
+        delete from hark.endings where at <= v_now - 86400000000;
         -- A pass begins with the messages whose own time to live has ended since the last one.
         for p in
             select w.partition, max(w.expires_at) as last, count(*)::integer as number
@@ -238,6 +239,7 @@ begin
     delete from hark.holes where partition = p_partition;
     delete from hark.fronts where partition = p_partition;
     delete from hark.withdrawn where partition = p_partition;
+    delete from hark.endings where partition = p_partition;
     delete from hark.exceptions e using hark.tracks t
     where t.partition = p_partition and e.grp = t.grp and e.partition = t.partition;
     delete from hark.tracks where partition = p_partition;

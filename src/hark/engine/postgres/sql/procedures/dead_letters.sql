@@ -40,11 +40,11 @@ begin
     returning p.tail, p.last_created into o_offset, v_created;
     select slot into v_slot from hark.rotation where name = 'messages';
     insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id, backoff, priority,
-        sealed, owner, trace_id, producer, undelivered)
+        sealed, owner, trace_id, producer, undelivered, trace_context)
     select v_slot, o_partition, o_offset, v_created, d.payload,
         -- The transaction id stays with the message that died, if that is still there: it is a key of the partition.
         case when hark.find_message_v1(o_partition, d.transaction_id, null) is null then d.transaction_id end,
-        d.backoff, d.priority, d.sealed, o_grp, d.trace_id, d.producer, d.undelivered;
+        d.backoff, d.priority, d.sealed, o_grp, d.trace_id, d.producer, d.undelivered, d.trace_context;
     perform hark.leave_hole_v1(v_now, o_partition, o_offset, o_grp);
     select * into t from hark.tracks where grp = o_grp and partition = o_partition;
     -- Delivered from the front, so not again where the cursor meets it.

@@ -237,6 +237,7 @@ begin
     delete from hark.retries where grp = p_grp and partition = p_partition;
     delete from hark.fronts where grp = p_grp and partition = p_partition;
     delete from hark.claims where grp = p_grp and partition = p_partition;
+    delete from hark.endings where grp = p_grp and partition = p_partition;
     if (select plain is not null from hark.tracks where grp = p_grp and partition = p_partition) then
         perform hark.forget_exceptions_v1(p_grp, p_partition);
         perform hark.begin_lanes_v1(p_grp, p_partition, p_cursor);
@@ -277,6 +278,7 @@ begin
     delete from hark.fronts where grp = any (o_groups);
     delete from hark.claims where grp = any (o_groups);
     delete from hark.exceptions where grp = any (o_groups);
+    delete from hark.endings where grp = any (o_groups);
     delete from hark.in_flight where grp = any (o_groups);
     if p_forget then
         delete from hark.groups where id = any (o_groups);

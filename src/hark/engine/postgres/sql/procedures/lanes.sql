@@ -205,7 +205,7 @@ create or replace function hark.sort_out_v1(
 language plpgsql as $$
 declare
     v_extra bigint := p_delayed * 1000000::bigint;
-    v_expired bigint;
+    v_expired bigint[];
 begin
     with old as (
         delete from hark.exceptions e using hark.messages m
@@ -213,12 +213,10 @@ begin
             and e.lease is null and e.due <= p_now and m.partition = t.partition and m."offset" = e."offset"
             and coalesce(m.expires_at, case when p_ttl > 0 and m.owner is null
                 then m.created_at + p_ttl * 1000000 end) <= p_now
-        returning 1
+        returning e."offset"
     )
-    select count(*) into v_expired from old;
-    if v_expired > 0 then
-        perform hark.count_v1(p_queue, v_expired, 0);
-    end if;
+    select array_agg(old."offset") into v_expired from old;
+    perform hark.note_expired_v1(p_now, p_queue, t.grp, t.partition, hark.ranges_v1(v_expired));
     update hark.exceptions e set due = m.created_at + v_extra
     from hark.messages m
     where v_extra > 0 and (e.partition << 5 | e.lane) = (t.partition << 5 | p_lane) and e.grp::bigint = t.grp::bigint
@@ -342,7 +340,6 @@ declare
     t hark.tracks := (p_listed).after;
     p hark.partitions := (p_listed).place;
     v_from bigint := greatest(before.cursor, p.floor);
-    v_expired bigint;
 begin
     for n in reverse cardinality(offsets)..p_taken + 1 loop
         if sources[n] = 0 then
@@ -370,27 +367,25 @@ begin
     set plain = t.plain, delayed_at = t.delayed_at, delayed_offset = t.delayed_offset, seen = t.seen
     where k.grp = t.grp and k.partition = t.partition;
     if (p_listed).ttl > 0 or p.special > v_from then
-        v_expired := hark.count_expired_v1(p_now, before, t, v_from, (p_listed).ttl);
-        if v_expired > 0 then
-            perform hark.count_v1(p.queue, v_expired, 0);
-        end if;
+        perform hark.note_expired_v1(p_now, p.queue, t.grp, t.partition,
+            hark.expired_v1(p_now, before, t, v_from, (p_listed).ttl));
     end if;
 end $$;
 
--- How many of the messages that a group passed had outlived their time.
-create or replace function hark.count_expired_v1(
+-- Which of the messages that a group passed had outlived their time.
+create or replace function hark.expired_v1(
     p_now bigint, before hark.tracks, t hark.tracks, p_from bigint, p_ttl bigint
-) returns bigint
+) returns int8multirange
 language sql volatile as $$
-    select (
-        select count(*) from hark.messages m
+    select coalesce(range_agg(int8range(x."offset", x."offset" + 1)), '{}') from (
+        select m."offset" from hark.messages m
         where m.partition = t.partition and m."offset" > greatest(p_from, before.plain[1]) and m."offset" <= t.plain[1]
             and m.priority is null and m.deliver_at is null and m.owner is null
             and coalesce(m.expires_at, case when p_ttl > 0 then m.created_at + p_ttl * 1000000 end) <= p_now
-    ) + (
-        select count(*) from generate_series(1, 9) as w(priority)
+        union all
+        select m."offset" from generate_series(1, 9) as w(priority)
         cross join lateral (
-            select 1 from hark.messages m
+            select m."offset" from hark.messages m
             where (m.partition << 4 | m.priority) = (t.partition << 4 | w.priority) and m.priority > 0
                 and m.deliver_at is null and m.owner is null
                 and m."offset" > greatest(p_from, before.plain[w.priority + 1])
@@ -398,10 +393,10 @@ language sql volatile as $$
                 and coalesce(m.expires_at, case when p_ttl > 0 then m.created_at + p_ttl * 1000000 end) <= p_now
             offset 0
         ) as m
-    ) + (
-        select count(*) from generate_series(0, 9) as w(priority)
+        union all
+        select m."offset" from generate_series(0, 9) as w(priority)
         cross join lateral (
-            select 1 from hark.messages m
+            select m."offset" from hark.messages m
             where (m.partition << 4 | coalesce(m.priority, 0)) = (t.partition << 4 | w.priority)
                 and m.deliver_at is not null and m."offset" > p_from and m."offset" <= t.seen
                 and (m.deliver_at, m."offset")
@@ -410,5 +405,5 @@ language sql volatile as $$
                 and coalesce(m.expires_at, case when p_ttl > 0 then m.created_at + p_ttl * 1000000 end) <= p_now
             offset 0
         ) as m
-    )
+    ) as x
 $$;

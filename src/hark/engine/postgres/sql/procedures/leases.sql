@@ -140,10 +140,11 @@ end $$;
 
 -- Ends leases whose time is up (rule 16): at most p_limit of those due after p_after (and
 -- of those due then, after p_after_id), the earliest first. Answers the tracks that this call freed, of which leases,
--- how many messages of a shared group, how many leases it looked at, and the end of the last of them.
+-- how many messages of a shared group, how many dead letters that made, how many leases it looked at, and the end of the
+-- last of them.
 create or replace function hark.expire_v1(p_now bigint, p_after bigint, p_after_id uuid, p_limit integer,
     out o_grps integer[], out o_partitions bigint[], out o_ended uuid[], out o_counts integer[], out o_leases integer,
-    out o_examined integer,
+    out o_buried integer, out o_examined integer,
     out o_last bigint, out o_last_id uuid, out o_now bigint
 )
 language plpgsql
@@ -155,6 +156,7 @@ declare
 begin
     o_now := hark.time_v1(p_now);
     o_grps := '{}'; o_partitions := '{}'; o_ended := '{}'; o_counts := '{}'; o_examined := 0; o_leases := 0;
+    o_buried := 0;
     o_last := p_after; o_last_id := p_after_id;
     -- Most leases in the list were settled long ago: only tracks that still are under one are locked, in order.
     for w in
@@ -215,5 +217,9 @@ begin
     select count(distinct e) into o_leases from unnest(o_ended) e;
     if o_leases = 0 then
         perform set_config('synchronous_commit', 'off', true);
+        return;
     end if;
+    -- What this transaction wrote.
+    select count(*)::integer into o_buried from hark.dead_letters d
+    where d.partition = any (o_partitions) and d.xmin = pg_current_xact_id()::xid;
 end $$;

@@ -1,7 +1,8 @@
 -- Leases messages (rules 8-11, 16, 17): many requests, each with candidates to take from, in one call.
 --
 -- r_: for each request how many messages and partitions it wants at most, the id of its lease and its end (when it
--- has some already), whether what it gets is settled at once, and how long to hold it (null: the queue's lease time).
+-- has some already), whether what it gets is settled at once, how long to hold it (null: the queue's lease time), and
+-- who asks.
 -- c_: the candidates in the order in which they are to be tried; c_wait: wait for a locked row (the request named the
 -- partition) instead of passing it by.
 --
@@ -14,7 +15,7 @@ create or replace function hark.pop_v1(
     r_batch integer[], r_partitions integer[], r_lease uuid[], r_until bigint[], r_auto_ack boolean[],
     r_lease_ms bigint[],
     c_request integer[], c_grp integer[], c_partition bigint[], c_wait boolean[],
-    p_max_bytes bigint
+    p_max_bytes bigint, r_consumer text[]
 ) returns table (
     candidate integer, status smallint, due bigint, more boolean,
     offsets bigint[], created_ats bigint[], transaction_ids text[], payloads bytea[], attempts integer[], options text[]
@@ -207,8 +208,9 @@ begin
                 from (
                     select x."offset", x.created_at, x.transaction_id, x.payload,
                         case when x.priority is not null or x.sealed or x.trace_id is not null
-                            or x.producer is not null
-                            then hark.options_v1(x.priority, x.sealed, x.trace_id, x.producer) end as options
+                            or x.producer is not null or x.trace_context is not null
+                            then hark.options_v1(x.priority, x.sealed, x.trace_id, x.producer, x.trace_context)
+                        end as options
                     from hark.messages x
                     where x.partition = f.partition and x."offset" between f.first and f.last
                     order by x."offset"
@@ -235,8 +237,9 @@ begin
     end if;
     if true = any (v_taken) and false = any (r_auto_ack) then
         select slot into v_slot from hark.rotation where name = 'leases';
-        insert into hark.leases (slot, id, until, grps, partitions)
-        select v_slot, r_lease[c.request], v_until[c.request], array_agg(c.grp), array_agg(c.partition)
+        insert into hark.leases (slot, id, until, grps, partitions, since, consumer)
+        select v_slot, r_lease[c.request], v_until[c.request], array_agg(c.grp), array_agg(c.partition), v_now,
+            r_consumer[c.request]
         from unnest(c_request, c_grp, c_partition, v_taken) as c(request, grp, partition, taken)
         where c.taken and not r_auto_ack[c.request]
         group by c.request
@@ -308,11 +311,12 @@ begin
     end if;
 end $$;
 
-create or replace function hark.options_v1(p_priority smallint, p_sealed boolean, p_trace_id text, p_producer text)
-returns text
+create or replace function hark.options_v1(
+    p_priority smallint, p_sealed boolean, p_trace_id text, p_producer text, p_trace_context text
+) returns text
 language sql immutable as $$
     select nullif(json_strip_nulls(json_build_object(
-        'p', p_priority, 's', p_sealed, 't', p_trace_id, 'u', p_producer))::text, '{}')
+        'p', p_priority, 's', p_sealed, 't', p_trace_id, 'u', p_producer, 'c', p_trace_context))::text, '{}')
 $$;
 
 -- What of a track may be handed out now, message by message: requeued ones first, then what is open beyond the
@@ -331,7 +335,7 @@ declare
     v_probed boolean := t.probe > t.cursor;
     v_fronts_gone bigint[] := '{}';
     v_stop bigint;
-    v_expired integer := 0;
+    v_expired bigint[] := '{}';
     v_expiry bigint;
     v_first boolean := true;
     v_wanted integer := p_wanted;
@@ -383,7 +387,7 @@ begin
             case when p_ttl > 0 and m.owner is null then m.created_at + p_ttl * 1000000 end);
         if m.owner <> t.grp or v_expiry <= p_now then
             if m.owner is null or m.owner = t.grp then
-                v_expired := v_expired + 1;
+                v_expired := v_expired || m."offset";
             end if;
             if m.in_front then
                 v_fronts_gone := v_fronts_gone || m."offset";
@@ -404,7 +408,7 @@ begin
         transaction_ids[number] := m.transaction_id;
         payloads[number] := m.payload;
         attempts[number] := m.used + 1;
-        options[number] := hark.options_v1(m.priority, m.sealed, m.trace_id, m.producer);
+        options[number] := hark.options_v1(m.priority, m.sealed, m.trace_id, m.producer, m.trace_context);
         if not m.in_front then
             last := m."offset";
         end if;
@@ -419,9 +423,7 @@ begin
         select o.cursor, o.settled into cursor, settled
         from hark.settle_offsets_v1(t.grp, t.partition, v_gone + hark.ranges_v1(v_fronts_gone), t.irregular,
             t.cursor, t.settled) o;
-        if v_expired > 0 then
-            perform hark.count_v1(p_queue, v_expired, 0);
-        end if;
+        perform hark.note_expired_v1(p_now, p_queue, t.grp, t.partition, hark.ranges_v1(v_expired));
     end if;
     if t.irregular and number > 0 then
         -- Handed out again: whoever held these before may no longer settle them.

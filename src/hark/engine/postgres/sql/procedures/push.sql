@@ -13,6 +13,7 @@ create or replace function hark.push_v1(
     m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
+    x_trace_context text[],
     out o_stale bigint[], out o_places bigint[], out o_tails bigint[], out o_offsets bigint[], out o_outcomes smallint[]
 )
 language plpgsql
@@ -90,18 +91,19 @@ begin
         where m.ordinal > 0;
     else
         insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id,
-            deliver_at, expires_at, backoff, priority, sealed, trace_id, producer, undelivered)
+            deliver_at, expires_at, backoff, priority, sealed, trace_id, producer, undelivered,
+            trace_context)
         select v_slot, o_places[m.place], o_tails[m.place] + m.ordinal, v_created[m.place], m.payload, m.transaction_id,
             case when greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.place]
                 then greatest(x.deliver_at, v_now + nullif(x.delay, 0)) end,
             v_created[m.place] + x.ttl,
             x.backoff::bigint[], nullif(x.priority, 0), nullif(x.sealed, false), x.trace_id, x.producer,
-            x.undelivered::bytea[]
+            x.undelivered::bytea[], x.trace_context
         from unnest(m_place, v_ordinals, m_payload, m_transaction_id) with ordinality
             as m(place, ordinal, payload, transaction_id, n)
         left join unnest(x_message, x_deliver_at, x_delay, x_ttl, x_backoff, x_priority, x_sealed, x_trace_id,
-            x_producer, x_undelivered) as x(message, deliver_at, delay, ttl, backoff, priority, sealed, trace_id, producer,
-            undelivered)
+            x_producer, x_undelivered, x_trace_context) as x(message, deliver_at, delay, ttl, backoff, priority, sealed,
+            trace_id, producer, undelivered, trace_context)
             on x.message = m.n
         where m.ordinal > 0;
         update hark.partitions p

@@ -7,7 +7,8 @@ create or replace function hark.read_v1(
     r_queue text[], r_partition text[], r_offset bigint[], r_limit integer[], p_max_bytes bigint
 ) returns table (
     request bigint, partition bigint, "offset" bigint, created_at bigint, transaction_id text, payload bytea,
-    requeued boolean, options text, bytes bigint
+    requeued boolean, options text, deliver_at bigint, expires_at bigint, backoff bigint[], undelivered bytea[],
+    bytes bigint
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan
@@ -16,8 +17,9 @@ begin
     return query
     select r.n, p.id, m."offset", m.created_at, m.transaction_id, m.payload, m.owner is not null,
         case when m.priority is not null or m.sealed or m.trace_id is not null or m.producer is not null
-            then hark.options_v1(m.priority, m.sealed, m.trace_id, m.producer) end,
-        m.bytes
+                or m.trace_context is not null
+            then hark.options_v1(m.priority, m.sealed, m.trace_id, m.producer, m.trace_context) end,
+        m.deliver_at, m.expires_at, m.backoff, m.undelivered, m.bytes
     from unnest(r_queue, r_partition, r_offset, r_limit) with ordinality as r(queue, name, first, room, n)
     join hark.queues q on q.name = r.queue
     join hark.partitions p on p.queue = q.id and p.name = r.name

@@ -60,7 +60,8 @@ begin
     execute format('lock table hark.%I in share row exclusive mode', v_table);
     execute format('insert into hark.messages '
         'select r.slot, m.partition, m."offset", m.created_at, m.payload, m.transaction_id, m.deliver_at, '
-        'm.expires_at, m.backoff, m.priority, m.sealed, m.owner, m.trace_id, m.producer, m.undelivered '
+        'm.expires_at, m.backoff, m.priority, m.sealed, m.owner, m.trace_id, m.producer, m.undelivered, '
+        'm.trace_context '
         'from hark.rotation r, hark.%I m '
         'join hark.partitions p on p.id = m.partition and p.queue <> 0 and m."offset" > p.floor '
         'where r.name = ''messages''', v_table);
@@ -80,7 +81,7 @@ begin
         return 0;
     end if;
     execute format('lock table hark.leases_%s in share row exclusive mode', v_slot);
-    execute format('insert into hark.leases select %s, l.id, l.until, l.grps, l.partitions, l.expired '
+    execute format('insert into hark.leases select %s, l.id, l.until, l.grps, l.partitions, l.expired, l.since, l.consumer '
         'from hark.leases_%s l where l.until > $1 - 600000000 and (l.expired or exists ('
         'select 1 from unnest(l.grps, l.partitions) as p(grp, partition) '
         'join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id) or exists ('

@@ -14,7 +14,7 @@ create or replace function hark.share_v1(
     r_pool integer[], r_batch integer[], r_partitions integer[], r_lease uuid[], r_until bigint[], r_auto_ack boolean[],
     r_lease_ms bigint[],
     c_pool integer[], c_grp integer[], c_partition bigint[], c_wait boolean[],
-    p_max_bytes bigint
+    p_max_bytes bigint, r_consumer text[]
 ) returns table (
     request integer, candidate integer, status smallint, due bigint, ready integer[],
     offsets bigint[], created_ats bigint[], transaction_ids text[], payloads bytea[], attempts integer[], options text[]
@@ -102,7 +102,7 @@ begin
         ) as f
     ) as x on true;
     perform hark.hold_v1(c_grp, c_partition, f_candidate, f_offset, f_lane, f_due, f_source, v_plan.o_requests,
-        r_lease, r_until, v_until, r_auto_ack);
+        r_lease, r_until, v_until, r_auto_ack, v_now, r_consumer);
     if v_limits.o_queues is not null then
         perform hark.spend_v1(v_limits.o_queues, v_limits.o_grps, v_plan.o_spent, v_limits.o_rate,
             array_agg(k_queue[f.candidate]), array_agg(c_grp[f.candidate]), array_agg(c_partition[f.candidate]),
@@ -121,7 +121,8 @@ begin
     cross join lateral (
         select x.created_at, x.transaction_id, x.payload,
             case when x.priority is not null or x.sealed or x.trace_id is not null or x.producer is not null
-                then hark.options_v1(x.priority, x.sealed, x.trace_id, x.producer) end as options
+                    or x.trace_context is not null
+                then hark.options_v1(x.priority, x.sealed, x.trace_id, x.producer, x.trace_context) end as options
         from hark.messages x where x.partition = c_partition[f.candidate] and x."offset" = f."offset"
         offset 0
     ) as m
@@ -374,7 +375,8 @@ $$;
 create or replace function hark.hold_v1(
     c_grp integer[], c_partition bigint[],
     f_candidate integer[], f_offset bigint[], f_lane smallint[], f_due bigint[], f_source smallint[],
-    f_request integer[], r_lease uuid[], r_until bigint[], v_until bigint[], r_auto_ack boolean[]
+    f_request integer[], r_lease uuid[], r_until bigint[], v_until bigint[], r_auto_ack boolean[], p_now bigint,
+    r_consumer text[]
 ) returns void
 language plpgsql as $$
 declare
@@ -404,9 +406,9 @@ begin
     perform hark.end_sooner_v1(r.lease, r.before, r.until)
     from unnest(r_lease, r_until, v_until) as r(lease, before, until) where r.before > r.until;
     select slot into v_slot from hark.rotation where name = 'leases';
-    insert into hark.leases (slot, id, until, grps, partitions)
+    insert into hark.leases (slot, id, until, grps, partitions, since, consumer)
     select v_slot, r_lease[c.request], v_until[c.request], array_agg(c_grp[c.candidate]),
-        array_agg(c_partition[c.candidate])
+        array_agg(c_partition[c.candidate]), p_now, r_consumer[c.request]
     from (
         select distinct f.candidate, f.request from unnest(f_candidate, f_request) as f(candidate, request)
         where not r_auto_ack[f.request]

@@ -20,6 +20,7 @@ create or replace function hark.transact_v1(
     m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
+    x_trace_context text[],
     k_given boolean[], b_check integer[], b_mutation integer[],
     c_key bytea[], c_version bigint[], u_kind smallint[], u_key bytea[], u_value bytea[], u_ttl bigint[],
     out o_stale bigint[], out o_stale_groups integer[], out o_places bigint[], out o_codes smallint[], out o_failed integer[],
@@ -122,7 +123,8 @@ begin
                     p_counts[p0:p1], m_place[m0:m1], m_ordinal[m0:m1], m_payload[m0:m1], m_transaction_id[m0:m1],
                     m_same_as[m0:m1], case when x1 >= x0 then x_message[x0:x1] end, x_deliver_at[x0:x1],
                     x_delay[x0:x1], x_ttl[x0:x1], x_backoff[x0:x1], x_priority[x0:x1], x_sealed[x0:x1],
-                    x_trace_id[x0:x1], x_producer[x0:x1], x_undelivered[x0:x1]);
+                    x_trace_id[x0:x1], x_producer[x0:x1], x_undelivered[x0:x1],
+                    x_trace_context[x0:x1]);
                 if v_pushed.o_offsets is null then
                     for n in m0..m1 loop
                         o_offsets[n] := v_pushed.o_tails[m_place[n]] + m_ordinal[n];

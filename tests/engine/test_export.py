@@ -1,0 +1,130 @@
+"""A queue as lines of JSON, on every engine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from hark.broker.exporting import export_queue
+from hark.clock import SECOND, FakeClock
+from hark.errors import NotFound
+from hark.model import Limits, QueueOptions, QueueSpec, Subscription
+from hark.model.export import EndLine, ExportLine, GroupLine, MessageLine, PositionLine, QueueLine
+
+from .driver import Driver
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def exported(q: Driver, queue: str = "orders") -> list[ExportLine]:
+    """All lines of a queue."""
+    text = b"".join([part async for part in export_queue(q.engine, lambda _, payload: payload, queue)])
+    return [msgspec.json.decode(line, type=ExportLine) for line in text.splitlines()]
+
+
+async def messages(q: Driver) -> list[tuple[str, int, object]]:
+    """What an export has of messages: partition, offset, payload."""
+    return [
+        (line.partition, line.offset, msgspec.json.decode(line.payload))
+        for line in await exported(q)
+        if isinstance(line, MessageLine)
+    ]
+
+
+async def positions(q: Driver) -> dict[tuple[str, str], int]:
+    """Where an export says that groups stand."""
+    return {(line.group, line.partition): line.offset for line in await exported(q) if isinstance(line, PositionLine)}
+
+
+async def test_an_export_has_the_queue_its_groups_its_messages_and_an_end(q: Driver, clock: FakeClock) -> None:
+    options = QueueOptions(lease_time=7, retry_limit=0)
+    await q.engine.configure([QueueSpec(name="orders", namespace="shop", task="sell", options=options)])
+    await q.push("orders", "p1", {"n": 1}, transaction_id="t-1", priority=2)
+    await q.push(
+        "orders",
+        "p1",
+        2,
+        delay_ms=1000,
+        ttl_ms=5000,
+        backoff_ms=(1, 2),
+        undelivered_keys=(("a", 1),),
+        trace_context=f"{PARENT} vendor=1",
+    )
+    await q.pop("orders", group="billing", auto_ack=True)
+    await q.engine.limit_group("orders", "billing", Limits(max_in_flight=3))
+    first, group, *rest, end = await exported(q)
+    assert first == QueueLine(
+        format=1,
+        name="orders",
+        namespace="shop",
+        task="sell",
+        options={"leaseTime": 7, "retryLimit": 0},
+        messages=2,
+    )
+    assert group == GroupLine(name="billing", mode="ordered", limits=Limits(max_in_flight=3))
+    plain, special = [line for line in rest if isinstance(line, MessageLine)]
+    assert (plain.transaction_id, plain.priority, bytes(plain.payload)) == ("t-1", 2, b'{"n":1}')
+    assert (plain.deliver_at, plain.expires_at, plain.backoff_schedule) == (None, None, None)
+    assert (plain.traceparent, plain.tracestate) == (None, None)
+    assert (special.traceparent, special.tracestate) == (PARENT, "vendor=1")
+    assert (special.deliver_at, special.expires_at) == (clock.now() + SECOND, clock.now() + 5 * SECOND)
+    assert (special.backoff_schedule, special.keys_if_undelivered) == ((1, 2), (("a", 1),))
+    assert end == EndLine(messages=2)
+
+
+async def test_a_payload_with_line_breaks_is_one_line_and_can_not_pass_for_others(q: Driver) -> None:
+    await q.push("orders", "p1", msgspec.Raw(b'[1,\r\n{"type":"end","messages":0}\n,2]'))
+    assert await messages(q) == [("p1", 1, [1, {"type": "end", "messages": 0}, 2])]
+
+
+async def test_every_message_is_exported_once_in_order_whatever_groups_did(q: Driver) -> None:
+    for partition in ("p1", "p2"):
+        for start in range(0, 1500, 500):
+            await q.push("orders", partition, *range(start, start + 500))
+    held = await q.pop("orders", "p1", batch=5)
+    await q.ack_all(held[:2])
+    assert await messages(q) == [(name, n + 1, n) for name in ("p1", "p2") for n in range(1500)]
+
+
+async def test_what_was_removed_is_not_exported(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    gone = await q.push_id("orders", "p1", 3)
+    await q.push("orders", "p1", 4)
+    await q.engine.delete_messages([gone])
+    assert await messages(q) == [("p1", 1, 1), ("p1", 2, 2), ("p1", 4, 4)]
+
+
+async def test_an_ordered_group_stands_behind_what_it_has_settled(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.push("orders", "p2", 4)
+    held = await q.pop("orders", "p1", group="billing", batch=3)
+    await q.ack_all([held[0], held[2]])
+    assert await positions(q) == {("billing", "p1"): 2, ("billing", "p2"): 1}
+    await q.ack(held[1])
+    assert await positions(q) == {("billing", "p1"): 4, ("billing", "p2"): 1}
+
+
+async def test_a_shared_group_stands_at_its_oldest_open_message(q: Driver, clock: FakeClock) -> None:
+    for payload in range(1, 4):
+        await q.push("orders", "p1", payload)
+        clock.advance(1)
+    first = await q.pop("orders", group="work", group_mode="shared")
+    second = await q.pop("orders", group="work")
+    await q.ack_all(second)
+    assert await positions(q) == {("work", "p1"): 1}
+    await q.ack_all(first)
+    assert await positions(q) == {("work", "p1"): 3}
+    await q.ack_all(await q.pop("orders", group="work"))
+    assert await positions(q) == {("work", "p1"): 4}
+
+
+async def test_a_group_that_wants_only_new_messages_stands_at_the_end(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, 2)
+    clock.advance(1)
+    assert await q.pop("orders", group="late", subscription=Subscription("new")) == []
+    assert await positions(q) == {("late", "p1"): 3}
+
+
+async def test_a_queue_that_is_not_there_can_not_be_exported(q: Driver) -> None:
+    with pytest.raises(NotFound):
+        await exported(q, "nowhere")
