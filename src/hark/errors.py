@@ -4,6 +4,7 @@
     ├── InvalidInput          400  the request is wrong; sending it again will not help
     │   ├── BodyTooLarge      413
     │   └── ...
+    ├── Unauthorized          401  the token is missing, unknown or expired
     ├── Forbidden             403  this client may not
     ├── NotFound              404
     ├── Conflict              409  the request contradicts what is stored
@@ -57,6 +58,13 @@ class BodyTooLarge(InvalidInput):
 
     code = "body_too_large"
     status = 413
+
+
+class Unauthorized(HarkError):
+    """The server wants a token, and got none that it knows: it is missing, unknown, expired or wrongly signed."""
+
+    code = "unauthorized"
+    status = 401
 
 
 class Forbidden(HarkError):
@@ -160,6 +168,7 @@ class InvalidSetting(HarkError):
 
 _BY_STATUS: dict[int, type[HarkError]] = {
     400: InvalidInput,
+    401: Unauthorized,
     403: Forbidden,
     404: NotFound,
     409: Conflict,

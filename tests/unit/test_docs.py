@@ -15,27 +15,14 @@ import typer
 
 from hark.broker import Broker
 from hark.cli import app as commands
-from hark.errors import NotFound
 from hark.http.app import App
-from hark.http.pops import parse_pop
-from hark.http.routes import routes
-from hark.http.stream.websocket import PATH
-from hark.http.stream.wishes import Taking, listening
+from hark.http.routes.table import WEBSOCKET
 from hark.model import QueueOptions
 from hark.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-
-POPS = {
-    ("GET", "/api/v1/pop"),
-    ("GET", "/api/v1/pop/queue/{queue}"),
-    ("GET", "/api/v1/pop/queue/{queue}/partition/{partition}"),
-}
-"""The routes that `parse_pop` knows; it has no table."""
-STREAMS = {(method, path.replace("/pop", "/listen")) for method, path in POPS} | {("GET", PATH)}
-"""Those that `listening` knows, and the WebSocket."""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -120,29 +107,15 @@ def _section(page: str, heading: str) -> str:
 
 
 def _routes_in_code() -> set[tuple[str, str]]:
-    app = App(cast(Broker, None), Settings())
-    hot = {("POST", path) for path in app._posts} | {("GET", path) for path in app._gets}
-    table = {(method, route.path) for route in routes() for method in route.methods or ()}
-    return hot | {route for route in table if route[0] != "HEAD"} | POPS | STREAMS
+    table = App(cast(Broker, None), Settings()).table
+    return {
+        ("GET" if method == WEBSOCKET else method, path) for path, operations in table.items() for method in operations
+    }
 
 
 def test_every_route_is_documented_and_every_documented_route_exists() -> None:
     documented = set(_ROUTE.findall((DOCS / "http.md").read_text()))
     assert documented == _routes_in_code()
-
-
-def test_the_pops_that_are_documented_are_those_that_are_parsed() -> None:
-    for _, path in POPS:
-        assert parse_pop(path.format(queue="q", partition="p").encode(), b"queue=q", Settings()).request.queue == "q"
-    with pytest.raises(NotFound):
-        parse_pop(b"/api/v1/pop/q", b"", Settings())
-
-
-def test_the_streams_that_are_documented_are_those_that_are_parsed() -> None:
-    for _, path in STREAMS - {("GET", PATH)}:
-        wish = listening(path.format(queue="q", partition="p").encode(), b"queue=q", Settings())
-        assert isinstance(wish, Taking)
-        assert wish.request.queue == "q"
 
 
 def test_the_table_of_queue_options_has_the_names_and_defaults_of_the_code() -> None:
@@ -217,5 +190,5 @@ def _commands(app: typer.Typer, prefix: str) -> Iterator[str]:
 
 
 def test_every_command_is_documented_and_every_documented_command_exists() -> None:
-    documented = re.findall(r"^\| `(hark [a-z ]+)` \|", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    documented = re.findall(r"^\| `(hark [a-z -]+)` \|", (DOCS / "cli.md").read_text(), re.MULTILINE)
     assert sorted(documented) == sorted(_commands(commands, "hark"))

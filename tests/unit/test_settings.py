@@ -124,12 +124,13 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 
 def test_every_setting_can_be_set_in_the_environment_and_in_the_file() -> None:
-    texts = {"host": "h", "engine": "memory", "data": "d", "log_level": "debug"}
+    texts = {"host": "h", "engine": "memory", "data": "d", "log_level": "debug", "log_format": "text"}
     texts |= {"pop.default_subscription": "new", "encryption.key": KEY, "encryption.old_keys": OTHER_KEY}
-    texts |= {"postgres.prepared": "false", "s3.endpoint_url": "http://h:1", "s3.region": "r"}
-    texts |= {"s3.max_record_bytes": "70000"}
+    texts |= {"s3.endpoint_url": "http://h:1", "s3.region": "r"}
+    texts |= {"s3.max_record_bytes": "70000", "cors.origins": "https://h"}
     texts |= {"worker.polling.strategy": "fixed", "worker.polling.min_interval_ms": "12"}
     texts |= {"fallback.jitter": "0.5", "peers": "h:1", "peer.host": "h", "peer.secret": KEY}
+    texts |= {name: str(not s.default).lower() for name, s in SETTINGS.items() if isinstance(s.default, bool)}
     values = {name: texts.get(name, "123") for name in SETTINGS}
     from_env = load({}, {SETTINGS[name].env: value for name, value in values.items()})
     assert from_env.sources == {name: setting.env for name, setting in SETTINGS.items()}
@@ -145,8 +146,7 @@ def _toml_value(name: str, value: str) -> str:
     """Write a text as the TOML value of a setting."""
     if SETTINGS[name].many:
         return f'["{value}"]'
-    bare = value == "false" or (value.replace(".", "").isdigit() and not SETTINGS[name].choices)
-    return value if bare else f'"{value}"'
+    return f'"{value}"' if isinstance(SETTINGS[name].default, str) else value
 
 
 def test_names_of_levels_may_be_written_in_capitals() -> None:
@@ -435,13 +435,26 @@ def test_a_password_in_the_engine_url_is_hidden() -> None:
     assert shown(settings, "engine") == "postgresql://hark:******@db:5432/queue"
 
 
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        pytest.param("postgresql://u:s3/cr@et@db/q", "postgresql://u:******@db/q", id="with-signs-of-urls"),
+        pytest.param("postgresql://u@db/q?password=s3&x=1", "postgresql://u@db/q?password=******&x=1", id="in-query"),
+        pytest.param("postgresql:///q?a=1&SSLPassword=s3cret", "postgresql:///q?a=1&SSLPassword=******", id="any-case"),
+        pytest.param("s3://bucket/a:b", "s3://bucket/a:b", id="no-password"),
+    ],
+)
+def test_passwords_of_urls_are_hidden_wherever_they_are(engine: str, expected: str) -> None:
+    assert shown(load({"engine": engine}, {}).settings, "engine") == expected
+
+
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
     def names(found: tuple[str, ...]) -> str:
         return ", ".join(f"`{name}`" for name in found) or "-"
 
     def default(value: object) -> str:
-        if value is True:
-            return "`true`"
+        if isinstance(value, bool):
+            return f"`{str(value).lower()}`"
         return "empty" if value in ("", ()) else f"`{value}`"
 
     expected = [

@@ -43,10 +43,11 @@ def listen(listener: socket.socket) -> None:
         listener.listen(BACKLOG)
 
 
-def shown(listener: socket.socket) -> str:
+def shown(listener: socket.socket, *, secure: bool = False) -> str:
     """The address as a URL."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _bind(listener: socket.socket, host: str, port: int) -> socket.socket:

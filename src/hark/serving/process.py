@@ -12,6 +12,7 @@ import msgspec
 
 from hark.errors import HarkError
 from hark.serving import listening
+from hark.serving.line import LONGEST, Line
 from hark.serving.peering import Endpoint
 from hark.serving.processes import Order, Report
 from hark.serving.server import log_to_stderr, run, serve_on
@@ -19,22 +20,24 @@ from hark.serving.server import log_to_stderr, run, serve_on
 
 def main() -> None:
     """Serve until a signal comes or the parent is gone."""
-    run(_work(f"worker {sys.argv[1]}: "))
+    run(_work(int(sys.argv[1])))
 
 
-async def _work(name: str) -> None:
+async def _work(number: int) -> None:
     # The parent's socket is in the place of the standard input.
-    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=os.dup(sys.stdin.fileno())))
+    parent = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    reader, writer = await asyncio.open_unix_connection(sock=parent, limit=LONGEST)
     line = await reader.readline()
     if not line:
         return  # The parent ended before it said anything.
     order = msgspec.json.decode(line, type=Order)
-    log_to_stderr(order.settings, name)
-    watch = asyncio.create_task(_stop_without(reader))
+    log_to_stderr(order.settings, number)
+    talk = Line(reader, writer)
+    watch = asyncio.create_task(_stop_without(talk))
     try:
         listener = listening.joined(order.family, order.host, order.port)
         endpoint = Endpoint(socket.socket(fileno=order.peer_fd), order.peers)
-        await serve_on(listener, order.settings, lambda: _answer(writer, Report()), endpoint)
+        await serve_on(listener, order.settings, lambda: _answer(writer, Report()), endpoint, talk)
     except HarkError as error:
         _answer(writer, Report(error.code, error.text))
         await writer.drain()
@@ -43,9 +46,9 @@ async def _work(name: str) -> None:
         watch.cancel()
 
 
-async def _stop_without(parent: asyncio.StreamReader) -> None:
+async def _stop_without(parent: Line) -> None:
     """When the parent is gone, however it ended, stop as if it had said so."""
-    await parent.read()
+    await parent.hear()
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -2,7 +2,8 @@
 
 Each worker is a whole server with a pool of its own (`process.py`). Between it and the parent there is one socket.
 The parent sends the settings over it, so that passwords and keys show in no list of processes. The worker answers once:
-it is ready, or why it can't be. After that the socket only tells each side that the other one is gone.
+it is ready, or why it can't be. After that they ask each other for metrics over it (`line.py`), and it tells each side
+that the other one is gone.
 
 Each worker is a peer of the others, at a UDP port of its own: of several sockets on one port only one would hear. The
 parent keeps these ports too, so that a worker that replaces another is found where that one was.
@@ -22,13 +23,20 @@ import msgspec
 
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening
+from hark.serving.line import LONGEST, Answer, Line
+from hark.serving.merging import Family, Merger
 from hark.serving.peering import Endpoint, endpoints
+from hark.serving.securing import remembering
 from hark.settings import Address, Settings
 
 log = logging.getLogger(__name__)
 
+_ANSWER_SECONDS = 3.0
+"""How long a worker is waited for when it is asked for its metrics."""
 _PAUSE_SECONDS = 1.0
 """Before a worker that ended is replaced: it may end for a reason that lasts."""
+_MORE_SECONDS = 5.0
+"""What workers get beyond `stop_seconds`, which they keep to by themselves, before they are killed."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -55,11 +63,16 @@ def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
     """Run the workers until SIGINT or SIGTERM; `ready` is called with the address when all of them serve."""
     with ExitStack() as kept:
         holder = kept.enter_context(listening.reserved(settings.host, settings.port))
+        settings = remembering(settings, holder)
         ends = endpoints(settings)
         for end in ends:
             kept.enter_context(end.udp)
         workers = [Worker(number, _order(settings, holder, end)) for number, end in enumerate(ends, start=1)]
-        asyncio.run(_supervise(workers, lambda: ready(listening.shown(holder))))
+        gathering = Gathering(workers)
+        for worker in workers:
+            worker.answer = gathering.everybody
+        address = listening.shown(holder, secure=bool(settings.tls.certificate))
+        asyncio.run(_supervise(workers, lambda: ready(address), settings.stop_seconds + _MORE_SECONDS))
 
 
 def _order(settings: Settings, holder: socket.socket, end: Endpoint) -> Order:
@@ -67,10 +80,12 @@ def _order(settings: Settings, holder: socket.socket, end: Endpoint) -> Order:
     return Order(settings, holder.family, host, port, end.udp.fileno(), end.others)
 
 
-async def _supervise(workers: Sequence[Worker], ready: Callable[[], None]) -> None:
+async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], patience: float) -> None:
     stop = asyncio.Event()
 
     def stop_all(number: signal.Signals) -> None:
+        if not stop.is_set():
+            loop.call_later(patience, _kill, workers, patience)
         stop.set()
         for worker in workers:
             worker.send(number)
@@ -86,6 +101,14 @@ async def _supervise(workers: Sequence[Worker], ready: Callable[[], None]) -> No
     finally:
         stop_all(signal.SIGTERM)
         await asyncio.gather(*(worker.ended() for worker in workers))
+
+
+def _kill(workers: Sequence[Worker], patience: float) -> None:
+    """End those that are stuck. Nothing is lost by that: what was answered is stored."""
+    for worker in workers:
+        if worker.lives_on:
+            log.error("worker %d did not stop within %g s; killing it", worker.number, patience)
+            worker.send(signal.SIGKILL)
 
 
 async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
@@ -105,11 +128,15 @@ async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
 async def _keep(worker: Worker, stop: asyncio.Event) -> None:
     """Replace a worker whenever it ends, until told to stop."""
     while True:
+        if stop.is_set():  # It was about to be started when the others were told.
+            worker.send(signal.SIGTERM)
         why = f"ended with {_reason(await worker.ended())}"
         while not worker.serves:
             if stop.is_set():
                 return
-            log.error("worker %d %s; starting another in %g s", worker.number, why, _PAUSE_SECONDS)
+            fields = {"worker": worker.number, "reason": why}
+            text = "worker %d %s; starting another in %g s"
+            log.error(text, worker.number, why, _PAUSE_SECONDS, extra={"fields": fields})
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PAUSE_SECONDS):
                     await stop.wait()
@@ -131,15 +158,21 @@ class Worker:
         self.number = number
         self.serves = False
         """Whether the process said that it is ready, and is not known to have ended."""
+        self.answer: Answer | None = None
+        """How its questions are answered."""
+        self.lives = 0
+        """How many processes there have been."""
         self._order = order
         self._process: asyncio.subprocess.Process | None = None
-        self._line: asyncio.StreamWriter | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._line: Line | None = None
+        self._hearing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start a process and wait until it serves; raises what kept it from doing so."""
         ours, theirs = socket.socketpair()
         with theirs:
-            reader, self._line = await asyncio.open_unix_connection(sock=ours)
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST)
             # A session of its own: a Ctrl-C reaches the parent alone, which passes it on once.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -151,7 +184,7 @@ class Worker:
                 pass_fds=[self._order.peer_fd],
                 start_new_session=True,
             )
-        self._line.write(msgspec.json.encode(self._order) + b"\n")
+        self._writer.write(msgspec.json.encode(self._order) + b"\n")
         answer = await reader.readline()
         if not answer:
             reason = _reason(await self.ended())
@@ -162,6 +195,21 @@ class Worker:
             kind = InvalidSetting if report.code == InvalidSetting.code else StoreUnusable
             raise kind(report.error, code=report.code)
         self.serves = True
+        self.lives += 1
+        self._line = Line(reader, self._writer, self.answer)
+        self._hearing = asyncio.create_task(self._line.hear())
+
+    async def ask(self) -> list[Family]:
+        """What the process says of itself; raises `OSError` when it is not there, and `TimeoutError`."""
+        if self._line is None or not self.serves:
+            raise ConnectionError("there is no process")
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await self._line.ask()
+
+    @property
+    def lives_on(self) -> bool:
+        """Whether there is a process, ready or not."""
+        return self._process is not None and self._process.returncode is None
 
     def send(self, number: signal.Signals) -> None:
         """Pass a signal on, if there is anybody to hear it."""
@@ -170,9 +218,28 @@ class Worker:
 
     async def ended(self) -> int:
         """Wait for the end of the process; its exit code."""
-        if self._process is None or self._line is None:
+        if self._process is None or self._writer is None:
             return 0
         code = await self._process.wait()
-        self._line.close()
+        self._writer.close()
+        if self._hearing is not None:
+            self._hearing.cancel()
         self.serves = False
         return code
+
+
+class Gathering:
+    """The metrics of all workers."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+        self._merger = Merger()
+
+    async def everybody(self) -> list[Family]:
+        """Ask all of them; of one that does not answer what it said last counts."""
+        await asyncio.gather(*(self._ask(worker) for worker in self._workers))
+        return self._merger.merged()
+
+    async def _ask(self, worker: Worker) -> None:
+        with suppress(OSError, TimeoutError):
+            self._merger.note(worker.number, worker.lives, await worker.ask())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import resource
 import signal
 import socket
+import ssl
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -18,15 +23,31 @@ import uvloop
 from hark._version import __version__
 from hark.broker import Broker
 from hark.clock import SystemClock
+from hark.http.access_log import AccessLog
 from hark.http.app import App
+from hark.http.edge.request_ids import RequestIds
 from hark.http.stream.transport import WEBSOCKET_LOG, OpenProtocol, QuietWebSocket, is_worth_logging
+from hark.logs import log_to
 from hark.serving import listening
 from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
+from hark.serving.line import Line, share
 from hark.serving.peering import Endpoint, endpoints, make_peers
-from hark.settings import Loaded, Settings
+from hark.serving.securing import make_authenticator, tls_context
+from hark.serving.tracing import start_tracing
+from hark.settings import Limits, Loaded, Settings
+from hark.settings.security import check_security, security_notes
 
 log = logging.getLogger(__name__)
 
+_DEFAULT_LIMITS = Limits()
+EXIT_UNFINISHED = 75
+"""The process ended before its store did; the code is that of `sysexits.h` for what may work when tried again."""
+HANDSHAKE_SECONDS = 10.0
+"""How long a client has for the handshake of TLS, before there is a connection that other bounds are for."""
+_LEAST_FOR_THE_STORE = 1.0
+"""Seconds that the store gets to finish, also when requests took all the time there was."""
+_OBJECTS_BETWEEN_LOOKS = 10_000
+"""How many more objects there must be before the interpreter looks for cycles among the young; 700 is its default."""
 _SWITCH_INTERVAL = 0.0003
 """Seconds that a busy thread keeps the interpreter from the others; the default of 5 ms is longer than a commit.
 (Measured: batches of 100 and single pops gain a tenth over 1 ms, nothing loses.)"""
@@ -36,6 +57,9 @@ def serve(loaded: Loaded) -> None:
     """Run a server until SIGINT or SIGTERM; raises `HarkError` when it can't start."""
     settings = loaded.settings
     log_to_stderr(settings)
+    check_security(settings.auth, settings.tls, loaded.sources)
+    for note in security_notes(settings.auth, loaded.sources, os.environ):
+        log.warning("%s", note)
     refuse_company_on_sqlite(settings)
     if settings.workers > 1:
         from hark.serving.processes import supervise
@@ -44,13 +68,14 @@ def serve(loaded: Loaded) -> None:
     else:
         with listening.bound(settings.host, settings.port) as listener:
             endpoint = next(iter(endpoints(settings)), None)
-            run(serve_on(listener, settings, lambda: announce(settings, listening.shown(listener)), endpoint))
+            address = listening.shown(listener, secure=bool(settings.tls.certificate))
+            run(serve_on(listener, settings, lambda: announce(settings, address), endpoint))
 
 
-def log_to_stderr(settings: Settings, who: str = "") -> None:
-    """Send the log to stderr; `who` names one of several processes."""
-    layout = f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s"
-    logging.basicConfig(level=settings.log_level.upper(), format=layout, stream=sys.stderr)
+def log_to_stderr(settings: Settings, worker: int | None = None) -> None:
+    """Send the log to stderr; `worker` is the number of one of several processes."""
+    fields = {} if worker is None else {"worker": worker}
+    log_to(sys.stderr, settings.log_level, settings.log_format, fields, RequestIds())
     logging.getLogger(WEBSOCKET_LOG).addFilter(is_worth_logging)  # Else there are lines for every connection.
 
 
@@ -63,8 +88,18 @@ def run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server on the event loop that is made for it."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
     _allow_connections()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=ServerLoop) as runner:
         runner.run(server)
+
+
+class ServerLoop(uvloop.Loop):
+    """uvloop's, but who connects and then says nothing is given up in time, although TLS comes before HTTP."""
+
+    async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
+        """Listen; uvicorn leaves it at the default of a minute for the handshake."""
+        if named.get("ssl") is not None:
+            named.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
+        return cast(asyncio.Server, await super().create_server(*arguments, **named))
 
 
 def _allow_connections() -> None:
@@ -74,48 +109,110 @@ def _allow_connections() -> None:
 
 
 async def serve_on(
-    listener: socket.socket, settings: Settings, ready: Callable[[], None], endpoint: Endpoint | None
+    listener: socket.socket,
+    settings: Settings,
+    ready: Callable[[], None],
+    endpoint: Endpoint | None,
+    line: Line | None = None,
 ) -> None:
-    """Serve on a bound socket until a signal comes; `ready` is called when connections are taken."""
+    """Serve on a bound socket until a signal comes; `ready` is called when connections are taken.
+
+    `line` goes to the parent of one of several processes.
+    """
     clock = SystemClock()
     peers = make_peers(endpoint, settings, clock) if endpoint is not None else None
     try:
-        broker = Broker(make_engine(settings, clock), settings, clock, peers=peers)
+        authenticator = make_authenticator(settings, clock, listener)
+        tls = tls_context(settings.tls)
+        tracing = start_tracing(settings)
+        engine = make_engine(settings, clock)
+        broker = Broker(engine if tracing is None else tracing.engine(engine), settings, clock, peers=peers)
         await broker.start()
     except BaseException:
         listener.close()
         if peers is not None:
             await peers.close()
         raise
+    server: _Server | None = None
     try:
-        config = uvicorn_config(App(broker, settings), settings.host, settings.port, settings.max_body_bytes)
+        app = App(broker, settings, authenticator=authenticator)
+        outer = AccessLog(app) if settings.access_log else app
+        config = uvicorn_config(
+            outer if tracing is None else tracing.app(outer, app.route_of),
+            settings.host,
+            settings.port,
+            settings.max_body_bytes,
+            settings.limits,
+            tls,
+            settings.stop_seconds,
+        )
         server = _Server(config, broker)
+        if line is not None:
+            state = server.server_state
+            share(app.metrics, line, lambda: (len(state.connections), len(state.tasks)))
+        _look_for_cycles_less_often()
         listening.listen(listener)
         ready()
         await server.serve([listener])
     finally:
-        await broker.close()
+        left = settings.stop_seconds if server is None else settings.stop_seconds - server.seconds_stopping()
+        await _close_in_time(broker, max(left, _LEAST_FOR_THE_STORE))
+        if tracing is not None:
+            tracing.close()
 
 
-def uvicorn_config(app: Any, host: str, port: int, max_frame_bytes: int = 2**20) -> uvicorn.Config:
+def _look_for_cycles_less_often() -> None:
+    """What was made until now stays for good, and requests leave few cycles: to look for them is mostly in vain."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS)
+
+
+async def _close_in_time(broker: Broker, seconds: float) -> None:
+    """Close the broker, or end the process: a store that does not answer must not keep it for ever.
+
+    Nothing is lost by that. What was answered is stored, and what was not answered was not promised.
+    """
+    closing = asyncio.ensure_future(broker.close())
+    done, _ = await asyncio.wait([closing], timeout=seconds)
+    if not done:
+        log.error("the store did not finish within %.1f s (stop_seconds); ending without it", seconds)
+        logging.shutdown()
+        # Threads that wait for the store would hold up any other way to end.
+        os._exit(EXIT_UNFINISHED)
+    await closing
+
+
+def uvicorn_config(
+    app: Any,
+    host: str,
+    port: int,
+    max_frame_bytes: int = 2**20,
+    limits: Limits = _DEFAULT_LIMITS,
+    tls: ssl.SSLContext | None = None,
+    stop_seconds: float = 10,
+) -> uvicorn.Config:
     """How Hark runs uvicorn; the benchmark's empty application runs the same way."""
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         loop="uvloop",
-        http=OpenProtocol,
+        http=cast(type[asyncio.Protocol], partial(OpenProtocol, limits=limits)),
         interface="asgi3",
         ws=QuietWebSocket,
         ws_max_size=max_frame_bytes,
         ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,
+        # Else whoever is on this machine could say in a header what address the audit log has for them.
+        proxy_headers=False,
         server_header=False,
         log_config=None,
         backlog=listening.BACKLOG,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=max(1, round(stop_seconds)),
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
     )
 
 
@@ -125,6 +222,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
         super().__init__(config)
         self._broker = broker
+        self._stopping_since: float | None = None
+
+    def seconds_stopping(self) -> float:
+        """How long ago it was told to stop."""
+        return 0 if self._stopping_since is None else time.monotonic() - self._stopping_since
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,5 +237,6 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping_since = time.monotonic()
         self._broker.stop_waiting()
         await super().shutdown(sockets)

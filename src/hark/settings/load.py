@@ -18,8 +18,8 @@ from hark.settings.worker import POLL_INTERVAL
 
 DEFAULT_FILE = Path("hark.toml")
 
-# Variables of the command line, of the tests and of the benchmark: not settings of a server.
-_NOT_SETTINGS = frozenset({"HARK_URL", "HARK_CONFIG"})
+# Variables of clients and of the command line, of the tests and of the benchmark: not settings of a server.
+_NOT_SETTINGS = frozenset({"HARK_URL", "HARK_CONFIG", "HARK_TOKEN", "HARK_CA_FILE"})
 _NOT_SETTINGS_PREFIXES = ("HARK_TEST_", "HARK_BENCH_")
 
 # Prefixes that only the seeds use, so that an unknown name under them is surely meant for us.

@@ -13,6 +13,7 @@ from msgspec import inspect
 from hark.settings.tree import Settings
 
 HIDDEN = "******"
+_IN_QUERY = re.compile(r"([?&][^=&]*(?:password|secret|key|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _SHORT_FLAGS = {"strategy": "polling", "grace_seconds": "grace"}
 
 
@@ -107,6 +108,10 @@ def shown(settings: Settings, name: str) -> Any:
     value = value_of(settings, name)
     if SETTINGS[name].secret:
         return HIDDEN if value else value
-    if isinstance(value, str):
-        return re.sub(r"(://[^:@/]*):[^@/]*@", rf"\1:{HIDDEN}@", value)
-    return value
+    return _without_passwords(value) if isinstance(value, str) else value
+
+
+def _without_passwords(text: str) -> str:
+    """A URL without what it says of secrets, before its host or in its query; passwords may have any characters."""
+    text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
+    return re.sub(r"(://[^:@/]*):.*@", rf"\1:{HIDDEN}@", text)

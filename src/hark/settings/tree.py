@@ -1,8 +1,8 @@
 """What settings there are: each field with its default, its bounds, its meaning and its aliases.
 
-This is the only place to add a setting, with s3.py for the S3 engine and worker.py for workers: the names in
-hark.toml and in the environment, the checks, the texts of errors, `--show-settings` and the table in docs/settings.md
-follow from it.
+This is the only place to add a setting, with s3.py for the S3 engine, security.py for who may use a server, and
+worker.py for workers: the names in hark.toml and in the environment, the checks, the texts of errors,
+`--show-settings` and the table in docs/settings.md follow from it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from msgspec import Meta
 
 from hark.settings.describing import Count, Milliseconds, Part, about
 from hark.settings.s3 import S3
+from hark.settings.security import Audit, Auth, Cors, Tls
 from hark.settings.worker import Worker
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "text", "json"]
 DefaultSubscription = Literal["all", "new"]
 
 Key = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
@@ -50,6 +52,22 @@ class Limits(Part, frozen=True):
         float,
         Meta(ge=0.01, le=86_400),
         about("Seconds that a streaming client may read nothing of what is written to it; then it is cut off."),
+    ] = 30.0
+    max_connections: Annotated[
+        Count, about("Connections that a server process has open at most, waiting ones too; more is a 503.")
+    ] = 20_000
+    header_timeout_seconds: Annotated[
+        float,
+        Meta(ge=0.01, le=86_400),
+        about("Seconds that the head of a request may take to arrive; then it is a 408."),
+    ] = 10.0
+    body_timeout_seconds: Annotated[
+        float,
+        Meta(ge=0.01, le=86_400),
+        about(
+            "Seconds within which a body has to be complete, or else has to bring 1 KiB for each of them; then it is "
+            "a 408."
+        ),
     ] = 30.0
 
 
@@ -176,6 +194,18 @@ class Postgres(Part, frozen=True):
     ] = True
 
 
+class Otel(Part, frozen=True):
+    """Traces by OpenTelemetry."""
+
+    enabled: Annotated[
+        bool,
+        about(
+            "Send spans of requests and of calls of the store by OTLP; where to is said by the standard `OTEL_*` "
+            "variables. Needs `hark[otel]`."
+        ),
+    ] = False
+
+
 class Fallback(Part, frozen=True):
     """How often waiting pops look for themselves, in case the hint that there is work was lost."""
 
@@ -286,6 +316,10 @@ class Settings(Part, frozen=True):
         about("The address to listen on.", expected="a host name or an address"),
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535), about("The port to listen on; 0 takes a free one.", "PORT")] = 6632
+    insecure_bind: Annotated[
+        bool,
+        about("Listen where others can connect (`host`) even without authentication; else that is refused."),
+    ] = False
     engine: Annotated[
         str,
         about(
@@ -301,9 +335,22 @@ class Settings(Part, frozen=True):
     ] = "./hark-data"
     workers: Annotated[int, Meta(ge=1, le=1024), about("Server processes.", "NUM_WORKERS")] = 1
     log_level: Annotated[LogLevel, about("The least important that is logged.")] = "info"
+    log_format: Annotated[
+        LogFormat,
+        about("How lines of the log look: `text` for people, `json`, or `auto`: text on a terminal, else JSON."),
+    ] = "auto"
+    access_log: Annotated[bool, about("Log a line for every request, at level `info`.")] = False
     max_body_bytes: Annotated[
         int, Meta(ge=1, le=2_147_483_647), about("Bytes in one request body at most; more is a 413.")
     ] = 10_485_760
+    stop_seconds: Annotated[
+        float,
+        Meta(ge=0.1, le=3600),
+        about(
+            "Seconds from being told to stop until the process ends: requests that run and the store finish in them, "
+            "the store in at least one."
+        ),
+    ] = 10.0
     peers: Annotated[
         tuple[str, ...],
         about(
@@ -313,6 +360,19 @@ class Settings(Part, frozen=True):
             expected="a list of host:port or host:first-last, with ports from 1 to 65535",
         ),
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        about(
+            "Names that the server may be reached by without authentication, beside `localhost` and its addresses; in "
+            "the environment separated by commas.",
+            expected="a list of host names",
+        ),
+    ] = ()
+    auth: Auth = Auth()
+    tls: Tls = Tls()
+    cors: Cors = Cors()
+    audit: Audit = Audit()
+    otel: Otel = Otel()
     batching: Batching = Batching()
     limits: Limits = Limits()
     pop: Pop = Pop()

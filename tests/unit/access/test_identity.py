@@ -1,0 +1,81 @@
+"""Who asks: roles, and which queues the patterns allow."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hark.access.identity import ANYBODY, Identity, Role
+from hark.errors import Forbidden
+
+PATTERNS = st.lists(st.text(alphabet="ab.*?[]!-", max_size=8), max_size=4)
+NAMES = st.text(alphabet="ab.[]\n", max_size=8)
+
+
+def identity(*queues: str) -> Identity:
+    """Somebody who may use these queues."""
+    return Identity("somebody", Role.READ_WRITE, queues)
+
+
+@given(patterns=PATTERNS, name=NAMES)
+def test_a_queue_may_be_used_when_a_pattern_matches_it_as_a_shell_would(patterns: list[str], name: str) -> None:
+    who = identity(*patterns)
+    assert who.may_use(name) == any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "allowed"),
+    [
+        ("orders", "orders", True),
+        ("orders", "orders2", False),
+        ("orders", "Orders", False),
+        ("orders.*", "orders.eu", True),
+        ("orders.*", "orders", False),
+        ("orders.*", "my.orders.eu", False),
+        ("a?c", "abc", True),
+        ("a?c", "ac", False),
+        ("a.c", "abc", False),
+    ],
+    ids=str,
+)
+def test_patterns_match_whole_names(pattern: str, name: str, allowed: bool) -> None:
+    assert identity(pattern).may_use(name) is allowed
+
+
+def test_one_of_several_patterns_is_enough() -> None:
+    who = identity("orders.*", "mail")
+    assert who.restricted
+    assert [who.may_use(name) for name in ("orders.eu", "mail", "other")] == [True, True, False]
+
+
+def test_a_star_among_the_patterns_allows_every_queue() -> None:
+    assert not identity("mail", "*").restricted
+    assert identity("mail", "*").may_use("other")
+
+
+def test_no_pattern_allows_no_queue() -> None:
+    assert identity().restricted
+    assert not identity().may_use("")
+    assert not identity().may_use("orders")
+
+
+def test_a_queue_that_is_not_allowed_is_refused_by_a_code_of_its_own() -> None:
+    identity("mail").check_queue("mail")
+    with pytest.raises(Forbidden) as refused:
+        identity("mail").check_queue("orders")
+    assert refused.value.code == "queue_not_allowed"
+    assert "'orders'" in refused.value.text
+
+
+def test_without_authentication_anybody_is_an_administrator_of_all_queues() -> None:
+    assert (ANYBODY.subject, ANYBODY.role, ANYBODY.restricted) == ("", Role.ADMIN, False)
+
+
+def test_roles_are_ordered_and_have_names_that_people_write() -> None:
+    assert Role.READ_ONLY < Role.READ_WRITE < Role.ADMIN
+    assert [role.text for role in Role] == ["read-only", "read-write", "admin"]
+    assert [Role.of(role.text) for role in Role] == list(Role)
+    assert Role.of("ADMIN") is None

@@ -1,0 +1,119 @@
+"""The line between a worker and its parent: questions for metrics go both ways over it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from hark.errors import Unavailable
+from hark.http.metrics.scrape import Metrics
+from hark.prometheus import counter, one
+from hark.serving import line as lines
+from hark.serving.line import LONGEST, Answer, Line, share
+from hark.serving.merging import Family, packed
+
+
+def said(number: int) -> list[Family]:
+    """Metrics of one number."""
+    return packed([counter("hark_pushed_messages_total", "Pushed.", one(number))])
+
+
+def answering(*numbers: int) -> Answer:
+    """Says one number after the other."""
+    rest = iter(numbers)
+
+    async def answer() -> list[Family]:
+        return said(next(rest))
+
+    return answer
+
+
+@asynccontextmanager
+async def connected(parent: Answer | None = None, worker: Answer | None = None) -> AsyncIterator[tuple[Line, Line]]:
+    """Both ends, hearing."""
+    ends, hearing, writers = [], [], []
+    for one_socket, answer in zip(socket.socketpair(), (parent, worker), strict=True):
+        reader, writer = await asyncio.open_unix_connection(sock=one_socket, limit=LONGEST)
+        ends.append(Line(reader, writer, answer))
+        hearing.append(asyncio.create_task(ends[-1].hear()))
+        writers.append(writer)
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*hearing)
+
+
+async def test_both_sides_may_ask_at_the_same_time() -> None:
+    async with connected(answering(1), answering(2)) as (parent, worker):
+        of_worker, of_parent = await asyncio.gather(parent.ask(), worker.ask())
+    assert (of_worker, of_parent) == (said(2), said(1))
+
+
+async def test_those_who_ask_together_share_an_answer_and_later_ones_get_another() -> None:
+    async with connected(answering(1, 2)) as (_, worker):
+        first, second = await asyncio.gather(worker.ask(), worker.ask())
+        assert first == second == said(1)
+        assert await worker.ask() == said(2)
+
+
+async def test_whoever_gives_up_waiting_leaves_the_others_their_answer() -> None:
+    begin = asyncio.Event()
+
+    async def late() -> list[Family]:
+        await begin.wait()
+        return said(3)
+
+    async with connected(late) as (_, worker):
+        impatient, patient = asyncio.ensure_future(worker.ask()), asyncio.ensure_future(worker.ask())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        begin.set()
+        assert await patient == said(3)
+
+
+async def test_an_answer_of_many_series_comes_through() -> None:
+    many = packed(
+        [counter("hark_queue_pushed_messages_total", "x", [({"queue": f"{n}" * 50}, n) for n in range(4000)])]
+    )
+
+    async def answer() -> list[Family]:
+        return many
+
+    async with connected(answer) as (_, worker):
+        assert await worker.ask() == many
+
+
+class _Metrics:
+    """Of a server that shares them."""
+
+    everybody: lines.Answer | None = None
+
+
+async def test_a_scrape_is_refused_when_the_parent_is_gone() -> None:
+    metrics = _Metrics()
+    async with connected() as (parent, worker):
+        share(cast(Metrics, metrics), worker, lambda: (0, 0))
+        assert metrics.everybody is not None
+        waiting = asyncio.ensure_future(metrics.everybody())
+        await asyncio.sleep(0)
+        parent._writer.close()
+        with pytest.raises(Unavailable) as refused:
+            await waiting
+    assert refused.value.code == "metrics_unavailable"
+
+
+async def test_a_scrape_is_refused_when_the_parent_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_ANSWER_SECONDS", 0)
+    metrics = _Metrics()
+    async with connected() as (_, worker):
+        share(cast(Metrics, metrics), worker, lambda: (0, 0))
+        assert metrics.everybody is not None
+        with pytest.raises(Unavailable):
+            await metrics.everybody()
