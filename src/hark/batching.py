@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 from hark.errors import HarkError, Overloaded
@@ -15,16 +16,19 @@ A = TypeVar("A")
 class BatchSizes:
     """How many requests shared a call, since the start."""
 
-    __slots__ = ("calls", "largest", "requests")
+    __slots__ = ("calls", "counts", "largest", "requests")
 
     def __init__(self) -> None:
         self.calls = self.requests = self.largest = 0
+        self.counts = [0] * 64
+        """At i: calls that more than 2**(i-1) and at most 2**i shared."""
 
     def add(self, requests: int) -> None:
         """A call goes out with so many."""
         self.calls += 1
         self.requests += requests
         self.largest = max(self.largest, requests)
+        self.counts[(requests - 1).bit_length()] += 1
 
 
 class Batcher(Generic[Q, A]):
@@ -60,6 +64,7 @@ class Batcher(Generic[Q, A]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self.sizes = BatchSizes()
 
     def submit(self, request: Q, items: int = 1) -> asyncio.Future[A]:
@@ -70,6 +75,9 @@ class Batcher(Generic[Q, A]):
                 f"try again shortly or raise limits.max_pending ({self._max_pending})"
             )
         future: asyncio.Future[A] = self._loop.create_future()
+        if not self._waiting:
+            # The call is made for all of them, but it belongs to the trace and to the request of the first.
+            self._context = copy_context()
         self._waiting.append((request, future, items))
         self._waiting_items += items
         self._pending_items += items
@@ -103,7 +111,7 @@ class Batcher(Generic[Q, A]):
         batch, self._waiting, self._waiting_items = self._waiting, [], 0
         self._calls += 1
         self.sizes.add(len(batch))
-        task = self._loop.create_task(self._run(batch))
+        task = self._loop.create_task(self._run(batch), context=self._context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

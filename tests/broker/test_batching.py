@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import pytest
 
@@ -186,3 +187,29 @@ async def test_with_a_bound_on_calls_everything_that_waits_goes_with_the_next_on
     engine.finish(1)
     assert await asyncio.gather(*waiting) == [4, 6, 8]
     assert engine.calls == [[1], [2, 3, 4]]
+
+
+async def test_a_call_belongs_to_the_context_of_the_first_of_its_requests_not_of_those_before() -> None:
+    said: ContextVar[str] = ContextVar("said", default="")
+    heard: list[str] = []
+    engine = Engine()
+
+    async def call(requests: Sequence[int]) -> list[int | HarkError]:
+        heard.append(said.get())
+        return await engine.call(requests)
+
+    batcher: Batcher[int, int] = Batcher("push", call, max_items=1000, max_wait=60, max_pending=10_000)
+
+    async def submit(number: int) -> int:
+        said.set(f"request {number}")
+        return await batcher.submit(number)
+
+    first = asyncio.create_task(submit(1))
+    await engine.wait_for_calls(1)
+    later = [asyncio.create_task(submit(number)) for number in (2, 3)]
+    await asyncio.sleep(0)
+    engine.finish(0)
+    await engine.wait_for_calls(2)
+    engine.finish(1)
+    assert [await task for task in (first, *later)] == [2, 4, 6]
+    assert (engine.calls, heard) == ([[1], [2, 3]], ["request 1", "request 2"])

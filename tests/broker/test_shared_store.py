@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from hark.broker import Broker
+from hark.broker.broker import PUSH_MAINTENANCE
 from hark.clock import SystemClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.sqlite import SqliteEngine
@@ -230,4 +231,25 @@ async def test_what_another_server_was_told_to_stop_is_stopped_here_too(engine: 
     with pytest.raises(Unavailable) as caught:
         await push(broker, "p")
     assert caught.value.code == "maintenance"
+    await broker.close()
+
+
+async def test_a_switch_is_not_turned_back_by_what_was_read_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = DeafEngine()
+    broker = await broker_on(engine)
+    read, answered = asyncio.Event(), asyncio.Event()
+
+    async def read_slowly() -> dict[str, bool]:
+        flags = await SqliteEngine.read_flags(engine)
+        read.set()
+        await answered.wait()
+        return flags
+
+    monkeypatch.setattr(engine, "read_flags", read_slowly)
+    refreshing = asyncio.create_task(broker.refresh_flags())
+    await read.wait()
+    await broker.set_maintenance(PUSH_MAINTENANCE, True)
+    answered.set()
+    await refreshing
+    assert broker.maintenance(PUSH_MAINTENANCE)
     await broker.close()

@@ -5,30 +5,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from hark.batching import BatchSizes
+from hark.broker.asking import Asking
 from hark.broker.batchers import Batchers
 from hark.broker.delivery.delivery import Delivery, Gone
+from hark.broker.explaining import Circumstances, explain, explain_without_groups
+from hark.broker.exporting import export_queue
 from hark.broker.keyvalue import KeyValue
+from hark.broker.measured import EngineCalls, measured
+from hark.broker.observing.observer import Observer
+from hark.broker.observing.samples import Standing
 from hark.broker.operations import Operations
 from hark.broker.peers import Peers
+from hark.broker.places import Places
+from hark.broker.readiness import Readiness
 from hark.broker.sealed_queues import SealedQueues
+from hark.broker.tallies import Tallies
 from hark.broker.timers import LoopTimers, Timers
 from hark.broker.upkeep.duties import Duties
 from hark.broker.work_queues import WorkQueues
 from hark.clock import Clock
 from hark.engine.api import Engine
 from hark.errors import Conflict, HarkError, Unavailable
+from hark.histograms import Histogram
 from hark.model import (
     DeadLetterFilter,
     DeadLetters,
+    Explain,
+    Explained,
     Hint,
     KeyNews,
     KeyWrite,
+    MessageFacts,
     MessageView,
     NewMessage,
     PopRequest,
@@ -74,16 +87,22 @@ class Broker:
         timers: Timers | None = None,
         random: Callable[[], float] = random.random,
     ) -> None:
-        self.engine = engine
+        self.tallies = Tallies(clock)
+        self.engine_calls = EngineCalls()
+        self.engine = measured(engine, self.engine_calls, self.tallies)
+        self.readiness = Readiness(self.engine, self.engine_calls)
         self._settings = settings
         self._clock = clock
-        self._sealed = SealedQueues(engine, settings.encryption)
+        self._sealed = SealedQueues(self.engine, settings.encryption)
+        self.places = Places(self.engine)
         self.work_queues = WorkQueues(self, settings.queue, clock)
         self.operations = Operations(clock)
+        self._asking = Asking(clock)
         self._peers = peers
         self._timers = timers or LoopTimers(clock)
         self._random = random
         self._flags: dict[str, bool] = {}
+        self._flags_told = 0
         self._duties = Duties()
 
     async def start(self) -> None:
@@ -100,6 +119,10 @@ class Broker:
             make_batcher=self._batchers.make,
             check_pushes=self.check_pushes,
         )
+        # In real time, whatever the clock shows: a test that lets a year pass does not look at each of its seconds.
+        self.observed = Observer(
+            self.engine, self.tallies, LoopTimers(self._clock), self._standing, self._settings.limits.max_streams
+        )
         await self.engine.start(self._hint, self._key_news)
         self._take_over(await self.engine.read_flags())
         await self._sealed.learn()
@@ -107,15 +130,29 @@ class Broker:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._heard, self._heard_keys)
         self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
+        self.observed.start()
+
+    def _standing(self) -> Standing:
+        return Standing(
+            pops=len(self.delivery.intentions),
+            streams=len(self.delivery.streams),
+            browsers=len(self.delivery.browsers),
+            push_maintenance=self.maintenance(PUSH_MAINTENANCE),
+            pop_maintenance=self.maintenance(POP_MAINTENANCE),
+        )
 
     def _hint(self, hints: Sequence[Hint]) -> None:
         """Something happened through this server."""
+        for hint in hints:
+            self.tallies.touched.add(hint.queue)
         self.delivery.hint(hints)
         if self._peers is not None:
             self._peers.tell(hints)
 
     def _heard(self, hints: Sequence[Hint]) -> None:
         """Something happened through another server."""
+        for hint in hints:
+            self.tallies.touched.add(hint.queue)
         self.delivery.hint(self.engine.hear(hints), "peer")
 
     def _key_news(self, news: KeyNews) -> None:
@@ -130,14 +167,17 @@ class Broker:
 
     def stop_waiting(self) -> None:
         """Answer all who wait now, for messages or for changes of keys; the server is about to stop."""
+        self.readiness.stopping = True
         self.delivery.close()
         self.keyvalue.watchers.close()
+        self.observed.stop_watching()
 
     async def close(self) -> None:
         """Finish what was accepted, then close the engine."""
         self.stop_waiting()
         await self.delivery.drain()
         await self._duties.end()
+        await self.observed.close()
         await self._batchers.drain()
         await self.keyvalue.drain()
         if self._releases:
@@ -153,6 +193,11 @@ class Broker:
     def batch_sizes(self) -> dict[str, BatchSizes]:
         """By verb, how many requests shared a call of the engine."""
         return self._batchers.sizes() | self.keyvalue.batch_sizes()
+
+    @property
+    def loop_lateness(self) -> Histogram:
+        """Seconds that the event loop was late."""
+        return self._duties.lateness
 
     @property
     def waiting(self) -> int:
@@ -195,6 +240,7 @@ class Broker:
         return self._submit(msgspec.structs.replace(request, patient=True) if self.engine.shared else request)
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
+        self._asking.note(request)
         if not request.auto_ack:
             return self._batchers.pop.submit(request)
         if self._sealed.may_concern(request):
@@ -287,16 +333,21 @@ class Broker:
         """Remove queues with everything in them. False: there was none."""
         deleted = await self.engine.delete_queues(names)
         self.work_queues.forget(names)
+        self.tallies.touched.update(names)
         return deleted
 
     async def set_maintenance(self, flag: str, enabled: bool) -> None:
         """Stop or resume all pushes or all pops, over restarts too."""
         await self.engine.write_flag(flag, enabled)
+        self._flags_told += 1
         self._take_over(self._flags | {flag: enabled})
 
     async def refresh_flags(self) -> None:
         """Learn what another server was told to stop or resume."""
-        self._take_over(await self.engine.read_flags())
+        told = self._flags_told
+        flags = await self.engine.read_flags()
+        if told == self._flags_told:  # Else they may be older than what this server was told meanwhile.
+            self._take_over(flags)
 
     def _take_over(self, flags: dict[str, bool]) -> None:
         """What is stopped and what is not; those who wait for messages are concerned by one of them."""
@@ -325,6 +376,8 @@ class Broker:
     async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
         """A page of dead letters with readable payloads."""
         page = await self.engine.dead_letters(where)
+        if not where.payloads:
+            return page
         items = [
             msgspec.structs.replace(item, payload=self._sealed.open(item.queue, item.payload), sealed=False)
             if item.sealed
@@ -339,6 +392,21 @@ class Broker:
         if view is not None and view.sealed and view.payload is not None:
             view.payload = self._sealed.open(view.queue, view.payload)
         return view
+
+    async def explain(self, message_id: str, group: str | None = None) -> Explained:
+        """Why a message has not been delivered or settled: for one group, or for each that its queue has."""
+        facts = first(await self.engine.explain([Explain(message_id, group)]))
+        told = [explain(facts, one, self._circumstances(facts.message, one.group)) for one in facts.groups]
+        return Explained(facts.message, told or [explain_without_groups(facts)])
+
+    def _circumstances(self, message: MessageFacts, group: str) -> Circumstances:
+        return Circumstances(
+            pop_maintenance=self.maintenance(POP_MAINTENANCE),
+            waiting=self.delivery.count_waiting(message, group),
+            asked_at=self._asking.last(message, group),
+            known_since=self._asking.since,
+            alone=not self.engine.shared,
+        )
 
     async def traces(
         self,
@@ -357,6 +425,10 @@ class Broker:
             for trace in traces
         ]
         return readable, total
+
+    def export_queue(self, name: str) -> AsyncIterator[bytes]:
+        """A queue as lines of JSON with readable payloads (`hark.model.export`)."""
+        return export_queue(self.engine, self._sealed.open, name)
 
     # Sealing -----------------------------------------------------------------------------------------------
 

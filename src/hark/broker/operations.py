@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 from hark.clock import MILLISECOND, Clock
 from hark.errors import HarkError
+from hark.histograms import Histogram
 
 Operation = Literal[
     "get",
@@ -33,20 +33,18 @@ _FAILED = 500
 class Tally:
     """The numbers of one operation."""
 
-    __slots__ = ("buckets", "count", "errors", "total_ms")
+    __slots__ = ("count", "errors", "milliseconds")
 
     def __init__(self) -> None:
         self.count = self.errors = 0
-        self.total_ms = 0.0
-        self.buckets = [0] * (len(BUCKETS_MS) + 1)
-        """Operations that took longer than the bound before and not longer than this one; the last has none."""
+        self.milliseconds = Histogram(BUCKETS_MS)
+        """How long they took."""
 
     def add(self, ms: float, failed: bool) -> None:
         """One more."""
         self.count += 1
         self.errors += failed
-        self.total_ms += ms
-        self.buckets[bisect_left(BUCKETS_MS, ms)] += 1
+        self.milliseconds.add(ms)
 
 
 class Operations:

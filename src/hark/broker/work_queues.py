@@ -20,6 +20,7 @@ from hark.model import (
     NewMessage,
     PopRequest,
     PopResult,
+    QueueFilter,
     QueueOptions,
     QueueSpec,
     Settlement,
@@ -102,7 +103,7 @@ class WorkQueues:
         if groups := await engine.group_stats(QUEUE_MODE, queue):
             processing = groups[0].in_flight
             pending = max(0, groups[0].lag - processing)
-        elif queues := await engine.queue_stats(queue):
+        elif queues := (await engine.queue_stats(QueueFilter(names=[queue]))).items:
             pending = queues[0].counts.total  # Nobody has taken anything yet.
         dead = await engine.dead_letters(DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
         return WorkStats(pending, processing, dead.total)
@@ -111,6 +112,7 @@ class WorkQueues:
 
     async def admit(self, messages: Sequence[NewMessage]) -> None:
         """Get ready to push messages: their queues exist, and each has a retry schedule."""
+        self._broker.check_pushes()  # Before a queue is made that nothing would be in.
         for message in messages:
             if message.backoff_ms is None:
                 message.backoff_ms = DEFAULT_SCHEDULE
@@ -126,14 +128,17 @@ class WorkQueues:
             raise HarkError(outcome.error or "the message was not stored", code=outcome.code)
         return outcome.message_id
 
-    def wish(self, queue: str) -> PopRequest:
+    def wish(self, queue: str, consumer: str = "") -> PopRequest:
         """What each consumer of a work queue asks for: the next message."""
-        return PopRequest(queue=queue, group_mode="shared", lease_ms=self._settings.lock_duration)
+        lasts = self._settings.lock_duration
+        return PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
 
-    async def poll(self, queue: str, wait_seconds: float = 0, gone: Gone | None = None) -> PopResult:
+    async def poll(
+        self, queue: str, wait_seconds: float = 0, gone: Gone | None = None, consumer: str = ""
+    ) -> PopResult:
         """Take the next message, if there is one in time."""
         await self.prepare(queue)
-        return await self._broker.pop(self.wish(queue), wait_seconds, gone=gone)
+        return await self._broker.pop(self.wish(queue, consumer), wait_seconds, gone=gone)
 
     async def settle(
         self,

@@ -159,6 +159,8 @@ class Server:
     async def start(self) -> None:
         """Begin; the duties of the broker have the time of the wall, so their part is played by `advance`."""
         await self.broker.start()
+        # Nobody looks at these servers, and the timers of whoever would are none of those who wait.
+        await self.broker.observed.close()
         await self.broker._duties.end()
 
     # What clients do ---------------------------------------------------------------------------------------

@@ -212,6 +212,10 @@ class ConsumerManager(Generic[C]):
                 return True
         return False
 
+    def count_waiting(self, partition: str) -> int:
+        """How many want work and could take it from a partition."""
+        return sum(len(ring) for lane in (None, partition) for ring in self._lane(lane))
+
     def is_empty(self, partition: str | None) -> bool:
         """Whether nobody wants work who named this partition, or (None) who named none."""
         return next(self._lane(partition), None) is None

@@ -19,7 +19,7 @@ from hark.broker.timers import Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import EngineFailure
-from hark.model import Hint, PopRequest, PopResult
+from hark.model import Hint, MessageFacts, PopRequest, PopResult
 from hark.settings import Settings
 
 GroupingKey = tuple[Key, str | None]
@@ -272,6 +272,20 @@ class Delivery:
         task.add_done_callback(self._tasks.discard)
 
     # Looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def subscriptions(self) -> int:
+        """How many queues or labels, with a group, somebody waits for."""
+        return len(self._subscriptions)
+
+    def count_waiting(self, message: MessageFacts, group: str) -> int:
+        """How many consumers of a group wait here who could get a message."""
+        found = [self._by_queue.get(message.queue, {}).get(group)]
+        for subscription in self._by_label.get(group, ()):
+            key = subscription.key
+            if key.namespace in (None, message.namespace) and key.task in (None, message.task):
+                found.append(subscription)
+        return sum(one.manager.count_waiting(message.partition) for one in found if one is not None)
 
     def snapshot(self) -> dict[str, object]:
         """Numbers about those who wait."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Literal, get_args
 
-from hark.clock import MILLISECOND
+from hark.clock import SECOND
+from hark.histograms import Histogram
 
 Source = Literal["push", "settle", "timer", "peer", "poll", "handover"]
 """What a consumer was told by: messages came; a lease ended or something else freed work; a time was due; another
@@ -18,40 +18,33 @@ class DeliveryMetrics:
     """Counters since the start."""
 
     def __init__(self) -> None:
-        self._wakes: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
-        self._empty: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
-        self._deliveries = 0
-        self._latency = [0] * (len(_BOUNDS_MS) + 1)
-        self._latency_sum = 0
+        self.wakes: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
+        self.empty: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
+        self.latency = Histogram([bound / 1000 for bound in _BOUNDS_MS])
+        """Seconds from when a consumer was told to when it had what it was told of."""
 
     def woke(self, source: Source, consumers: int) -> None:
         """So many consumers were told of work."""
-        self._wakes[source] += consumers
+        self.wakes[source] += consumers
 
     def came_up_empty(self, source: Source) -> None:
         """A consumer that was told found nothing: the hint was stale."""
-        self._empty[source] += 1
+        self.empty[source] += 1
 
     def delivered(self, microseconds: int) -> None:
         """A consumer got what it was told of, so long after it was told."""
-        self._deliveries += 1
-        self._latency_sum += microseconds
-        self._latency[bisect_left(_BOUNDS_MS, microseconds / MILLISECOND)] += 1
+        self.latency.add(microseconds / SECOND)
 
     def snapshot(self) -> dict[str, object]:
         """All of it; the buckets count deliveries up to so many milliseconds, each with those before it."""
-        buckets = {}
-        total = 0
-        for bound, number in zip((*map(str, _BOUNDS_MS), "inf"), self._latency, strict=True):
-            total += number
-            buckets[bound] = total
+        counts = [number for _, number in self.latency.cumulative()]
         return {
-            "wakes": dict(self._wakes),
-            "empty_wakes": dict(self._empty),
-            "deliveries": self._deliveries,
+            "wakes": dict(self.wakes),
+            "empty_wakes": dict(self.empty),
+            "deliveries": self.latency.count,
             "pop_latency": {
-                "count": self._deliveries,
-                "sum_ms": self._latency_sum / MILLISECOND,
-                "buckets_ms": buckets,
+                "count": self.latency.count,
+                "sum_ms": self.latency.sum * 1000,
+                "buckets_ms": dict(zip((*map(str, _BOUNDS_MS), "inf"), counts, strict=True)),
             },
         }

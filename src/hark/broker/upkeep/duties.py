@@ -9,9 +9,11 @@ from hark.broker.operations import Operations
 from hark.broker.upkeep.cleanup import keep_cleaning
 from hark.broker.upkeep.expiry import keep_expiring
 from hark.broker.upkeep.flags import keep_learning
+from hark.broker.upkeep.lateness import keep_measuring
 from hark.broker.upkeep.retention import keep_collecting
 from hark.clock import Clock
 from hark.engine.api import Engine
+from hark.histograms import CALL_SECONDS, Histogram
 from hark.settings import Settings
 
 
@@ -20,6 +22,8 @@ class Duties:
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
+        self.lateness = Histogram(CALL_SECONDS)
+        """Seconds that the event loop was late."""
 
     def begin(
         self,
@@ -33,6 +37,7 @@ class Duties:
         duties = {
             "expiry": keep_expiring(engine, clock),
             "retention": keep_collecting(engine, settings.retention.interval_ms / 1000),
+            "lateness": keep_measuring(self.lateness, clock),
         }
         if settings.queue.cleanup_interval:
             duties["cleanup"] = keep_cleaning(engine, settings.queue.cleanup_interval / 1000, operations)

@@ -25,4 +25,4 @@ async def keep_collecting(engine: Engine, interval: float) -> None:
         except HarkError as error:
             log.error("retention stopped early, trying again in %s s: %s", interval, error)
         if removed:
-            log.info("retention removed %d messages", removed)
+            log.info("retention removed %d messages", removed, extra={"fields": {"removed": removed}})

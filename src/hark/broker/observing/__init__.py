@@ -1,0 +1,1 @@
+"""What goes on, for those who watch: rates, depths, the last hour."""

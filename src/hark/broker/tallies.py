@@ -1,0 +1,259 @@
+"""What went through this server since it started, counted: in all, and by queue for those that were busy lately.
+
+Plain numbers, for this is done with every batch. Whoever shows them (metrics, the sampler) reads and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TypeVar, cast
+
+from hark.clock import Clock
+from hark.errors import HarkError
+from hark.model import (
+    Delivery,
+    KeyWrite,
+    KeyWritten,
+    NewMessage,
+    PopRequest,
+    PopResult,
+    PushOutcome,
+    Settlement,
+    SettleOutcome,
+    Transaction,
+    TransactionOutcome,
+)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+MOST_QUEUES = 10_000
+"""Queues with numbers of their own; the one that was busy longest ago is forgotten for a new one."""
+
+_UNSETTLED = {"retry": "retried", "failed": "failed", "dlq": "failed"}
+"""What a settlement is counted as that completes nothing and makes no dead letter."""
+_ALL_JUDGED = {list}
+_AGES = 64
+"""More bits than the age of any message in microseconds has."""
+
+
+class Tally:
+    """The numbers of one queue, or of many."""
+
+    __slots__ = (
+        "completed",
+        "dead_lettered",
+        "delivered",
+        "duplicates",
+        "failed",
+        "pushed",
+        "redelivered",
+        "refused",
+        "retried",
+    )
+
+    def __init__(self) -> None:
+        self.pushed = 0
+        """Messages stored."""
+        self.duplicates = 0
+        """Messages not stored because they were there already."""
+        self.refused = 0
+        """Messages not stored because the queue was full, say."""
+        self.delivered = 0
+        """Messages handed out, again or for the first time."""
+        self.redelivered = 0
+        """Those of them that had been handed out before."""
+        self.completed = 0
+        self.failed = 0
+        """Settled as failed, or sent to the dead letters of a queue that keeps none: they come again or are dropped."""
+        self.retried = 0
+        """Given back by their consumers to be delivered again, uncounted."""
+        self.dead_lettered = 0
+        """Dead-lettered by a settlement."""
+
+    @property
+    def settled(self) -> int:
+        """Messages that consumers said something of, however it ended."""
+        return self.completed + self.failed + self.retried + self.dead_lettered
+
+    @property
+    def activity(self) -> int:
+        """One number to tell busy queues from quiet ones: it grows with all that happens."""
+        return self.pushed + self.duplicates + self.refused + self.delivered + self.settled
+
+    def add(self, other: Tally) -> None:
+        """Take over the numbers of another."""
+        for name in Tally.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Tallies:
+    """The numbers of this server. Verbs are told by `MeasuredEngine`, with what they were asked and answered."""
+
+    def __init__(self, clock: Clock, most_queues: int = MOST_QUEUES) -> None:
+        self._clock = clock
+        self._most = most_queues
+        self.queues: OrderedDict[str, Tally] = OrderedDict()
+        """By queue, the one that was busy longest ago first."""
+        self.total = Tally()
+        """All queues together, also those that are not in `queues` any more."""
+        self.touched: set[str] = set()
+        """Queues that something happened to since the sampler took this set and left a new one."""
+        self.push_requests = self.pop_requests = self.empty_pops = self.settle_requests = self.transactions = 0
+        self.refused_settlements = 0
+        self.expired_leases = 0
+        self.ages = [0] * _AGES
+        """At i: messages that were at least 2**(i-1) and less than 2**i microseconds old at their first delivery."""
+        self.age_sum = 0
+        """Their ages in all, in microseconds."""
+
+    def of(self, queue: str) -> Tally:
+        """The numbers of a queue that something happens to now."""
+        self.touched.add(queue)
+        queues = self.queues
+        tally = queues.get(queue)
+        if tally is not None:
+            queues.move_to_end(queue)
+            return tally
+        if len(queues) >= self._most:
+            queues.popitem(last=False)
+        tally = queues[queue] = Tally()
+        return tally
+
+    # Verbs -------------------------------------------------------------------------------------------------
+    # They run over each message of a batch: what is the same for all that follow each other is done once, the common
+    # case comes first, and nothing is called for a single message.
+
+    def pushed(
+        self, requests: Sequence[Sequence[NewMessage]], answers: Sequence[Sequence[PushOutcome] | HarkError]
+    ) -> None:
+        """Messages came."""
+        self.push_requests += len(requests)
+        self._note_pushes(requests, answers)
+
+    def popped(self, requests: Sequence[PopRequest], answers: Sequence[PopResult | HarkError]) -> None:
+        """Consumers asked."""
+        self.pop_requests += len(requests)
+        ages, now, age_sum, queue, tally, delivered = self.ages, self._clock.now(), 0, None, self.total, 0
+        for request, result in zip(requests, answers, strict=True):
+            if isinstance(result, HarkError):
+                continue
+            messages = result.messages
+            if not messages:
+                self.empty_pops += 1
+                continue
+            if request.queue is None:
+                self._note_labelled(request, messages)
+            else:
+                if request.queue != queue:
+                    queue = request.queue
+                    tally = self.of(queue)
+                number = len(messages)
+                tally.delivered += number
+                delivered += number
+                if request.auto_ack:
+                    tally.completed += number
+                    self.total.completed += number
+            for message in messages:
+                if message.attempt == 1:
+                    created_at = message.created_at  # Later than now, by the clock of another machine, is now.
+                    age = now - created_at if created_at < now else 0
+                    age_sum += age
+                    ages[age.bit_length()] += 1
+                else:
+                    self.of(message.queue).redelivered += 1
+                    self.total.redelivered += 1
+        self.total.delivered += delivered
+        self.age_sum += age_sum
+
+    def settled(
+        self, requests: Sequence[Sequence[Settlement]], answers: Sequence[Sequence[SettleOutcome] | HarkError]
+    ) -> None:
+        """Consumers said what became of messages."""
+        self.settle_requests += len(requests)
+        self._note_settlements(requests, answers)
+
+    def transacted(self, requests: Sequence[Transaction], answers: Sequence[TransactionOutcome | HarkError]) -> None:
+        """Transactions were applied, or not."""
+        self.transactions += len(requests)
+        for transaction, outcome in zip(requests, answers, strict=True):
+            if isinstance(outcome, HarkError) or not outcome.success:
+                continue
+            for operation, result in zip(transaction.operations, outcome.results, strict=False):
+                if isinstance(operation, NewMessage) and isinstance(result, PushOutcome):
+                    self._note_pushes([[operation]], [[result]])
+                elif isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
+                    self._note_settlements([[operation]], [[result]])
+            if transaction.keys is not None and outcome.keys is not None:
+                self._note_pushes([transaction.keys.messages], [outcome.keys.messages])
+
+    def wrote_keys(self, requests: Sequence[KeyWrite], answers: Sequence[KeyWritten | HarkError]) -> None:
+        """Keys were written, maybe with messages."""
+        for write, written in zip(requests, answers, strict=True):
+            if write.messages and not isinstance(written, HarkError) and written.success:
+                self._note_pushes([write.messages], [written.messages])
+
+    # Messages ----------------------------------------------------------------------------------------------
+
+    def _note_labelled(self, request: PopRequest, messages: Sequence[Delivery]) -> None:
+        """A pop by namespace or task: its messages may be of several queues."""
+        for message in messages:
+            for tally in (self.of(message.queue), self.total):
+                tally.delivered += 1
+                tally.completed += request.auto_ack
+
+    def _note_pushes(
+        self, requests: Sequence[Sequence[NewMessage]], answers: Sequence[Sequence[PushOutcome] | HarkError]
+    ) -> None:
+        queue, tally, run, stored = None, self.total, 0, 0
+        for message, outcome in _answered(requests, answers):
+            if message.queue != queue:
+                tally.pushed += run
+                stored += run
+                queue, run = message.queue, 0
+                tally = self.of(queue)
+            if outcome.status == "queued":
+                run += 1
+            elif outcome.status == "duplicate":
+                tally.duplicates += 1
+                self.total.duplicates += 1
+            elif outcome.code != "sealing_mismatch":  # Those are sealed anew, and come again.
+                tally.refused += 1
+                self.total.refused += 1
+        tally.pushed += run
+        self.total.pushed += stored + run
+
+    def _note_settlements(
+        self, requests: Sequence[Sequence[Settlement]], answers: Sequence[Sequence[SettleOutcome] | HarkError]
+    ) -> None:
+        queue, tally, run, done = None, self.total, 0, 0
+        for item, outcome in _answered(requests, answers):
+            if outcome.lease_id is None or outcome.queue is None:  # It changed nothing.
+                self.refused_settlements += not outcome.success
+                continue
+            if outcome.queue != queue:
+                tally.completed += run
+                done += run
+                queue, run = outcome.queue, 0
+                tally = self.of(queue)
+            if item.status == "completed":
+                run += 1
+            else:
+                kind = "dead_lettered" if outcome.dead_lettered else _UNSETTLED[item.status]
+                for one in (tally, self.total):
+                    setattr(one, kind, getattr(one, kind) + 1)
+        tally.completed += run
+        self.total.completed += done + run
+
+
+def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | HarkError]) -> Iterator[tuple[Q, A]]:
+    """The items of all requests with their outcomes, without the requests that could not be judged."""
+    judged = cast(Sequence[Sequence[A]], answers)
+    if set(map(type, answers)) != _ALL_JUDGED:
+        pairs = [
+            (items, found) for items, found in zip(requests, judged, strict=True) if not isinstance(found, HarkError)
+        ]
+        requests, judged = [items for items, _ in pairs], [found for _, found in pairs]
+    return zip(chain.from_iterable(requests), chain.from_iterable(judged), strict=True)

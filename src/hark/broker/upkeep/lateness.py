@@ -1,0 +1,18 @@
+"""The duty that measures how late the event loop is: what keeps it busy keeps everybody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hark.clock import SECOND, Clock
+from hark.histograms import Histogram
+
+_INTERVAL = 0.5
+
+
+async def keep_measuring(lateness: Histogram, clock: Clock) -> None:
+    """Sleep for a known time, over and over, and note by how much it was longer."""
+    while True:
+        started = clock.now()
+        await asyncio.sleep(_INTERVAL)
+        lateness.add(max(0.0, (clock.now() - started) / SECOND - _INTERVAL))
