@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from websockets.sync.client import ClientConnection, connect
 
+from hark.access.authenticator import Authenticates
 from hark.broker import Broker
 from hark.clock import Clock, SystemClock
 from hark.engine.sqlite import SqliteEngine
@@ -169,8 +170,11 @@ def masked(text: str) -> bytes:
 class Inside:
     """A server in this process, on the event loop of production, that tests can look into."""
 
-    def __init__(self, settings: Settings, ping_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, ping_seconds: float, clock: Clock, authenticator: Authenticates | None = None
+    ) -> None:
         self._settings = settings
+        self._authenticator = authenticator
         self._clock = clock
         self._ping_seconds = ping_seconds
         self._ready = threading.Event()
@@ -218,8 +222,10 @@ class Inside:
         await self.broker.start()
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app = App(self.broker, self._settings, self._ping_seconds)
-        self._server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, self._settings.max_body_bytes))
+        app = App(self.broker, self._settings, self._ping_seconds, authenticator=self._authenticator)
+        self._server = uvicorn.Server(
+            uvicorn_config(app, "127.0.0.1", 0, self._settings.max_body_bytes, self._settings.limits)
+        )
         self._ready.set()
         try:
             await self._server.serve([listener])
@@ -228,9 +234,14 @@ class Inside:
 
 
 @contextmanager
-def inside(settings: Settings | None = None, ping_seconds: float = 15, clock: Clock | None = None) -> Iterator[Inside]:
+def inside(
+    settings: Settings | None = None,
+    ping_seconds: float = 15,
+    clock: Clock | None = None,
+    authenticator: Authenticates | None = None,
+) -> Iterator[Inside]:
     """A server in this process for one test."""
-    server = Inside(settings or Settings(), ping_seconds, clock or SystemClock())
+    server = Inside(settings or Settings(), ping_seconds, clock or SystemClock(), authenticator)
     server.start()
     try:
         yield server

@@ -25,9 +25,9 @@ def listed(api: Api, queue: str) -> list[Json]:
 
 
 def test_a_waiting_pop_is_listed(api: Api, queue: str) -> None:
-    wish = {"consumerGroup": "g", "batch": 3, "consumerPriority": 7, "wait": True, "timeout": 20_000}
+    wish = {"consumerGroup": "g", "batch": 3, "consumerPriority": 7, "consumer": "worker 7", "wait": True}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(api.pop, queue, "p", **wish)
+        waiting = pool.submit(api.pop, queue, "p", timeout=20_000, **wish)
         [shown] = listed(api, queue)
         assert shown.pop("id").startswith("pop-")
         assert shown.pop("waitingSince") < shown.pop("deadline")
@@ -40,6 +40,7 @@ def test_a_waiting_pop_is_listed(api: Api, queue: str) -> None:
             "consumerGroup": "g",
             "batch": 3,
             "priority": 7,
+            "consumer": "worker 7",
             "state": "interested",
         }
         api.push(queue, 1, partition="p")

@@ -62,7 +62,7 @@ def test_a_body_that_is_no_object_is_refused(api: Api, path: str, body: bytes) -
     refusal(api.post(path, content=body), 400, "invalid_input")
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico"])
+@pytest.mark.parametrize("path", ["/nothing", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico"])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_route_is_404_in_json(http: httpx.Client, method: str, path: str) -> None:
     refusal(http.request(method, path), 404, "route_not_found")
@@ -145,7 +145,7 @@ def test_a_client_that_vanishes_in_the_middle_of_a_body_disturbs_nobody(api: Api
     assert address.port is not None
     for path in ("/api/v1/push", "/api/v1/transaction"):
         with socket.create_connection((address.hostname, address.port)) as connection:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
             connection.sendall(head.encode() + b'{"items":[')
     api.push(queue, 1)
     assert data(api.pop(queue)) == [1]

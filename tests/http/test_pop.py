@@ -219,7 +219,7 @@ def test_a_client_that_leaves_while_it_waits_takes_nothing_with_it(api: Api, ser
     assert address.port is not None
     for _ in range(20):
         with socket.create_connection((address.hostname, address.port)) as connection:
-            head = f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=20000 HTTP/1.1\r\nHost: x\r\n\r\n"
+            head = f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
             connection.sendall(head.encode())
         api.push(queue, "kept")
         message = api.pop_one(queue, wait=True, timeout=20_000)

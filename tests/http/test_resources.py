@@ -72,6 +72,30 @@ def test_one_queue_is_shown_with_its_partitions(api: Api, queue: str) -> None:
     assert partition["oldestMessage"] <= partition["newestMessage"]
 
 
+def test_the_places_of_groups_are_shown_with_the_partitions(api: Api, queue: str) -> None:
+    api.push(queue, 1, 2, 3, partition="p")
+    api.push(queue, 1, partition="q")
+    api.pop(queue, "p", batch=2, autoAck=True, consumerGroup="g")
+    held = api.pop_one(queue, "p", consumerGroup="h")
+    shown = read(api.get(f"/resources/queues/{queue}", places=True, search="p"))
+    [partition] = shown["partitions"]
+    of_g, of_h = partition["places"]
+    assert (of_g["consumerGroup"], of_g["cursor"], of_g["lag"], of_g["leaseId"]) == ("g", 2, 1, None)
+    assert (of_h["consumerGroup"], of_h["cursor"], of_h["lag"]) == ("h", 0, 3)
+    assert (of_h["leaseId"], of_h["leaseUntil"] > held["createdAt"]) == (held["leaseId"], True)
+    assert "places" not in read(api.get(f"/resources/queues/{queue}"))["partitions"][0]
+
+
+@pytest.mark.parametrize("sort", ["newest", "backlog"])
+def test_paused_queues_are_found(api: Api, queue: str, sort: str) -> None:
+    for name in (f"{queue}-a", f"{queue}-b"):
+        api.configure(name)
+    read(api.post(f"/resources/queues/{queue}-b/pause"))
+    found = read(api.get("/resources/queues", search=queue, paused=True, sort=sort))
+    assert ([one["name"] for one in found["queues"]], found["total"]) == ([f"{queue}-b"], 1)
+    assert read(api.get("/resources/queues", search=queue, paused=False, sort=sort))["total"] == 2
+
+
 def test_partitions_of_a_queue_are_paged(api: Api, queue: str) -> None:
     for number in range(5):
         api.push(queue, number, partition=f"p{number}")

@@ -152,7 +152,7 @@ def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: 
     with inside(settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         api = Api(client)
         payload = "x" * 100_000
-        request = f"GET /api/v1/listen/queue/{queue}?prefetch=1000&batch=10 HTTP/1.1\nHost: x\n\n"
+        request = f"GET /api/v1/listen/queue/{queue}?prefetch=1000&batch=10 HTTP/1.1\nHost: localhost\n\n"
         with deaf(server.url, request) as lazy:
             [stream] = server.call(lambda: list(server.broker.delivery.streams))
             for partition in range(100):
@@ -172,7 +172,7 @@ def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: 
 def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str) -> None:
     with inside() as server, httpx.Client(base_url=server.url, timeout=30) as client:
         api = Api(client)
-        request = f"GET /api/v1/listen/queue/{queue}?prefetch=200&batch=200 HTTP/1.1\nHost: x\n\n"
+        request = f"GET /api/v1/listen/queue/{queue}?prefetch=200&batch=200 HTTP/1.1\nHost: localhost\n\n"
         for _ in range(4):
             api.push(queue, *["x" * 100_000] * 50)
         with deaf(server.url, request) as lazy:

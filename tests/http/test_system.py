@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 import hark
+from hark.broker import Broker
+from hark.broker.measured import EngineCalls
+from hark.broker.readiness import Readiness
+from hark.engine.api import Engine
 from hark.errors import EngineFailure
-from hark.http.routes import routes
+from hark.http.app import App
+from hark.settings import Settings
 from tests.conftest import running_server
 from tests.http.api import Api, data, read, refusal
+from tests.http.edge.asking import Tokens
 
 
 def test_health(api: Api) -> None:
@@ -85,6 +90,7 @@ class _LostStore:
 
     def __init__(self) -> None:
         self.engine = self
+        self.readiness = Readiness(cast(Engine, self), EngineCalls())
 
     async def ping(self) -> None:
         """Fail."""
@@ -92,9 +98,24 @@ class _LostStore:
 
 
 async def test_health_is_503_when_the_store_is_lost() -> None:
-    app = Starlette(routes=routes())
-    app.state.broker = _LostStore()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    app = App(cast(Broker, _LostStore()), Settings())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
         answer = read(await client.get("/health"), 503)
+        not_ready = read(await client.get("/health/ready"), 503)
+        live = read(await client.get("/health/live"))
     assert (answer["status"], answer["database"]) == ("unhealthy", "disconnected")
     assert (answer["error"], answer["code"]) == ("the disk is gone", "unhealthy")
+    assert not_ready == {"status": "not ready", "error": "the disk is gone", "code": "not_ready"}
+    assert live == {"status": "live"}, "a restart would not bring the store back"
+
+
+async def test_where_tokens_are_asked_for_those_without_one_do_not_hear_what_the_store_said() -> None:
+    app = App(cast(Broker, _LostStore()), Settings(), authenticator=Tokens())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
+        for path in ("/health", "/health/ready"):
+            assert read(await client.get(path), 503)["error"] == "the log of the server says why"
+
+
+def test_a_server_that_serves_is_live_and_ready(api: Api) -> None:
+    assert read(api.client.get("/health/live")) == {"status": "live"}
+    assert read(api.client.get("/health/ready")) == {"status": "ready"}

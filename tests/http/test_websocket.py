@@ -346,7 +346,7 @@ def test_what_comes_after_the_client_left_is_for_others(api: Api, server_url: st
 
 
 UPGRADE = (
-    "GET /api/v1/consume?credit={credit} HTTP/1.1\nHost: x\nConnection: Upgrade\nUpgrade: websocket\n"
+    "GET /api/v1/consume?credit={credit} HTTP/1.1\nHost: localhost\nConnection: Upgrade\nUpgrade: websocket\n"
     "Sec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\n\n"
 )
 

@@ -141,9 +141,9 @@ def test_connections_are_refused_before_the_upgrade(api: Api, server_url: str) -
 
 def test_pages_of_other_sites_may_not_connect(server_url: str) -> None:
     status, body = refused(f"{server_url}/api/v1/consume", Origin="https://elsewhere.example")
-    assert (status, body["code"]) == (403, "forbidden")
+    assert (status, body["code"]) == (403, "cross_origin")
     status, body = refused(f"{server_url}/api/v1/consume", Origin="http://[")
-    assert (status, body["code"]) == (403, "forbidden")
+    assert (status, body["code"]) == (403, "cross_origin")
     address = f"{server_url.replace('http', 'ws')}/api/v1/consume"
     with connect(address, proxy=None, additional_headers={"Origin": server_url}) as connection:
         assert Socket(connection).ask("ping") == {"type": "pong"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -191,6 +191,11 @@ def path_segments(raw_path: bytes) -> list[str]:
 
 
 # Bodies ----------------------------------------------------------------------------------------------------
+
+
+def raw_default(value: msgspec.Raw) -> Any:
+    """What a raw field of a body has that is not given. (As a mere default it could not be written in a schema.)"""
+    return msgspec.field(default_factory=lambda: value)
 
 
 def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:

@@ -11,12 +11,17 @@ import msgspec
 
 from hark.broker import Broker
 from hark.errors import InvalidInput, Overloaded
-from hark.http.acks import ACK_TEXTS, AckBatchBody, AckBody, ack_answers, settlements_of
+from hark.http.acks import ACK_TEXTS, AckAnswer, AckBatchBody, AckBody, ack_answers, settlements_of
 from hark.http.bodies import read_whole
+from hark.http.callers import named
 from hark.http.checks import decode_json
-from hark.http.pops import Pop, parse_pop, pop_reply
+from hark.http.edge.identities import identity_of
+from hark.http.edge.reaching import settle, stamp
+from hark.http.edge.trace_contexts import CONTEXT, carry
+from hark.http.pops import Pop, PopReply, parse_pop, place_in_path, pop_params, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
 from hark.http.responses import (
+    NO_STORE,
     Receive,
     Scope,
     Send,
@@ -27,11 +32,14 @@ from hark.http.responses import (
     send_json,
     wait_until_left,
 )
+from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY
+from hark.http.routes.table import Operation, Reach, Table, write
 from hark.model import NewMessage
 from hark.settings import Settings
 
 _POP_CACHE = 4096
-"""Consumers ask the same question over and over: its parsed form is kept."""
+"""Consumers ask the same question over and over: its parsed form is kept, if it is not long."""
+_KEPT_BYTES = 1024
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
@@ -60,15 +68,57 @@ class HotRoutes:
         self._settings = settings
         self._max_body = settings.max_body_bytes
         self._max_batch = settings.limits.max_batch
-        self._parse_pop = lru_cache(_POP_CACHE)(lambda path, query: parse_pop(path, query, settings))
+        self._recall_pop = lru_cache(_POP_CACHE)(lambda place, query: parse_pop(place, query, settings))
+
+    def table(self) -> Table:
+        """The routes."""
+        return {
+            "/api/v1/push": {
+                "POST": write(
+                    self.push,
+                    Reach.ITEMS,
+                    body=PushBody,
+                    answer={201: list[PushAnswer]},
+                    errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
+                    raw=True,
+                )
+            },
+            "/api/v1/ack": {"POST": write(self.ack, Reach.ITEMS, body=AckBody, answer=list[AckAnswer], raw=True)},
+            "/api/v1/ack/batch": {
+                "POST": write(
+                    self.ack_batch,
+                    Reach.ITEMS,
+                    body=AckBatchBody,
+                    answer=list[AckAnswer],
+                    errors=(TOO_MANY,),
+                    raw=True,
+                )
+            },
+            "/api/v1/pop": {"GET": self._pop(Reach.QUERY)},
+            "/api/v1/pop/queue/{queue}": {"GET": self._pop(Reach.PATH)},
+            "/api/v1/pop/queue/{queue}/partition/{partition}": {"GET": self._pop(Reach.PATH)},
+        }
+
+    def _pop(self, reach: Reach) -> Operation:
+        return write(
+            self.pop,
+            reach,
+            query=pop_params(self._settings, place=reach is Reach.QUERY),
+            answer={200: PopReply, 204: None},
+            errors=(NOT_SUPPORTED, ANOTHER_MODE),
+            raw=True,
+        )
 
     # Push --------------------------------------------------------------------------------------------------
 
-    async def push(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /api/v1/push"""
+    async def push(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Store messages; each is answered on its own."""
         try:
             body = await read_whole(receive, self._max_body)
             messages = self._messages(body)
+            stamp(identity_of(scope), messages)
+            if CONTEXT in scope:
+                carry(scope, messages)
             outcomes = await self._broker.push(messages) if messages else []
             if outcomes and outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
                 raise Overloaded(outcomes[0].error or "the queue is full", code="queue_full")
@@ -112,13 +162,15 @@ class HotRoutes:
     # Pop ---------------------------------------------------------------------------------------------------
 
     async def pop(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /api/v1/pop, /api/v1/pop/queue/{queue} and /api/v1/pop/queue/{queue}/partition/{partition}"""
+        """Take messages; waits for some if it is to."""
         try:
-            asked: Pop = self._parse_pop(scope["raw_path"], scope["query_string"])
-            await receive()  # The (empty) body; from now on receive tells of nothing but the client's leaving.
-            result = await self._broker.pop(
-                asked.request, asked.wait_seconds, asked.priority, lambda: wait_until_left(receive)
+            place, query = place_in_path(scope), scope["query_string"]
+            asked: Pop = (
+                self._recall_pop(place, query) if len(query) <= _KEPT_BYTES else parse_pop(place, query, self._settings)
             )
+            await receive()  # The (empty) body; from now on receive tells of nothing but the client's leaving.
+            wish = named(asked.request, scope)
+            result = await self._broker.pop(wish, asked.wait_seconds, asked.priority, lambda: wait_until_left(receive))
             if not result.messages:
                 await send_empty(send)
                 return
@@ -126,28 +178,29 @@ class HotRoutes:
         except Exception as error:
             await send_failure(send, error)
         else:
-            if not await send_if_there(send, receive, 200, answer):
+            if not await send_if_there(send, receive, 200, answer, NO_STORE):
                 self._broker.give_back(result)
 
     # Ack ---------------------------------------------------------------------------------------------------
 
-    async def ack(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /api/v1/ack"""
+    async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Settle a message."""
         try:
             body = await read_whole(receive, self._max_body)
             try:
                 ack = _decode_ack(body)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 ack = decode_json(body, AckBody, "body")
-            outcomes = await self._broker.settle(settlements_of([ack], ack.consumer_group, ""))
+            items = settlements_of([ack], ack.consumer_group, "")
+            outcomes = await settle(identity_of(scope), self._broker, items)
             answer = encode(ack_answers(outcomes))
         except Exception as error:
             await send_failure(send, error)
         else:
             await send_json(send, 200, answer)
 
-    async def ack_batch(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /api/v1/ack/batch"""
+    async def ack_batch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Settle many messages; each is answered on its own."""
         try:
             body = await read_whole(receive, self._max_body)
             try:
@@ -157,7 +210,8 @@ class HotRoutes:
             acks = batch.acknowledgments
             self._check_number("acknowledgments", len(acks))
             items = settlements_of(acks, batch.consumer_group, "acknowledgments")
-            answer = encode(ack_answers(await self._broker.settle(items) if items else []))
+            outcomes = await settle(identity_of(scope), self._broker, items) if items else []
+            answer = encode(ack_answers(outcomes))
         except Exception as error:
             await send_failure(send, error)
         else:

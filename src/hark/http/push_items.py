@@ -9,9 +9,19 @@ from typing import Annotated
 import msgspec
 
 from hark.errors import InvalidInput
-from hark.http.checks import MAX_NAME_BYTES, check_int, check_name, check_text, decode_json, parse_moment, short
+from hark.http.checks import (
+    MAX_NAME_BYTES,
+    check_int,
+    check_name,
+    check_text,
+    decode_json,
+    parse_moment,
+    raw_default,
+    short,
+)
 from hark.keys import InvalidKey, check_keys
 from hark.model import DEFAULT_PARTITION, NULL_PAYLOAD, Key, NewMessage
+from hark.model.trace_context import MAX_STATE, is_traceparent, is_tracestate, trace_context
 
 MAX_PRIORITY = 9
 MAX_DEPTH = 256
@@ -40,7 +50,7 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
 
     queue: str
     partition: str = DEFAULT_PARTITION
-    payload: msgspec.Raw = NO_PAYLOAD
+    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
     transaction_id: str = ""
     trace_id: str = ""
     priority: int | None = None
@@ -48,7 +58,9 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
     deliver_at: str | int | None = None
     backoff_schedule: list[int] | None = None
     ttl: int | None = None
-    keys_if_undelivered: msgspec.Raw = _NO_KEYS
+    keys_if_undelivered: msgspec.Raw = raw_default(_NO_KEYS)
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 class PushBody(msgspec.Struct, gc=False):
@@ -128,7 +140,21 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
         message.ttl_ms = check_int(item.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
     if item.keys_if_undelivered is not _NO_KEYS:
         message.undelivered_keys = undelivered_keys(item.keys_if_undelivered, f"{where}.keysIfUndelivered")
+    if item.traceparent or item.tracestate:
+        message.trace_context = check_context(item.traceparent or "", item.tracestate or "", where)
     return message
+
+
+def check_context(traceparent: str, tracestate: str, where: str) -> str:
+    """The trace context that a message is to carry."""
+    if not is_traceparent(traceparent):
+        raise InvalidInput(
+            f"{where}.traceparent: expected version-traceid-spanid-flags in small hexadecimal digits (W3C Trace "
+            f"Context), got {short(traceparent)}"
+        )
+    if tracestate and not is_tracestate(tracestate):
+        raise InvalidInput(f"{where}.tracestate: expected at most {MAX_STATE} printable ASCII characters")
+    return trace_context(traceparent, tracestate)
 
 
 def _check_backoff(schedule: list[int], field: str) -> tuple[int, ...]:

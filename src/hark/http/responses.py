@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from hark.errors import BodyTooLarge, HarkError, MethodNotAllowed
+from hark.errors import BodyTooLarge, HarkError, MethodNotAllowed, Unauthorized
+from hark.http.edge import request_ids
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,14 @@ Header = tuple[bytes, bytes]
 encode = msgspec.json.Encoder().encode
 JSON_HEADER = (b"content-type", b"application/json")
 NO_STORE = (b"cache-control", b"no-store")
+NOSNIFF = (b"x-content-type-options", b"nosniff")
 _PART_BYTES = 256 * 1024
+_INTERNAL = "internal"
 
 
 async def send_json(send: Send, status: int, body: bytes, *extra: Header) -> None:
     """A JSON answer whose body is ready."""
-    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *extra]
+    headers = [JSON_HEADER, NOSNIFF, (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -41,7 +44,7 @@ async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, 
     """
     if has_left(receive):
         return False
-    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *extra]
+    headers = [JSON_HEADER, NOSNIFF, (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     for start in range(0, len(body), _PART_BYTES):
         if start:
@@ -74,18 +77,25 @@ async def wait_until_left(receive: Receive) -> None:
 
 async def send_empty(send: Send) -> None:
     """204: there is nothing."""
-    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.start", "status": 204, "headers": [NO_STORE]})
     await send({"type": "http.response.body", "body": b""})
 
 
 def error_body(error: HarkError) -> dict[str, str]:
-    """The body of every error."""
-    return {"error": error.text, "code": error.code}
+    """The body of every error; that of a defect of ours has what to look for in the log."""
+    body = {"error": error.text, "code": error.code}
+    if error.code == _INTERNAL and (request_id := request_ids.current_request_id()):
+        body["requestId"] = request_id
+    return body
 
 
 def error_headers(error: HarkError) -> dict[str, str]:
-    """When to try again, for errors that pass; what to try instead, for wrong methods."""
+    """When to try again, for errors that pass; what to try instead, for wrong methods and missing tokens."""
     headers = {}
+    if request_id := request_ids.current_request_id():
+        headers["x-request-id"] = request_id
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
     if isinstance(error, MethodNotAllowed):
@@ -96,12 +106,23 @@ def error_headers(error: HarkError) -> dict[str, str]:
 async def send_error(send: Send, error: HarkError, *, close: bool = False) -> None:
     """An error as every route answers it; `close` where the rest of the body will not be read."""
     body = encode(error_body(error))
-    headers = [JSON_HEADER, (b"content-length", b"%d" % len(body))]
+    headers = [JSON_HEADER, NOSNIFF, NO_STORE, (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, error: HarkError) -> None:
+    """Answer a request that goes no further; a WebSocket is refused before it is one."""
+    if scope["type"] == "http":
+        await send_error(send, error)
+        return
+    await receive()  # That somebody wants to connect.
+    headers = [JSON_HEADER, *((name.encode(), value.encode()) for name, value in error_headers(error).items())]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": encode(error_body(error))})
 
 
 async def send_failure(send: Send, error: Exception) -> None:
@@ -118,4 +139,4 @@ def known_error(error: Exception) -> HarkError:
 def internal_error(error: Exception) -> HarkError:
     """What a client hears of a defect of ours; the log hears the rest."""
     log.error("a request failed because of a bug", exc_info=error)
-    return HarkError("internal error; it has been logged", code="internal")
+    return HarkError("internal error; it has been logged", code=_INTERNAL)

@@ -109,7 +109,7 @@ class Watch:
     def change(self) -> tuple[Json, Json]:
         """The key and the value of the next change, which must be of one key."""
         [entry] = self.changes()
-        assert set(entry) == {"key", "value", "versionstamp"}
+        assert set(entry) - {"expiresAt"} == {"key", "value", "versionstamp"}
         assert entry["versionstamp"] is not None or entry["value"] is None
         return entry["key"], ... if entry["versionstamp"] is None else entry["value"]
 

@@ -217,7 +217,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_message_gives_it_back_uncounted
     with inside() as server, httpx.Client(base_url=server.url, timeout=30) as client:
         work = Work(client, queue)
         work.enqueue("x" * 9_000_000)  # More than the system takes over from the server.
-        with deaf(server.url, f"GET {BASE}/listen?queue={queue} HTTP/1.1\nHost: x\n\n") as lazy:
+        with deaf(server.url, f"GET {BASE}/listen?queue={queue} HTTP/1.1\nHost: localhost\n\n") as lazy:
             begun = b""
             while b"event: message" not in begun:
                 begun += lazy.recv(1024)
@@ -231,7 +231,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_little(queue: str) -> 
         work = Work(client, queue)
         for _ in range(8):
             work.enqueue("x" * 9_000_000)
-        with deaf(server.url, f"GET {BASE}/listen?queue={queue} HTTP/1.1\nHost: x\n\n"):
+        with deaf(server.url, f"GET {BASE}/listen?queue={queue} HTTP/1.1\nHost: localhost\n\n"):
             [stream] = server.call(lambda: list(server.broker.delivery.streams))
             got = [work.take(**WAIT)["attempts"] for _ in range(7)]
             assert got == [1] * 7

@@ -106,7 +106,7 @@ def test_what_a_client_that_left_did_not_get_is_not_counted(queue: str) -> None:
         work = Work(client, queue)
         for number in range(5):
             work.enqueue("x" * 9_000_000)  # More than the system takes over from the server.
-            with deaf(server.url, f"GET /keyval/api/queue/poll?queue={queue} HTTP/1.1\nHost: x\n\n"):
+            with deaf(server.url, f"GET /keyval/api/queue/poll?queue={queue} HTTP/1.1\nHost: localhost\n\n"):
                 pass
             message = work.take(**WAIT)
             assert message["attempts"] == 1, number

@@ -169,7 +169,7 @@ def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() 
     with inside(Settings(limits=Limits(stalled_seconds=1))) as server:
         with (
             httpx.Client(base_url=server.url, timeout=30) as client,
-            deaf(server.url, f"GET {BASE}/watch?keys=r/a HTTP/1.1\nHost: x\n\n"),
+            deaf(server.url, f"GET {BASE}/watch?keys=r/a HTTP/1.1\nHost: localhost\n\n"),
         ):
             keys = Keys(client, "r")
             [watcher] = server.call(lambda: list(server.broker.keyvalue.watchers._all))

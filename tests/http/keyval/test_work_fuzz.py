@@ -74,7 +74,8 @@ def test_any_parameters(http: httpx.Client, path: str, query: dict[str, str]) ->
 
 
 @settings(max_examples=100, deadline=None)
-@given(id=st.text(min_size=1, max_size=20))
+# Clients take these two for directions, and send another path.
+@given(id=st.text(min_size=1, max_size=20).filter(lambda id: id not in (".", "..")))
 def test_any_id_in_a_path(http: httpx.Client, id: str) -> None:
     path = f"{BASE}/dlq/{quote(id, safe='', errors='surrogatepass')}"
     for answer in (http.get(path), http.delete(path), http.post(f"{path}/requeue")):

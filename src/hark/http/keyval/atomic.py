@@ -11,16 +11,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.errors import Conflict, InvalidInput
-from hark.http.checks import MAX_NUMBER, check_int, check_name, decode_json, short
+from hark.http.answers import keyval as answers
+from hark.http.checks import MAX_NUMBER, check_int, check_name, decode_json, raw_default, short
+from hark.http.edge.identities import identity_of
+from hark.http.edge.reaching import stamp
+from hark.http.edge.trace_contexts import carry
 from hark.http.keyval.entries import version_of, versionstamp
 from hark.http.keyval.keys import check_value
 from hark.http.keyval.measuring import measured
 from hark.http.keyval.messages import ABSENT, EnqueueOptions, new_message
-from hark.http.keyval.params import BASE, queue_param
+from hark.http.keyval.params import BASE, QUEUE, queue_param
 from hark.http.keyval.paths import key_of
 from hark.http.push_items import MAX_TTL_MS
-from hark.http.routes.requests import broker_of, query_of, read_json, reply, settings_of
-from hark.http.routes.table import Table
+from hark.http.routes.requests import (
+    MAINTENANCE,
+    QUEUE_FULL,
+    TOO_MANY,
+    broker_of,
+    query_of,
+    read_json,
+    reply,
+    settings_of,
+)
+from hark.http.routes.table import Failure, Reach, Table, write
 from hark.model import KeyCheck, KeyMutation, KeyWrite, NewMessage
 
 _KINDS = ("set", "delete", "sum", "min", "max", "append", "prepend")
@@ -39,7 +52,7 @@ class MutationBody(msgspec.Struct, rename="camel"):
 
     type: str
     key: object = None
-    value: msgspec.Raw = ABSENT
+    value: msgspec.Raw = raw_default(ABSENT)
     expires_in: int | None = None
     queue: str | None = None
     options: EnqueueOptions | None = None
@@ -58,6 +71,8 @@ async def commit(request: Request) -> Response:
     body = await read_json(request, AtomicBody, "body")
     queue = queue_param(query_of(request))
     write = parse_key_write(body, settings_of(request).limits.max_batch, queue=queue)
+    stamp(identity_of(request), write.messages)
+    carry(request, write.messages)
     if write.messages:
         await broker.work_queues.admit(write.messages)
     try:
@@ -65,8 +80,9 @@ async def commit(request: Request) -> Response:
     except Conflict as error:
         raise Conflict(_as_numbered(error.text, body.mutations), code=error.code) from None
     if not written.success or written.version is None:
-        return reply({"ok": False})
-    answer: dict[str, object] = {"ok": True, "versionstamp": versionstamp(written.version)}
+        refused: answers.Committed = {"ok": False}
+        return reply(refused)
+    answer: answers.Committed = {"ok": True, "versionstamp": versionstamp(written.version)}
     if written.messages:
         answer["ids"] = [outcome.message_id for outcome in written.messages]
     return reply(answer)
@@ -158,4 +174,15 @@ def _as_numbered(text: str, mutations: Sequence[MutationBody]) -> str:
     return _MUTATION.sub(lambda match: f"mutations[{places[int(match[1])]}]", text, count=1)
 
 
-TABLE: Table = {f"{BASE}/atomic": {"POST": measured("atomic_commit", commit)}}
+TABLE: Table = {
+    f"{BASE}/atomic": {
+        "POST": write(
+            measured("atomic_commit", commit),
+            Reach.SERVER,
+            query=(QUEUE,),
+            body=AtomicBody,
+            answer=answers.Committed,
+            errors=(TOO_MANY, Failure(409, "value_mismatch"), MAINTENANCE, QUEUE_FULL),
+        )
+    }
+}

@@ -8,26 +8,29 @@ from starlette.responses import Response
 from hark.broker.broker import first
 from hark.clock import MILLISECOND
 from hark.errors import NotFound
-from hark.http.checks import name_param
-from hark.http.keyval.params import BASE, limit_param, offset_param, queue_param
+from hark.http.answers import keyval as answers
+from hark.http.edge.identities import identity_of
+from hark.http.edge.reaching import reached_letter
+from hark.http.keyval.params import BASE, LIMIT, OFFSET, QUEUE, queue_param
+from hark.http.params import NameParam
 from hark.http.routes.requests import broker_of, query_of, reply, text_in_path
-from hark.http.routes.table import Table
+from hark.http.routes.table import Failure, Reach, Table, admin, read, write
 from hark.model import QUEUE_MODE, DeadLetter, DeadLetterFilter
+
+_OF_QUEUE = NameParam("queue", "The queue that the dead letter has to be of; an id alone will do.")
 
 
 async def list_dead_letters(request: Request) -> Response:
     """A page of the dead letters of a queue, newest failure first."""
     query = query_of(request)
-    where = DeadLetterFilter(
-        queue=queue_param(query), group=QUEUE_MODE, limit=limit_param(query), offset=offset_param(query)
-    )
+    where = DeadLetterFilter(queue=queue_param(query), group=QUEUE_MODE, limit=LIMIT.of(query), offset=OFFSET.of(query))
     page = await broker_of(request).dead_letters(where)
     return reply([_entry(letter) for letter in page.items])
 
 
 async def get_dead_letter(request: Request) -> Response:
     """One dead letter, by its own id or by that of the message."""
-    page = await broker_of(request).dead_letters(_one(request))
+    page = await broker_of(request).dead_letters(await _one(request))
     if not page.items:
         raise _not_found()
     return reply(_entry(page.items[0]))
@@ -36,39 +39,43 @@ async def get_dead_letter(request: Request) -> Response:
 async def requeue(request: Request) -> Response:
     """Put a dead letter back in front of its queue, with its options and no attempts used."""
     engine = broker_of(request).engine
-    page = await engine.dead_letters(_one(request))
+    page = await engine.dead_letters(await _one(request))
     if not page.items:
         raise _not_found()
     try:
         message_id = first(await engine.requeue([page.items[0].id]))
     except NotFound:
         raise _not_found() from None  # Somebody else was faster.
-    return reply({"ok": True, "newId": message_id, "id": message_id})
+    answer: answers.Requeued = {"ok": True, "newId": message_id, "id": message_id}
+    return reply(answer)
 
 
 async def delete_dead_letter(request: Request) -> Response:
     """Remove one dead letter; one that is not there is removed already."""
-    await broker_of(request).engine.delete_dead_letters(_one(request))
-    return reply({"ok": True})
+    await broker_of(request).engine.delete_dead_letters(await _one(request))
+    answer: answers.Ok = {"ok": True}
+    return reply(answer)
 
 
 async def purge_dead_letters(request: Request) -> Response:
     """Remove all dead letters of a queue."""
     where = DeadLetterFilter(queue=queue_param(query_of(request)), group=QUEUE_MODE)
-    return reply({"deletedCount": await broker_of(request).engine.delete_dead_letters(where)})
+    answer: answers.Deleted = {"deletedCount": await broker_of(request).engine.delete_dead_letters(where)}
+    return reply(answer)
 
 
-def _one(request: Request) -> DeadLetterFilter:
+async def _one(request: Request) -> DeadLetterFilter:
     """An id finds its dead letter alone; a queue that is named has to be the right one."""
-    queue = name_param(query_of(request), "queue")
-    return DeadLetterFilter(queue=queue, group=QUEUE_MODE, id=text_in_path(request, "id"), limit=1)
+    queue = _OF_QUEUE.of(query_of(request))
+    where = DeadLetterFilter(queue=queue, group=QUEUE_MODE, ids=(text_in_path(request, "id"),), limit=1)
+    return await reached_letter(identity_of(request), broker_of(request), where)
 
 
 def _not_found() -> NotFound:
     return NotFound("Message not found in DLQ", code="dead_letter_not_found")
 
 
-def _entry(letter: DeadLetter) -> dict[str, object]:
+def _entry(letter: DeadLetter) -> answers.WorkDeadLetter:
     return {
         "id": letter.id,
         "originalId": letter.message_id,
@@ -80,8 +87,19 @@ def _entry(letter: DeadLetter) -> dict[str, object]:
     }
 
 
+_LETTERS = f"{BASE}/queue/dlq"
+_NOT_THERE = (Failure(404, "dead_letter_not_found"),)
+
 TABLE: Table = {
-    f"{BASE}/queue/dlq": {"GET": list_dead_letters, "DELETE": purge_dead_letters},
-    f"{BASE}/queue/dlq/{{id}}": {"GET": get_dead_letter, "DELETE": delete_dead_letter},
-    f"{BASE}/queue/dlq/{{id}}/requeue": {"POST": requeue},
+    _LETTERS: {
+        "GET": read(list_dead_letters, Reach.QUERY, query=(QUEUE, LIMIT, OFFSET), answer=list[answers.WorkDeadLetter]),
+        "DELETE": admin(purge_dead_letters, Reach.QUERY, query=(QUEUE,), answer=answers.Deleted),
+    },
+    f"{_LETTERS}/{{id}}": {
+        "GET": read(get_dead_letter, Reach.ITEMS, query=(_OF_QUEUE,), answer=answers.WorkDeadLetter, errors=_NOT_THERE),
+        "DELETE": write(delete_dead_letter, Reach.ITEMS, query=(_OF_QUEUE,), answer=answers.Ok),
+    },
+    f"{_LETTERS}/{{id}}/requeue": {
+        "POST": write(requeue, Reach.ITEMS, query=(_OF_QUEUE,), answer=answers.Requeued, errors=_NOT_THERE)
+    },
 }

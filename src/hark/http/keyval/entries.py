@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from hark.broker.watching.watcher import Change, Shown
+from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
 from hark.http.checks import short
 from hark.http.keyval.paths import key_of_text
@@ -31,11 +32,14 @@ class WireEntry(msgspec.Struct, gc=False):
     key: Key
     value: msgspec.Raw
     versionstamp: str | None
+    expires_at: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="expiresAt")
+    """Milliseconds since 1970; absent when it stays."""
 
 
 def wire_entry(entry: KeyEntry) -> WireEntry:
     """An entry as it goes out."""
-    return WireEntry(entry.key, entry.value, versionstamp(entry.version))
+    ends = msgspec.UNSET if entry.expires_at is None else entry.expires_at // MILLISECOND
+    return WireEntry(entry.key, entry.value, versionstamp(entry.version), ends)
 
 
 def wire_missing(key: Key) -> WireEntry:

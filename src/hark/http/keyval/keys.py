@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -10,18 +10,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.errors import InvalidInput, NotFound, Refused
-from hark.http.checks import bool_param, check_int, decode_json, int_param, short
-from hark.http.keyval.entries import cursor_of, key_at, versionstamp, wire_entry, wire_missing
+from hark.http.answers import keyval as answers
+from hark.http.checks import check_int, decode_json, raw_default, short
+from hark.http.keyval.entries import WireEntry, cursor_of, key_at, versionstamp, wire_entry, wire_missing
 from hark.http.keyval.measuring import measured
-from hark.http.keyval.params import BASE, DEFAULT_LIMIT, MAX_LIMIT, limit_param
-from hark.http.keyval.paths import key_of, key_param, keys_in_path, keys_of
+from hark.http.keyval.params import BASE, DEFAULT_LIMIT, LIMIT, MAX_LIMIT
+from hark.http.keyval.paths import PREFIX, STRINGS, KeyParam, key_of, keys_in_path, keys_of
+from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.push_items import MAX_DEPTH, MAX_TTL_MS, payload_too_deep
-from hark.http.routes.requests import broker_of, query_of, read_body, read_json, reply
-from hark.http.routes.table import Table
+from hark.http.routes.requests import NOT_SUPPORTED, broker_of, query_of, read_body, read_json, reply
+from hark.http.routes.table import Failure, Reach, Table, read, write
 from hark.model import Key, KeyEntry, KeyMutation, KeyRange, KeyWrite
 
 _KEYS = f"{BASE}/keys"
 _NO_FILTER = msgspec.Raw(b"null")
+_START = KeyParam("start", "Only keys from this one on.")
+_END = KeyParam("end", "Only keys before this one.")
+_REVERSE = BoolParam("reverse", "Whether the last key comes first.")
+_CURSOR = Param("cursor", "Where the page before this one ended.")
+_EXPIRES_IN = IntParam(
+    "expiresIn", "Milliseconds after which the key is gone; if it is not given, never.", 0, 1, MAX_TTL_MS
+)
+_EXACT = BoolParam("exact", "Whether only the key itself is meant, and nothing below it.")
+_RANGE = (PREFIX, _START, _END, LIMIT, _REVERSE)
 
 
 # One key ---------------------------------------------------------------------------------------------------
@@ -39,18 +50,19 @@ async def put_key(request: Request) -> Response:
     """Set the value of a key: the body, byte for byte."""
     query = query_of(request)
     key = _keys_in_path(request)[0]
-    ttl_ms = int_param(query, "expiresIn", 0, 1, MAX_TTL_MS) if "expiresIn" in query else None
+    ttl_ms = _EXPIRES_IN.of(query) or None
     value = check_value(await read_body(request), "value")
     mutation = KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)
     written = await broker_of(request).keyvalue.write_keys(KeyWrite(mutations=[mutation]))
-    return reply({"ok": True, "versionstamp": versionstamp(written.version or 0)})
+    answer: answers.Written = {"ok": True, "versionstamp": versionstamp(written.version or 0)}
+    return reply(answer)
 
 
 class DeleteBody(msgspec.Struct):
     """How to delete."""
 
     exact: bool | None = None
-    where: msgspec.Raw = _NO_FILTER
+    where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
 async def delete_key(request: Request) -> Response:
@@ -59,13 +71,14 @@ async def delete_key(request: Request) -> Response:
     # Whatever its content type: to overlook `exact` or `where` would delete too much.
     body = decode_json(await read_body(request) or b"{}", DeleteBody, "body")
     _refuse_filter(body.where)
-    exact = bool_param(query_of(request), "exact") if body.exact is None else body.exact
+    exact = _EXACT.of(query_of(request)) if body.exact is None else body.exact
     deleted = 0
     for key in keys:
         deleted = await _delete(request, [key], exact)
         if deleted:
             break
-    return reply({"deletedCount": deleted})
+    answer: answers.Deleted = {"deletedCount": deleted}
+    return reply(answer)
 
 
 async def _delete(request: Request, keys: Sequence[Key], exact: bool) -> int:
@@ -90,34 +103,34 @@ async def paginate_keys(request: Request) -> Response:
     """A page of entries, and the cursor of the next one."""
     query = query_of(request)
     wanted = _range(query)
-    if cursor := query.get("cursor"):
-        wanted = msgspec.structs.replace(wanted, after=key_at(cursor, "cursor"))
+    if cursor := _CURSOR.text(query):
+        wanted = msgspec.structs.replace(wanted, after=key_at(cursor, _CURSOR.name))
     # One more than wanted: so that the last page is known to be the last.
     more = msgspec.structs.replace(wanted, limit=wanted.limit + 1)
     entries = await broker_of(request).keyvalue.list_keys(more)
     page, has_more = entries[: wanted.limit], len(entries) > wanted.limit
-    return reply(
-        {
-            "entries": [wire_entry(entry) for entry in page],
-            "cursor": cursor_of(page[-1].key) if has_more else None,
-            "hasMore": has_more,
-        }
-    )
+    answer: answers.EntryPage = {
+        "entries": [wire_entry(entry) for entry in page],
+        "cursor": cursor_of(page[-1].key) if has_more else None,
+        "hasMore": has_more,
+    }
+    return reply(answer)
 
 
 async def count_keys(request: Request) -> Response:
     """How many entries are below a prefix, or at all."""
-    prefix = key_param(query_of(request), "prefix") or ()
-    return reply({"count": await broker_of(request).keyvalue.count_keys(prefix)})
+    prefix = PREFIX.of(query_of(request)) or ()
+    answer: answers.Counted = {"count": await broker_of(request).keyvalue.count_keys(prefix)}
+    return reply(answer)
 
 
-def _range(query: Mapping[str, str]) -> KeyRange:
+def _range(query: Query) -> KeyRange:
     return KeyRange(
-        prefix=key_param(query, "prefix") or (),
-        start=key_param(query, "start"),
-        end=key_param(query, "end"),
-        limit=limit_param(query),
-        reverse=bool_param(query, "reverse"),
+        prefix=PREFIX.of(query) or (),
+        start=_START.of(query),
+        end=_END.of(query),
+        limit=LIMIT.of(query),
+        reverse=_REVERSE.of(query),
     )
 
 
@@ -129,7 +142,7 @@ class ListBody(msgspec.Struct):
     end: list[object] | None = None
     limit: int | None = None
     reverse: bool | None = None
-    where: msgspec.Raw = _NO_FILTER
+    where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
 async def list_exactly(request: Request) -> Response:
@@ -159,7 +172,7 @@ class KeysBody(msgspec.Struct):
 
     keys: object = None
     exact: bool | None = None
-    where: msgspec.Raw = _NO_FILTER
+    where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
 async def get_batch(request: Request) -> Response:
@@ -175,7 +188,8 @@ async def delete_batch(request: Request) -> Response:
     """Delete keys and all below them, or with `exact` only the keys; all of them in one commit."""
     body = await read_json(request, KeysBody, "body")
     _refuse_filter(body.where)
-    return reply({"deletedCount": await _delete(request, keys_of(body.keys), bool(body.exact))})
+    answer: answers.Deleted = {"deletedCount": await _delete(request, keys_of(body.keys), bool(body.exact))}
+    return reply(answer)
 
 
 # Checks ----------------------------------------------------------------------------------------------------
@@ -197,16 +211,54 @@ def _refuse_filter(where: msgspec.Raw) -> None:
         raise Refused(f"where: this server has no filters, and nothing was done: {short(bytes(where).decode())}")
 
 
+_NO_KEY = Failure(404, "key_not_found")
+
 TABLE: Table = {
-    _KEYS: {"GET": measured("list", list_keys)},
-    f"{_KEYS}/count": {"GET": measured("count", count_keys)},
-    f"{_KEYS}/paginate": {"GET": measured("paginate", paginate_keys)},
-    f"{_KEYS}/batch": {"POST": measured("get", get_batch)},
-    f"{_KEYS}/delete-batch": {"POST": measured("delete", delete_batch)},
-    f"{_KEYS}/list": {"POST": measured("list", list_exactly)},
+    _KEYS: {"GET": read(measured("list", list_keys), Reach.SERVER, query=_RANGE, answer=list[WireEntry])},
+    f"{_KEYS}/count": {
+        "GET": read(measured("count", count_keys), Reach.SERVER, query=(PREFIX,), answer=answers.Counted)
+    },
+    f"{_KEYS}/paginate": {
+        "GET": read(
+            measured("paginate", paginate_keys), Reach.SERVER, query=(*_RANGE, _CURSOR), answer=answers.EntryPage
+        )
+    },
+    f"{_KEYS}/batch": {"POST": read(measured("get", get_batch), Reach.SERVER, body=KeysBody, answer=list[WireEntry])},
+    f"{_KEYS}/delete-batch": {
+        "POST": write(
+            measured("delete", delete_batch),
+            Reach.SERVER,
+            body=KeysBody,
+            answer=answers.Deleted,
+            errors=(NOT_SUPPORTED,),
+        )
+    },
+    f"{_KEYS}/list": {
+        "POST": read(
+            measured("list", list_exactly),
+            Reach.SERVER,
+            body=ListBody,
+            answer=list[WireEntry],
+            errors=(NOT_SUPPORTED,),
+        )
+    },
     f"{_KEYS}/{{key:path}}": {
-        "GET": measured("get", get_key),
-        "PUT": measured("set", put_key),
-        "DELETE": measured("delete", delete_key),
+        "GET": read(measured("get", get_key), Reach.SERVER, query=(STRINGS,), answer=WireEntry, errors=(_NO_KEY,)),
+        "PUT": write(
+            measured("set", put_key),
+            Reach.SERVER,
+            query=(STRINGS, _EXPIRES_IN),
+            body=msgspec.Raw,
+            answer=answers.Written,
+        ),
+        "DELETE": write(
+            measured("delete", delete_key),
+            Reach.SERVER,
+            query=(STRINGS, _EXACT),
+            body=DeleteBody,
+            body_optional=True,
+            answer=answers.Deleted,
+            errors=(NOT_SUPPORTED,),
+        ),
     },
 }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
-from hark.http.checks import int_param, query_params
+from hark.http.callers import CONSUMER, named
+from hark.http.checks import query_params
 from hark.http.keyval.manner import manner_of
 from hark.http.keyval.messages import wire_messages
-from hark.http.keyval.params import queue_param
+from hark.http.keyval.params import BASE, QUEUE, queue_param
+from hark.http.params import IntParam
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
+from hark.http.routes.requests import ANOTHER_MODE
+from hark.http.routes.table import EVENTS, Reach, Table, write
 from hark.http.stream.events import event, send_events, take
 from hark.settings import Settings
 
@@ -20,11 +24,29 @@ class QueueListeners:
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
-        self._settings = settings
+        self._prefetch = IntParam(
+            "prefetch", "How many messages the client holds at most.", settings.queue.prefetch, 1, MAX_PREFETCH
+        )
         self._manner = manner_of(settings)
 
+    def table(self) -> Table:
+        """The route."""
+        return {
+            f"{BASE}/queue/listen": {
+                "GET": write(
+                    self.listen,
+                    Reach.QUERY,
+                    query=(QUEUE, self._prefetch, CONSUMER),
+                    answer=str,
+                    media=EVENTS,
+                    errors=(ANOTHER_MODE,),
+                    raw=True,
+                )
+            }
+        }
+
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /keyval/api/queue/listen"""
+        """Messages of a work queue, as they come."""
         try:
             stream = await self._open(scope)
         except Exception as error:
@@ -35,12 +57,12 @@ class QueueListeners:
     async def _open(self, scope: Scope) -> Stream:
         query = query_params(scope["query_string"])
         queue = queue_param(query)
-        prefetch = int_param(query, "prefetch", self._settings.queue.prefetch, 1, MAX_PREFETCH)
+        prefetch = self._prefetch.of(query)
         work = self._broker.work_queues
         await work.prepare(queue)
         stream = self._broker.delivery.open_stream(prefetch)
         # One at a time: so of several listeners each gets its share of what is there.
-        stream.subscribe("", work.wish(queue))
+        stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), scope))
         return stream
 
     def _events(self, arrival: Arrival) -> bytes:

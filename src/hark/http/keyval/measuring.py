@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +15,7 @@ from hark.http.routes.table import Endpoint
 def measured(operation: Operation, endpoint: Endpoint) -> Endpoint:
     """An endpoint that counts as an operation."""
 
+    @wraps(endpoint)
     async def measuring(request: Request) -> Response:
         with broker_of(request).operations.measure(operation):
             return await endpoint(request)

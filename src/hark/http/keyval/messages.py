@@ -7,17 +7,19 @@ import math
 import msgspec
 
 from hark.errors import InvalidInput
-from hark.http.checks import check_int, parse_moment, short
+from hark.http.checks import check_int, parse_moment, raw_default, short
 from hark.http.push_items import (
     MAX_BACKOFF_STEPS,
     MAX_DELAY_MS,
     MAX_DEPTH,
     MAX_PRIORITY,
     MAX_TTL_MS,
+    check_context,
     payload_too_deep,
     undelivered_keys,
 )
 from hark.model import NewMessage, PopResult
+from hark.model.trace_context import parted
 
 ABSENT = msgspec.Raw(b"null")
 """What was not given; told apart by identity from an explicit null."""
@@ -29,15 +31,17 @@ class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
     delay: int | float | None = None
     deliver_at: str | int | None = None
     backoff_schedule: list[int | float] | None = None
-    keys_if_undelivered: msgspec.Raw = ABSENT
+    keys_if_undelivered: msgspec.Raw = raw_default(ABSENT)
     priority: int | None = None
     ttl: int | float | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 class EnqueueBody(msgspec.Struct, gc=False):
     """A message as a producer sends it."""
 
-    value: msgspec.Raw = ABSENT
+    value: msgspec.Raw = raw_default(ABSENT)
     options: EnqueueOptions | None = None
 
 
@@ -49,6 +53,8 @@ class WireMessage(msgspec.Struct, gc=False, omit_defaults=True):
     attempts: int
     receipt: str
     priority: int = 0
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
@@ -78,6 +84,8 @@ def _apply(message: NewMessage, options: EnqueueOptions, where: str) -> None:
     if options.ttl is not None:
         message.ttl_ms = check_milliseconds(options.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
     message.undelivered_keys = undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
+    if options.traceparent or options.tracestate:
+        message.trace_context = check_context(options.traceparent or "", options.tracestate or "", where)
 
 
 def check_milliseconds(value: float, field: str, low: int = 0, high: int = MAX_DELAY_MS) -> int:
@@ -96,6 +104,13 @@ def _backoff(schedule: list[int | float], field: str) -> tuple[int, ...]:
 def wire_messages(result: PopResult) -> list[WireMessage]:
     """The messages that a consumer got, as they go out."""
     return [
-        WireMessage(message.id, message.payload, message.attempt, result.lease_id, message.priority)
+        WireMessage(
+            message.id,
+            message.payload,
+            message.attempt,
+            result.lease_id,
+            message.priority,
+            *(() if message.trace_context is None else parted(message.trace_context)),
+        )
         for message in result.messages
     ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from typing import cast
 
+from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.broker.operations import BUCKETS_MS, Operations
-from hark.http.keyval.params import BASE, queue_param
+from hark.broker.operations import Operations
+from hark.http.answers import keyval as answers
+from hark.http.keyval.params import BASE, QUEUE, queue_param
 from hark.http.routes.requests import broker_of, query_of, reply
-from hark.http.routes.table import Table
+from hark.http.routes.table import Reach, Table, read
+from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
 
 
 async def metrics(request: Request) -> Response:
@@ -19,71 +22,66 @@ async def metrics(request: Request) -> Response:
     broker = broker_of(request)
     tallies = broker.operations.tallies()
     storage = await broker.keyvalue.key_stats()
-    return reply(
-        {
+    answer: answers.KeyvalMetrics = {
+        "operations": {
             "operations": {
-                "operations": {
-                    name: {
-                        "count": tally.count,
-                        "errors": tally.errors,
-                        "avgLatencyMs": round(tally.total_ms / tally.count, 3),
-                    }
-                    for name, tally in tallies.items()
-                },
-                "totals": {
-                    "operations": sum(tally.count for tally in tallies.values()),
-                    "errors": sum(tally.errors for tally in tallies.values()),
-                },
+                name: {
+                    "count": tally.count,
+                    "errors": tally.errors,
+                    "avgLatencyMs": round(tally.milliseconds.sum / tally.count, 3),
+                }
+                for name, tally in tallies.items()
             },
-            "queue": await _queue(request),
-            "storage": {"entries": storage.entries, "sizeBytes": storage.bytes},
-        }
-    )
+            "totals": {
+                "operations": sum(tally.count for tally in tallies.values()),
+                "errors": sum(tally.errors for tally in tallies.values()),
+            },
+        },
+        "queue": await _queue(request),
+        "storage": {"entries": storage.entries, "sizeBytes": storage.bytes},
+    }
+    return reply(answer)
 
 
 async def prometheus(request: Request) -> Response:
     """The same in the text format of Prometheus."""
     broker = broker_of(request)
     storage = await broker.keyvalue.key_stats()
-    lines = list(_operation_lines(broker.operations))
-    for state, number in (await _queue(request)).items():
-        lines += _gauge(f"keyval_queue_{state}", f"Messages of the work queue: {state}.", number)
-    lines += _gauge("keyval_entries_total", "Entries of the key-value store.", storage.entries)
-    lines += _gauge("keyval_storage_bytes", "Bytes of its keys and values.", storage.bytes)
-    return Response("\n".join([*lines, ""]), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+    families = list(_operation_metrics(broker.operations))
+    for state, number in cast("dict[str, int]", await _queue(request)).items():
+        families.append(gauge(f"keyval_queue_{state}", f"Messages of the work queue: {state}.", one(number)))
+    families.append(gauge("keyval_entries_total", "Entries of the key-value store.", one(storage.entries)))
+    families.append(gauge("keyval_storage_bytes", "Bytes of its keys and values.", one(storage.bytes)))
+    return Response(text(families), headers={"content-type": CONTENT_TYPE})
 
 
-async def _queue(request: Request) -> dict[str, int]:
+async def _queue(request: Request) -> answers.WorkStats:
     stats = await broker_of(request).work_queues.stats(queue_param(query_of(request)))
     return {"pending": stats.pending, "processing": stats.processing, "dlq": stats.dlq, "total": stats.total}
 
 
-def _operation_lines(operations: Operations) -> Iterator[str]:
+def _operation_metrics(operations: Operations) -> Iterator[Metric]:
     tallies = operations.tallies()
-    yield from _head("keyval_operations_total", "counter", "Operations that were asked for.")
-    for name, tally in tallies.items():
-        yield f'keyval_operations_total{{operation="{name}"}} {tally.count}'
-    yield from _head("keyval_errors_total", "counter", "Operations that the server could not do.")
-    for name, tally in tallies.items():
-        yield f'keyval_errors_total{{operation="{name}"}} {tally.errors}'
-    duration = "keyval_operation_duration_ms"
-    yield from _head(duration, "histogram", "Milliseconds that operations took.")
-    for name, tally in tallies.items():
-        for bound, number in zip((*BUCKETS_MS, "+Inf"), accumulate(tally.buckets), strict=True):
-            yield f'{duration}_bucket{{operation="{name}",le="{bound}"}} {number}'
-        yield f'{duration}_sum{{operation="{name}"}} {tally.total_ms:.3f}'
-        yield f'{duration}_count{{operation="{name}"}} {tally.count}'
-
-
-def _gauge(name: str, meaning: str, number: int) -> list[str]:
-    return [*_head(name, "gauge", meaning), f"{name} {number}"]
-
-
-def _head(name: str, kind: str, meaning: str) -> list[str]:
-    return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+    yield counter(
+        "keyval_operations_total",
+        "Operations that were asked for.",
+        [({"operation": name}, tally.count) for name, tally in tallies.items()],
+    )
+    yield counter(
+        "keyval_errors_total",
+        "Operations that the server could not do.",
+        [({"operation": name}, tally.errors) for name, tally in tallies.items()],
+    )
+    yield histogram(
+        "keyval_operation_duration_ms",
+        "Milliseconds that operations took.",
+        [({"operation": name}, tally.milliseconds) for name, tally in tallies.items()],
+    )
 
 
 TABLE: Table = {
-    f"{BASE}/metrics": {"GET": metrics},
-    f"{BASE}/metrics/prometheus": {"GET": prometheus},
+    f"{BASE}/metrics": {"GET": read(metrics, Reach.SERVER, query=(QUEUE,), answer=answers.KeyvalMetrics)},
+    f"{BASE}/metrics/prometheus": {
+        "GET": read(prometheus, Reach.SERVER, query=(QUEUE,), answer=str, media="text/plain")
+    },
 }

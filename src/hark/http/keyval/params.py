@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.errors import InvalidInput
-from hark.http.checks import MAX_NUMBER, int_param, name_param, short
+from hark.http.checks import short
+from hark.http.params import NameParam, Param, Query, Schema, paging
 
 BASE = "/keyval/api"
 
@@ -16,21 +16,28 @@ MAX_LIMIT = 1000
 _DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
 
 
-def queue_param(query: Mapping[str, str]) -> str:
-    """The queue that a request is about."""
-    return name_param(query, "queue") or DEFAULT_QUEUE
-
-
-def limit_param(query: Mapping[str, str]) -> int:
+class LimitParam(Param, frozen=True):
     """How long a list may be; who asks for more than there is at once gets that."""
-    text = query.get("limit")
-    if text is None:
-        return DEFAULT_LIMIT
-    if _DIGITS.fullmatch(text) and (limit := int(text)) > 0:
-        return min(limit, MAX_LIMIT)
-    raise InvalidInput(f"limit must be a positive number, got {short(text)}")
+
+    def schema(self) -> Schema:
+        """What it may be, as JSON schema."""
+        return {"type": "integer", "minimum": 1, "default": DEFAULT_LIMIT}
+
+    def of(self, query: Query) -> int:
+        """Its value."""
+        text = query.get(self.name)
+        if text is None:
+            return DEFAULT_LIMIT
+        if _DIGITS.fullmatch(text) and (limit := int(text)) > 0:
+            return min(limit, MAX_LIMIT)
+        raise InvalidInput(f"{self.name} must be a positive number, got {short(text)}")
 
 
-def offset_param(query: Mapping[str, str]) -> int:
-    """How many entries of a list to leave out."""
-    return int_param(query, "offset", 0, 0, MAX_NUMBER)
+QUEUE = NameParam("queue", f"The work queue; if it is not given, `{DEFAULT_QUEUE}`.")
+LIMIT = LimitParam("limit", f"How many entries at most; never more than {MAX_LIMIT}.")
+OFFSET = paging().offset
+
+
+def queue_param(query: Query) -> str:
+    """The queue that a request is about."""
+    return QUEUE.of(query) or DEFAULT_QUEUE

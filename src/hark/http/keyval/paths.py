@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from hark.errors import InvalidInput
-from hark.http.checks import MAX_NUMBER, bool_param, short
+from hark.http.checks import MAX_NUMBER, short
+from hark.http.params import BoolParam, Param, Query
 from hark.keys import MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys
 from hark.model import Key, KeyPart
 
@@ -24,7 +25,7 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
     `users/123` is `["users", 123]`, else `["users", "123"]`; with `strings=true` only the latter, with `strings=false`
     only the former. A single segment that begins with a bracket is the key as a JSON array.
     """
-    strings = bool_param(query, "strings") if "strings" in query else None
+    strings = STRINGS.of(query) if STRINGS.name in query else None
     if not strings and len(segments) == 1 and segments[0].startswith("["):
         return [_json_key(segments[0], "the key in the path")]
     parts = _parts(segments)
@@ -64,9 +65,18 @@ def _is_number(part: str) -> bool:
 # Parameters ------------------------------------------------------------------------------------------------
 
 
-def key_param(query: Mapping[str, str], name: str) -> Key | None:
-    """A key or a prefix; None when the parameter is absent or empty."""
-    return key_of_text(query.get(name, ""), name)
+class KeyParam(Param, frozen=True):
+    """A key or a prefix: `users/123`, or a JSON array."""
+
+    def of(self, query: Query) -> Key | None:
+        """Its value, or None when it is absent or empty."""
+        return key_of_text(query.get(self.name, ""), self.name)
+
+
+PREFIX = KeyParam("prefix", "The key that all others begin with: `users/123`, or a JSON array.")
+STRINGS = BoolParam(
+    "strings", "Whether parts of the key in the path that look like numbers are text; if it is not given, either."
+)
 
 
 def key_of_text(text: str, field: str) -> Key | None:
@@ -77,18 +87,23 @@ def key_of_text(text: str, field: str) -> Key | None:
     return _key(_number_or_text(part) for part in parts) if parts else None
 
 
-def keys_param(query: Mapping[str, str], name: str) -> Sequence[Key]:
+class KeysParam(Param, frozen=True):
     """Several keys: paths with commas between them, or a JSON array of keys."""
-    text = query.get(name, "")
-    if not text:
-        raise InvalidInput(f"Missing '{name}' query parameter")
-    given = _json(text, name) if text.startswith("[") else [key_of_text(path, name) or () for path in text.split(",")]
-    if isinstance(given, list) and given and not isinstance(given[0], list | tuple):
-        given = [given]
-    try:
-        return check_keys(given)
-    except InvalidKey as error:
-        raise InvalidInput(str(error)) from None
+
+    def of(self, query: Query) -> Sequence[Key]:
+        """Its value."""
+        name, text = self.name, query.get(self.name, "")
+        if not text:
+            raise InvalidInput(f"Missing '{name}' query parameter")
+        given = (
+            _json(text, name) if text.startswith("[") else [key_of_text(path, name) or () for path in text.split(",")]
+        )
+        if isinstance(given, list) and given and not isinstance(given[0], list | tuple):
+            given = [given]
+        return keys_of(given)
+
+
+KEYS = KeysParam("keys", "The keys: `users/1,users/2`, or a JSON array of keys. Required.")
 
 
 # Bodies ----------------------------------------------------------------------------------------------------

@@ -11,10 +11,17 @@ from hark.broker import Broker
 from hark.broker.operations import Operation
 from hark.errors import Conflict, InvalidInput
 from hark.http.acks import MAX_ERROR_CHARACTERS
+from hark.http.answers import keyval as answers
 from hark.http.bodies import read_whole
-from hark.http.checks import bool_param, check_text, decode_json, int_param, query_params
+from hark.http.callers import CONSUMER, caller
+from hark.http.checks import check_text, decode_json, query_params
+from hark.http.edge.identities import identity_of
+from hark.http.edge.reaching import reached, stamp
+from hark.http.edge.trace_contexts import carry
 from hark.http.keyval.messages import EnqueueBody, check_milliseconds, new_message, wire_messages
-from hark.http.keyval.params import queue_param
+from hark.http.keyval.params import BASE, QUEUE, queue_param
+from hark.http.params import BoolParam
+from hark.http.pops import timeout_param
 from hark.http.responses import (
     NO_STORE,
     Receive,
@@ -26,22 +33,27 @@ from hark.http.responses import (
     send_json,
     wait_until_left,
 )
+from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, QUEUE_FULL
+from hark.http.routes.table import Failure, Reach, Table, write
 from hark.settings import Settings
 
 T = TypeVar("T")
 
+_WORK = f"{BASE}/queue"
+_WAIT = BoolParam("wait", "Whether to wait for a message if there is none.")
+_LOST = (Failure(409, "lease_lost"), Failure(409, "message_not_found"))
 _ID_TEXT = "id must be a non-empty string"
 _TEXTS = {"id": _ID_TEXT}
 
 
-class AckBody(msgspec.Struct, gc=False):
+class WorkAckBody(msgspec.Struct, gc=False):
     """Which message; with the receipt of its delivery, only that one counts."""
 
     id: str = ""
     receipt: str | None = None
 
 
-class NackBody(AckBody, gc=False):
+class NackBody(WorkAckBody, gc=False):
     """Which message failed, why, and when it should come again."""
 
     error: str | None = None
@@ -60,33 +72,87 @@ class QueueRoutes:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._settings = settings
+        self._timeout = timeout_param(settings)
+
+    def table(self) -> Table:
+        """The routes."""
+        return {
+            f"{_WORK}/enqueue": {
+                "POST": write(
+                    self.enqueue,
+                    Reach.QUERY,
+                    query=(QUEUE,),
+                    body=EnqueueBody,
+                    answer=answers.Enqueued,
+                    errors=(MAINTENANCE, QUEUE_FULL),
+                    raw=True,
+                )
+            },
+            f"{_WORK}/poll": {
+                "GET": write(
+                    self.poll,
+                    Reach.QUERY,
+                    query=(QUEUE, _WAIT, self._timeout, CONSUMER),
+                    answer=answers.Polled,
+                    errors=(ANOTHER_MODE,),
+                    raw=True,
+                )
+            },
+            f"{_WORK}/ack": {
+                "POST": write(
+                    self.ack,
+                    Reach.ITEMS,
+                    query=(QUEUE,),
+                    body=WorkAckBody,
+                    answer=answers.Settled,
+                    errors=_LOST,
+                    raw=True,
+                )
+            },
+            f"{_WORK}/nack": {
+                "POST": write(
+                    self.nack,
+                    Reach.ITEMS,
+                    query=(QUEUE,),
+                    body=NackBody,
+                    answer=answers.Settled,
+                    errors=_LOST,
+                    raw=True,
+                )
+            },
+            f"{_WORK}/cancel": {
+                "POST": write(
+                    self.cancel, Reach.ITEMS, query=(QUEUE,), body=CancelBody, answer=answers.Cancelled, raw=True
+                )
+            },
+        }
 
     async def enqueue(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /keyval/api/queue/enqueue"""
+        """Store a message."""
         await _answer(send, self._measured("queue_enqueue", self._enqueue(scope, receive)))
 
     async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /keyval/api/queue/ack"""
+        """A message is done."""
         await _answer(send, self._measured("queue_ack", self._ack(scope, receive)))
 
     async def nack(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /keyval/api/queue/nack"""
+        """A message failed and is to come again, or to become a dead letter."""
         await _answer(send, self._measured("queue_nack", self._nack(scope, receive)))
 
     async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /keyval/api/queue/cancel"""
+        """Take a message back, unless somebody has got it."""
         await _answer(send, self._cancel(scope, receive))
 
     async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /keyval/api/queue/poll"""
+        """Take one message; waits for one if it is to."""
         try:
             query = query_params(scope["query_string"])
             queue = queue_param(query)
-            pop = self._settings.pop
-            timeout = int_param(query, "timeout", pop.default_timeout_ms, 0, pop.max_timeout_ms)
-            seconds = timeout / 1000 if bool_param(query, "wait") else 0
+            timeout = self._timeout.of(query)
+            seconds = timeout / 1000 if _WAIT.of(query) else 0
             await receive()  # The (empty) body; from now on receive tells of nothing but the client's leaving.
-            polling = self._broker.work_queues.poll(queue, seconds, lambda: wait_until_left(receive))
+            consumer = CONSUMER.of(query) or caller(scope)
+            polling = self._broker.work_queues.poll(queue, seconds, lambda: wait_until_left(receive), consumer)
             result = await self._measured("queue_dequeue", polling)
             message = wire_messages(result)[0] if result.messages else None
             answer = encode({"message": message})
@@ -100,24 +166,32 @@ class QueueRoutes:
         queue = _queue(scope)
         body = decode_json(await self._body(receive), EnqueueBody, "body")
         message = new_message(queue, body.value, body.options)
+        stamp(identity_of(scope), [message])
+        carry(scope, [message])
         return {"ok": True, "id": await self._broker.work_queues.enqueue(message)}
 
     async def _ack(self, scope: Scope, receive: Receive) -> object:
         _queue(scope)
-        body = decode_json(await self._body(receive), AckBody, "body", _TEXTS)
-        return await self._settle(body, "completed")
+        body = decode_json(await self._body(receive), WorkAckBody, "body", _TEXTS)
+        return await self._settle(scope, body, "completed")
 
     async def _nack(self, scope: Scope, receive: Receive) -> object:
         _queue(scope)
         body = decode_json(await self._body(receive), NackBody, "body", _TEXTS)
         error = body.error[:MAX_ERROR_CHARACTERS] if body.error else None
         delay = None if body.delay is None else check_milliseconds(body.delay, "delay")
-        return await self._settle(body, "failed", error, delay)
+        return await self._settle(scope, body, "failed", error, delay)
 
     async def _settle(
-        self, body: AckBody, status: Literal["completed", "failed"], error: str | None = None, delay: int | None = None
+        self,
+        scope: Scope,
+        body: WorkAckBody,
+        status: Literal["completed", "failed"],
+        error: str | None = None,
+        delay: int | None = None,
     ) -> object:
-        message_id, receipt = _check_id(body.id), body.receipt
+        message_id = await reached(identity_of(scope), self._broker, _check_id(body.id))
+        receipt = body.receipt
         if receipt is not None and not check_text(receipt, "receipt"):
             raise InvalidInput("receipt: must not be empty; leave it out to settle whatever delivery is live")
         outcome = await self._broker.work_queues.settle(message_id, receipt, status, error, delay)
@@ -130,7 +204,8 @@ class QueueRoutes:
     async def _cancel(self, scope: Scope, receive: Receive) -> object:
         _queue(scope)
         body = decode_json(await self._body(receive), CancelBody, "body", _TEXTS)
-        [outcome] = await self._broker.engine.cancel([_check_id(body.id)])
+        message_id = await reached(identity_of(scope), self._broker, _check_id(body.id))
+        [outcome] = await self._broker.engine.cancel([message_id])
         answer = {"ok": True, "cancelled": outcome == "cancelled"}
         return answer if outcome == "cancelled" else answer | {"reason": outcome}
 

@@ -6,10 +6,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.http.answers import keyval as answers
 from hark.http.checks import check_int
-from hark.http.keyval.params import BASE, queue_param
+from hark.http.keyval.params import BASE, QUEUE, queue_param
 from hark.http.routes.requests import broker_of, query_of, read_json, reply, settings_of
-from hark.http.routes.table import Table
+from hark.http.routes.table import Reach, Table, read, write
 
 MAX_LOCK_MS = 10 * 365 * 86_400_000
 
@@ -26,9 +27,13 @@ class SettingsBody(msgspec.Struct, rename="camel"):
 async def show_stats(request: Request) -> Response:
     """How many messages of a queue are in which state."""
     stats = await broker_of(request).work_queues.stats(queue_param(query_of(request)))
-    return reply(
-        {"pending": stats.pending, "processing": stats.processing, "dlq": stats.dlq, "total": stats.total},
-    )
+    answer: answers.WorkStats = {
+        "pending": stats.pending,
+        "processing": stats.processing,
+        "dlq": stats.dlq,
+        "total": stats.total,
+    }
+    return reply(answer)
 
 
 async def show_settings(request: Request) -> Response:
@@ -47,13 +52,16 @@ async def change_settings(request: Request) -> Response:
     return reply(_settings(request, queue, own))
 
 
-def _settings(request: Request, queue: str, own: int) -> dict[str, object]:
+def _settings(request: Request, queue: str, own: int) -> answers.WorkSettings:
     """What holds, and whether that is the server's word or the queue's own."""
     lock_duration = own or settings_of(request).queue.lock_duration
     return {"queue": queue, "lockDuration": lock_duration, "inherited": not own}
 
 
 TABLE: Table = {
-    f"{BASE}/queue/stats": {"GET": show_stats},
-    f"{BASE}/queue/settings": {"GET": show_settings, "PUT": change_settings},
+    f"{BASE}/queue/stats": {"GET": read(show_stats, Reach.QUERY, query=(QUEUE,), answer=answers.WorkStats)},
+    f"{BASE}/queue/settings": {
+        "GET": read(show_settings, Reach.QUERY, query=(QUEUE,), answer=answers.WorkSettings),
+        "PUT": write(change_settings, Reach.QUERY, query=(QUEUE,), body=SettingsBody, answer=answers.WorkSettings),
+    },
 }

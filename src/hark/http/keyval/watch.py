@@ -8,17 +8,26 @@ from collections.abc import Mapping, Sequence
 from hark.broker import Broker
 from hark.broker.watching.watcher import Change, Shown, Watcher
 from hark.errors import InvalidInput
-from hark.http.checks import bool_param, int_param, query_params
+from hark.http.answers.keyval import PolledKeys, PolledPrefix
+from hark.http.checks import query_params
 from hark.http.keyval.entries import known_of_text, known_text, version_of, versionstamp, wire_changes
 from hark.http.keyval.manner import manner_of
-from hark.http.keyval.params import limit_param
-from hark.http.keyval.paths import key_param, keys_param
+from hark.http.keyval.params import BASE, LIMIT
+from hark.http.keyval.paths import KEYS, PREFIX, KeysParam
+from hark.http.params import BoolParam, Param
+from hark.http.pops import timeout_param
 from hark.http.responses import NO_STORE, Receive, Scope, Send, encode, send_failure, send_json, wait_until_left
+from hark.http.routes.table import EVENTS, Reach, Table, read
 from hark.http.stream.events import event, send_events
 from hark.http.stream.line import Line
 from hark.keys import encode_key
 from hark.model import Key
 from hark.settings import Settings
+
+_PREFIXES = KeysParam("prefixes", "The same as `prefix`, as clients of the original call it; only one.")
+_INITIAL = BoolParam("initial", "Whether to begin with what is there.", True)
+_VERSIONSTAMPS = Param("versionstamps", "What the client knows, as it was answered last.")
+_WAIT = BoolParam("wait", "Whether to wait for a change if there is none.")
 
 
 class KeyWatches:
@@ -26,60 +35,96 @@ class KeyWatches:
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
-        self._pop = settings.pop
+        self._timeout = timeout_param(settings)
         self._manner = manner_of(settings)
 
-    async def watch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /keyval/api/watch"""
+    def table(self) -> Table:
+        """The routes."""
+        return {
+            f"{BASE}/watch": {
+                "GET": read(self.watch_keys, Reach.SERVER, query=(KEYS, _INITIAL), answer=str, media=EVENTS, raw=True)
+            },
+            f"{BASE}/watch/poll": {
+                "GET": read(
+                    self.poll_keys,
+                    Reach.SERVER,
+                    query=(KEYS, _VERSIONSTAMPS, _WAIT, self._timeout),
+                    answer=PolledKeys,
+                    raw=True,
+                )
+            },
+            f"{BASE}/watch/prefix": {
+                "GET": read(
+                    self.watch_prefix,
+                    Reach.SERVER,
+                    query=(PREFIX, _PREFIXES, LIMIT, _INITIAL),
+                    answer=str,
+                    media=EVENTS,
+                    raw=True,
+                )
+            },
+            f"{BASE}/watch/prefix/poll": {
+                "GET": read(
+                    self.poll_prefix,
+                    Reach.SERVER,
+                    query=(PREFIX, _PREFIXES, LIMIT, _VERSIONSTAMPS, _WAIT, self._timeout),
+                    answer=PolledPrefix,
+                    raw=True,
+                )
+            },
+        }
+
+    async def watch_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Changes of keys, as they come."""
         try:
             query = query_params(scope["query_string"])
-            watcher = await self._broker.keyvalue.watchers.watch_keys(
-                keys_param(query, "keys"), initial=bool_param(query, "initial", default=True)
-            )
+            watcher = await self._broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
         except Exception as error:
             await send_failure(send, error)
         else:
             await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
 
     async def watch_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /keyval/api/watch/prefix"""
+        """Changes of keys below a prefix, as they come."""
         try:
             query = query_params(scope["query_string"])
             watcher = await self._broker.keyvalue.watchers.watch_prefix(
-                _prefix_param(query), limit_param(query), initial=bool_param(query, "initial", default=True)
+                _prefix_param(query), LIMIT.of(query), initial=_INITIAL.of(query)
             )
         except Exception as error:
             await send_failure(send, error)
         else:
             await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
 
-    async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /keyval/api/watch/poll"""
+    async def poll_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What changed of keys since the client looked last; waits for something if it is to."""
         try:
             query = query_params(scope["query_string"])
-            keys = keys_param(query, "keys")
+            keys = KEYS.of(query)
             shown = _known_param(query, keys)
             wait_seconds = self._wait_param(query)
             watcher = await self._broker.keyvalue.watchers.watch_keys(keys, shown)
             changes = await self._first_changes(watcher, wait_seconds, receive)
             known = [watcher.shown.get(encode_key(key)) for key in keys]
             stamps = ["" if one is None else versionstamp(one.version) for one in known]
-            answer = encode({"entries": wire_changes(changes), "versionstamps": stamps})
+            polled: PolledKeys = {"entries": wire_changes(changes), "versionstamps": stamps}
+            answer = encode(polled)
         except Exception as error:
             await send_failure(send, error)
         else:
             await send_json(send, 200, answer, NO_STORE)
 
     async def poll_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /keyval/api/watch/prefix/poll"""
+        """What changed below a prefix since the client looked last; waits for something if it is to."""
         try:
             query = query_params(scope["query_string"])
             prefix = _prefix_param(query)
-            shown = known_of_text(query.get("versionstamps", ""), prefix, "versionstamps")
-            wait_seconds, limit = self._wait_param(query), limit_param(query)
+            shown = known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
+            wait_seconds, limit = self._wait_param(query), LIMIT.of(query)
             watcher = await self._broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
             changes = await self._first_changes(watcher, wait_seconds, receive)
-            answer = encode({"entries": wire_changes(changes), "versionstamps": known_text(watcher.shown)})
+            polled: PolledPrefix = {"entries": wire_changes(changes), "versionstamps": known_text(watcher.shown)}
+            answer = encode(polled)
         except Exception as error:
             await send_failure(send, error)
         else:
@@ -93,8 +138,8 @@ class KeyWatches:
             left.cancel()
 
     def _wait_param(self, query: Mapping[str, str]) -> float:
-        timeout = int_param(query, "timeout", self._pop.default_timeout_ms, 0, self._pop.max_timeout_ms)
-        return timeout / 1000 if bool_param(query, "wait") else 0
+        timeout = self._timeout.of(query)
+        return timeout / 1000 if _WAIT.of(query) else 0
 
 
 async def _feed(watcher: Watcher, line: Line) -> None:
@@ -109,11 +154,11 @@ async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
 
 def _prefix_param(query: Mapping[str, str]) -> Key:
     """The prefix to watch; clients of the original call it `prefixes`."""
-    if prefix := key_param(query, "prefix"):
+    if prefix := PREFIX.of(query):
         return prefix
-    if not query.get("prefixes"):
+    if not query.get(_PREFIXES.name):
         raise InvalidInput("Missing 'prefix' query parameter")
-    prefixes = keys_param(query, "prefixes")
+    prefixes = _PREFIXES.of(query)
     if len(prefixes) > 1:
         raise InvalidInput(f"prefixes: expected one prefix, got {len(prefixes)}; open a watch for each")
     return prefixes[0]
@@ -121,7 +166,7 @@ def _prefix_param(query: Mapping[str, str]) -> Key:
 
 def _known_param(query: Mapping[str, str], keys: Sequence[Key]) -> dict[bytes, Shown]:
     """What the client knows of its keys, by position; an empty place: that there is nothing."""
-    text = query.get("versionstamps", "")
+    text = _VERSIONSTAMPS.text(query)
     stamps = text.split(",") if text else []
     if len(stamps) > len(keys):
         raise InvalidInput(f"versionstamps: expected one for each of {len(keys)} keys, got {len(stamps)}")

@@ -6,23 +6,44 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.access.identity import Identity
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
-from hark.http.checks import MAX_NUMBER, bool_param, format_time_ms, int_param, name_param, parse_moment
-from hark.http.routes.requests import MAX_LIST, broker_of, name_in_path, now, page_params, query_of, read_json, reply
-from hark.http.routes.table import Table
+from hark.http.answers.groups import (
+    DeletedGroup,
+    DeletedGroupOfQueue,
+    LaggingTrack,
+    ListedGroup,
+    PausedGroup,
+    PurgedGroup,
+    Resubscribed,
+    ShownTrack,
+    ShownTracks,
+)
+from hark.http.checks import MAX_NUMBER, format_time_ms, parse_moment
+from hark.http.edge.identities import identity_of, shown_lease
+from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
+from hark.http.routes.requests import NO_GROUP, broker_of, name_in_path, now, query_of, read_json, reply
+from hark.http.routes.table import Reach, Table, admin, read, write
 from hark.model import GroupStats, TrackStats
 
 LAGGING_SECONDS = 300
 DEAD_SECONDS = 86_400
 """Engines note only about once an hour that a group was seen."""
 
+_PAGE = paging(MAX_LIST, MAX_LIST)
+_QUEUE = NameParam("queue", "Only groups of this queue.")
+_MIN_LAG = IntParam("minLagSeconds", "How long the oldest message has waited at least.", 3600, 0, MAX_NUMBER // SECOND)
+_TRACKS = paging(1000, MAX_LIST).limit
+_FORGET = BoolParam("deleteMetadata", "Whether to forget where the group starts as well.", True)
+
 
 async def list_groups(request: Request) -> Response:
     """One entry per group and queue."""
     query = query_of(request)
-    limit, offset = page_params(query, MAX_LIST, MAX_LIST)
-    groups = await broker_of(request).engine.group_stats(queue=name_param(query, "queue"))
+    limit, offset = _PAGE.of(query)
+    groups = await broker_of(request).engine.group_stats(queue=_QUEUE.of(query))
+    groups = [stats for stats in groups if identity_of(request).may_use(stats.queue)]
     moment = now()
     return reply([_group(stats, moment) for stats in groups[offset : offset + limit]])
 
@@ -30,53 +51,58 @@ async def list_groups(request: Request) -> Response:
 async def list_lagging(request: Request) -> Response:
     """Places of groups in partitions where a message has waited long."""
     query = query_of(request)
-    seconds = int_param(query, "minLagSeconds", 3600, 0, MAX_NUMBER // SECOND)
-    limit, _ = page_params(query, 1000, MAX_LIST)
-    tracks = await broker_of(request).engine.track_stats(min_lag_seconds=seconds, limit=limit)
+    tracks = await _tracks(request, None, _MIN_LAG.of(query))
     moment = now()
-    return reply([_lagging(track, moment) for track in tracks])
+    return reply([_lagging(track, moment, identity_of(request)) for track in tracks])
 
 
 async def show_group(request: Request) -> Response:
     """A group's place in every partition, by queue."""
     group = name_in_path(request, "group")
-    limit, _ = page_params(query_of(request), 1000, MAX_LIST)
     moment = now()
-    queues: dict[str, dict[str, list[object]]] = {}
-    for track in await broker_of(request).engine.track_stats(group, limit=limit):
-        queues.setdefault(track.queue, {"partitions": []})["partitions"].append(_track(track, moment))
+    queues: dict[str, ShownTracks] = {}
+    for track in await _tracks(request, group):
+        shown = _track(track, moment, identity_of(request))
+        queues.setdefault(track.queue, {"partitions": []})["partitions"].append(shown)
     return reply(queues)
+
+
+async def _tracks(request: Request, group: str | None, min_lag_seconds: int = 0) -> list[TrackStats]:
+    """As many as are asked for, of queues that the asker may use."""
+    limit, identity = _TRACKS.of(query_of(request)), identity_of(request)
+    # The store knows nothing of who may see what: where something is left out it is asked for more.
+    most = MAX_LIST if identity.restricted else limit
+    tracks = await broker_of(request).engine.track_stats(group, min_lag_seconds=min_lag_seconds, limit=most)
+    return [track for track in tracks if identity.may_use(track.queue)][:limit]
 
 
 async def delete_group(request: Request) -> Response:
     """Forget a group in all queues."""
     group = name_in_path(request, "group")
-    forget = bool_param(query_of(request), "deleteMetadata", True)
+    forget = _FORGET.of(query_of(request))
     deleted = await broker_of(request).engine.delete_group(group, None, forget)
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": group,
-            "deletedPartitions": deleted.partitions,
-            "metadataDeleted": forget,
-        }
-    )
+    answer: DeletedGroup = {
+        "success": True,
+        "consumerGroup": group,
+        "deletedPartitions": deleted.partitions,
+        "metadataDeleted": forget,
+    }
+    return reply(answer)
 
 
 async def delete_group_of_queue(request: Request) -> Response:
     """Forget a group in one queue."""
     group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
-    forget = bool_param(query_of(request), "deleteMetadata", True)
+    forget = _FORGET.of(query_of(request))
     deleted = await broker_of(request).engine.delete_group(group, queue, forget)
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": group,
-            "queueName": queue,
-            "deletedPartitions": deleted.partitions,
-            "metadataDeleted": forget,
-        }
-    )
+    answer: DeletedGroupOfQueue = {
+        "success": True,
+        "consumerGroup": group,
+        "queueName": queue,
+        "deletedPartitions": deleted.partitions,
+        "metadataDeleted": forget,
+    }
+    return reply(answer)
 
 
 class SubscriptionBody(msgspec.Struct, rename="camel"):
@@ -93,14 +119,13 @@ async def resubscribe(request: Request) -> Response:
         raise InvalidInput("subscriptionTimestamp is required")
     since = parse_moment(body.subscription_timestamp, "subscriptionTimestamp")
     updated = await broker_of(request).engine.resubscribe(group, since)
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": group,
-            "newTimestamp": format_time_ms(since),
-            "rowsUpdated": updated,
-        }
-    )
+    answer: Resubscribed = {
+        "success": True,
+        "consumerGroup": group,
+        "newTimestamp": format_time_ms(since),
+        "rowsUpdated": updated,
+    }
+    return reply(answer)
 
 
 async def pause_group(request: Request) -> Response:
@@ -117,7 +142,8 @@ async def _set_paused(request: Request, paused: bool) -> Response:
     queue, group = name_in_path(request, "queue"), name_in_path(request, "group")
     if not await broker_of(request).engine.pause(queue, group, paused):
         raise NotFound("Consumer group not found", code="group_not_found")
-    return reply({"success": True, "queue": queue, "consumerGroup": group, "paused": paused})
+    answer: PausedGroup = {"success": True, "queue": queue, "consumerGroup": group, "paused": paused}
+    return reply(answer)
 
 
 async def purge_group(request: Request) -> Response:
@@ -127,14 +153,15 @@ async def purge_group(request: Request) -> Response:
     if not await engine.group_stats(group, queue):
         raise NotFound("Consumer group not found", code="group_not_found")
     purged = await engine.purge(queue, group)
-    return reply({"success": True, "queue": queue, "consumerGroup": group, "purged": purged})
+    answer: PurgedGroup = {"success": True, "queue": queue, "consumerGroup": group, "purged": purged}
+    return reply(answer)
 
 
 def _age_seconds(since: int | None, moment: int) -> float:
     return 0 if since is None else max(0, moment - since) / SECOND
 
 
-def _group(stats: GroupStats, moment: int) -> dict[str, object]:
+def _group(stats: GroupStats, moment: int) -> ListedGroup:
     age = _age_seconds(stats.oldest_waiting, moment)
     since = stats.subscription.since
     # Messages wait, nobody holds any, and nobody came for long: the group has no consumers any more.
@@ -160,14 +187,14 @@ def _group(stats: GroupStats, moment: int) -> dict[str, object]:
     }
 
 
-def _lagging(track: TrackStats, moment: int) -> dict[str, object]:
+def _lagging(track: TrackStats, moment: int, identity: Identity) -> LaggingTrack:
     age = _age_seconds(track.oldest_waiting, moment)
     return {
         "consumer_group": track.group,
         "queue_name": track.queue,
         "partition_name": track.partition,
         "partition_id": track.partition_id,
-        "worker_id": track.lease_id,
+        "worker_id": shown_lease(identity, track.lease_id),
         "offset_lag": track.lag,
         "time_lag_seconds": int(age),
         "lag_hours": round(age / 3600, 2),
@@ -176,11 +203,11 @@ def _lagging(track: TrackStats, moment: int) -> dict[str, object]:
     }
 
 
-def _track(track: TrackStats, moment: int) -> dict[str, object]:
+def _track(track: TrackStats, moment: int, identity: Identity) -> ShownTrack:
     return {
         "partition": track.partition,
         "partitionId": track.partition_id,
-        "workerId": track.lease_id,
+        "workerId": shown_lease(identity, track.lease_id),
         "lastConsumedAt": None if track.last_settled is None else format_time_ms(track.last_settled),
         "totalConsumed": track.cursor,
         "offsetLag": track.lag,
@@ -190,12 +217,29 @@ def _track(track: TrackStats, moment: int) -> dict[str, object]:
 
 
 TABLE: Table = {
-    "/api/v1/consumer-groups": {"GET": list_groups},
-    "/api/v1/consumer-groups/lagging": {"GET": list_lagging},
-    "/api/v1/consumer-groups/{group}": {"GET": show_group, "DELETE": delete_group},
-    "/api/v1/consumer-groups/{group}/subscription": {"POST": resubscribe},
-    "/api/v1/consumer-groups/{group}/queues/{queue}": {"DELETE": delete_group_of_queue},
-    "/api/v1/resources/queues/{queue}/groups/{group}/pause": {"POST": pause_group},
-    "/api/v1/resources/queues/{queue}/groups/{group}/resume": {"POST": resume_group},
-    "/api/v1/resources/queues/{queue}/groups/{group}/purge": {"POST": purge_group},
+    "/api/v1/consumer-groups": {
+        "GET": read(list_groups, Reach.LISTED, query=(*_PAGE, _QUEUE), answer=list[ListedGroup])
+    },
+    "/api/v1/consumer-groups/lagging": {
+        "GET": read(list_lagging, Reach.LISTED, query=(_MIN_LAG, _TRACKS), answer=list[LaggingTrack])
+    },
+    "/api/v1/consumer-groups/{group}": {
+        "GET": read(show_group, Reach.LISTED, query=(_TRACKS,), answer=dict[str, ShownTracks]),
+        "DELETE": admin(delete_group, Reach.SERVER, query=(_FORGET,), answer=DeletedGroup),
+    },
+    "/api/v1/consumer-groups/{group}/subscription": {
+        "POST": write(resubscribe, Reach.SERVER, body=SubscriptionBody, answer=Resubscribed)
+    },
+    "/api/v1/consumer-groups/{group}/queues/{queue}": {
+        "DELETE": admin(delete_group_of_queue, Reach.PATH, query=(_FORGET,), answer=DeletedGroupOfQueue)
+    },
+    "/api/v1/resources/queues/{queue}/groups/{group}/pause": {
+        "POST": write(pause_group, Reach.PATH, answer=PausedGroup, errors=(NO_GROUP,))
+    },
+    "/api/v1/resources/queues/{queue}/groups/{group}/resume": {
+        "POST": write(resume_group, Reach.PATH, answer=PausedGroup, errors=(NO_GROUP,))
+    },
+    "/api/v1/resources/queues/{queue}/groups/{group}/purge": {
+        "POST": write(purge_group, Reach.PATH, answer=PurgedGroup, errors=(NO_GROUP,))
+    },
 }

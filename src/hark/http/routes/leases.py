@@ -6,10 +6,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.http.answers.messages import ExtendedLease, ExtendedLeases
 from hark.http.checks import format_time_ms
 from hark.http.renewals import renew_all, renewal_seconds
-from hark.http.routes.requests import broker_of, read_json, read_optional_json, reply, settings_of, text_in_path
-from hark.http.routes.table import Table
+from hark.http.routes.requests import (
+    TOO_MANY,
+    broker_of,
+    read_json,
+    read_optional_json,
+    reply,
+    settings_of,
+    text_in_path,
+)
+from hark.http.routes.table import Reach, Table, write
 from hark.model import Renewal
 
 
@@ -33,7 +42,7 @@ async def extend(request: Request) -> Response:
     outcome = await broker_of(request).renew(Renewal(lease_id, renewal_seconds(body.seconds)))
     expires = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
     # Three names for one time: each official client reads another one.
-    answer: dict[str, object] = {
+    answer: ExtendedLease = {
         "index": 0,
         "leaseId": lease_id,
         "success": outcome.success,
@@ -52,10 +61,15 @@ async def extend_many(request: Request) -> Response:
     """Hold many leases until now + seconds; `results` answers them by position."""
     body = await read_json(request, ExtendManyBody, "extend")
     most = settings_of(request).limits.max_batch
-    return reply({"results": await renew_all(broker_of(request), body.lease_ids, body.seconds, most)})
+    answer: ExtendedLeases = {"results": await renew_all(broker_of(request), body.lease_ids, body.seconds, most)}
+    return reply(answer)
 
 
 TABLE: Table = {
-    "/api/v1/lease/extend": {"POST": extend_many},
-    "/api/v1/lease/{lease_id}/extend": {"POST": extend},
+    "/api/v1/lease/extend": {
+        "POST": write(extend_many, Reach.ITEMS, body=ExtendManyBody, answer=ExtendedLeases, errors=(TOO_MANY,))
+    },
+    "/api/v1/lease/{lease_id}/extend": {
+        "POST": write(extend, Reach.ITEMS, body=ExtendBody, body_optional=True, answer=ExtendedLease)
+    },
 }

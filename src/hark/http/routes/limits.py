@@ -7,9 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.errors import NotFound
-from hark.http.routes.options import read_limits
-from hark.http.routes.requests import broker_of, name_in_path, read_json, reply
-from hark.http.routes.table import Table
+from hark.http.answers.groups import ShownLimits
+from hark.http.routes.options import LimitsBody, read_limits
+from hark.http.routes.requests import NO_GROUP, broker_of, name_in_path, read_json, reply
+from hark.http.routes.table import Reach, Table, read, write
 from hark.model import Limits
 
 
@@ -36,9 +37,13 @@ def _no_group() -> NotFound:
 
 
 def _answer(group: str, queue: str, limits: Limits) -> Response:
-    return reply({"success": True, "consumerGroup": group, "queueName": queue, "limits": limits})
+    answer: ShownLimits = {"success": True, "consumerGroup": group, "queueName": queue, "limits": limits}
+    return reply(answer)
 
 
 TABLE: Table = {
-    "/api/v1/consumer-groups/{group}/queues/{queue}/limits": {"GET": show_limits, "PUT": limit_group},
+    "/api/v1/consumer-groups/{group}/queues/{queue}/limits": {
+        "GET": read(show_limits, Reach.PATH, answer=ShownLimits, errors=(NO_GROUP,)),
+        "PUT": write(limit_group, Reach.PATH, body=LimitsBody, answer=ShownLimits, errors=(NO_GROUP,)),
+    },
 }

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import Literal, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.clock import SECOND
-from hark.errors import Conflict, InvalidInput, NotFound
-from hark.http.checks import format_time, format_time_ms, name_param, short, time_param
-from hark.http.routes.requests import broker_of, now, page_params, query_of, reply, text_in_path
-from hark.http.routes.table import Table
+from hark.errors import Conflict, NotFound
+from hark.http.answers.messages import (
+    CancelledMessage,
+    DeletedMessage,
+    DeletedMessageById,
+    ListedMessage,
+    MessageGroup,
+    MessagePage,
+    Mode,
+    ShownMessage,
+)
+from hark.http.checks import format_time, format_time_ms
+from hark.http.edge.identities import identity_of
+from hark.http.edge.reaching import reached
+from hark.http.params import ChoiceParam, NameParam, TimeParam, paging
+from hark.http.routes.requests import NO_MESSAGE, broker_of, now, query_of, reply, text_in_path
+from hark.http.routes.table import Failure, Reach, Table, read, write
 from hark.model import QUEUE_MODE, GroupView, MessageFilter, MessageState, MessageView, QueueOptions
 
 _MINUTE = 60 * SECOND
 _HOUR = 60 * _MINUTE
-_STATES = ("pending", "processing", "completed", "dead_letter")
+
+_PAGE = paging(200)
+_QUEUE = NameParam("queue", "Only messages of this queue.")
+_PARTITION = NameParam("partition", "Only messages of partitions with this name.")
+_NS = NameParam("ns", "Only messages of queues in this namespace.")
+_NAMESPACE = NameParam("namespace", "The same as `ns`.")
+_TASK = NameParam("task", "Only messages of queues with this task.")
+_STATUS = ChoiceParam("status", "Only messages in this state.", ("pending", "processing", "completed", "dead_letter"))
+_FROM = TimeParam("from", "Only messages from this time on; if it is not given, those of the last hour.")
+_TO = TimeParam("to", "Only messages up to this time; a whole minute means all of it.")
 
 
 async def list_messages(request: Request) -> Response:
     """Messages of the last hour, or of the time that is asked for, newest first."""
     query = query_of(request)
-    limit, offset = page_params(query, 200)
-    queue = name_param(query, "queue")
-    since, until = time_param(query, "from"), time_param(query, "to")
+    limit, offset = _PAGE.of(query)
+    queue = _QUEUE.of(query)
+    since, until = _FROM.of(query), _TO.of(query)
     if until is not None and until % _MINUTE == 0:
         until += _MINUTE - 1  # A whole minute means all of it.
     where = MessageFilter(
         queue=queue,
-        partition=name_param(query, "partition"),
-        namespace=name_param(query, "ns") or name_param(query, "namespace"),
-        task=name_param(query, "task"),
-        state=_state(query),
+        partition=_PARTITION.of(query),
+        namespace=_NS.of(query) or _NAMESPACE.of(query),
+        task=_TASK.of(query),
+        state=cast(MessageState | None, _STATUS.of(query)),
         since=now() - _HOUR if since is None else since,
         until=until,
         limit=limit,
@@ -42,38 +64,41 @@ async def list_messages(request: Request) -> Response:
     engine = broker_of(request).engine
     views = await engine.messages(where)
     groups = {stats.group for stats in await engine.group_stats(queue=queue)}
-    return reply({"messages": [_view(view) for view in views], "mode": _mode(groups)})
+    answer: MessagePage = {"messages": [_view(view) for view in views], "mode": _mode(groups)}
+    return reply(answer)
 
 
 async def show_message(request: Request) -> Response:
     """One message with its payload and what each group did with it."""
     broker = broker_of(request)
-    view = await broker.message(text_in_path(request, "partition_id"), text_in_path(request, "transaction_id"))
+    partition_id = await reached(identity_of(request), broker, text_in_path(request, "partition_id"))
+    view = await broker.message(partition_id, text_in_path(request, "transaction_id"))
     if view is None:
         raise NotFound("Message not found", code="message_not_found")
     infos = await broker.engine.queue_infos([view.queue])
     options = infos[0].options if infos else QueueOptions()
     main = _main_group(view.groups)
     done = [group.group for group in view.groups if group.state == "completed"]
-    return reply(
-        _view(view)
-        | {
-            "payload": view.payload,
-            "isEncrypted": view.sealed,
-            "errorMessage": next((group.error for group in view.groups if group.error), None),
-            "retryCount": 0 if main is None else main.attempts - (main.state == "dead_letter"),
-            "queueConfig": {
-                "leaseTime": options.lease_time,
-                "retryLimit": options.retry_limit,
-                "retryDelay": options.retry_delay,
-                "ttl": options.ttl,
-                "priority": options.priority,
-            },
-            "mode": _mode({group.group for group in view.groups})
-            | {"consumedByGroups": [name for name in done if name != QUEUE_MODE]},
-            "consumerGroups": [_group(group) for group in view.groups],
-        }
-    )
+    answer: ShownMessage = {
+        **_view(view),
+        "payload": view.payload,
+        "isEncrypted": view.sealed,
+        "errorMessage": next((group.error for group in view.groups if group.error), None),
+        "retryCount": 0 if main is None else main.attempts - (main.state == "dead_letter"),
+        "queueConfig": {
+            "leaseTime": options.lease_time,
+            "retryLimit": options.retry_limit,
+            "retryDelay": options.retry_delay,
+            "ttl": options.ttl,
+            "priority": options.priority,
+        },
+        "mode": {
+            **_mode({group.group for group in view.groups}),
+            "consumedByGroups": [name for name in done if name != QUEUE_MODE],
+        },
+        "consumerGroups": [_group(group) for group in view.groups],
+    }
+    return reply(answer)
 
 
 async def delete_message(request: Request) -> Response:
@@ -81,31 +106,33 @@ async def delete_message(request: Request) -> Response:
     partition_id = text_in_path(request, "partition_id")
     transaction_id = text_in_path(request, "transaction_id")
     engine = broker_of(request).engine
-    view = await engine.message(partition_id, transaction_id)
+    view = await engine.message(await reached(identity_of(request), broker_of(request), partition_id), transaction_id)
     removed = view is not None and (await engine.delete_messages([view.id]))[0]
-    return reply(
-        {
-            "success": removed,
-            "partitionId": partition_id,
-            "transactionId": transaction_id,
-            "message": "Message deleted" if removed else "Message not found",
-        }
-    )
+    answer: DeletedMessage = {
+        "success": removed,
+        "partitionId": partition_id,
+        "transactionId": transaction_id,
+        "message": "Message deleted" if removed else "Message not found",
+    }
+    return reply(answer)
 
 
 async def delete_message_by_id(request: Request) -> Response:
     """Remove one message by its id alone."""
     message_id = text_in_path(request, "id")
-    [removed] = await broker_of(request).engine.delete_messages([message_id])
+    broker = broker_of(request)
+    [removed] = await broker.engine.delete_messages([await reached(identity_of(request), broker, message_id)])
     if not removed:
         raise NotFound("Message not found", code="message_not_found")
-    return reply({"success": True, "id": message_id})
+    answer: DeletedMessageById = {"success": True, "id": message_id}
+    return reply(answer)
 
 
 async def cancel_message(request: Request) -> Response:
     """Take a message back, delayed or not, unless somebody has got it."""
     message_id = text_in_path(request, "id")
-    [outcome] = await broker_of(request).engine.cancel([message_id])
+    broker = broker_of(request)
+    [outcome] = await broker.engine.cancel([await reached(identity_of(request), broker, message_id)])
     match outcome:
         case "not_found":
             raise NotFound("Message not found", code="message_not_found")
@@ -113,21 +140,17 @@ async def cancel_message(request: Request) -> Response:
             raise Conflict("too late to cancel: a group holds the message or has tried it", code="message_leased")
         case "settled":
             raise Conflict("too late to cancel: a group is done with the message", code="message_settled")
-    return reply({"success": True, "id": message_id, "cancelled": True})
+    answer: CancelledMessage = {"success": True, "id": message_id, "cancelled": True}
+    return reply(answer)
 
 
-def _state(query: Mapping[str, str]) -> MessageState | None:
-    text = query.get("status")
-    if not text:
-        return None
-    if text not in _STATES:
-        raise InvalidInput(f"status: expected one of {', '.join(_STATES)}, got {short(text)}")
-    return cast(MessageState, text)
-
-
-def _mode(groups: set[str]) -> dict[str, object]:
+def _mode(groups: set[str]) -> Mode:
     queue_mode, others = QUEUE_MODE in groups, len(groups - {QUEUE_MODE})
-    kind = ("hybrid" if others else "queue") if queue_mode else ("bus" if others else "none")
+    kind: Literal["queue", "bus", "hybrid", "none"] = "none"
+    if queue_mode:
+        kind = "hybrid" if others else "queue"
+    elif others:
+        kind = "bus"
     return {"hasQueueMode": queue_mode, "busGroupsCount": others, "type": kind}
 
 
@@ -139,7 +162,7 @@ def _main_group(groups: Sequence[GroupView]) -> GroupView | None:
     return max(groups, key=lambda group: group.attempts, default=None)
 
 
-def _view(view: MessageView) -> dict[str, object]:
+def _view(view: MessageView) -> ListedMessage:
     default = next((group for group in view.groups if group.group == QUEUE_MODE), None)
     others = [group for group in view.groups if group.group != QUEUE_MODE]
     leases = [group.lease_expires_at for group in view.groups if group.lease_expires_at is not None]
@@ -169,7 +192,7 @@ def _view(view: MessageView) -> dict[str, object]:
     }
 
 
-def _group(group: GroupView) -> dict[str, object]:
+def _group(group: GroupView) -> MessageGroup:
     expires = group.lease_expires_at
     return {
         "name": group.group,
@@ -181,9 +204,19 @@ def _group(group: GroupView) -> dict[str, object]:
     }
 
 
+_FILTER = (*_PAGE, _QUEUE, _PARTITION, _NS, _NAMESPACE, _TASK, _STATUS, _FROM, _TO)
+_TOO_LATE = (Failure(409, "message_leased"), Failure(409, "message_settled"))
+
 TABLE: Table = {
-    "/api/v1/messages": {"GET": list_messages},
-    "/api/v1/messages/{id}": {"DELETE": delete_message_by_id},
-    "/api/v1/messages/{id}/cancel": {"POST": cancel_message},
-    "/api/v1/messages/{partition_id}/{transaction_id}": {"GET": show_message, "DELETE": delete_message},
+    "/api/v1/messages": {"GET": read(list_messages, Reach.QUERY, query=_FILTER, answer=MessagePage)},
+    "/api/v1/messages/{id}": {
+        "DELETE": write(delete_message_by_id, Reach.ITEMS, answer=DeletedMessageById, errors=(NO_MESSAGE,))
+    },
+    "/api/v1/messages/{id}/cancel": {
+        "POST": write(cancel_message, Reach.ITEMS, answer=CancelledMessage, errors=(NO_MESSAGE, *_TOO_LATE))
+    },
+    "/api/v1/messages/{partition_id}/{transaction_id}": {
+        "GET": read(show_message, Reach.ITEMS, answer=ShownMessage, errors=(NO_MESSAGE,)),
+        "DELETE": write(delete_message, Reach.ITEMS, answer=DeletedMessage),
+    },
 }

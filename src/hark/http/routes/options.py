@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -34,8 +35,32 @@ _INTEGERS = {
 _MAX_MULTIPLIER = 1000
 _RATES = (0.0001, 1_000_000)
 """Below the least of them, waiting for the next message would take more than hours."""
+_NUMBERS = {"retryMultiplier": (1, _MAX_MULTIPLIER), "rateLimit": (0, _RATES[1])}
 _NAMES = frozenset(field.encode_name for field in msgspec.structs.fields(QueueOptions))
 _LIMITS = tuple(field.encode_name for field in msgspec.structs.fields(Limits))
+
+
+def _schema(options: type[msgspec.Struct]) -> dict[str, object]:
+    """What each option may be, as JSON schema; null means its default."""
+    properties: dict[str, object] = {}
+    for field in msgspec.structs.fields(options):
+        name, default = field.encode_name, field.default
+        if name in _INTEGERS:
+            low, high = _INTEGERS[name]
+            properties[name] = {"type": ["integer", "null"], "minimum": low, "maximum": high, "default": default}
+        elif name in _NUMBERS:
+            least, most = _NUMBERS[name]
+            properties[name] = {"type": ["number", "null"], "minimum": least, "maximum": most, "default": default}
+        else:
+            properties[name] = {"type": ["boolean", "null"], "default": default}
+    return properties
+
+
+OptionsBody = Annotated[dict[str, msgspec.Raw], msgspec.Meta(extra_json_schema={"properties": _schema(QueueOptions)})]
+LimitsBody = Annotated[
+    dict[str, msgspec.Raw],
+    msgspec.Meta(extra_json_schema={"properties": _schema(Limits), "additionalProperties": False}),
+]
 
 
 def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOptions, list[str]]:

@@ -6,21 +6,41 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.broker.observing.listing import list_queues as list_queues_of
 from hark.errors import InvalidInput, NotFound
-from hark.http.checks import check_name, check_text, format_time_ms, name_param
-from hark.http.routes.options import read_options
+from hark.http.answers import common
+from hark.http.answers import queues as answers
+from hark.http.checks import check_name, check_text, format_time_ms
+from hark.http.edge.audit import note_target
+from hark.http.edge.identities import identity_of
+from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
+from hark.http.routes.options import OptionsBody, read_options
+from hark.http.routes.places import add_places
 from hark.http.routes.requests import (
-    MAX_LIST,
-    MAX_PAGE,
+    NO_QUEUE,
     broker_of,
     name_in_path,
-    page_params,
     query_of,
     read_json,
     reply,
 )
-from hark.http.routes.table import Table
-from hark.model import Counts, PartitionStats, QueueSpec, QueueStats
+from hark.http.routes.table import Reach, Table, admin, read, write
+from hark.model import Counts, PartitionStats, QueueFilter, QueueSpec, QueueStats
+
+_PAGE = paging(MAX_LIST, MAX_LIST)
+_SEARCH = Param("search", "Only those with this text in their name.")
+_NAMESPACE = NameParam("namespace", "Only queues of this namespace.")
+_TASK = NameParam("task", "Only queues of this task.")
+_PAUSED = BoolParam("paused", "Only queues whose deliveries are stopped.")
+_PARTITIONS = paging(MAX_PAGE, MAX_LIST)
+_PLACES = BoolParam("places", "Also tell how far each group is in each of these partitions.")
+_GROUP = NameParam("group", "The consumer group; if it is not given, the one that is furthest behind.")
+_SORT = ChoiceParam(
+    "sort",
+    "newest: those made last come first; name: by name; backlog: those with the most waiting messages come first.",
+    ("newest", "name", "backlog"),
+    "newest",
+)
 
 
 class ConfigureBody(msgspec.Struct):
@@ -29,7 +49,7 @@ class ConfigureBody(msgspec.Struct):
     queue: str | None = None
     namespace: str | None = None
     task: str | None = None
-    options: dict[str, msgspec.Raw] | None = None
+    options: OptionsBody | None = None
 
 
 async def configure(request: Request) -> Response:
@@ -37,6 +57,7 @@ async def configure(request: Request) -> Response:
     body = await read_json(request, ConfigureBody, "configure")
     if not body.queue:
         raise InvalidInput("queue is required")
+    identity_of(request).check_queue(body.queue)
     options, ignored = read_options(body.options or {}, body.queue)
     spec = QueueSpec(
         name=check_name(body.queue, "queue"),
@@ -44,81 +65,79 @@ async def configure(request: Request) -> Response:
         task=check_text(body.task or "", "task"),
         options=options,
     )
+    note_target(request.scope, queue=spec.name)
     info = await broker_of(request).configure(spec)
-    return reply(
-        {
-            "configured": True,
-            "queueId": info.id,
-            "partitionId": info.partition_id,
-            "queue": info.name,
-            "namespace": info.namespace,
-            "task": info.task,
-            "options": info.options,
-            "ignoredOptions": ignored,
-        }
-    )
+    answer: answers.ConfiguredQueue = {
+        "configured": True,
+        "queueId": info.id,
+        "partitionId": info.partition_id,
+        "queue": info.name,
+        "namespace": info.namespace,
+        "task": info.task,
+        "options": info.options,
+        "ignoredOptions": ignored,
+    }
+    return reply(answer)
 
 
 async def list_queues(request: Request) -> Response:
     """Queues with their counts, newest first."""
     query = query_of(request)
-    limit, offset = page_params(query, MAX_LIST, MAX_LIST)
-    search, namespace, task = query.get("search"), name_param(query, "namespace"), name_param(query, "task")
-    queues = [
-        stats
-        for stats in await broker_of(request).engine.queue_stats()
-        if (not search or search in stats.info.name)
-        and (namespace is None or stats.info.namespace == namespace)
-        and (task is None or stats.info.task == task)
-    ]
-    return reply(
-        {
-            "queues": [
-                _head(stats)
-                | {
-                    "partitions": stats.partitions,
-                    "messages": {
-                        "total": stats.counts.total,
-                        "pending": stats.counts.pending,
-                        "processing": stats.counts.processing,
-                    },
-                }
-                for stats in queues[offset : offset + limit]
-            ]
-        }
+    limit, offset = _PAGE.of(query)
+    sort = _SORT.of(query)
+    where = QueueFilter(
+        search=_SEARCH.text(query),
+        namespace=_NAMESPACE.of(query),
+        task=_TASK.of(query),
+        paused=_PAUSED.of(query) or None,
+        sort="name" if sort == "name" else "newest",
+        limit=limit,
+        offset=offset,
     )
+    identity = identity_of(request)
+    page = await list_queues_of(
+        broker_of(request).engine,
+        where,
+        visible=identity.may_use if identity.restricted else None,
+        backlogs=broker_of(request).observed.backlogs if sort == "backlog" else None,
+    )
+    answer: answers.QueuePage = {
+        "queues": [listed_queue(stats) for stats in page.items],
+        "total": page.total,
+        "pagination": {"limit": limit, "offset": offset},
+    }
+    return reply(answer)
 
 
 async def show_queue(request: Request) -> Response:
     """One queue with its options and a page of its partitions."""
     name = name_in_path(request, "queue")
     query = query_of(request)
-    limit, offset = page_params(query, MAX_PAGE, MAX_LIST)
+    limit, offset = _PARTITIONS.of(query)
     engine = broker_of(request).engine
-    stats = await _stats(request, name)
-    search = query.get("search") or None
-    partitions = await engine.partition_stats(name, search, limit, offset)
-    return reply(
-        _head(stats)
-        | {
-            "partitionCount": stats.partitions,
-            "partitions": [_partition(partition) for partition in partitions],
-            "totals": counts_of(stats.counts),
-            "expired": stats.expired,
-            "discarded": stats.discarded,
-            "options": stats.info.options,
-        }
-    )
+    stats = await stats_of(request, name)
+    partitions = [_partition(one) for one in await engine.partition_stats(name, _SEARCH.text(query), limit, offset)]
+    if _PLACES.of(query):
+        await add_places(request, name, partitions)
+    answer: answers.ShownQueue = {
+        **head_of(stats),
+        "partitionCount": stats.partitions,
+        "partitions": partitions,
+        "totals": counts_of(stats.counts),
+        "expired": stats.expired,
+        "discarded": stats.discarded,
+        "options": stats.info.options,
+    }
+    return reply(answer)
 
 
 async def show_depth(request: Request) -> Response:
     """What one group, or the one furthest behind, has still to do: the sum and a page of partitions."""
     name = name_in_path(request, "queue")
     query = query_of(request)
-    group = name_param(query, "group")
-    limit, _ = page_params(query, MAX_LIST, MAX_LIST)
+    group, limit = _GROUP.of(query), _PAGE.limit.of(query)
     engine = broker_of(request).engine
-    stats = await _stats(request, name)
+    stats = await stats_of(request, name)
     if group is not None and (known := await engine.group_stats(group, name)):
         pending, partitions = known[0].lag, known[0].partitions_with_lag
         tracks = await engine.track_stats(group, name, limit=limit)
@@ -132,24 +151,24 @@ async def show_depth(request: Request) -> Response:
         depths = seen
         pending = stats.counts.total if group else stats.counts.pending + stats.counts.processing
         partitions = sum(1 for _, depth in seen if depth)
-    return reply(
-        {
-            "queue": name,
-            "group": group,
-            "pending": pending,
-            "partitionsPending": partitions,
-            "conflation": False,
-            "effectivePending": pending,
-            "partitions": [{"partition": partition, "pending": depth} for partition, depth in depths if depth],
-        }
-    )
+    answer: answers.Depth = {
+        "queue": name,
+        "group": group,
+        "pending": pending,
+        "partitionsPending": partitions,
+        "conflation": False,
+        "effectivePending": pending,
+        "partitions": [{"partition": partition, "pending": depth} for partition, depth in depths if depth],
+    }
+    return reply(answer)
 
 
 async def delete_queue(request: Request) -> Response:
     """Remove a queue with everything in it; a queue that is not there is removed already."""
     name = name_in_path(request, "queue")
     [existed] = await broker_of(request).delete_queues([name])
-    return reply({"deleted": True, "queue": name, "existed": existed})
+    answer: answers.DeletedQueue = {"deleted": True, "queue": name, "existed": existed}
+    return reply(answer)
 
 
 async def pause_queue(request: Request) -> Response:
@@ -166,7 +185,8 @@ async def _set_paused(request: Request, paused: bool) -> Response:
     name = name_in_path(request, "queue")
     if not await broker_of(request).engine.pause(name, None, paused):
         raise NotFound("Queue not found", code="queue_not_found")
-    return reply({"success": True, "queue": name, "paused": paused})
+    answer: answers.PausedQueue = {"success": True, "queue": name, "paused": paused}
+    return reply(answer)
 
 
 async def purge_queue(request: Request) -> Response:
@@ -175,17 +195,19 @@ async def purge_queue(request: Request) -> Response:
     engine = broker_of(request).engine
     if not await engine.queue_infos([name]):
         raise NotFound("Queue not found", code="queue_not_found")
-    return reply({"success": True, "queue": name, "purged": await engine.purge(name)})
+    answer: answers.PurgedQueue = {"success": True, "queue": name, "purged": await engine.purge(name)}
+    return reply(answer)
 
 
-async def _stats(request: Request, name: str) -> QueueStats:
-    found = await broker_of(request).engine.queue_stats(name)
+async def stats_of(request: Request, name: str) -> QueueStats:
+    """The counts of a queue, which has to be there."""
+    found = (await broker_of(request).engine.queue_stats(QueueFilter(names=[name]))).items
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
     return found[0]
 
 
-def counts_of(counts: Counts) -> dict[str, int]:
+def counts_of(counts: Counts) -> common.Counts:
     """The six numbers of a queue or partition."""
     return {
         "total": counts.total,
@@ -197,7 +219,18 @@ def counts_of(counts: Counts) -> dict[str, int]:
     }
 
 
-def _head(stats: QueueStats) -> dict[str, object]:
+def listed_queue(stats: QueueStats) -> answers.ListedQueue:
+    """A queue in a list."""
+    counts = stats.counts
+    return {
+        **head_of(stats),
+        "partitions": stats.partitions,
+        "messages": {"total": counts.total, "pending": counts.pending, "processing": counts.processing},
+    }
+
+
+def head_of(stats: QueueStats) -> answers.QueueHead:
+    """What a queue is called and how it is labelled."""
     info = stats.info
     return {
         "id": info.id,
@@ -209,7 +242,7 @@ def _head(stats: QueueStats) -> dict[str, object]:
     }
 
 
-def _partition(partition: PartitionStats) -> dict[str, object]:
+def _partition(partition: PartitionStats) -> answers.ShownPartition:
     return {
         "id": partition.id,
         "name": partition.name,
@@ -220,12 +253,31 @@ def _partition(partition: PartitionStats) -> dict[str, object]:
     }
 
 
+_LIST = (*_PAGE, _SEARCH, _NAMESPACE, _TASK, _PAUSED, _SORT)
+
 TABLE: Table = {
-    "/api/v1/configure": {"POST": configure},
-    "/api/v1/resources/queues": {"GET": list_queues},
-    "/api/v1/resources/queues/{queue}": {"GET": show_queue, "DELETE": delete_queue},
-    "/api/v1/resources/queues/{queue}/depth": {"GET": show_depth},
-    "/api/v1/resources/queues/{queue}/pause": {"POST": pause_queue},
-    "/api/v1/resources/queues/{queue}/resume": {"POST": resume_queue},
-    "/api/v1/resources/queues/{queue}/purge": {"POST": purge_queue},
+    "/api/v1/configure": {"POST": write(configure, Reach.ITEMS, body=ConfigureBody, answer=answers.ConfiguredQueue)},
+    "/api/v1/resources/queues": {"GET": read(list_queues, Reach.LISTED, query=_LIST, answer=answers.QueuePage)},
+    "/api/v1/resources/queues/{queue}": {
+        "GET": read(
+            show_queue,
+            Reach.PATH,
+            query=(*_PARTITIONS, _SEARCH, _PLACES),
+            answer=answers.ShownQueue,
+            errors=(NO_QUEUE,),
+        ),
+        "DELETE": admin(delete_queue, Reach.PATH, answer=answers.DeletedQueue),
+    },
+    "/api/v1/resources/queues/{queue}/depth": {
+        "GET": read(show_depth, Reach.PATH, query=(_PAGE.limit, _GROUP), answer=answers.Depth, errors=(NO_QUEUE,))
+    },
+    "/api/v1/resources/queues/{queue}/pause": {
+        "POST": write(pause_queue, Reach.PATH, answer=answers.PausedQueue, errors=(NO_QUEUE,))
+    },
+    "/api/v1/resources/queues/{queue}/resume": {
+        "POST": write(resume_queue, Reach.PATH, answer=answers.PausedQueue, errors=(NO_QUEUE,))
+    },
+    "/api/v1/resources/queues/{queue}/purge": {
+        "POST": admin(purge_queue, Reach.PATH, answer=answers.PurgedQueue, errors=(NO_QUEUE,))
+    },
 }

@@ -12,23 +12,30 @@ from starlette.responses import Response
 
 from hark.broker import Broker
 from hark.errors import BodyTooLarge, InvalidInput
-from hark.http.checks import MAX_NUMBER, check_name, check_text, decode_json, int_param, query_params
+from hark.http.checks import check_name, check_text, decode_json, query_params
+from hark.http.routes.table import Failure
 from hark.settings import Settings
 
 T = TypeVar("T")
 
-MAX_PAGE = 1000
-MAX_LIST = 10_000
+NO_QUEUE = Failure(404, "queue_not_found")
+NO_GROUP = Failure(404, "group_not_found")
+NO_MESSAGE = Failure(404, "message_not_found")
+TOO_MANY = Failure(400, "batch_too_large")
+NOT_SUPPORTED = Failure(501, "not_supported")
+MAINTENANCE = Failure(503, "maintenance")
+QUEUE_FULL = Failure(429, "queue_full")
+ANOTHER_MODE = Failure(409, "group_mode_conflict")
 
 
 def broker_of(request: Request) -> Broker:
     """The broker of this server."""
-    return cast(Broker, request.app.state.broker)
+    return cast(Broker, request.app.broker)
 
 
 def settings_of(request: Request) -> Settings:
     """The settings of this server."""
-    return cast(Settings, request.app.state.settings)
+    return cast(Settings, request.app.settings)
 
 
 def name_in_path(request: Request, name: str) -> str:
@@ -41,9 +48,9 @@ def text_in_path(request: Request, name: str) -> str:
     return check_text(request.path_params[name], name)
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body, if it is not over the limit."""
-    limit = settings_of(request).max_body_bytes
+async def read_body(request: Request, most: int | None = None) -> bytes:
+    """The whole body, if it is not over the limit: that of the settings, or a smaller one."""
+    limit = settings_of(request).max_body_bytes if most is None else most
     declared = request.headers.get("content-length", "")
     body = bytearray()
     if not (declared.isdecimal() and int(declared) > limit):
@@ -56,12 +63,15 @@ async def read_body(request: Request) -> bytes:
                 return bytes(body)
         except ClientDisconnect:
             raise InvalidInput("the request body ended early") from None
-    raise BodyTooLarge(f"the request body is over the limit of {limit} bytes (setting max_body_bytes)")
+    setting = " (setting max_body_bytes)" if most is None else ""
+    raise BodyTooLarge(f"the request body is over the limit of {limit} bytes{setting}")
 
 
-async def read_json(request: Request, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:
+async def read_json(
+    request: Request, type: type[T], what: str, texts: Mapping[str, str] | None = None, most: int | None = None
+) -> T:
     """The decoded body."""
-    return decode_json(await read_body(request), type, what, texts)
+    return decode_json(await read_body(request, most), type, what, texts)
 
 
 async def read_optional_json(request: Request, type: type[T], what: str) -> T:
@@ -72,11 +82,6 @@ async def read_optional_json(request: Request, type: type[T], what: str) -> T:
 def query_of(request: Request) -> dict[str, str]:
     """The parameters of the request; starlette would take the last of several, and repair what is not UTF-8."""
     return query_params(request.scope["query_string"])
-
-
-def page_params(query: Mapping[str, str], default: int = 100, most: int = MAX_PAGE) -> tuple[int, int]:
-    """`limit` and `offset` of a list."""
-    return int_param(query, "limit", default, 1, most), int_param(query, "offset", 0, 0, MAX_NUMBER)
 
 
 def now() -> int:

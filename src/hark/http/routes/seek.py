@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from hark.broker.broker import first
 from hark.errors import InvalidInput, NotFound
+from hark.http.answers.groups import SoughtPartition, SoughtQueue
 from hark.http.checks import MAX_NUMBER, check_int, format_time_ms, parse_moment
-from hark.http.routes.requests import broker_of, name_in_path, read_optional_json, reply
-from hark.http.routes.table import Table
+from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path, read_optional_json, reply
+from hark.http.routes.table import Failure, Reach, Table, write
 from hark.model import Seek, SeekOutcome
 
 
@@ -27,17 +28,16 @@ async def seek_queue(request: Request) -> Response:
     body = await read_optional_json(request, SeekBody, "seek")
     wish = _wish(request, body, None)
     outcome = await _seek(request, wish)
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": wish.group,
-            "queueName": wish.queue,
-            "seekToEnd": wish.to_end,
-            "targetTimestamp": None if wish.timestamp is None else format_time_ms(wish.timestamp),
-            "targetOffset": wish.offset,
-            "partitionsUpdated": outcome.partitions,
-        }
-    )
+    answer: SoughtQueue = {
+        "success": True,
+        "consumerGroup": wish.group,
+        "queueName": wish.queue,
+        "seekToEnd": wish.to_end,
+        "targetTimestamp": None if wish.timestamp is None else format_time_ms(wish.timestamp),
+        "targetOffset": wish.offset,
+        "partitionsUpdated": outcome.partitions,
+    }
+    return reply(answer)
 
 
 async def seek_partition(request: Request) -> Response:
@@ -45,19 +45,19 @@ async def seek_partition(request: Request) -> Response:
     body = await read_optional_json(request, SeekBody, "seek")
     if body == SeekBody():
         body = SeekBody(to_end=True)
-    wish = _wish(request, body, name_in_path(request, "partition"))
+    partition = name_in_path(request, "partition")
+    wish = _wish(request, body, partition)
     outcome = await _seek(request, wish)
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": wish.group,
-            "queueName": wish.queue,
-            "partitionName": wish.partition,
-            "updated": outcome.partitions > 0,
-            "cursorMovedTo": None if outcome.next_offset is None else outcome.next_offset - 1,
-            "nextOffset": outcome.next_offset,
-        }
-    )
+    answer: SoughtPartition = {
+        "success": True,
+        "consumerGroup": wish.group,
+        "queueName": wish.queue,
+        "partitionName": partition,
+        "updated": outcome.partitions > 0,
+        "cursorMovedTo": None if outcome.next_offset is None else outcome.next_offset - 1,
+        "nextOffset": outcome.next_offset,
+    }
+    return reply(answer)
 
 
 async def _seek(request: Request, wish: Seek) -> SeekOutcome:
@@ -83,7 +83,20 @@ def _wish(request: Request, body: SeekBody, partition: str | None) -> Seek:
     )
 
 
+_NO_PARTITION = Failure(404, "partition_not_found")
+
 TABLE: Table = {
-    "/api/v1/consumer-groups/{group}/queues/{queue}/seek": {"POST": seek_queue},
-    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek": {"POST": seek_partition},
+    "/api/v1/consumer-groups/{group}/queues/{queue}/seek": {
+        "POST": write(seek_queue, Reach.PATH, body=SeekBody, body_optional=True, answer=SoughtQueue, errors=(NO_QUEUE,))
+    },
+    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek": {
+        "POST": write(
+            seek_partition,
+            Reach.PATH,
+            body=SeekBody,
+            body_optional=True,
+            answer=SoughtPartition,
+            errors=(NO_QUEUE, _NO_PARTITION),
+        )
+    },
 }

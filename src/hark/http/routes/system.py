@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import msgspec
@@ -11,39 +10,30 @@ from starlette.responses import Response
 
 from hark._version import __version__
 from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
-from hark.errors import HarkError
+from hark.http.answers import system as answers
+from hark.http.edge.admitting import edge_of
+from hark.http.edge.audit import note_target
 from hark.http.routes.requests import broker_of, read_json, reply
-from hark.http.routes.table import Table
+from hark.http.routes.table import Reach, Table, admin, public, read
 
 log = logging.getLogger(__name__)
 
-PING_SECONDS = 5
 # Nothing is ever answered before it is on stable storage, so that there is no buffer to report on.
-_NO_BUFFER = {
-    "bufferedMessages": 0,
-    "bufferHealthy": True,
-    "bufferStats": {
-        "pendingCount": 0,
-        "failedCount": 0,
-        "dbHealthy": True,
-        "failedFiles": {"count": 0, "totalBytes": 0, "totalMB": 0, "failoverCount": 0, "qos0Count": 0},
-    },
+_NO_BUFFER: answers.Buffer = {"bufferedMessages": 0, "bufferHealthy": True}
+_NO_BUFFER_STATS: answers.BufferStats = {
+    "pendingCount": 0,
+    "failedCount": 0,
+    "dbHealthy": True,
+    "failedFiles": {"count": 0, "totalBytes": 0, "totalMB": 0, "failoverCount": 0, "qos0Count": 0},
 }
 
 
 async def health(request: Request) -> Response:
     """Whether the server can reach its store."""
-    problem = None
-    try:
-        async with asyncio.timeout(PING_SECONDS):
-            await broker_of(request).engine.ping()
-    except TimeoutError:
-        problem = f"the store did not answer within {PING_SECONDS} seconds"
-    except HarkError as error:
-        problem = error.text
+    problem = await broker_of(request).readiness.reach()
     if problem is not None:
         log.warning("health: %s", problem)
-    answer: dict[str, object] = {
+    answer: answers.Health = {
         "status": "healthy" if problem is None else "unhealthy",
         "database": "connected" if problem is None else "disconnected",
         "server": "hark",
@@ -53,14 +43,36 @@ async def health(request: Request) -> Response:
         "queen": {"worker_id": 0, "status": "active"},
     }
     if problem is not None:
-        answer |= {"error": problem, "code": "unhealthy"}
+        answer["error"], answer["code"] = _told(request, problem), "unhealthy"
     return reply(answer, 200 if problem is None else 503)
+
+
+async def live(_request: Request) -> Response:
+    """Whether the process answers at all; it does not look at the store, so that nobody restarts it for that."""
+    answer: answers.Live = {"status": "live"}
+    return reply(answer)
+
+
+async def ready(request: Request) -> Response:
+    """Whether requests should be sent here: the store answered lately, and the server is not about to stop."""
+    problem = await broker_of(request).readiness.problem()
+    if problem is None:
+        is_ready: answers.Ready = {"status": "ready"}
+        return reply(is_ready)
+    log.warning("not ready: %s", problem)
+    answer: answers.Ready = {"status": "not ready", "error": _told(request, problem), "code": "not_ready"}
+    return reply(answer, 503)
+
+
+def _told(request: Request, problem: str) -> str:
+    """What everybody may know of a problem: where tokens are asked for, not what the store is and where."""
+    return "the log of the server says why" if edge_of(request).authenticator.enabled else problem
 
 
 async def metrics(request: Request) -> Response:
     """Numbers about the store, about those who wait for messages or watch keys, and about what shared a call."""
     broker = broker_of(request)
-    answer: dict[str, object] = {
+    answer: answers.SystemMetrics = {
         "store": await broker.engine.store_metrics(),
         "delivery": broker.delivery.snapshot(),
         "watching": broker.keyvalue.watchers.metrics(),
@@ -86,26 +98,24 @@ _TEXTS = {"enabled": "enabled (boolean) is required"}
 async def show_maintenance(request: Request) -> Response:
     """Whether pushes and pops are stopped."""
     broker = broker_of(request)
-    return reply(
-        {
-            "maintenanceMode": broker.maintenance(PUSH_MAINTENANCE),
-            "popMaintenanceMode": broker.maintenance(POP_MAINTENANCE),
-        }
-        | _NO_BUFFER
-    )
+    answer: answers.Maintenance = {
+        "maintenanceMode": broker.maintenance(PUSH_MAINTENANCE),
+        "popMaintenanceMode": broker.maintenance(POP_MAINTENANCE),
+        **_NO_BUFFER,
+        "bufferStats": _NO_BUFFER_STATS,
+    }
+    return reply(answer)
 
 
 async def set_maintenance(request: Request) -> Response:
     """Stop or resume all pushes, over restarts too."""
     enabled = await _switch(request, PUSH_MAINTENANCE)
-    return reply(
-        {
-            "maintenanceMode": enabled,
-            "bufferedMessages": 0,
-            "bufferHealthy": True,
-            "message": "Pushes are refused until maintenance ends" if enabled else "Pushes are accepted",
-        }
-    )
+    answer: answers.PushMaintenance = {
+        "maintenanceMode": enabled,
+        **_NO_BUFFER,
+        "message": "Pushes are refused until maintenance ends" if enabled else "Pushes are accepted",
+    }
+    return reply(answer)
 
 
 async def show_pop_maintenance(request: Request) -> Response:
@@ -120,18 +130,28 @@ async def set_pop_maintenance(request: Request) -> Response:
 
 def _pop_maintenance(enabled: bool) -> Response:
     text = "Pops answer empty until maintenance ends" if enabled else "Pops are served"
-    return reply({"popMaintenanceMode": enabled, "message": text})
+    answer: answers.PopMaintenance = {"popMaintenanceMode": enabled, "message": text}
+    return reply(answer)
 
 
 async def _switch(request: Request, flag: str) -> bool:
     enabled = (await read_json(request, MaintenanceBody, "maintenance", _TEXTS)).enabled
+    note_target(request.scope, enabled=enabled)
     await broker_of(request).set_maintenance(flag, enabled)
     return enabled
 
 
 TABLE: Table = {
-    "/health": {"GET": health},
-    "/api/v1/system/metrics": {"GET": metrics},
-    "/api/v1/system/maintenance": {"GET": show_maintenance, "POST": set_maintenance},
-    "/api/v1/system/maintenance/pop": {"GET": show_pop_maintenance, "POST": set_pop_maintenance},
+    "/health": {"GET": public(health, answer={200: answers.Health, 503: answers.Health})},
+    "/health/live": {"GET": public(live, answer=answers.Live)},
+    "/health/ready": {"GET": public(ready, answer={200: answers.Ready, 503: answers.Ready})},
+    "/api/v1/system/metrics": {"GET": read(metrics, Reach.SERVER, answer=answers.SystemMetrics)},
+    "/api/v1/system/maintenance": {
+        "GET": admin(show_maintenance, Reach.SERVER, answer=answers.Maintenance),
+        "POST": admin(set_maintenance, Reach.SERVER, body=MaintenanceBody, answer=answers.PushMaintenance),
+    },
+    "/api/v1/system/maintenance/pop": {
+        "GET": admin(show_pop_maintenance, Reach.SERVER, answer=answers.PopMaintenance),
+        "POST": admin(set_pop_maintenance, Reach.SERVER, body=MaintenanceBody, answer=answers.PopMaintenance),
+    },
 }

@@ -11,12 +11,25 @@ from starlette.responses import Response
 
 from hark.errors import InvalidInput, Refused
 from hark.http.acks import AckBody, settlement_of
-from hark.http.checks import check_name, decode_json
+from hark.http.answers.messages import OperationResult, TransactionAnswer, WrittenKeys
+from hark.http.checks import check_name, decode_json, raw_default
+from hark.http.edge import reaching
+from hark.http.edge.identities import identity_of
+from hark.http.edge.trace_contexts import carry
 from hark.http.keyval import atomic
 from hark.http.keyval.entries import versionstamp
 from hark.http.push_items import ITEM_TEXTS, NO_PAYLOAD, PushItem, to_new_message
-from hark.http.routes.requests import broker_of, read_json, reply, settings_of
-from hark.http.routes.table import Table
+from hark.http.routes.requests import (
+    MAINTENANCE,
+    NOT_SUPPORTED,
+    QUEUE_FULL,
+    TOO_MANY,
+    broker_of,
+    read_json,
+    reply,
+    settings_of,
+)
+from hark.http.routes.table import Reach, Table, write
 from hark.model import (
     QUEUE_MODE,
     KeyWrite,
@@ -52,7 +65,7 @@ class TransactionBody(msgspec.Struct, rename="camel"):
 
     operations: list[PushOperation | AckOperation]
     required_leases: list[str] | None = None
-    kv: msgspec.Raw = _NO_KEYS
+    kv: msgspec.Raw = raw_default(_NO_KEYS)
     timers: list[msgspec.Raw] | None = None
 
 
@@ -73,11 +86,16 @@ async def transact(request: Request) -> Response:
     if not operations and keys is None:
         raise InvalidInput("operations array cannot be empty")
     leases = tuple(lease for lease in body.required_leases or () if lease)
-    outcome = await broker_of(request).transact(Transaction(operations, leases, keys))
-    answer: dict[str, object] = {"transactionId": str(uuid.uuid4()), "success": outcome.success}
+    transaction = Transaction(operations, leases, keys)
+    carry(request, (*operations, *(keys.messages if keys is not None else ())))
+    outcome = await reaching.transact(identity_of(request), broker_of(request), transaction)
+    answer: TransactionAnswer = {
+        "transactionId": str(uuid.uuid4()),
+        "success": outcome.success,
+        "results": _results(operations, outcome),
+    }
     if not outcome.success:
-        answer |= {"error": outcome.error, "code": outcome.code}
-    answer["results"] = _results(operations, outcome)
+        answer["error"], answer["code"] = outcome.error, outcome.code
     if keys is not None:
         answer["kv"] = _written(outcome.keys)
     return reply(answer)
@@ -93,7 +111,7 @@ def _keys(given: msgspec.Raw, most: int) -> KeyWrite | None:
     return atomic.parse_key_write(body, most, where="kv.")
 
 
-def _written(keys: KeyWritten | None) -> dict[str, object]:
+def _written(keys: KeyWritten | None) -> WrittenKeys:
     if keys is None or keys.version is None:
         return {"ok": False}
     return {"ok": True, "versionstamp": versionstamp(keys.version)}
@@ -125,16 +143,16 @@ def _message(item: PushItem, index: int, where: str) -> NewMessage:
     return to_new_message(item, index, where)
 
 
-def _results(operations: Sequence[NewMessage | Settlement], transaction: TransactionOutcome) -> list[dict[str, object]]:
+def _results(operations: Sequence[NewMessage | Settlement], transaction: TransactionOutcome) -> list[OperationResult]:
     # Of a transaction that failed the last result is that of the operation that failed.
     failed, count = transaction.failed_index, len(transaction.results)
     start = 0 if failed is None else max(0, failed + 1 - count)
-    results: list[dict[str, object]] = []
+    results: list[OperationResult] = []
     for index, outcome in enumerate(transaction.results, start):
         operation = operations[index]
         if isinstance(outcome, PushOutcome):
             success = outcome.status != "failed"
-            result: dict[str, object] = {
+            result: OperationResult = {
                 "index": index,
                 "type": "push",
                 "success": success,
@@ -162,4 +180,14 @@ def _results(operations: Sequence[NewMessage | Settlement], transaction: Transac
     return results
 
 
-TABLE: Table = {"/api/v1/transaction": {"POST": transact}}
+TABLE: Table = {
+    "/api/v1/transaction": {
+        "POST": write(
+            transact,
+            Reach.ITEMS,
+            body=TransactionBody,
+            answer=TransactionAnswer,
+            errors=(TOO_MANY, NOT_SUPPORTED, MAINTENANCE, QUEUE_FULL),
+        )
+    }
+}

@@ -6,12 +6,15 @@ import asyncio
 
 import msgspec
 
+from hark.access.identity import Identity, Role
 from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.acks import AckBody, ack_answers, settlement_of
 from hark.http.checks import check_int, check_name, short
+from hark.http.edge.identities import check_role
+from hark.http.edge.reaching import check_wish, settle
 from hark.http.pops import wire_messages
 from hark.http.renewals import renew_all
 from hark.http.responses import Receive, encode, known_error
@@ -30,8 +33,12 @@ _SLACK = 64
 class Connection:
     """One client, its stream and its browsers."""
 
-    def __init__(self, broker: Broker, settings: Settings, stream: Stream, line: Line) -> None:
+    def __init__(
+        self, broker: Broker, settings: Settings, stream: Stream, line: Line, identity: Identity, caller: str
+    ) -> None:
         self._broker = broker
+        self._identity = identity
+        self._caller = caller
         self._settings = settings
         self._stream = stream
         self._line = line
@@ -121,7 +128,9 @@ class Connection:
     async def _do(self, frame: ClientFrame, tasks: asyncio.TaskGroup) -> ServerFrame | None:
         match frame:
             case frames.Ack() | frames.Nack():
-                outcomes = await self._broker.settle(self._settlements(frame)) if frame.items else []
+                check_role(self._identity, Role.READ_WRITE)
+                items = self._settlements(frame)
+                outcomes = await settle(self._identity, self._broker, items) if items else []
                 return frames.Settled(frame.ref, ack_answers(outcomes))
             case frames.Credit():
                 self._stream.grant(check_int(frame.n, "n", 0, self._settings.limits.max_batch))
@@ -156,11 +165,15 @@ class Connection:
         if len(self._browsers) + len(self._stream.consumers) >= MAX_SUBSCRIPTIONS:
             raise InvalidInput(f"at most {MAX_SUBSCRIPTIONS} subscriptions on one connection; open another one")
         if isinstance(wish, Browsing):
+            self._identity.check_queue(wish.queue)
             browser = await self._broker.delivery.browsers.open(wish.queue, wish.partition, wish.start)
             self._browsers[name] = browser
             tasks.create_task(self._browse(name, browser))
         else:
-            self._stream.subscribe(name, wish.request, wish.priority)
+            check_role(self._identity, Role.READ_WRITE)
+            check_wish(self._identity, wish.request)
+            request = msgspec.structs.replace(wish.request, consumer=wish.request.consumer or self._caller)
+            self._stream.subscribe(name, request, wish.priority)
         return frames.Subscribed(name)
 
     def _unsubscribe(self, name: str) -> ServerFrame:
@@ -197,6 +210,7 @@ class Connection:
         return self._groups.get(item.lease_id or "", QUEUE_MODE)
 
     async def _renew(self, frame: frames.Renew) -> ServerFrame:
+        check_role(self._identity, Role.READ_WRITE)
         most = self._settings.limits.max_batch
         return frames.Renewed(frame.ref, await renew_all(self._broker, frame.lease_ids, frame.seconds, most))
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from hark.broker.delivery.stream import Arrival, Stream
-from hark.http.responses import Receive, Scope, Send, encode, error_body, known_error, wait_until_left
+from hark.http.responses import NOSNIFF, Receive, Scope, Send, encode, error_body, known_error, wait_until_left
 from hark.http.stream.line import Gone, Line
 from hark.http.stream.transport import transport_of
 
@@ -62,6 +62,7 @@ async def send_events(
         (b"content-type", b"text/event-stream"),
         (b"cache-control", manner.cache_control),
         (b"x-accel-buffering", b"no"),
+        NOSNIFF,
     ]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -37,6 +37,7 @@ class Subscribe(_Frame, kw_only=True):
     partitions: int | None = None
     auto_ack: bool | None = None
     consumer_priority: int | None = None
+    consumer: str | None = None
     lease_time: int | None = None
     subscription_mode: str | None = None
     subscription_from: str | int | None = None

@@ -32,8 +32,11 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
         if not transport.is_closing():
-            # No room at all: so whoever waits for room waits until the socket has the last byte.
-            transport.set_write_buffer_limits(high=0)
+            # No room at all: so whoever waits for room waits until the socket has the last byte. (Transports with TLS
+            # count otherwise: with 0 they would find a buffer full that is empty. And they know only of their own
+            # buffer, behind which there is that of the socket's transport.)
+            secure = transport.get_extra_info("sslcontext") is not None
+            transport.set_write_buffer_limits(high=1 if secure else 0, low=0)
 
     async def write(self, data: bytes) -> None:
         """Return when the socket has all of it; raises `Gone` if the client has left or does not read at all."""

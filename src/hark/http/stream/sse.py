@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from hark.access.identity import Role
 from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
-from hark.http.pops import wire_messages
+from hark.http.callers import named
+from hark.http.edge.identities import check_role, identity_of
+from hark.http.edge.reaching import check_wish
+from hark.http.pops import place_in_path, wire_messages
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
+from hark.http.routes.requests import ANOTHER_MODE, NOT_SUPPORTED
+from hark.http.routes.table import EVENTS, Operation, Reach, Table, read
 from hark.http.stream.events import Manner, event, send_events, take
 from hark.http.stream.line import PING_SECONDS, Line
-from hark.http.stream.wishes import Browsing, listening
+from hark.http.stream.wishes import Browsing, listening, listening_params
 from hark.model import PopResult
 from hark.settings import Settings
 
@@ -26,8 +32,21 @@ class EventStreams:
             opening=_PING, ping=_PING, ping_seconds=ping_seconds, patience=settings.limits.stalled_seconds
         )
 
+    def table(self) -> Table:
+        """The route, with the queue or a partition of it in the path too."""
+        return {
+            "/api/v1/listen": {"GET": self._listen(Reach.QUERY)},
+            "/api/v1/listen/queue/{queue}": {"GET": self._listen(Reach.PATH)},
+            "/api/v1/listen/queue/{queue}/partition/{partition}": {"GET": self._listen(Reach.PATH)},
+        }
+
+    def _listen(self, reach: Reach) -> Operation:
+        query = listening_params(self._settings, place=reach is Reach.QUERY)
+        errors = (NOT_SUPPORTED, ANOTHER_MODE)
+        return read(self.listen, reach, query=query, answer=str, media=EVENTS, errors=errors, raw=True)
+
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /api/v1/listen, /api/v1/listen/queue/{queue} and .../partition/{partition}"""
+        """Messages as they come, to take them or only to see them."""
         try:
             source = await self._open(scope)
         except Exception as error:
@@ -36,12 +55,16 @@ class EventStreams:
         await send_events(scope, receive, send, source, lambda line: _feed(source, line), self._manner)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
-        wish = listening(scope["raw_path"], scope["query_string"], self._settings)
+        wish = listening(place_in_path(scope), scope["query_string"], self._settings)
         delivery = self._broker.delivery
+        identity = identity_of(scope)
         if isinstance(wish, Browsing):
+            identity.check_queue(wish.queue)
             return await delivery.browsers.open(wish.queue, wish.partition, wish.start)
+        check_role(identity, Role.READ_WRITE)
+        check_wish(identity, wish.request)
         stream = delivery.open_stream(wish.prefetch)
-        stream.subscribe("", wish.request, wish.priority)
+        stream.subscribe("", named(wish.request, scope), wish.priority)
         return stream
 
 

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
+from hark.http.edge.connections import GuardedProtocol
 from hark.http.responses import Scope
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
 
 WEBSOCKET_LOG = "uvicorn.error.websocket"
 _STATE = "hark.transport"
+_SERVER = "hark.server"
 _UNREAD_BYTES = 256 * 1024
 _MAX_FRAGMENTS = 10_000
 
 
-class OpenProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with its transport in the state of each request; upgrades to WebSocket inherit that state."""
+class OpenProtocol(GuardedProtocol):
+    """uvicorn's HTTP with bounds, and its transport in the state of each request, which WebSockets inherit."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's own.
         """Once per connection, so that requests cost nothing more."""
         super().connection_made(transport)
-        self.app_state = self.app_state | {_STATE: transport}
+        self.app_state = self.app_state | {_STATE: transport, _SERVER: self.server_state}
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of the connection at once: one that was reset uvicorn would keep until its idle time is over."""
@@ -63,3 +67,9 @@ def is_worth_logging(record: logging.LogRecord) -> bool:
 def transport_of(scope: Scope) -> asyncio.Transport:
     """The transport that a request came by."""
     return cast(asyncio.Transport, scope["state"][_STATE])
+
+
+def load_of(scope: Scope) -> tuple[int, int]:
+    """How many connections the server has that a request came by, and how many requests it is answering."""
+    server: ServerState | None = scope.get("state", {}).get(_SERVER)
+    return (0, 0) if server is None else (len(server.connections), len(server.tasks))

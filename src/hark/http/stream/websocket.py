@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import urlsplit
 
 from hark.broker import Broker
 from hark.broker.delivery.stream import Stream
-from hark.errors import Forbidden, HarkError, NotFound
-from hark.http.checks import int_param, query_params
-from hark.http.responses import JSON_HEADER, Receive, Scope, Send, encode, error_body, error_headers, known_error
+from hark.http.callers import caller
+from hark.http.checks import query_params
+from hark.http.edge.identities import identity_of
+from hark.http.params import IntParam
+from hark.http.responses import Receive, Scope, Send, encode, known_error, refuse
+from hark.http.routes.table import WEBSOCKET, Reach, Table, read
 from hark.http.stream.connection import Connection
 from hark.http.stream.frames import Ping
 from hark.http.stream.line import PING_SECONDS, Gone, Line
 from hark.http.stream.transport import transport_of
 from hark.settings import Settings
-
-PATH = "/api/v1/consume"
 
 
 class WebSockets:
@@ -26,15 +26,26 @@ class WebSockets:
         self._broker = broker
         self._settings = settings
         self._ping_seconds = ping_seconds
+        self._credit = IntParam(
+            "credit", "How many messages may be sent before more credit is given.", 0, 0, settings.limits.max_batch
+        )
+
+    def table(self) -> Table:
+        """The route."""
+        return {
+            "/api/v1/consume": {
+                WEBSOCKET: read(self.consume, Reach.ITEMS, query=(self._credit,), answer={101: None}, raw=True)
+            }
+        }
 
     async def consume(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a connection, or refuse it before it is one."""
-        await receive()  # That somebody wants to connect.
+        """Consume by WebSocket: subscribe, get messages, settle them."""
         try:
             stream = self._open(scope)
         except Exception as error:
-            await _refuse(send, known_error(error))
+            await refuse(scope, receive, send, known_error(error))
             return
+        await receive()  # That somebody wants to connect.
         try:
             await send({"type": "websocket.accept"})
             await self._talk(stream, scope, receive, send)
@@ -44,10 +55,7 @@ class WebSockets:
             stream.close()
 
     def _open(self, scope: Scope) -> Stream:
-        if scope["path"] != PATH:
-            raise NotFound(f"no such route; WebSockets are taken at {PATH}", code="route_not_found")
-        _check_origin(scope)
-        credit = int_param(query_params(scope["query_string"]), "credit", 0, 0, self._settings.limits.max_batch)
+        credit = self._credit.of(query_params(scope["query_string"]))
         return self._broker.delivery.open_stream(credit)
 
     async def _talk(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +71,7 @@ class WebSockets:
             ping=encode(Ping()),
             ping_seconds=self._ping_seconds,
         )
-        connection = Connection(self._broker, self._settings, stream, line)
+        connection = Connection(self._broker, self._settings, stream, line, identity_of(scope), caller(scope))
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(line.keep_alive())
@@ -74,24 +82,3 @@ class WebSockets:
             pass
         finally:
             connection.close()
-
-
-def _check_origin(scope: Scope) -> None:
-    """Pages of other sites may not connect: a browser would let them, and there is no password to stop them."""
-    headers = dict(scope["headers"])
-    origin = headers.get(b"origin", b"").decode("latin-1")
-    if origin and _host_of(origin) != headers.get(b"host", b"").decode("latin-1"):
-        raise Forbidden(f"origin: pages of {origin} may not connect to this server")
-
-
-def _host_of(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
-
-
-async def _refuse(send: Send, error: HarkError) -> None:
-    headers = [JSON_HEADER, *((name.encode(), value.encode()) for name, value in error_headers(error).items())]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": encode(error_body(error))})

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from hark.errors import InvalidInput
-from hark.http.checks import bool_param, int_param, name_param, parse_time, query_params, short
-from hark.http.pops import Place, place_in_path, place_in_query, pop_request, priority_param
+from hark.http.checks import parse_time, query_params, short
+from hark.http.params import BoolParam, IntParam, NameParam, Param
+from hark.http.pops import Place, place_in_query, place_of, pop_request, priority_param, taking_params
 from hark.model import BrowseFrom, PopRequest
 from hark.settings import Settings
 
@@ -34,14 +35,31 @@ class Browsing(msgspec.Struct, frozen=True):
 
 Wish = Taking | Browsing
 
+_PARTITION = NameParam("partition", "Only this partition of the queue.")
+_BROWSE = BoolParam("browse", "Whether to see messages and take none.")
+_FROM = Param("from", "Where browsing starts: `head`, `tail`, or a time.")
 
-def listening(raw_path: bytes, query_string: bytes, settings: Settings) -> Wish:
-    """The wish of a path and a query string: /api/v1/listen..., with places as those of a pop."""
+
+def listening_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
+    """The parameters of a stream; those of the place where it is not in the path."""
+    partition = () if place else (_PARTITION,)
+    taking = taking_params(settings, DEFAULT_PREFETCH, place=place)
+    return (*taking, *partition, prefetch_param(settings), _BROWSE, _FROM)
+
+
+def prefetch_param(settings: Settings) -> IntParam:
+    """How many messages a client may hold."""
+    most = settings.limits.max_batch
+    return IntParam("prefetch", "How many messages the client holds at most.", DEFAULT_PREFETCH, 1, most)
+
+
+def listening(place: Place, query_string: bytes, settings: Settings) -> Wish:
+    """The wish of a path, which may name a place, and of a query string."""
     query = query_params(query_string)
-    queue, partition = place_in_path(raw_path, query)
+    queue, partition = place_of(place, query)
     if queue is not None and partition is None:
-        partition = name_param(query, "partition")
-    prefetch = int_param(query, "prefetch", DEFAULT_PREFETCH, 1, settings.limits.max_batch)
+        partition = _PARTITION.of(query)
+    prefetch = prefetch_param(settings).of(query)
     return _wish(query, (queue, partition), prefetch, settings)
 
 
@@ -53,8 +71,8 @@ def subscribing(fields: Mapping[str, object], settings: Settings) -> Wish:
 
 
 def _wish(query: Mapping[str, str], place: Place, prefetch: int, settings: Settings) -> Wish:
-    start = query.get("from")
-    if not bool_param(query, "browse"):
+    start = _FROM.text(query)
+    if not _BROWSE.of(query):
         if start:
             raise InvalidInput("from: only with browse; say with subscriptionFrom where a group starts")
         return Taking(pop_request(query, place, prefetch, settings), priority_param(query), prefetch)

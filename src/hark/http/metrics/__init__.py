@@ -1,0 +1,1 @@
+"""What `GET /metrics` shows: everything is counted elsewhere, and only read here."""

@@ -1,0 +1,235 @@
+"""The OpenAPI document, made of the table of routes: what is not in the one is not in the other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from hark._version import __version__
+from hark.http.answers.common import ErrorAnswer
+from hark.http.checks import MAX_NAME_BYTES
+from hark.http.routes.table import JSON, WEBSOCKET, Failure, Operation, Table
+
+VERSION = "3.1.0"
+_REF = "#/components/schemas/{name}"
+_KEYVAL = "/keyval/api"
+_NAMES = re.compile(r"\{(\w+)(:path)?\}")
+_SENTENCE = re.compile(r"(.+?[.:;])(?:\s|$)", re.DOTALL)
+
+_TAGS = {
+    "pages": "The dashboard.",
+    "server": "The server itself: health, numbers, maintenance.",
+    "messages": "Push messages, take them, settle them.",
+    "queues": "Queues and what is in them.",
+    "groups": "Consumer groups: where they are and what they may take.",
+    "dead letters": "Messages that could not be delivered.",
+    "traces": "Events that consumers record about messages.",
+    "work queues": "Work queues of the key-value API.",
+    "keys": "Keys and their values.",
+}
+_TAG_OF = {
+    "push": "messages",
+    "pop": "messages",
+    "ack": "messages",
+    "listen": "messages",
+    "consume": "messages",
+    "transaction": "messages",
+    "lease": "messages",
+    "leases": "messages",
+    "messages": "messages",
+    "explain": "messages",
+    "configure": "queues",
+    "resources": "queues",
+    "consumer-groups": "groups",
+    "consumers": "groups",
+    "dlq": "dead letters",
+    "traces": "traces",
+}
+"""By the first word of the path behind /api/v1; whatever else there is concerns the server."""
+
+_STATUS_TEXTS = {
+    101: "The connection is a WebSocket now.",
+    200: "It is done.",
+    201: "It is stored.",
+    204: "There is nothing.",
+    304: "What the client has is still right.",
+    400: "The request is wrong.",
+    401: "There is no token, or none that is known.",
+    403: "The token may not do this.",
+    404: "There is no such thing.",
+    409: "It contradicts what is stored.",
+    413: "The body is too large.",
+    429: "Too much is waiting; try again later.",
+    501: "This server does not have that.",
+    503: "Not now; try again later.",
+}
+
+
+def document(table: Table) -> dict[str, object]:
+    """The OpenAPI document of a table of routes."""
+    operations = list(_operations(table))
+    types = list(_types(operation for _, _, operation in operations))
+    found, components = msgspec.json.schema_components(types, schema_hook=_of_any, ref_template=_REF)
+    schemas = _Schemas(types, found)
+    ids = _ids(operations)
+    paths: dict[str, dict[str, object]] = {}
+    for place, (path, method, operation) in enumerate(operations):
+        shown = paths.setdefault(_NAMES.sub(r"{\1}", path), {})
+        shown["get" if method == WEBSOCKET else method.lower()] = {
+            "operationId": ids[place],
+            "tags": [_tag(path)],
+            **_texts(operation),
+            "parameters": [*_path_parameters(path), *_query_parameters(operation)],
+            **_body(operation, schemas),
+            "responses": _responses(operation, schemas),
+            "security": [] if operation.role is None else [{"token": []}],
+        }
+    return {
+        "openapi": VERSION,
+        "info": {"title": "Hark", "version": __version__, "description": "A durable message queue."},
+        "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "An API token or a JWT."}},
+        },
+    }
+
+
+def _operations(table: Table) -> Iterator[tuple[str, str, Operation]]:
+    for path, operations in table.items():
+        for method, operation in operations.items():
+            yield path, method, operation
+
+
+# Types -----------------------------------------------------------------------------------------------------
+
+
+class _Schemas:
+    """The schemas of types, looked up by equality: a type such as `list[X]` is another object each time."""
+
+    def __init__(self, types: list[Any], schemas: tuple[dict[str, Any], ...]) -> None:
+        self._known = list(zip(types, schemas, strict=True))
+
+    def of(self, type: Any) -> dict[str, Any]:
+        return next(schema for known, schema in self._known if known == type)
+
+
+def _of_any(type: Any) -> dict[str, Any]:
+    """The schema of what msgspec has none for: `object`, where all JSON is taken and looked at later."""
+    if type is object:
+        return {"description": "Any JSON."}  # An empty schema would count as none.
+    raise NotImplementedError
+
+
+def _types(operations: Iterator[Operation]) -> Iterator[Any]:
+    yield ErrorAnswer
+    for operation in operations:
+        if operation.body is not None:
+            yield operation.body
+        yield from (type for type in operation.answers.values() if type is not None)
+
+
+# Words -----------------------------------------------------------------------------------------------------
+
+
+def _ids(operations: list[tuple[str, str, Operation]]) -> list[str]:
+    """Names for operations: those of their functions, with words of the path where one function has several."""
+    paths = [path for path, _, _ in operations]
+    names = [_function_name(path, operation) for path, _, operation in operations]
+    names = _told_apart(names, paths, lambda path: ["of", *found] if (found := _names_in(path)) else [])
+    return _told_apart(names, paths, lambda path: [path.rpartition("/")[2]])
+
+
+def _told_apart(names: list[str], paths: list[str], words: Callable[[str], list[str]]) -> list[str]:
+    several = {name for name, number in Counter(names).items() if number > 1}
+    return [
+        "_".join([name, *words(path)]) if name in several else name for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _function_name(path: str, operation: Operation) -> str:
+    name: str = operation.endpoint.__name__
+    return f"keyval_{name}" if path.startswith(_KEYVAL) else name
+
+
+def _names_in(path: str) -> list[str]:
+    return [name for name, _ in _NAMES.findall(path)]
+
+
+def _tag(path: str) -> str:
+    if path.startswith(_KEYVAL):
+        return "work queues" if path.startswith(f"{_KEYVAL}/queue") else "keys"
+    words = path.split("/")
+    if words[1:3] == ["api", "v1"]:
+        return _TAG_OF.get(words[3], "server")
+    return "pages" if words[1] in {"", "assets"} else "server"
+
+
+def _texts(operation: Operation) -> dict[str, str]:
+    text = " ".join((operation.endpoint.__doc__ or "").split())
+    sentence = _SENTENCE.match(text)
+    summary = sentence[1].rstrip(".:;") if sentence else text
+    needs = "" if operation.role is None else f" Needs the role {operation.role.text}."
+    return {"summary": summary, "description": text + needs}
+
+
+# Parameters and bodies -------------------------------------------------------------------------------------
+
+
+def _path_parameters(path: str) -> Iterator[dict[str, object]]:
+    for name, rest in _NAMES.findall(path):
+        schema = {"type": "string", "minLength": 1} | ({} if rest else {"maxLength": MAX_NAME_BYTES})
+        text = {"description": "All segments that are left, one or more."} if rest else {}
+        yield {"name": name, "in": "path", "required": True, "schema": schema, **text}
+
+
+def _query_parameters(operation: Operation) -> Iterator[dict[str, object]]:
+    for param in operation.query:
+        yield {"name": param.name, "in": "query", "description": param.meaning, "schema": param.schema()}
+
+
+def _body(operation: Operation, schemas: _Schemas) -> dict[str, object]:
+    if operation.body is None:
+        return {}
+    content = {JSON: {"schema": schemas.of(operation.body)}}
+    return {"requestBody": {"required": not operation.body_optional, "content": content}}
+
+
+# Answers ---------------------------------------------------------------------------------------------------
+
+
+def _responses(operation: Operation, schemas: _Schemas) -> Mapping[str, object]:
+    responses: dict[int, dict[str, object]] = {}
+    for status, type in operation.answers.items():
+        responses[status] = {"description": _STATUS_TEXTS[status]}
+        if type is not None:
+            responses[status]["content"] = {operation.media: {"schema": schemas.of(type)}}
+    error = {JSON: {"schema": schemas.of(ErrorAnswer)}}
+    for status, codes in _failures(operation).items():
+        if status not in responses:
+            responses[status] = {"description": f"{_STATUS_TEXTS[status]} Codes: {', '.join(codes)}.", "content": error}
+    return {str(status): responses[status] for status in sorted(responses)}
+
+
+def _failures(operation: Operation) -> dict[int, list[str]]:
+    """The codes of errors by status: those of the operation, and those that all like it may answer with."""
+    common = [
+        Failure(400, "invalid_input"),
+        Failure(403, "cross_origin"),
+        Failure(403, "host_not_allowed"),
+        Failure(429, "overloaded"),
+        Failure(503, "engine_failure"),
+    ]
+    if operation.body is not None:
+        common += [Failure(400, "invalid_json"), Failure(413, "body_too_large")]
+    if operation.role is not None:
+        common += [Failure(401, "unauthorized"), Failure(403, "forbidden"), Failure(403, "queue_not_allowed")]
+    codes: dict[int, list[str]] = {}
+    for failure in (*operation.errors, *common):
+        codes.setdefault(failure.status, []).append(failure.code)
+    return codes

@@ -1,0 +1,42 @@
+"""A queue as lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from hark.http.responses import known_error
+from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path
+from hark.http.routes.table import Reach, Table, read
+from hark.model.export import ErrorLine
+
+LINES = "application/x-ndjson"
+
+
+async def export_queue(request: Request) -> Response:
+    """The options, groups and messages of a queue, to be imported elsewhere."""
+    lines = broker_of(request).export_queue(name_in_path(request, "queue"))
+    # What can't even begin is an error like all others.
+    first = await anext(lines)
+    return StreamingResponse(_streamed(first, lines), media_type=LINES)
+
+
+async def _streamed(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    try:
+        async for lines in rest:
+            yield lines
+    except Exception as error:
+        # The status has been sent. Without the last line the file is not whole, and this says why.
+        known = known_error(error)
+        yield msgspec.json.encode(ErrorLine(error=known.text, code=known.code)) + b"\n"
+
+
+TABLE: Table = {
+    "/api/v1/resources/queues/{queue}/export": {
+        "GET": read(export_queue, Reach.PATH, answer=str, media=LINES, errors=(NO_QUEUE,))
+    }
+}

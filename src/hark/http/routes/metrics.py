@@ -1,0 +1,24 @@
+"""Numbers for Prometheus."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hark.http.routes.table import Reach, Table, read
+from hark.http.stream.transport import load_of
+from hark.prometheus import CONTENT_TYPE
+
+
+async def scrape(request: Request) -> Response:
+    """Everything that is counted, in the text format of Prometheus."""
+    body = await request.app.metrics.scrape(lambda: load_of(request.scope))
+    return Response(body, headers={"content-type": CONTENT_TYPE})
+
+
+_SCRAPE = read(scrape, Reach.SERVER, answer=str, media="text/plain")
+
+TABLE: Table = {
+    "/metrics": {"GET": _SCRAPE},
+    "/metrics/prometheus": {"GET": _SCRAPE},
+}

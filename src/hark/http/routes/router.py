@@ -1,0 +1,107 @@
+"""How paths find their operations: by segment, decoded after the split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote
+
+from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
+from hark.http.checks import path_segments
+from hark.http.responses import Scope
+from hark.http.routes.table import WEBSOCKET, Operation, Table
+
+PathParams = Mapping[str, str | list[str]]
+
+_REST = ":path}"
+_KEPT_PATHS = 4096
+_KEPT_BYTES = 512
+"""Consumers ask for the same paths over and over: what these lead to is kept, if they are not long."""
+
+
+class Found(NamedTuple):
+    """What a request is for, the names in its path, and the pattern that it fits."""
+
+    operation: Operation
+    params: PathParams
+    route: str
+
+
+class Router:
+    """A table of routes, ready to be looked into."""
+
+    def __init__(self, table: Table) -> None:
+        self._patterns: dict[int, list[_Pattern]] = {}
+        self._rests: list[_Pattern] = []
+        for order, (path, operations) in enumerate(table.items()):
+            pattern = _Pattern(order, path, operations)
+            same = self._rests if pattern.rest else self._patterns.setdefault(len(pattern.words), [])
+            same.append(pattern)
+        self._exact = {path.encode(): self._search(path.encode()) for path in table if "{" not in path}
+        self._recall = lru_cache(_KEPT_PATHS)(self._search)
+
+    def find(self, scope: Scope) -> Found:
+        """The operation that a request is for; raises `NotFound` or `MethodNotAllowed`."""
+        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        methods = self._exact.get(path)
+        if methods is None:
+            methods = self._recall(path) if len(path) <= _KEPT_BYTES else self._search(path)
+        found = methods.get(scope.get("method", WEBSOCKET))  # A WebSocket comes without a method.
+        if found is None:
+            raise _no_operation(scope, methods)
+        return found
+
+    def _search(self, path: bytes) -> Mapping[str, Found]:
+        """What a path leads to, by method."""
+        segments = path_segments(path)
+        methods: dict[str, Found] = {}
+        for pattern in self._candidates(len(segments)):
+            params = pattern.match(segments)
+            if params is not None:
+                for method, operation in pattern.operations.items():
+                    methods.setdefault(method, Found(operation, params, pattern.path))
+        return methods
+
+    def _candidates(self, number: int) -> Iterator[_Pattern]:
+        found = [*self._patterns.get(number, ()), *(one for one in self._rests if len(one.words) < number)]
+        return iter(sorted(found, key=lambda pattern: pattern.order))
+
+
+class _Pattern:
+    """One path of the table."""
+
+    def __init__(self, order: int, path: str, operations: Mapping[str, Operation]) -> None:
+        self.order = order
+        self.path = path
+        words = path.split("/")[1:]
+        self.rest = words.pop()[1:].removesuffix(_REST) if path.endswith(_REST) else ""
+        self.words = [(word[1:-1], True) if word.startswith("{") else (word, False) for word in words]
+        self.operations = dict(operations)
+        # A HEAD must not take messages, as those do that answer themselves.
+        if (get := self.operations.get("GET")) is not None and not get.raw:
+            self.operations["HEAD"] = get
+
+    def match(self, segments: list[str]) -> PathParams | None:
+        """The names in a path of the right length, if it is one of this pattern."""
+        params: dict[str, str | list[str]] = {}
+        for segment, (word, is_name) in zip(segments, self.words, strict=False):
+            if is_name:
+                params[word] = segment
+            elif segment != word:
+                return None
+        if self.rest:
+            params[self.rest] = segments[len(self.words) :]
+        return params
+
+
+def _no_operation(scope: Scope, methods: Mapping[str, Found]) -> HarkError:
+    path = scope["path"]
+    if scope["type"] != "http":
+        return NotFound(f"no such route: no WebSockets are taken at {path}", code="route_not_found")
+    if not methods:
+        return NotFound(f"no such route: {scope['method']} {path}", code="route_not_found")
+    if WEBSOCKET in methods:
+        return InvalidInput(f"{path} is a WebSocket: connect to it with ws://")
+    allow = ", ".join(methods)
+    return MethodNotAllowed(f"{path} takes {allow}, not {scope['method']}", allow=allow)

@@ -1,0 +1,99 @@
+"""Login of the dashboard: a token for a cookie."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hark.access.identity import ANYBODY, Identity
+from hark.errors import Forbidden, Unauthorized
+from hark.http.edge.admitting import Edge, edge_of
+from hark.http.edge.identities import IDENTITY, NOBODY
+from hark.http.edge.sessions import clear_cookie, set_cookie
+from hark.http.routes.requests import read_json, reply
+from hark.http.routes.table import Failure, Table, public
+
+_MOST_BYTES = 64 * 1024
+"""Of the body of a login: whoever has no token yet should not make us keep much."""
+
+
+class SessionBody(msgspec.Struct):
+    """The token of whoever logs in."""
+
+    token: str
+
+
+class Session(msgspec.Struct):
+    """Who is logged in, and whether anybody has to be."""
+
+    required: bool
+    authenticated: bool
+    subject: str = ""
+    role: str | None = None
+    queues: tuple[str, ...] = ()
+
+
+async def show_session(request: Request) -> Response:
+    """Who asks, by the token or the cookie that comes with the request."""
+    return reply(_session(edge_of(request), _identity(request)))
+
+
+async def log_in(request: Request) -> Response:
+    """Keep a token in a cookie that scripts can't read; the browser forgets it when it is closed."""
+    edge = edge_of(request)
+    token = (await read_json(request, SessionBody, "body", most=_MOST_BYTES)).token
+    # Before it is looked at: a token that can't be kept is no good, whether it is known or not.
+    cookie = set_cookie(token, secure=_is_secure(request)) if edge.authenticator.enabled else None
+    identity = edge.log_in(request.scope, token)
+    response = reply(_session(edge, identity))
+    if cookie is not None:
+        response.headers["set-cookie"] = cookie
+    edge.audit.record(request.scope, "login", 200, "done", {})
+    return response
+
+
+async def log_out(request: Request) -> Response:
+    """Forget the cookie. The token itself stays good: who fears for it revokes it."""
+    edge = edge_of(request)
+    request.scope[IDENTITY] = _identity(request) or NOBODY
+    edge.audit.record(request.scope, "logout", 200, "done", {})
+    response = reply(_session(edge, None))
+    response.headers["set-cookie"] = clear_cookie(secure=_is_secure(request))
+    return response
+
+
+def _identity(request: Request) -> Identity | None:
+    edge = edge_of(request)
+    try:
+        return edge.authenticator.identify(edge.credential(dict(request.scope["headers"])))
+    except (Unauthorized, Forbidden):
+        return None
+
+
+def _session(edge: Edge, identity: Identity | None) -> Session:
+    required = edge.authenticator.enabled
+    if not required:
+        identity = ANYBODY
+    if identity is None:
+        return Session(required, False)
+    return Session(required, True, identity.subject, identity.role.text, identity.queues)
+
+
+def _is_secure(request: Request) -> bool:
+    """Whether the browser came by TLS: to this server, or to a proxy in front of it, which the page's origin tells."""
+    return request.scope.get("scheme") == "https" or request.headers.get("origin", "").startswith("https://")
+
+
+TABLE: Table = {
+    "/api/v1/session": {
+        "GET": public(show_session, answer=Session),
+        "POST": public(
+            log_in,
+            body=SessionBody,
+            answer=Session,
+            errors=(Failure(401, "unauthorized"), Failure(429, "too_many_logins")),
+        ),
+        "DELETE": public(log_out, answer=Session),
+    }
+}

@@ -1,0 +1,59 @@
+"""Spans of requests, by OpenTelemetry. It is in front of the application only if the settings say so."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from hark.http.responses import Event, Receive, Scope, Send
+from hark.http.routes.table import WEBSOCKET
+
+_w3c = TraceContextTextMapPropagator()
+_UPGRADED = 101
+_FIRST_ERROR = 500
+
+
+class Traced:
+    """An application with a span around each request: the child of the span that the request came from."""
+
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[object]], route_of: Callable[[Scope], str], tracer: Tracer
+    ) -> None:
+        self._app = app
+        self._route_of = route_of
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        method, route = scope.get("method", WEBSOCKET), self._route_of(scope)
+        attributes: dict[str, AttributeValue] = {"http.request.method": method, "http.route": route}
+        with self._tracer.start_as_current_span(
+            f"{method} {route}", _parent(scope), SpanKind.SERVER, attributes
+        ) as span:
+
+            def noting(event: Event) -> Coroutine[Any, Any, None]:
+                if "status" in event:
+                    _note(span, event["status"])
+                elif event["type"] == "websocket.accept":
+                    _note(span, _UPGRADED)
+                return send(event)
+
+            await self._app(scope, receive, noting)
+
+
+def _note(span: Span, status: int) -> None:
+    span.set_attribute("http.response.status_code", status)
+    if status >= _FIRST_ERROR:
+        span.set_status(Status(StatusCode.ERROR))
+
+
+def _parent(scope: Scope) -> Context:
+    """The context that the headers name. Never one that happens to be current: a request belongs to its client."""
+    wanted = (b"traceparent", b"tracestate")
+    carrier = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in wanted}
+    return _w3c.extract(carrier, Context())

@@ -1,0 +1,164 @@
+"""Maintenance over every way in and out: nothing is pushed while pushes are stopped, nothing comes while pops are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tests.http.api import WAIT, Api, Json, data, read, refusal
+from tests.http.keyval.test_listen import listening as listening_to_work
+from tests.http.keyval.work import WAIT as WORK_WAIT
+from tests.http.keyval.work import Work
+from tests.http.streaming import listening, websocket
+
+PUSH, POP = "/system/maintenance", "/system/maintenance/pop"
+
+
+@contextmanager
+def stopped(api: Api, path: str) -> Iterator[None]:
+    """Maintenance, until the end."""
+    read(api.post(path, {"enabled": True}))
+    try:
+        yield
+    finally:
+        read(api.post(path, {"enabled": False}))
+
+
+# Pushes ----------------------------------------------------------------------------------------------------
+
+ENQUEUE = {"type": "enqueue", "value": 1}
+PUSHES: dict[str, tuple[str, Json]] = {
+    "push": ("/api/v1/push", {"items": [{"queue": "QUEUE", "payload": 1}]}),
+    "transaction": (
+        "/api/v1/transaction",
+        {"operations": [{"type": "push", "items": [{"queue": "QUEUE", "payload": 1}]}]},
+    ),
+    "transaction with keys": (
+        "/api/v1/transaction",
+        {
+            "operations": [{"type": "push", "items": [{"queue": "QUEUE", "payload": 1}]}],
+            "kv": {"mutations": [{"type": "set", "key": ["QUEUE"], "value": 1}]},
+        },
+    ),
+    "enqueue": ("/keyval/api/queue/enqueue?queue=QUEUE", {"value": 1}),
+    "atomic write that enqueues": (
+        "/keyval/api/atomic",
+        {"mutations": [{"type": "set", "key": ["QUEUE"], "value": 1}, ENQUEUE | {"queue": "QUEUE"}]},
+    ),
+}
+
+
+def named(body: Json, queue: str) -> Json:
+    """A body about this queue."""
+    match body:
+        case dict():
+            return {name: named(value, queue) for name, value in body.items()}
+        case list():
+            return [named(value, queue) for value in body]
+        case _:
+            return queue if body == "QUEUE" else body
+
+
+@pytest.mark.parametrize("way", PUSHES)
+def test_every_way_to_push_is_refused_and_keeps_nothing(api: Api, queue: str, way: str) -> None:
+    path, body = PUSHES[way][0].replace("QUEUE", queue), named(PUSHES[way][1], queue)
+    with stopped(api, PUSH):
+        answer = api.client.post(path, json=body)
+        refusal(answer, 503, "maintenance")
+        assert answer.headers["retry-after"] == "5"
+    assert api.get(f"/resources/queues/{queue}").status_code == 404, "not even the queue was made"
+    assert api.client.get(f'/keyval/api/keys/["{queue}"]').status_code == 404
+    assert api.client.post(path, json=body).status_code in (200, 201), "it goes on afterwards"
+    assert read(api.get(f"/resources/queues/{queue}"))["totals"]["total"] == 1
+
+
+def test_what_pushes_nothing_goes_on(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    with stopped(api, PUSH):
+        write = {"mutations": [{"type": "set", "key": [queue], "value": 1}]}
+        assert read(api.client.post("/keyval/api/atomic", json=write))["ok"] is True
+        message = api.pop_one(queue)
+        operations = [{"type": "ack"} | {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}]
+        assert read(api.post("/transaction", {"operations": operations}))["success"]
+
+
+# Pops ------------------------------------------------------------------------------------------------------
+
+
+def test_every_pop_answers_empty_at_once_also_one_that_would_wait(api: Api, http: httpx.Client, queue: str) -> None:
+    api.configure(queue, namespace=queue)
+    api.push(queue, 1, partition="p")
+    work = Work(http, f"{queue}-work")
+    work.enqueue(2)
+    with stopped(api, POP):
+        assert api.pop(queue) == []
+        assert api.pop(queue, "p") == []
+        assert api.pop(queue, autoAck=True) == []
+        assert api.get("/pop", namespace=queue).status_code == 204
+        assert api.pop(queue, wait=True, timeout=600_000) == []
+        assert work.poll() is None
+        assert work.poll(wait=True, timeout=600_000) is None
+    assert data(api.pop(queue)) == [1]
+    assert work.take()["value"] == 2
+
+
+def test_those_who_wait_are_answered_when_it_begins(api: Api, http: httpx.Client, queue: str) -> None:
+    work = Work(http, f"{queue}-work")
+    work.enqueue("makes the queue")
+    work.ack(work.take())
+    with ThreadPoolExecutor() as pool:
+        pop, poll = pool.submit(api.pop, queue, **WAIT), pool.submit(work.poll, **WORK_WAIT)
+        while read(api.get("/consumers"))["total"] < 2:
+            pass
+        with stopped(api, POP):
+            assert (pop.result(), poll.result()) == ([], None)
+
+
+def test_a_stream_gets_nothing_until_it_ends(api: Api, server_url: str, queue: str) -> None:
+    with stopped(api, POP), listening(server_url, f"/queue/{queue}") as events:
+        withdrawn(api, queue)
+        read(api.post(POP, {"enabled": False}))
+        api.push(queue, "after")
+        assert events.message()["data"] == "after"
+
+
+def test_a_websocket_gets_nothing_until_it_ends(api: Api, server_url: str, queue: str) -> None:
+    with stopped(api, POP), websocket(server_url, credit=10) as socket:
+        socket.subscribe("s", queue)
+        withdrawn(api, queue)
+        read(api.post(POP, {"enabled": False}))
+        api.push(queue, "after")
+        assert data(socket.messages()) == ["after"]
+
+
+def test_a_listener_of_a_work_queue_gets_nothing_until_it_ends(
+    api: Api, http: httpx.Client, server_url: str, queue: str
+) -> None:
+    work = Work(http, queue)
+    work.enqueue("makes the queue")
+    work.ack(work.take())
+    with stopped(api, POP), listening_to_work(server_url, queue) as events:
+        withdrawn(api, queue)
+        read(api.post(POP, {"enabled": False}))
+        work.enqueue("after")
+        assert events.message()["value"] == "after"
+
+
+def withdrawn(api: Api, queue: str) -> None:
+    """Push a message that a consumer would take if it could, and take it back: nobody has got it."""
+    [pushed] = api.push(queue, "during")
+    assert api.pop(queue) == []
+    assert read(api.post(f"/messages/{pushed['message_id']}/cancel"))["cancelled"] is True
+
+
+def test_browsers_and_settlements_go_on(api: Api, server_url: str, queue: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue)
+    with stopped(api, POP), listening(server_url, f"/queue/{queue}", browse=True) as events:
+        api.push(queue, 2)
+        assert events.message()["data"] == 2
+        assert api.ack(message)["success"]

@@ -1,0 +1,183 @@
+"""W3C trace context over HTTP: from items and headers into messages, and out with them by every way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from queue import SimpleQueue
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from hark.errors import InvalidSetting
+from hark.serving.tracing import start_tracing
+from hark.settings import Otel, Settings
+from tests.conftest import running_server
+from tests.http.api import Api, Json, read, refusal
+from tests.http.streaming import Socket, listening
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OTHER = "00-1bf7651916cd43dd8448eb211c80319c-c7ad6b7169203331-00"
+TRACE_ID, SPAN_ID = PARENT.split("-")[1:3]
+
+
+def carried(message: Json) -> tuple[str | None, str | None]:
+    """What a delivered message has of a trace."""
+    return message.get("traceparent"), message.get("tracestate")
+
+
+def test_an_item_carries_its_context_to_whoever_takes_it(api: Api, queue: str) -> None:
+    api.push(queue, 1, traceparent=PARENT, tracestate="vendor=1")
+    assert carried(api.pop_one(queue)) == (PARENT, "vendor=1")
+
+
+def test_a_message_without_a_context_says_nothing_of_one(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    api.push(queue, 2, traceparent=None, tracestate=None)
+    for message in api.pop(queue, batch=2):
+        assert not {"traceparent", "tracestate"} & message.keys()
+
+
+def test_the_headers_of_a_push_count_for_items_that_have_none(http: httpx.Client, api: Api, queue: str) -> None:
+    items = [{"queue": queue, "payload": 1}, {"queue": queue, "payload": 2, "traceparent": OTHER}]
+    headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
+    read(http.post("/api/v1/push", json={"items": items}, headers=headers), 201)
+    first, second = api.pop(queue, batch=2)
+    assert (carried(first), carried(second)) == ((PARENT, "vendor=1"), (OTHER, None))
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "tracestate", "expected"),
+    [
+        pytest.param("00-nonsense", "vendor=1", (None, None), id="parent"),
+        pytest.param(PARENT, "x" * 513, (PARENT, None), id="state"),
+        pytest.param("ff" + PARENT[2:], "", (None, None), id="version"),
+        pytest.param(PARENT.replace(TRACE_ID, "0" * 32), "", (None, None), id="zeros"),
+    ],
+)
+def test_malformed_headers_are_ignored(
+    http: httpx.Client,
+    api: Api,
+    queue: str,
+    traceparent: str,
+    tracestate: str,
+    expected: tuple[str | None, str | None],
+) -> None:
+    body = {"items": [{"queue": queue, "payload": 1}]}
+    read(http.post("/api/v1/push", json=body, headers={"traceparent": traceparent, "tracestate": tracestate}), 201)
+    assert carried(api.pop_one(queue)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        pytest.param({"traceparent": "00-nonsense"}, "items[0].traceparent", id="parent"),
+        pytest.param({"traceparent": PARENT.upper()}, "items[0].traceparent", id="capitals"),
+        pytest.param({"tracestate": "vendor=1"}, "items[0].traceparent", id="state-alone"),
+        pytest.param({"traceparent": PARENT, "tracestate": "x" * 513}, "items[0].tracestate", id="long-state"),
+        pytest.param({"traceparent": PARENT, "tracestate": "a\nb"}, "items[0].tracestate", id="line-break"),
+    ],
+)
+def test_a_malformed_context_of_an_item_is_refused_by_name(api: Api, queue: str, fields: Json, named: str) -> None:
+    refused = api.post("/push", {"items": [{"queue": queue, "payload": 1, **fields}]})
+    assert named in refusal(refused, 400)
+
+
+def test_transactions_carry_it(http: httpx.Client, api: Api, queue: str) -> None:
+    operations = [
+        {
+            "type": "push",
+            "items": [{"queue": queue, "payload": 1, "traceparent": OTHER}, {"queue": queue, "payload": 2}],
+        }
+    ]
+    read(http.post("/api/v1/transaction", json={"operations": operations}, headers={"traceparent": PARENT}))
+    assert [carried(message)[0] for message in api.pop(queue, batch=2)] == [OTHER, PARENT]
+
+
+def test_work_queues_carry_it(http: httpx.Client, queue: str) -> None:
+    place = {"queue": queue}
+    enqueue = "/keyval/api/queue/enqueue"
+    read(http.post(enqueue, params=place, json={"value": 1, "options": {"traceparent": OTHER}}))
+    read(http.post(enqueue, params=place, json={"value": 2}, headers={"traceparent": PARENT}))
+    write = {"mutations": [{"type": "enqueue", "value": 3}]}
+    read(http.post("/keyval/api/atomic", params=place, json=write, headers={"traceparent": PARENT}))
+    found = [read(http.get("/keyval/api/queue/poll", params=place))["message"] for _ in range(3)]
+    assert [(one["value"], one["traceparent"]) for one in found] == [(1, OTHER), (2, PARENT), (3, PARENT)]
+    wrong = http.post(enqueue, params=place, json={"value": 1, "options": {"traceparent": "no"}})
+    assert "options.traceparent" in refusal(wrong, 400)
+
+
+def test_streams_deliver_it(api: Api, server_url: str, socket: Socket, queue: str) -> None:
+    api.push(queue, 1, traceparent=PARENT)
+    with listening(server_url, f"/queue/{queue}", consumerGroup="a") as events:
+        assert carried(events.message()) == (PARENT, None)
+    socket.send("credit", n=1)
+    socket.subscribe("s", queue, consumerGroup="b")
+    [message] = socket.messages()
+    assert carried(message) == (PARENT, None)
+
+
+# A server with spans -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, SimpleQueue[ExportTraceServiceRequest]]]:
+    """Somebody who takes spans: the address, and what came."""
+    came: SimpleQueue[ExportTraceServiceRequest] = SimpleQueue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            came.put(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", came
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_sends_the_spans_of_requests_where_the_variables_say(tmp_path: Path, queue: str) -> None:
+    with collector() as (address, came):
+        settings = {
+            "HARK_OTEL_ENABLED": "true",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        }
+        with running_server(tmp_path, settings=settings) as url:
+            body = {"items": [{"queue": queue, "payload": 1}]}
+            read(httpx.post(f"{url}/api/v1/push", json=body, headers={"traceparent": PARENT}), 201)
+        spans = []  # All of them have come: the server sent the last ones before it ended.
+        while not came.empty():
+            for resource in came.get().resource_spans:
+                names = {one.key: one.value.string_value for one in resource.resource.attributes}
+                assert names["service.name"] == "hark"
+                spans += [span for scope in resource.scope_spans for span in scope.spans]
+    [push] = [span for span in spans if span.name == "POST /api/v1/push"]
+    assert (push.trace_id.hex(), push.parent_span_id.hex()) == (TRACE_ID, SPAN_ID)
+    [store] = [span for span in spans if span.name == "store push"]
+    assert store.parent_span_id == push.span_id
+    assert [(link.trace_id.hex(), link.span_id.hex()) for link in store.links] == [(TRACE_ID, SPAN_ID)]
+
+
+def test_spans_without_opentelemetry_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(InvalidSetting, match=r"pip install 'hark\[otel\]'"):
+        start_tracing(Settings(otel=Otel(enabled=True)))
+
+
+def test_a_server_that_is_not_told_to_has_no_spans() -> None:
+    assert start_tracing(Settings()) is None
