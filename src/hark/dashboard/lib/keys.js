@@ -1,0 +1,38 @@
+// Keyboard shortcuts. They are off while somebody types, and while a dialog is open.
+//
+//   start(places)     places: [[letter, text, hash]]; `g` and the letter go there, `/` searches, `?` shows them all
+
+import { ask } from "./dialog.js";
+import { h } from "./dom.js";
+
+const PATIENCE_MS = 1500;
+
+export function start(places) {
+  let leading = 0;
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || busy(event.target)) return;
+    const place = Date.now() - leading < PATIENCE_MS && places.find(([letter]) => letter === event.key);
+    leading = event.key === "g" ? Date.now() : 0;
+    if (place) location.hash = place[2];
+    else if (event.key === "/") focusSearch(event);
+    else if (event.key === "?") help(places);
+  });
+}
+
+export function help(places) {
+  const rows = [...places.map(([letter, text]) => [["g", letter], text]), [["/"], "Search on this page"], [["?"], "This list"], [["Esc"], "Close a dialog"]];
+  const list = rows.map(([keys, text]) => h("div", null, h("dt", null, keys.map((key) => h("kbd", null, key))), h("dd", null, text)));
+  ask({ title: "Keyboard shortcuts", body: h("dl", { class: "shortcuts" }, list), action: "Close", cancel: false });
+}
+
+function busy(target) {
+  return document.querySelector("dialog[open]") !== null || target.closest?.("input, textarea, select, [contenteditable]");
+}
+
+function focusSearch(event) {
+  const search = document.querySelector("main input[type=search]");
+  if (!search) return;
+  event.preventDefault();
+  search.focus();
+  search.select();
+}

@@ -1,0 +1,24 @@
+// Short notes at the edge of the page, read out by screen readers.
+//
+//   toast(text, kind)     kind: "good" (default) goes by itself, "bad" stays until it is closed
+
+import { h, icon } from "./dom.js";
+
+const STAYS_MS = 5000;
+const MOST = 4;
+
+export function toast(text, kind = "good") {
+  const place = document.getElementById(kind === "bad" ? "alerts" : "toasts");
+  const note = h(
+    "div",
+    { class: `toast ${kind}` },
+    icon(kind === "bad" ? "warning" : "check"),
+    h("span", { class: "toast-text" }, text),
+    h("button", { class: "quiet small", type: "button", "aria-label": "Close this note", on: { click: () => note.remove() } }, icon("close")),
+  );
+  // The same trouble over and over is one note.
+  for (const other of place.children) if (other.textContent === note.textContent) other.remove();
+  place.append(note);
+  while (place.children.length > MOST) place.firstChild.remove();
+  if (kind !== "bad") setTimeout(() => note.remove(), STAYS_MS);
+}

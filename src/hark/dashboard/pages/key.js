@@ -1,0 +1,79 @@
+// One key of the key-value store.
+
+import { ApiError, del, get, url } from "../lib/api.js";
+import { ask } from "../lib/dialog.js";
+import { fill, h } from "../lib/dom.js";
+import { ago, moment } from "../lib/format.js";
+import { jsonInput, jsonView, pretty } from "../lib/json.js";
+import { toast } from "../lib/toasts.js";
+import { button, copyButton, facts, field, heading, loading, panel } from "../lib/ui.js";
+import { keyPath, keyText, setKey } from "./parts/keys.js";
+
+export async function show(page) {
+  const key = read(page.params[0]);
+  page.setTitle(keyText(key));
+  page.root.append(heading(keyText(key), { crumbs: CRUMBS }), loading());
+  const draw = async () => {
+    const entry = await get(keyPath(key), null, { signal: page.signal });
+    fill(page.root, top(entry, draw), h("div", { class: "split" }, panel("Value", { actions: copyButton(() => pretty(entry.value)) }, jsonView(entry.value)), panel("About it", {}, facts(about(entry)))));
+  };
+  await draw();
+}
+
+const CRUMBS = [["Keys", "#/keys"]];
+
+function read(text) {
+  try {
+    const key = JSON.parse(text);
+    if (Array.isArray(key)) return key;
+  } catch {
+    // Said below.
+  }
+  throw new ApiError(0, "invalid", "This address names no key.");
+}
+
+function top(entry, draw) {
+  const actions = [
+    button("Set", { kind: "primary", role: "read-write", on: () => change(entry, draw) }),
+    button("Delete", { icon: "trash", kind: "quiet-danger", role: "read-write", on: () => remove(entry) }),
+  ];
+  return heading(keyText(entry.key), { crumbs: CRUMBS, actions });
+}
+
+function about(entry) {
+  return [
+    ["Key", h("code", null, JSON.stringify(entry.key))],
+    ["Version", h("code", null, entry.versionstamp)],
+    ["Expires", entry.expiresAt ? [moment(entry.expiresAt), " (", ago(entry.expiresAt), ")"] : "never"],
+  ];
+}
+
+async function change(entry, draw) {
+  const value = jsonInput({ value: pretty(entry.value) });
+  const left = entry.expiresAt ? Math.max(1, Math.round((entry.expiresAt - Date.now()) / 1000)) : "";
+  const seconds = h("input", { type: "number", min: "0.001", step: "any", value: String(left) });
+  const done = await ask({
+    title: `Set ${keyText(entry.key)}`,
+    body: [field("Value (JSON)", value.input), value.element, field("Expires after (seconds)", seconds, { hint: "Empty: never." })],
+    action: "Set",
+    run: () => setKey({ path: keyPath(entry.key), value: value.read(), seconds: seconds.value }),
+  });
+  if (!done) return;
+  toast("Set.");
+  await draw();
+}
+
+async function remove(entry) {
+  const { count } = await get("/keyval/api/keys/count", { prefix: JSON.stringify(entry.key) });
+  const tree = h("input", { type: "checkbox" });
+  const done = await ask({
+    title: `Delete ${keyText(entry.key)}?`,
+    body: [h("p", null, "The value is removed for good. This can't be undone."), count > 0 && field(`Also the ${count} below it`, tree)],
+    action: "Delete",
+    danger: true,
+    run: () => del(url`/keyval/api/keys/${JSON.stringify(entry.key)}`, { exact: !tree.checked }),
+  });
+  if (!done) return;
+  toast("Deleted.");
+  location.hash = "#/keys";
+}

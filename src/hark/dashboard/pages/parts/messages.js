@@ -1,0 +1,42 @@
+// What several pages show of messages.
+//
+//   messageLink(message)          a link to its page; needs id and partitionId
+//   messageHash(id, partitionId)  the address of that page
+//   stateBadge(state)             its state as a coloured word
+//   groupName(group)              the name of a group as people know it
+//   eventRow(event)               one recorded event, with its data
+
+import { h } from "../../lib/dom.js";
+import { ago } from "../../lib/format.js";
+import { jsonView } from "../../lib/json.js";
+import { badge, link } from "../../lib/ui.js";
+
+const STATES = { pending: ["pending", ""], processing: ["processing", "accent"], completed: ["completed", "good"], dead_letter: ["dead letter", "bad"] };
+const QUEUE_MODE = "__QUEUE_MODE__";
+
+export function stateBadge(state) {
+  const [text, kind] = STATES[state] ?? [state, ""];
+  return badge(text, kind);
+}
+
+export function groupName(group) {
+  return group === QUEUE_MODE ? "default group" : group;
+}
+
+export function messageHash(id, partitionId) {
+  const place = partitionId ? `${encodeURIComponent(partitionId)}/` : "";
+  return `#/messages/${place}${encodeURIComponent(id)}`;
+}
+
+export function messageLink(message) {
+  return link(message.transactionId ?? message.id, messageHash(message.id, message.partitionId));
+}
+
+export function eventRow(event) {
+  return h(
+    "li",
+    { class: "event" },
+    h("div", { class: "event-head" }, badge(event.event_type), h("span", null, groupName(event.consumer_group)), h("span", { class: "note" }, ago(event.created_at)), (event.trace_names ?? []).map((name) => link(name, `#/traces/${encodeURIComponent(name)}`))),
+    jsonView(event.data),
+  );
+}

@@ -1,0 +1,70 @@
+// The partitions of a queue, a page at a time: what waits in each, and how far a group is in it.
+
+import { get, url } from "../../lib/api.js";
+import { fill, h } from "../../lib/dom.js";
+import { ago, count, duration, exact } from "../../lib/format.js";
+import { table } from "../../lib/table.js";
+import { badge, empty, link, panel, select } from "../../lib/ui.js";
+import { groupName } from "./group-name.js";
+
+const ANY = "";
+
+export function showPartitions(page, place, queue, { draw }) {
+  let group = page.query.get("group") ?? ANY;
+  const choose = h("div");
+  const partitions = table(page, {
+    label: "Partitions",
+    columns: columns(queue.name),
+    rowKey: (partition) => partition.id,
+    search: { label: "Search partitions" },
+    filters: [choose],
+    nothing: "No partition has that in its name.",
+    empty: () => empty("No partitions yet", "A partition is made by the first push to it.", `hark push ${queue.name} '{"id": 17}' --partition customer-4`),
+    load: async ({ limit, offset, search, signal }) => {
+      const found = await get(url`/api/v1/resources/queues/${queue.name}`, { limit, offset, search, places: true }, { signal });
+      draw(found);
+      return { rows: found.partitions.map((one) => ({ ...one, place: placeOf(one, group) })), total: search ? null : found.partitionCount };
+    },
+  });
+  fill(place, panel(null, {}, partitions.element));
+  offerGroups(page, choose, queue.name, group, (chosen) => {
+    group = chosen;
+    page.setQuery({ group });
+    partitions.reset();
+  });
+  return partitions.refresh;
+}
+
+// Without a group it is the one that is furthest behind here.
+function placeOf(partition, group) {
+  const places = partition.places ?? [];
+  if (group !== ANY) return places.find((one) => one.consumerGroup === group) ?? null;
+  return places.reduce((worst, one) => (worst === null || one.lag > worst.lag ? one : worst), null);
+}
+
+function columns(queue) {
+  const messages = (partition) => `#/messages?${new URLSearchParams({ queue, partition: partition.name })}`;
+  const number = (value) => h("span", { class: value ? null : "soft", title: exact(value) }, count(value));
+  const ofPlace = (show) => (partition) => (partition.place ? show(partition.place) : "–");
+  return [
+    { label: "Partition", main: true, cell: (partition) => link(partition.name, messages(partition)) },
+    { label: "Waiting", numeric: true, cell: (partition) => number(partition.stats.pending) },
+    { label: "In flight", numeric: true, cell: (partition) => number(partition.stats.processing) },
+    { label: "Retrying", numeric: true, cell: (partition) => number(partition.stats.failed) },
+    { label: "Dead", numeric: true, cell: (partition) => number(partition.stats.deadLetter) },
+    { label: "Stored", numeric: true, cell: (partition) => number(partition.stats.total) },
+    { label: "Newest", cell: (partition) => ago(partition.newestMessage) },
+    { label: "Group", cell: ofPlace((one) => groupName(one.consumerGroup)) },
+    { label: "Cursor", numeric: true, cell: ofPlace((one) => exact(one.cursor)) },
+    { label: "Lag", numeric: true, cell: ofPlace((one) => number(one.lag)) },
+    { label: "Oldest", numeric: true, cell: ofPlace((one) => (one.lag ? duration(one.timeLagSeconds) : "–")) },
+    { label: "Lease", cell: ofPlace((one) => (one.leaseId ? badge("leased", "accent") : null)) },
+  ];
+}
+
+async function offerGroups(page, place, queue, group, on) {
+  const groups = await get("/api/v1/consumer-groups", { queue, limit: 1000 }, { signal: page.signal }).catch(() => []);
+  if (!groups.length) return;
+  const options = [[ANY, "Group that is furthest behind"], ...groups.map(({ name }) => [name, name === "__QUEUE_MODE__" ? "default group" : name])];
+  fill(place, select(options, { value: group, on, label: "Whose cursor and lag" }));
+}

@@ -1,0 +1,162 @@
+"""A window of a browser with the dashboard in it, that remembers all that went wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal, Self
+
+from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, Response, expect
+
+from tests.dashboard.accessibility import check_page
+
+SCREENSHOTS = Path(__file__).parents[2] / ".artifacts" / "screenshots"
+DESK = {"width": 1280, "height": 1000}
+PHONE = {"width": 360, "height": 1000}
+Theme = Literal["light", "dark"]
+_THEMES: tuple[Theme, ...] = ("light", "dark")
+_WAIT_MS = 15_000
+_FREE = "about:blank#free"
+"""Where a window is that a test may take."""
+_STATUS = re.compile(r"the server responded with a status of (\d+)")
+
+
+class Screen:
+    """One page of one context."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        """All that the page asked for, as `GET /path?query`."""
+        self._expected: set[int] = set()
+        self._spoiled = False
+        self._listeners: dict[str, Callable[..., None]] = {
+            "console": self._said,
+            "pageerror": lambda error: self.problems.append(f"error in a script: {error}"),
+            "request": lambda request: self.requests.append(f"{request.method} {_path(request.url)}"),
+            "requestfailed": self._failed,
+            "response": self._answered,
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)  # type: ignore[call-overload]  # Each event has an overload of its own.
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, browser: Browser, url: str) -> AsyncIterator[Self]:
+        """A clean window, checked for problems when it is left.
+
+        Windows are used again, as a new one costs more than most tests; after a failure, or when it was spoiled, a
+        window is closed.
+        """
+        page = next((page for context in browser.contexts for page in context.pages if page.url == _FREE), None)
+        page = page or await _new_page(browser)
+        screen = cls(page, url)
+        fine = False
+        try:
+            yield screen
+            assert not screen.problems, "\n".join(screen.problems)
+            fine = not screen._spoiled
+        finally:
+            if fine:
+                await screen._clean()
+            else:
+                await page.context.close()
+
+    def spoil(self) -> None:
+        """Nobody may use this window after this test."""
+        self._spoiled = True
+
+    async def _clean(self) -> None:
+        """Leave nothing behind for the next test."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        await self.page.evaluate("() => { if (location.host) { localStorage.clear(); sessionStorage.clear() } }")
+        await self.page.context.clear_cookies()
+        console = await self.page.context.new_cdp_session(self.page)
+        await console.send("Network.clearBrowserCache")
+        await console.detach()
+        await self.page.emulate_media(color_scheme="light")
+        await self.page.set_viewport_size({"width": DESK["width"], "height": DESK["height"]})
+        await self.page.goto(_FREE)
+
+    def expect_status(self, *statuses: int) -> None:
+        """From now on such answers are what the test wants to see."""
+        self._expected.update(statuses)
+
+    async def show(self, place: str = "") -> None:
+        """Go to a page of the dashboard, such as `queues/orders?tab=groups`."""
+        await self.page.goto(f"{self.url}/#/{place}")
+        await expect(self.heading).to_be_visible()
+
+    @property
+    def heading(self) -> Locator:
+        """The title of what is shown."""
+        return self.page.get_by_role("main").get_by_role("heading", level=1)
+
+    def button(self, name: str | re.Pattern[str], inside: Locator | None = None) -> Locator:
+        """A button by its whole name."""
+        return (inside or self.page).get_by_role("button", name=name, exact=True)
+
+    def row(self, text: str) -> Locator:
+        """The row of a table in which a text is."""
+        return self.page.get_by_role("main").get_by_role("row").filter(has_text=text)
+
+    @property
+    def dialog(self) -> Locator:
+        """The question that is being asked."""
+        return self.page.get_by_role("dialog")
+
+    async def expect_note(self, text: str | re.Pattern[str]) -> None:
+        """Wait for a note at the edge of the page."""
+        await expect(self.page.locator(".toast").filter(has_text=text).first).to_be_visible()
+
+    async def look(self, name: str) -> None:
+        """Keep pictures of the page in both themes and on a phone, and check that everybody can use it."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        for theme in _THEMES:
+            await self.page.emulate_media(color_scheme=theme)
+            await self.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}.png")
+            await check_page(self.page, f"{name}, {theme}")
+        await self.page.emulate_media(color_scheme="light")
+        await self.page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+        await self.page.screenshot(path=SCREENSHOTS / f"{name}-phone.png")
+        await check_page(self.page, f"{name}, on a phone")
+        await self.page.set_viewport_size({"width": DESK["width"], "height": DESK["height"]})
+
+    # What goes wrong ---------------------------------------------------------------------------------------
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type not in {"error", "warning"}:
+            return
+        status = _STATUS.search(message.text)
+        if status is None or int(status[1]) not in self._expected:
+            self.problems.append(f"console {message.type}: {message.text} {message.location.get('url', '')}")
+
+    def _failed(self, request: Request) -> None:
+        # Aborted: the page itself no longer wants it, as it shows something else.
+        if request.failure and "ERR_ABORTED" not in request.failure:
+            self.problems.append(f"{request.method} {request.url}: {request.failure}")
+
+    def _answered(self, response: Response) -> None:
+        if response.status >= 400 and response.status not in self._expected:
+            self.problems.append(f"{response.request.method} {response.url}: status {response.status}")
+
+
+async def _new_page(browser: Browser) -> Page:
+    context = await browser.new_context(
+        viewport={"width": DESK["width"], "height": DESK["height"]},
+        color_scheme="light",
+        reduced_motion="reduce",
+        timezone_id="UTC",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    context.set_default_timeout(_WAIT_MS)
+    return await context.new_page()
+
+
+def _path(url: str) -> str:
+    return "/" + url.split("/", 3)[-1]
