@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
@@ -12,6 +13,7 @@ from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.transport.api import Transport
 from hark.client.transport.beside import BesideTransport
+from hark.client.transport.credentials import trusting, with_token
 from hark.client.transport.failover import FailoverTransport
 from hark.client.transport.http import HttpTransport
 from hark.client.transport.inprocess import AsgiApp, AsgiTransport
@@ -44,6 +46,8 @@ class PollsItsStore(Protocol):
 def connect(
     target: str | Sequence[str] | AsgiApp | Engine | Transport | None = None,
     *,
+    token: str | None = None,
+    ca_file: str | None = None,
     retry: CallPolicy | None = None,
     polling: PollingStrategy | None = None,
     headers: Mapping[str, str] | None = None,
@@ -56,6 +60,9 @@ def connect(
     URLs of equal servers (a list, or a text with commas), an ASGI application, or an engine, which then gets a server
     with `settings` and `clock` in this process. So does a bucket, `s3://bucket/prefix`: no other server is needed, and
     `polling` says how often it is asked for what others wrote. By default it is HARK_URL, else http://127.0.0.1:6632.
+
+    `token` is sent to servers with a URL, an API token or a JWT, else HARK_TOKEN. With `https://` and `wss://` the
+    certificate must come from an authority in `ca_file`, else HARK_CA_FILE, else from one that the system trusts.
     """
     if target is None:
         target = os.environ.get("HARK_URL") or DEFAULT_URL
@@ -70,10 +77,13 @@ def connect(
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"headers: expected texts, got {value!r} for {name!r}")
-    if bucket is None:
-        transport, sockets = _transport(target, headers or {}, settings, clock)
-    elif headers:
-        raise InvalidInput("headers: only for servers with a URL")
+    if bucket is None and _is_list(target):
+        headers = with_token(headers or {}, token, os.environ.get("HARK_TOKEN") or None)
+        transport, sockets = _over_http(_split(target), headers, ca_file)
+    elif given := [name for name, value in (("headers", headers), ("token", token), ("ca_file", ca_file)) if value]:
+        raise InvalidInput(f"{given[0]}: only for servers with a URL")
+    elif bucket is None:
+        transport, sockets = _in_this_process(target, settings, clock), False
     else:
         # Its engine rests as `polling` says; who waits for messages here waits for the engine, at no cost.
         transport, sockets, polling = on_bucket(bucket, settings, clock, polling), False, None
@@ -81,31 +91,21 @@ def connect(
     return Client(transport, retry=retry, polling=polling, sockets=sockets, headers=headers, on_open=on_open)
 
 
-def _transport(
-    target: str | Sequence[str] | AsgiApp | Engine | Transport,
-    headers: Mapping[str, str],
-    settings: Settings | None,
-    clock: Clock | None,
-) -> tuple[Transport, bool]:
-    """The way to a target, and whether messages are delivered over WebSockets."""
-    if isinstance(target, str):
-        target = target.split(",")
-    if isinstance(target, Sequence) and not isinstance(target, bytes):
-        return _over_http(target, dict(headers))
-    if headers:
-        raise InvalidInput("headers: only for servers with a URL")
+def _in_this_process(target: object, settings: Settings | None, clock: Clock | None) -> Transport:
+    """The way to something that is no URL."""
     if _is_engine(target):
-        return in_process(target, settings, clock), False
+        return in_process(target, settings, clock)
     if _is_transport(target):
-        return target, False
+        return target
     if callable(target):
-        return AsgiTransport(target), False
+        return AsgiTransport(target)
     raise InvalidInput(
         f"target: expected a URL, a list of URLs, an ASGI application or an engine, got {type(target).__name__}"
     )
 
 
-def _over_http(given: Sequence[str], headers: dict[str, str]) -> tuple[Transport, bool]:
+def _over_http(given: Sequence[object], headers: dict[str, str], ca_file: str | None) -> tuple[Transport, bool]:
+    """The way to servers with a URL, and whether messages are delivered over WebSockets."""
     urls: list[str] = []
     kinds: set[bool] = set()
     for url in given:
@@ -120,9 +120,21 @@ def _over_http(given: Sequence[str], headers: dict[str, str]) -> tuple[Transport
         raise InvalidInput(f"target: expected the URL of a server, such as {DEFAULT_URL}, got none")
     if len(kinds) > 1:
         raise InvalidInput("target: expected either ws:// or http:// for all of several servers, got both")
+    tls = _tls(urls, ca_file)
     if len(urls) == 1:
-        return HttpTransport(urls[0], headers), kinds.pop()
-    return FailoverTransport(urls, make=lambda url: HttpTransport(url, headers)), kinds.pop()
+        return HttpTransport(urls[0], headers, tls), kinds.pop()
+    return FailoverTransport(urls, make=lambda url: HttpTransport(url, headers, tls)), kinds.pop()
+
+
+def _tls(urls: Sequence[str], ca_file: str | None) -> ssl.SSLContext | None:
+    """Whom to trust; None: whom the system trusts."""
+    secure = any(url.startswith("https:") for url in urls)
+    if ca_file is not None and not secure:
+        raise InvalidInput("ca_file: only for https:// and wss://, whose certificates it verifies")
+    if ca_file is not None:
+        return trusting(ca_file)
+    default = os.environ.get("HARK_CA_FILE")
+    return trusting(default, "HARK_CA_FILE") if default and secure else None
 
 
 def in_process(
@@ -164,9 +176,9 @@ def on_bucket(
 
 def _bucket_of(target: object) -> str | None:
     """The bucket to connect to, if it is one."""
-    if not isinstance(target, str) and not _is_list(target):
+    if not _is_list(target):
         return None
-    given = target.split(",") if isinstance(target, str) else target
+    given = _split(target)
     buckets = [one.strip() for one in given if isinstance(one, str) and one.strip().startswith(_BUCKET_SCHEME)]
     if not buckets:
         return None
@@ -179,7 +191,12 @@ def _bucket_of(target: object) -> str | None:
 
 
 def _is_list(target: object) -> TypeGuard[Sequence[object]]:
+    """Whether it is URLs: a list of them, or a text with commas."""
     return isinstance(target, Sequence) and not isinstance(target, bytes)
+
+
+def _split(target: Sequence[object]) -> Sequence[object]:
+    return target.split(",") if isinstance(target, str) else target
 
 
 def _is_engine(target: object) -> TypeGuard[Engine]:

@@ -36,10 +36,12 @@ async def push(caller: Caller, queue: str, *data: object, partition: str | None 
     return await caller.read(list[Pushed], "POST", path("push"), body={"items": items}, safe=True)
 
 
-async def pop(caller: Caller, queue: str, group: str = QUEUE_MODE, batch: int = 100) -> list[Delivery]:
+async def pop(
+    caller: Caller, queue: str, group: str = QUEUE_MODE, batch: int = 100, consumer: str | None = None
+) -> list[Delivery]:
     """Take what is ready in one partition."""
     route = path("pop", "queue", queue)
-    answer = await caller.call("GET", route, query={"consumerGroup": group, "batch": batch})
+    answer = await caller.call("GET", route, query={"consumerGroup": group, "batch": batch, "consumer": consumer})
     return [] if answer.status == 204 else decode(answer.body, _Popped).messages
 
 

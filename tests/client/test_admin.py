@@ -55,6 +55,7 @@ async def test_queues_are_listed_and_found_by_name_and_labels(caller: Caller, ad
     assert await admin.queues(namespace=f"ns-{queue}") == await admin.queues(task=f"task-{queue}") == (found,)
     assert await admin.queues(namespace="nowhere") == ()
     assert len(await admin.queues(limit=1)) == 1
+    assert await admin.queues(search=queue, sort="backlog") == (found,)
 
 
 async def test_namespaces_and_tasks_count_their_queues(caller: Caller, admin: Admin, queue: str) -> None:
@@ -77,7 +78,7 @@ async def test_overview_has_totals_and_lags(caller: Caller, admin: Admin, queue:
 
 
 async def test_those_who_wait_are_listed(caller: Caller, admin: Admin, queue: str) -> None:
-    route = f"{path('pop', 'queue', queue)}?wait=true&timeout=60000&consumerGroup=g&batch=7"
+    route = f"{path('pop', 'queue', queue)}?wait=true&timeout=60000&consumerGroup=g&batch=7&consumer=me"
     waiting = asyncio.create_task(caller.call("GET", route, seconds=70))
     page = await admin.consumers(queue=queue)
     while not page.items:
@@ -85,7 +86,7 @@ async def test_those_who_wait_are_listed(caller: Caller, admin: Admin, queue: st
     [one] = page.items
     assert page.total == 1
     assert isinstance(one, WaitingPop)
-    assert (one.queue, one.consumer_group, one.batch) == (queue, "g", 7)
+    assert (one.queue, one.consumer_group, one.batch, one.consumer) == (queue, "g", 7, "me")
     assert one.deadline - one.waiting_since == timedelta(seconds=60)
     await push(caller, queue, 1)
     assert (await waiting).status == 200
@@ -106,7 +107,41 @@ async def test_streams_and_browsers_are_told_apart(admin: Admin, url: str, queue
     assert (browser.queue, browser.start) == (queue, "head")
 
 
+async def test_leases_say_who_holds_what(caller: Caller, admin: Admin, queue: str) -> None:
+    await push(caller, queue, 1, 2)
+    held = await pop(caller, queue, batch=2, group="g", consumer="me")
+    page = await admin.leases(queue=queue, partition="Default", group="g")
+    [lease] = page.items
+    assert page.total == 1
+    assert (lease.lease_id, lease.consumer, lease.messages, lease.mode) == (held[0].lease_id, "me", 2, "ordered")
+    assert (lease.partition_id, lease.first_message_id) == (held[0].partition_id, held[0].id)
+    assert lease.since is not None
+    assert lease.until - lease.since == timedelta(seconds=300)
+    assert (await admin.leases(queue=queue, offset=1)).items == ()
+
+
 # Messages ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_explained(caller: Caller, admin: Admin, queue: str) -> None:
+    await push(caller, queue, 1, 2)
+    [held] = await pop(caller, queue, batch=1, group="g", consumer="me")
+    explained = await admin.explain(held.id)
+    [told] = explained.reasons
+    assert (explained.message_id, explained.queue, explained.offset) == (held.id, queue, 1)
+    assert (told.consumer_group, told.reason, told.consumer) == ("g", "leased", "me")
+    assert told.until is not None
+    assert told.text.startswith('Leased to "me" since ')
+    [summary] = [one for one in await admin.messages(queue=queue) if one.offset == 2]
+    [behind] = (await admin.explain(summary.id, group="g")).reasons
+    assert behind.ahead is not None
+    assert (behind.reason, behind.ahead.message_id, behind.ahead.until) == ("behind", held.id, told.until)
+
+
+async def test_what_never_was_is_not_explained(admin: Admin) -> None:
+    with pytest.raises(NotFound) as refused:
+        await admin.explain("01890000-0000-7000-8000-000000000000")
+    assert refused.value.code == "message_not_found"
 
 
 async def test_messages_are_listed_newest_first_by_state_and_time(caller: Caller, admin: Admin, queue: str) -> None:
@@ -208,7 +243,7 @@ async def test_numbers_of_the_key_value_api_come_as_json_and_as_text(caller: Cal
     assert numbers.operations.operations["queue_enqueue"].count >= 1
     assert numbers.operations.totals["operations"] >= 1
     assert numbers.storage.entries >= 0
-    assert "keyval_queue_pending 1" in (await admin.prometheus(queue)).splitlines()
+    assert "keyval_queue_pending 1.0" in (await admin.prometheus(queue)).splitlines()
 
 
 async def test_push_maintenance_refuses_pushes_until_it_ends(own: Caller, queue: str) -> None:

@@ -82,13 +82,14 @@ def test_all_that_is_said_reaches_the_pop(builder: Queue) -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     said = (
         builder.partition("p").group("g", "shared").batch(7).partitions(3).timeout(5).auto_ack()
-        .subscription_mode("new").subscription_from(moment).consumer_priority(4)
+        .subscription_mode("new").subscription_from(moment).consumer_priority(4).consumer("me")
     )  # fmt: skip
     wish = wish_of(said._choices, wait=True, lease_seconds=9)
     assert (wish.queue, wish.partition, wish.group, wish.group_mode) == ("orders", "p", "g", "shared")
     assert (wish.batch, wish.partitions, wish.timeout_ms, wish.auto_ack, wish.lease_seconds) == (7, 3, 5, True, 9)
     assert (wish.subscription_mode, wish.subscription_from) == ("new", "2026-01-01T00:00:00+00:00")
-    assert wish.consumer_priority == 4
+    assert (wish.consumer_priority, wish.consumer) == (4, "me")
+    assert wish.parameters()["consumer"] == "me"
 
 
 @pytest.mark.parametrize(

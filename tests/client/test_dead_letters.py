@@ -163,6 +163,15 @@ async def test_requeue_all_takes_only_those_that_match(caller: Caller, queue: st
     assert [one.consumer_group for one in (await DeadLetters(caller, queue).list()).items] == ["b"]
 
 
+async def test_letters_are_found_requeued_and_purged_by_what_their_error_says(caller: Caller, queue: str) -> None:
+    await bury(caller, queue, "red", "green", "blue")
+    letters = DeadLetters(caller, queue)
+    assert [one.data for one in (await letters.list(search="NO GOOD: GRE")).items] == ["green"]
+    assert await letters.requeue_all(search="green") == 1
+    assert await letters.purge(search="blue") == 1
+    assert [one.data for one in (await letters.list()).items] == ["red"]
+
+
 async def test_a_lost_reply_to_a_requeue_is_told_and_not_mistaken_for_absence(caller: Caller, queue: str) -> None:
     [message] = await bury(caller, queue, 1)
     lossy = LossyTransport(caller.transport, lose=first_of(path("dlq", message.id, "requeue")))

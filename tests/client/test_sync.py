@@ -172,6 +172,7 @@ def test_transactions_keys_and_the_rest(client: hark.sync.Client, queue: str) ->
     assert next(changes).value == 1
     assert [group.name for group in client.groups.list(queue)] == ["g"]
     assert client.queue(queue).admin.stats().name == queue
+    assert client.admin.leases(queue=queue).total == 0
     assert client.admin.health()
 
 
@@ -206,7 +207,10 @@ FACADES: dict[type, tuple[type, set[str]]] = {
     DeadLetters: (parts.DeadLetters, set()),
     Groups: (parts.Groups, set()),
     KeyValue: (parts.KeyValue, set()),
-    Message: (hark.sync.Message, {"conclude", "let_go", "released"}),
+    Message: (
+        hark.sync.Message,
+        {"close_span", "conclude", "in_span", "let_go", "open_span", "released", "settle_at_end"},
+    ),
     Queue: (hark.sync.Queue, set()),
     QueueAdmin: (parts.QueueAdmin, set()),
     Traces: (parts.Traces, set()),

@@ -76,7 +76,7 @@ async def test_a_worker_whose_slots_are_all_held_by_functions_that_do_not_end_is
         await found.ended(1)
         answer = await get(worker, "/health")
         assert (answer.status_code, answer.json()["status"], answer.json()["stuck"]) == (503, "stuck", 1)
-        assert "\nworker_stuck 1\n" in (await get(worker, "/metrics")).text
+        assert "\nworker_stuck 1.0\n" in (await get(worker, "/metrics")).text
         release.set()
         async with asyncio.timeout(SECONDS):
             while (await get(worker, "/health")).status_code != 200:
@@ -120,10 +120,10 @@ async def test_metrics_have_polling_tasks_and_middleware(server_url: str, queue:
         "worker_backoff_total",
     ):
         assert f"\n{name} " in text
-    assert 'worker_tasks_total{task="work",outcome="done"} 1' in text
-    assert 'worker_tasks_total{task="work",outcome="dead"} 1' in text
+    assert 'worker_tasks_total{outcome="done",task="work"} 1.0' in text
+    assert 'worker_tasks_total{outcome="dead",task="work"} 1.0' in text
     assert "worker_slots 4" in text
-    assert 'worker_task_seconds_count{task="work",outcome="ok"} 1' in text
+    assert 'worker_task_seconds_count{outcome="ok",task="work"} 1.0' in text
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,8 @@ async def test_metrics_count_and_measure_by_task_and_outcome(server_url: str, qu
     assert metrics.durations.count("work", "ok") == 2
     assert metrics.durations.count("work", "error") == 1
     text = metrics.prometheus()
-    assert 'worker_task_seconds_bucket{task="work",outcome="ok",le="+Inf"} 2' in text
-    assert 'worker_task_seconds_count{task="work",outcome="error"} 1' in text
+    assert 'worker_task_seconds_bucket{le="+Inf",outcome="ok",task="work"} 2.0' in text
+    assert 'worker_task_seconds_count{outcome="error",task="work"} 1.0' in text
 
 
 class Collecting(logging.Handler):

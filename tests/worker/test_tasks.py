@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hark.worker import Discard, Retry, RetryPolicy, Worker, current
-from tests.worker.workers import burst, dead_letters, push_raw, running
+from tests.worker.workers import ask, burst, dead_letters, push_raw, running
 
 AT_ONCE = RetryPolicy.schedule([0, 0])
 
@@ -47,6 +47,22 @@ async def test_a_function_that_is_not_async_runs_in_a_thread_with_the_context(se
     await work.push(7)
     await burst(worker)
     assert seen == [("work", 7, False)]
+
+
+@pytest.mark.parametrize("name", ["mailer", "m" * 300])
+async def test_the_lease_of_a_task_names_its_worker(server_url: str, queue: str, name: str) -> None:
+    worker = Worker(server_url, queue=queue, name=name)
+    seen: list[tuple[str, str]] = []
+
+    @worker.task
+    async def look() -> None:
+        [lease] = (await ask(server_url, "leases", queue=queue))["leases"]
+        seen.append((lease["consumer"], current().worker_id))
+
+    await look.push()
+    await burst(worker)
+    [(consumer, worker_id)] = seen
+    assert consumer == worker_id[-255:]
 
 
 async def test_functions_in_threads_run_side_by_side(server_url: str, queue: str) -> None:

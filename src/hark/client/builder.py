@@ -142,6 +142,10 @@ class Builder:
         low, high = -MAX_CONSUMER_PRIORITY, MAX_CONSUMER_PRIORITY
         return self._with(consumer_priority=an_integer(priority, "consumer_priority", low, high))
 
+    def consumer(self, name: str) -> Self:
+        """What this consumer is called where leases and those who wait are shown; unsaid, it is its address."""
+        return self._with(consumer=a_name(name, "consumer"))
+
     def _consistent(self) -> Self:
         interval, lease = self._choices.renew_ms, self._choices.lease_seconds
         if interval is not None and lease is not None and interval >= lease * 1000:

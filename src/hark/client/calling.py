@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from hark.client import tracing
 from hark.client.transport.api import Answer, ConnectionFailed, Query, Request, Transport
 from hark.errors import HarkError, InvalidInput, error_of
 
@@ -131,7 +132,7 @@ class Caller:
         query = options.get("query")
         if query:
             _check_query(query)
-        request = Request(method, route, query, content, options.get("seconds", 30.0))
+        request = Request(method, route, query, content, options.get("seconds", 30.0), tracing.headers())
         safe = options.get("safe")
         if safe is None:
             safe = method in _SAFE

@@ -44,6 +44,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     subscription_mode: str | None = None
     subscription_from: str | None = None
     consumer_priority: int = 0
+    consumer: str | None = None
     buffer_items: int | None = None
     buffer_ms: int | None = None
 

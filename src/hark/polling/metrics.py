@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import msgspec
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 _METRICS = (
@@ -33,20 +32,12 @@ class PollMetrics(msgspec.Struct):
 
 def prometheus_text(pollers: Iterable[tuple[Mapping[str, str], PollMetrics]]) -> str:
     """The numbers of several pollers, told apart by their labels: each metric once, with a line for each poller."""
-    rows = [(_labels(labels), metrics) for labels, metrics in pollers]
-    lines = []
-    for name, kind, help_text, field in _METRICS:
-        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{labels} {getattr(metrics, field):.15g}" for labels, metrics in rows]
-    return "\n".join([*lines, ""])
+    # Slow to import: only those pay for it who are scraped.
+    from hark.prometheus import counter, gauge, text
 
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def escaped(value: str) -> str:
-    """A label's value as Prometheus reads it."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    rows = list(pollers)
+    kinds = {"counter": counter, "gauge": gauge}
+    return text(
+        kinds[kind](name, meaning, [(labels, getattr(metrics, field)) for labels, metrics in rows])
+        for name, kind, meaning, field in _METRICS
+    ).decode()

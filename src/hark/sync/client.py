@@ -33,6 +33,8 @@ _EXIT_SECONDS = 5.0
 def connect(
     target: str | Sequence[str] | AsgiApp | Engine | Transport | None = None,
     *,
+    token: str | None = None,
+    ca_file: str | None = None,
     retry: CallPolicy | None = None,
     polling: PollingStrategy | None = None,
     headers: Mapping[str, str] | None = None,
@@ -40,7 +42,16 @@ def connect(
     clock: Clock | None = None,
 ) -> Client:
     """A sync client of a server; close it when you are done, or use it as a context manager. As `hark.connect`."""
-    inner = connect_async(target, retry=retry, polling=polling, headers=headers, settings=settings, clock=clock)
+    inner = connect_async(
+        target,
+        token=token,
+        ca_file=ca_file,
+        retry=retry,
+        polling=polling,
+        headers=headers,
+        settings=settings,
+        clock=clock,
+    )
     return Client(inner, Portal())
 
 

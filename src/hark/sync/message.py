@@ -33,7 +33,7 @@ class Message(Received):
     renew = blocking(AsyncMessage.renew)
     trace = blocking(AsyncMessage.trace)
     begin = blocking(AsyncMessage.begin)
-    _leave = blocking(AsyncMessage.__aexit__)
+    _leave = blocking(AsyncMessage.settle_at_end)
 
     @property
     def settled(self) -> Status | None:
@@ -48,13 +48,17 @@ class Message(Received):
     def __enter__(self) -> Self:
         """Begin: its lease is renewed from now on."""
         self.begin()
+        self.inner.open_span()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Settle it, unless that was done inside."""
-        self._leave(kind, error, trace)
+        try:
+            self._leave(error)
+        finally:
+            self.inner.close_span(error)
 
     def __repr__(self) -> str:
         return repr(self.inner)

@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
@@ -183,7 +184,8 @@ class Consumption:
             else:
                 wrapped = Message(given, self._portal)
             loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._threads, lambda: function(wrapped, *more))
+            context = copy_context()  # With the span of the message, where there are any.
+            result = await loop.run_in_executor(self._threads, lambda: context.run(function, wrapped, *more))
             if inspect.iscoroutine(result):
                 result.close()  # As it was not awaited, nothing of it has run.
                 raise TypeError(_is_async(function))

@@ -100,7 +100,9 @@ class ServerThread:
             listener.close()
             raise
         try:
-            config = uvicorn_config(App(self.broker, self._settings), "127.0.0.1", 0, self._settings.max_body_bytes)
+            config = uvicorn_config(
+                App(self.broker, self._settings), "127.0.0.1", 0, self._settings.max_body_bytes, self._settings.limits
+            )
             server = await _listen(config, listener)
             self.url = listening.shown(listener)
             self._ready.set_result(None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from hark.polling.metrics import escaped
+from hark.histograms import Histogram
 
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 """Upper ends of the buckets, in seconds."""
@@ -14,30 +12,24 @@ class Durations:
     """One histogram per task and outcome."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], list[int]] = {}
-        self._sums: dict[tuple[str, str], float] = {}
+        self._seconds: dict[tuple[str, str], Histogram] = {}
 
     def add(self, task: str, outcome: str, seconds: float) -> None:
         """One more."""
-        key = (task, outcome)
-        counts = self._counts.setdefault(key, [0] * (len(BOUNDS) + 1))
-        counts[bisect_left(BOUNDS, seconds)] += 1
-        self._sums[key] = self._sums.get(key, 0.0) + seconds
+        self._seconds.setdefault((task, outcome), Histogram(BOUNDS)).add(seconds)
 
     def count(self, task: str, outcome: str) -> int:
         """How many there were."""
-        return sum(self._counts.get((task, outcome), ()))
+        found = self._seconds.get((task, outcome))
+        return 0 if found is None else found.count
 
     def prometheus(self) -> str:
         """The text for a scraper."""
-        name = "worker_task_seconds"
-        lines = [f"# HELP {name} How long tasks took.", f"# TYPE {name} histogram"]
-        for (task, outcome), counts in sorted(self._counts.items()):
-            labels = f'task="{escaped(task)}",outcome="{outcome}"'
-            total = 0
-            for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts, strict=True):
-                total += count
-                lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
-            lines.append(f"{name}_sum{{{labels}}} {self._sums[task, outcome]:.6f}")
-            lines.append(f"{name}_count{{{labels}}} {total}")
-        return "\n".join(lines) + "\n"
+        # Slow to import: only those pay for it who are scraped.
+        from hark.prometheus import histogram, text
+
+        rows = [
+            ({"task": task, "outcome": outcome}, found)
+            for (task, outcome), found in sorted(self._seconds.items(), key=lambda item: item[0])
+        ]
+        return text([histogram("worker_task_seconds", "How long tasks took.", rows)]).decode()

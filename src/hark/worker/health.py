@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from hark.errors import InvalidInput
-from hark.polling.metrics import CONTENT_TYPE
 
 REQUEST_SECONDS = 5.0
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -81,6 +80,9 @@ class HealthEndpoint:
                 200 if health.status == "running" else 503, "application/json", msgspec.json.encode(health)
             )
         elif target == b"/metrics":
+            # Slow to import: only those pay for it who are scraped.
+            from hark.prometheus import CONTENT_TYPE
+
             answer = _response(200, CONTENT_TYPE, self._metrics().encode())
         else:
             answer = _response(404, "text/plain", b"there are /health and /metrics\n")

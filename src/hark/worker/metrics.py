@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from hark.polling.metrics import escaped
 from hark.worker.stats import OUTCOMES, Snapshot
 
 
@@ -19,23 +18,20 @@ class HasMetrics(Protocol):
 
 def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -> str:
     """Everything that a scraper gets: tasks, slots, polling, and what middleware adds."""
-    lines = [
-        "# HELP worker_tasks_total Deliveries of tasks, by how they ended.",
-        "# TYPE worker_tasks_total counter",
+    # Slow to import: only those pay for it who are scraped.
+    from hark.prometheus import counter, gauge, one, text
+
+    ended = [
+        ({"task": task, "outcome": outcome}, getattr(counts, outcome))
+        for task, counts in sorted(snapshot.tasks.items())
+        for outcome in OUTCOMES
     ]
-    for task, counts in sorted(snapshot.tasks.items()):
-        for outcome in OUTCOMES:
-            lines.append(f'worker_tasks_total{{task="{escaped(task)}",outcome="{outcome}"}} {getattr(counts, outcome)}')
-    lines += [
-        "# HELP worker_running Handlers that run now.",
-        "# TYPE worker_running gauge",
-        f"worker_running {snapshot.running}",
-        "# HELP worker_stuck Functions that still run although their time is over.",
-        "# TYPE worker_stuck gauge",
-        f"worker_stuck {snapshot.stuck}",
-        "# HELP worker_slots Handlers that may run at a time.",
-        "# TYPE worker_slots gauge",
-        f"worker_slots {snapshot.concurrency}",
-        "",
-    ]
-    return "\n".join(lines) + polling + "".join(one.prometheus() for one in middleware if isinstance(one, HasMetrics))
+    own = text(
+        (
+            counter("worker_tasks_total", "Deliveries of tasks, by how they ended.", ended),
+            gauge("worker_running", "Handlers that run now.", one(snapshot.running)),
+            gauge("worker_stuck", "Functions that still run although their time is over.", one(snapshot.stuck)),
+            gauge("worker_slots", "Handlers that may run at a time.", one(snapshot.concurrency)),
+        )
+    )
+    return own.decode() + polling + "".join(each.prometheus() for each in middleware if isinstance(each, HasMetrics))

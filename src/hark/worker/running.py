@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from hark.client.delivery.settling import Verdict
 from hark.client.delivery.sources import Delivered
+from hark.client.tracing import processing
 from hark.errors import HarkError, NotFound
 from hark.worker.arguments import WrongArguments
 from hark.worker.context import TaskContext, enter
 from hark.worker.envelope import Envelope, NotATask, unseal
 from hark.worker.held import Ended, Held
-from hark.worker.middleware import AnyMiddleware, chained
+from hark.worker.middleware import AnyMiddleware, chained, fields_of
 from hark.worker.outcome import Ending, TimedOut, judge, text_of, trace_of
 from hark.worker.stats import UNKNOWN
 from hark.worker.task import AnyTask
@@ -184,7 +185,8 @@ class Workbench:
     def _refuse(self, held: Held, message: Delivered, error: Exception) -> None:
         """What can never run is a dead letter; what another worker may know is a failure."""
         text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
-        _log.warning("message %s of queue %s: %s", message.id, message.queue, text)
+        fields = {"message_id": message.id, "queue": message.queue}
+        _log.warning("message %s of queue %s: %s", message.id, message.queue, text, extra={"fields": fields})
         final = isinstance(error, NotATask | WrongArguments)
         verdict = Verdict(message, "dlq" if final else "failed", text)
         self._end(Ended(held, message, verdict, "refused" if final else "failed", UNKNOWN, 0.0, text))
@@ -196,17 +198,20 @@ class Workbench:
         enter(context)
         error: str | None = None
         ending: Ending = "done"
-        try:
-            if self._middleware:
-                await chained(self._middleware, context, functools.partial(self._call, job))()
-            else:
-                await self._call(job)
-            verdict = Verdict(job.message)
-        except KeyboardInterrupt:
-            self._conclude(job, "handed_back", Verdict(job.message, "retry"))
-            raise
-        except BaseException as failure:
-            ending, verdict, error = self._judge(job, failure)
+        with processing((job.message,)) as note:
+            try:
+                if self._middleware:
+                    await chained(self._middleware, context, functools.partial(self._call, job))()
+                else:
+                    await self._call(job)
+                verdict = Verdict(job.message)
+                note(ending, None)
+            except KeyboardInterrupt:
+                self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+                raise
+            except BaseException as failure:
+                ending, verdict, error = self._judge(job, failure)
+                note(ending, failure if ending == "failed" else None)
         if job.interruption == "lost":
             self._conclude(job, "lost", None)
         else:
@@ -255,6 +260,7 @@ class Workbench:
                 message.delivery_attempt,
                 text,
                 exc_info=trace_of(failure),
+                extra=fields_of(job.context),
             )
         return ending, verdict, text
 

@@ -16,6 +16,7 @@ from hark.client.delivery.line import Line
 from hark.client.delivery.sources import Wish
 from hark.client.producing.pushing import NewMessage
 from hark.client.transport.api import Transport
+from hark.client.values import MAX_NAME_BYTES
 from hark.polling.metrics import PollMetrics
 from hark.polling.poller import Poller
 from hark.worker.dues import seconds_until_due
@@ -86,6 +87,7 @@ class Shift:
             wait=plan.wait,
             timeout_ms=plan.timeout_ms,
             lease_seconds=plan.lease_seconds,
+            consumer=self.worker_id.encode()[-MAX_NAME_BYTES:].decode(errors="ignore"),
         )
         self._own_polls = PollMetrics()
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics

@@ -55,13 +55,19 @@ class Worker:
         concurrency: int | None = None,
         group: str | None = None,
         lease: int | None = None,
+        token: str | None = None,
+        ca_file: str | None = None,
         client: Client | None = None,
         middleware: Sequence[AnyMiddleware] = (),
         name: str = "worker",
     ) -> None:
-        """`target` is what `hark.connect` takes; `concurrency` (10) and `lease` (30) come from the settings if None."""
-        if target is not None and client is not None:
-            raise InvalidInput("target: expected either a target or a client, got both")
+        """`target`, `token` and `ca_file` are what `hark.connect` takes.
+
+        `concurrency` (10) and `lease` (30) come from the settings if None.
+        """
+        for field, value in (("target", target), ("token", token), ("ca_file", ca_file)):
+            if value is not None and client is not None:
+                raise InvalidInput(f"{field}: expected either a {field} or a client, got both")
         if not queue:
             raise InvalidInput("queue: must not be empty; it says where the tasks of this worker wait")
         if concurrency is not None:
@@ -74,6 +80,8 @@ class Worker:
         self.middleware = tuple(middleware)
         self.tasks: dict[str, AnyTask] = {}
         self._target = target
+        self._token = token
+        self._ca_file = ca_file
         self._given_client = client
         self._concurrency = concurrency
         self._lease = lease
@@ -137,7 +145,7 @@ class Worker:
         if client is None:
             from hark.connecting import connect  # Knows clients, and all kinds of servers.
 
-            client = self._clients[loop] = connect(self._target)
+            client = self._clients[loop] = connect(self._target, token=self._token, ca_file=self._ca_file)
         return client
 
     async def send(self, message: NewMessage) -> Pushed:
@@ -165,12 +173,13 @@ class Worker:
     @contextmanager
     def connect_to(self, target: Target | None = None, *, client: Client | None = None) -> Iterator[Worker]:
         """Work with another server within the block, for tests; with a target, close the worker before its end."""
-        before = self._target, self._given_client, self._clients
+        before = self._target, self._token, self._ca_file, self._given_client, self._clients
         self._target, self._given_client, self._clients = target, client, WeakKeyDictionary()
+        self._token = self._ca_file = None  # They are for the server that it has otherwise.
         try:
             yield self
         finally:
-            self._target, self._given_client, self._clients = before
+            self._target, self._token, self._ca_file, self._given_client, self._clients = before
 
     async def close(self) -> None:
         """Hang up in this loop: the client that was made here is closed, a given one is not."""

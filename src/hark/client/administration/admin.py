@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
+from hark.client.administration.explain_results import ExplainedMessage, LeasePage
 from hark.client.administration.message_results import MessageDetails, MessageList, MessageStatus, MessageSummary
 from hark.client.administration.results import (
     Health,
@@ -40,11 +42,19 @@ class Admin:
         search: str | None = None,
         namespace: str | None = None,
         task: str | None = None,
+        sort: Literal["newest", "name", "backlog"] = "newest",
         limit: int = 10_000,
         offset: int = 0,
     ) -> tuple[QueueSummary, ...]:
-        """Queues with their counts, newest first; `search` is a part of their names."""
-        query = {"search": search, "namespace": namespace, "task": task, "limit": limit, "offset": offset}
+        """Queues with their counts; `search` is a part of their names. `backlog`: most waiting messages first."""
+        query = {
+            "search": search,
+            "namespace": namespace,
+            "task": task,
+            "sort": sort,
+            "limit": limit,
+            "offset": offset,
+        }
         return (await self._caller.read(_Queues, "GET", path("resources", "queues"), query=query)).queues
 
     async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[NamespaceSummary, ...]:
@@ -65,6 +75,19 @@ class Admin:
         """Who waits on the server process that answers."""
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.read(WaitingPage, "GET", path("consumers"), query=query)
+
+    async def leases(
+        self,
+        *,
+        queue: str | None = None,
+        partition: str | None = None,
+        group: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> LeasePage:
+        """Who holds what: live leases, one entry for each partition that they hold messages of, oldest first."""
+        query = {"queue": queue, "partition": partition, "consumerGroup": group, "limit": limit, "offset": offset}
+        return await self._caller.read(LeasePage, "GET", path("leases"), query=query)
 
     # Messages ----------------------------------------------------------------------------------------------
 
@@ -98,6 +121,10 @@ class Admin:
     async def message(self, partition_id: str, transaction_id: str) -> MessageDetails:
         """One message, by its transaction id or its id, with its payload and what each group did with it."""
         return await self._caller.read(MessageDetails, "GET", path("messages", partition_id, transaction_id))
+
+    async def explain(self, id: str, group: str | None = None) -> ExplainedMessage:
+        """Why a message has not been delivered or settled: for one group, or for each that the queue has."""
+        return await self._caller.read(ExplainedMessage, "GET", path("explain", id), query={"consumerGroup": group})
 
     async def delete_message(self, id: str, partition_id: str | None = None) -> bool:
         """Remove a message by its id, or by its transaction id in a partition, held or not; whether it was there.

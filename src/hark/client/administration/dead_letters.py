@@ -12,6 +12,7 @@ from hark.client.calling import Caller, path
 from hark.client.parameters import optional_moment
 from hark.errors import Conflict, InvalidInput, NotFound
 
+_AT_ONCE = 100
 _NOT_FOUND = "dead_letter_not_found"
 _GRAIN = timedelta(milliseconds=1)
 """What times of failure are told to."""
@@ -40,9 +41,13 @@ class DeadLetters:
         since: datetime | None = None,
         until: datetime | None = None,
         partition: str | None = None,
+        search: str | None = None,
     ) -> DeadLetterPage:
-        """A page of them, newest failure first, and how many match in all; the times are those of failure."""
-        query = self._filter(since, until, partition) | {"limit": limit, "offset": offset}
+        """A page of them, newest failure first, and how many match in all; the times are those of failure.
+
+        `search` is what the error contains; capital letters of ASCII count as small ones.
+        """
+        query = self._filter(since, until, partition, search) | {"limit": limit, "offset": offset}
         return await self._caller.read(DeadLetterPage, "GET", path("dlq"), query=query)
 
     async def all(
@@ -51,13 +56,16 @@ class DeadLetters:
         since: datetime | None = None,
         until: datetime | None = None,
         partition: str | None = None,
+        search: str | None = None,
         page_size: int = 100,
     ) -> AsyncIterator[DeadLetter]:
         """All that match, page by page."""
         offset = 0
         seen: set[str] = set()
         while True:
-            page = await self.list(limit=page_size, offset=offset, since=since, until=until, partition=partition)
+            page = await self.list(
+                limit=page_size, offset=offset, since=since, until=until, partition=partition, search=search
+            )
             fresh = [letter for letter in page.items if letter.dead_letter_id not in seen]
             for letter in fresh:
                 yield letter
@@ -89,23 +97,28 @@ class DeadLetters:
 
     async def requeue(self, id: str, *, group: str | None = None) -> Requeued:
         """Put one back in front of its partition, for its group alone; raises what `get` raises."""
-        return await self._requeue(id, group, safe=False)
+        query = {"consumerGroup": group or self.group}
+        return await self._caller.read(Requeued, "POST", path("dlq", id, "requeue"), query=query)
 
     async def requeue_all(
-        self, *, since: datetime | None = None, until: datetime | None = None, partition: str | None = None
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        partition: str | None = None,
+        search: str | None = None,
     ) -> int:
         """Put all that are there now back, the one that failed first in front; how many that were."""
         # All are known before the first one goes back: one that fails again at once is not put back once more.
-        ids = [letter.dead_letter_id async for letter in self.all(since=since, until=until, partition=partition)]
+        letters = self.all(since=since, until=until, partition=partition, search=search, page_size=_AT_ONCE)
+        ids = [*reversed(dict.fromkeys([letter.dead_letter_id async for letter in letters]))]
         requeued = 0
-        for id in reversed(dict.fromkeys(ids)):
-            try:
-                await self._requeue(id, None, safe=True)
-            except NotFound as error:
-                if error.code != _NOT_FOUND:
-                    raise
-                continue  # Somebody else was faster.
-            requeued += 1
+        for start in range(0, len(ids), _AT_ONCE):
+            body = {"ids": ids[start : start + _AT_ONCE]}
+            # One that is not there any more was requeued by somebody else, who was faster.
+            requeued += (
+                await self._caller.read(_Requeued, "POST", path("dlq", "requeue"), body=body, safe=True)
+            ).requeued
         return requeued
 
     async def delete(self, id: str, *, group: str | None = None) -> bool:
@@ -119,20 +132,21 @@ class DeadLetters:
         return True
 
     async def purge(
-        self, *, since: datetime | None = None, until: datetime | None = None, partition: str | None = None
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        partition: str | None = None,
+        search: str | None = None,
     ) -> int:
         """Remove all that match, of one queue; how many that were."""
         if self.queue is None:
             raise InvalidInput("queue: is required to purge dead letters; take those of one queue")
-        query = self._filter(since, until, partition)
+        query = self._filter(since, until, partition, search)
         return (await self._caller.read(_Deleted, "DELETE", path("dlq"), query=query)).deleted
 
-    async def _requeue(self, id: str, group: str | None, *, safe: bool) -> Requeued:
-        query = {"consumerGroup": group or self.group}
-        return await self._caller.read(Requeued, "POST", path("dlq", id, "requeue"), query=query, safe=safe)
-
     def _filter(
-        self, since: datetime | None, until: datetime | None, partition: str | None
+        self, since: datetime | None, until: datetime | None, partition: str | None, search: str | None
     ) -> dict[str, str | int | None]:
         return {
             "queue": self.queue,
@@ -140,8 +154,13 @@ class DeadLetters:
             "partition": partition,
             "from": optional_moment(since, "since"),
             "to": optional_moment(until, "until"),
+            "search": search,
         }
 
 
 class _Deleted(msgspec.Struct):
     deleted: int
+
+
+class _Requeued(msgspec.Struct):
+    requeued: int

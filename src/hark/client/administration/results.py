@@ -323,6 +323,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     consumer_group: str
     batch: int
     priority: int
+    consumer: str | None = None
     state: str
 
 
@@ -337,6 +338,8 @@ class WaitingPop(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_
     consumer_group: str
     batch: int
     priority: int
+    consumer: str | None = None
+    """What it calls itself, else its token and its address."""
     waiting_since: datetime
     deadline: datetime
     state: str

@@ -13,7 +13,7 @@ from hark.client.delivery import frames
 from hark.client.delivery.settling import AckAnswer, AckItem
 from hark.client.delivery.sources import Delivered, Wish
 from hark.client.transport.api import ConnectionFailed
-from hark.client.transport.http import reason
+from hark.client.transport.http import unreachable
 from hark.errors import HarkError, error_of
 
 HEARTBEAT_SECONDS = 20.0
@@ -55,9 +55,7 @@ class Connection:
             text = f"{url} takes no WebSocket now (status {error.status}): {error.message}"
             raise error_of(error.status, _code_of(error.status), text) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionFailed(
-                f"no server at {url}: {reason(error)}; is it running? (hark serve)", sent=False
-            ) from error
+            raise unreachable(url, error) from error
         connection = cls(url, socket, receive)
         try:
             await connection._subscribe(wish)
@@ -198,4 +196,5 @@ class Connection:
 
 def _code_of(status: int) -> str:
     """The code behind a status before a connection is one; the text of such a refusal is not to be had."""
-    return {429: "too_many_streams", 503: "stopping", 404: "not_hark", 403: "forbidden"}.get(status, "error")
+    codes = {429: "too_many_streams", 503: "stopping", 404: "not_hark", 403: "forbidden", 401: "unauthorized"}
+    return codes.get(status, "error")

@@ -14,6 +14,7 @@ import msgspec
 from hark.client.choices import Choices
 from hark.client.delivery.message import Message, error_text
 from hark.client.delivery.supplying import Supply
+from hark.client.tracing import processing
 from hark.client.values import a_function, name_of
 from hark.errors import HarkError
 
@@ -200,9 +201,7 @@ class Consumption:
         self, supply: Supply, acks: Acks, messages: Sequence[Message], given: Message | list[Message], *, last: bool
     ) -> None:
         try:
-            result = await _call(self._handler, given)
-            if self._on_success is not None:
-                await _call(self._on_success, given, result)
+            await self._process(messages, given)
         except Exception as error:
             self._failed += len(messages)
             await self._fail(supply, messages, given, error)
@@ -222,6 +221,23 @@ class Consumption:
         else:
             for message in messages:
                 message.let_go()
+
+    async def _process(self, messages: Sequence[Message], given: Message | list[Message]) -> None:
+        """Call the handler, within a span where there are any."""
+        with processing([message.delivered for message in messages]) as note:
+            for message in messages:
+                message.in_span = True
+            try:
+                result = await _call(self._handler, given)
+                if self._on_success is not None:
+                    await _call(self._on_success, given, result)
+            except Exception as error:
+                note("failed", error)
+                raise
+            except BaseException:
+                note("retry", None)
+                raise
+            note(messages[0].settled or "completed", None)
 
     async def _fail(
         self, supply: Supply, messages: Sequence[Message], given: Message | list[Message], error: Exception

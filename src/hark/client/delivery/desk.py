@@ -93,4 +93,5 @@ def wish_of(choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_
         subscription_from=choices.subscription_from,
         lease_seconds=lease_seconds,
         consumer_priority=choices.consumer_priority,
+        consumer=choices.consumer,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,6 +13,7 @@ from hark.client.delivery.holding import Lease
 from hark.client.delivery.received import Received
 from hark.client.delivery.settling import MAX_ERROR_CHARACTERS, Settled, Verdict
 from hark.client.delivery.sources import Delivered
+from hark.client.tracing import Note, processing
 from hark.client.values import milliseconds
 from hark.errors import HarkError, InvalidInput, LeaseLost, NotFound
 from hark.model import Status
@@ -40,7 +42,7 @@ class Message(Received):
     when the loop is blocked.
     """
 
-    __slots__ = ("_hands", "_lease", "_needs_lease", "_outcome", "_said")
+    __slots__ = ("_hands", "_lease", "_needs_lease", "_outcome", "_said", "_span", "in_span")
 
     def __init__(self, delivered: Delivered, hands: Hands, lease: Lease) -> None:
         super().__init__(delivered)
@@ -49,6 +51,9 @@ class Message(Received):
         self._needs_lease = True
         self._said: Status | None = None if delivered.lease_id else "completed"
         self._outcome: Settled | None = None
+        self.in_span = False
+        """Whether somebody has begun a span for the work on it."""
+        self._span: tuple[AbstractContextManager[Note], Note] | None = None
 
     @property
     def settled(self) -> Status | None:
@@ -100,12 +105,34 @@ class Message(Received):
     async def __aenter__(self) -> Self:
         """Begin."""
         await self.begin()
+        self.open_span()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Settle it, unless that was done inside."""
+        try:
+            await self.settle_at_end(error)
+        finally:
+            self.close_span(error)
+
+    def open_span(self) -> None:
+        """Begin a span around the work on it, in the context of whoever calls this, unless it is in one already."""
+        if not self.in_span:
+            self.in_span = True
+            scope = processing((self.delivered,))
+            self._span = scope, scope.__enter__()
+
+    def close_span(self, error: BaseException | None) -> None:
+        """End that span; an error that is none of the program, such as a cancellation, is none of the work."""
+        if self._span is not None:
+            (scope, note), self._span = self._span, None
+            note(self._said or "unknown", error if isinstance(error, Exception) else None)
+            scope.__exit__(None, None, None)
+
+    async def settle_at_end(self, error: BaseException | None) -> None:
+        """Settle it by how the work on it ended, unless that was done before."""
         if error is None:
             await self.ack()
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from hark.client.delivery.settling import AckAnswer, AckItem, Settler, Verdict
 from hark.client.delivery.sources import Delivered, Wish, check_most
 from hark.client.transport.api import ConnectionFailed, Transport
 from hark.client.transport.failover import FailoverTransport
+from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError, InvalidInput
 
 LINGER_SECONDS = 1.0
@@ -49,6 +51,7 @@ class SocketSource:
         if not wish.wait:
             raise InvalidInput("wait: over a WebSocket messages are waited for; poll to look only once")
         self._urls = _urls_of(caller.transport)
+        self._tls = _tls_of(caller.transport)
         self._wish = wish
         self._headers = dict(headers or {})
         self._reconnecting = reconnecting
@@ -177,7 +180,11 @@ class SocketSource:
             await self._connection.close()
             self._connection = None
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, cookie_jar=aiohttp.DummyCookieJar())
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                connector=aiohttp.TCPConnector(ssl=self._tls or True),
+            )
         url = self._urls[self._failures % len(self._urls)]
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -245,6 +252,10 @@ def _urls_of(transport: Transport) -> tuple[str, ...]:
     if transport.fork() is None:
         raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; poll instead")
     return (transport.url,)
+
+
+def _tls_of(transport: Transport) -> ssl.SSLContext | None:
+    return transport.tls if isinstance(transport, HttpTransport | FailoverTransport) else None
 
 
 async def _quietly(call: Awaitable[object]) -> None:

@@ -43,6 +43,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: int | None = None
     """None: what the queue says."""
     consumer_priority: int = 0
+    consumer: str | None = None
+    """What it is called where leases are shown."""
 
     def __post_init__(self) -> None:
         if not (self.queue or self.namespace or self.task):
@@ -72,6 +74,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
             "subscriptionFrom": self.subscription_from,
             "leaseTime": self.lease_seconds,
             "consumerPriority": self.consumer_priority or None,
+            "consumer": self.consumer,
         }
         return {name: value for name, value in wanted.items() if value is not None}
 
@@ -94,6 +97,9 @@ class Delivered(msgspec.Struct, rename="camel", gc=False):
     offset: int
     priority: int
     delivery_attempt: int
+    traceparent: str | None = None
+    """The W3C trace context of whoever pushed it."""
+    tracestate: str | None = None
 
 
 class Source(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from hark.client.producing.new_message import NewMessage
 from hark.client.producing.pushing import Pusher
+from hark.client.tracing import stamped
 from hark.errors import HarkError
 
 _BOUND = 10
@@ -64,6 +65,7 @@ class Buffer:
 
     async def add(self, message: NewMessage) -> None:
         """Take a message. Raises `FlushFailed` if an earlier one failed; then this one was not taken."""
+        message = stamped(message)
         self._tell()
         if self._is_full:
             async with self._room:

@@ -37,6 +37,8 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
     keys_if_undelivered: tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 def fresh_key() -> str:

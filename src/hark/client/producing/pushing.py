@@ -11,6 +11,7 @@ import msgspec
 from hark.batching import Batcher
 from hark.client.calling import Caller, decode, encoded, path
 from hark.client.producing.new_message import NewMessage, new_message
+from hark.client.tracing import pushing
 from hark.client.transport.api import Home
 from hark.errors import HarkError, InvalidInput, Overloaded, error_of
 
@@ -71,10 +72,25 @@ class Pusher:
         Whoever is cancelled while it waits does not know whether the message was kept. The same `NewMessage` may be
         pushed again.
         """
-        return await self._submit(message)
+        span = pushing((message,))
+        if span is None:
+            return await self._submit(message)
+        with span:
+            pushed = await self._submit(span.messages[0])
+            span.done((pushed,))
+        return pushed
 
     async def push_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
         """Push any number; the outcomes are in their order. Raises the first refusal, when all have been tried."""
+        span = pushing(messages)
+        if span is None:
+            return await self._push_many(messages)
+        with span:
+            pushed = await self._push_many(span.messages)
+            span.done(pushed)
+        return pushed
+
+    async def _push_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
         futures: list[asyncio.Future[Pushed]] = []
         ahead = min(4 * self._max_items, self._max_pending)
         try:

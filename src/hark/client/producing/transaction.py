@@ -16,6 +16,7 @@ from hark.client.parameters import Held, Wrapped, held
 from hark.client.producing.atomic import KeyChanges
 from hark.client.producing.new_message import MAX_DELAY, new_message
 from hark.client.producing.push_options import PushOptions
+from hark.client.tracing import stamped
 from hark.client.values import milliseconds
 from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
@@ -118,7 +119,7 @@ class Transaction:
     ) -> Transaction:
         """Push a message, with the options of a push."""
         self._open()
-        message = new_message(queue, data, partition=partition, **options)
+        message = stamped(new_message(queue, data, partition=partition, **options))
         self._operations.append({"type": "push", "items": [message]})
         return self
 

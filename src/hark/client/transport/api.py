@@ -25,6 +25,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     body: bytes | None = None
     timeout: float = 30.0
     """Seconds until there must be an answer."""
+    headers: Mapping[str, str] | None = None
+    """Beside those that every request has."""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Sequence
 
@@ -59,6 +60,11 @@ class FailoverTransport:
     def urls(self) -> tuple[str, ...]:
         """All servers, in the order of preference."""
         return self._urls
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """Whom all of them trust; None: whom the system trusts."""
+        return next((server.tls for server in self._servers if isinstance(server, HttpTransport)), None)
 
     async def send(self, request: Request) -> Answer:
         """Ask once, whichever server takes the request; raises `ConnectionFailed` when there is no answer."""

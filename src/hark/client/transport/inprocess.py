@@ -15,7 +15,7 @@ Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[object]]
 PollAs = Callable[[PollingStrategy], PollMetrics]
 """Tells a store how to rest between its polls, from now on; answers where these polls are counted."""
 
@@ -144,9 +144,10 @@ class _Exchange:
 
 
 def _scope(request: Request) -> Scope:
-    headers = [(b"host", b"hark")]
+    headers = [(b"host", b"localhost")]
     if request.body is not None:
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(request.body))]
+    headers += [(name.lower().encode(), value.encode()) for name, value in (request.headers or {}).items()]
     query = {name: query_text(value) for name, value in (request.query or {}).items() if value is not None}
     return {
         "type": "http",

@@ -1,0 +1,158 @@
+"""The spans of a client: `push QUEUE` and `process QUEUE`. Imported only where OpenTelemetry is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from types import TracebackType
+
+import msgspec
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from hark._version import __version__
+from hark.client.delivery.sources import Delivered
+from hark.client.producing.new_message import NewMessage
+from hark.client.producing.pushing import Pushed
+from hark.client.tracing import Note, Push
+from hark.model.trace_context import MAX_STATE
+
+SYSTEM = "hark"
+OUTCOME = "hark.outcome"
+_MOST_LINKS = 128
+_w3c = TraceContextTextMapPropagator()
+
+
+def current_context() -> Mapping[str, str] | None:
+    """The W3C headers of the current span; None when there is none."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return None
+    carrier: dict[str, str] = {}
+    _w3c.inject(carrier)
+    if len(carrier.get("tracestate", "")) > MAX_STATE:
+        del carrier["tracestate"]
+    return carrier
+
+
+def with_context(message: NewMessage) -> NewMessage:
+    """The message with the context of the current span, if there is one and the message has none."""
+    if message.traceparent is not None or (context := current_context()) is None:
+        return message
+    return msgspec.structs.replace(message, **context)
+
+
+def push_span(messages: Sequence[NewMessage]) -> Push | None:
+    """A span for a push by a program that is in a span itself."""
+    if not messages or any(message.traceparent is not None for message in messages):
+        return None
+    if not trace.get_current_span().get_span_context().is_valid:
+        return None
+    return _Push(messages)
+
+
+class _Push:
+    """A push within a span."""
+
+    def __init__(self, messages: Sequence[NewMessage]) -> None:
+        first = messages[0]
+        attributes = _attributes("push", "send", first.queue)
+        if len(messages) > 1:
+            attributes["messaging.batch.message_count"] = len(messages)
+        if first.partition is not None:
+            attributes["messaging.destination.partition.id"] = first.partition
+        self._scope = _tracer(trace.get_tracer_provider()).start_as_current_span(
+            f"push {first.queue}", kind=SpanKind.PRODUCER, attributes=attributes
+        )
+        self.messages = messages
+        self._span: Span = trace.INVALID_SPAN
+
+    def __enter__(self) -> _Push:
+        self._span = self._scope.__enter__()
+        self.messages = [with_context(message) for message in self.messages]
+        return self
+
+    def done(self, pushed: Sequence[Pushed]) -> None:
+        """The server took them."""
+        if len(pushed) == 1:
+            self._span.set_attribute("messaging.message.id", pushed[0].id)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scope.__exit__(kind, error, trace)
+
+
+@contextmanager
+def process_span(messages: Sequence[Delivered]) -> Iterator[Note]:
+    """A span around the work on messages: the child of the push of one, linked to those of many."""
+    first = messages[0]
+    attributes = _attributes("process", "process", first.queue)
+    attributes["messaging.consumer.group.name"] = first.consumer_group
+    parent: Context | None = None
+    links: list[Link] = []
+    if len(messages) == 1:
+        attributes["messaging.message.id"] = first.id
+        attributes["messaging.destination.partition.id"] = first.partition
+        attributes["hark.delivery_attempt"] = first.delivery_attempt
+        parent = _context_of(first)
+    else:
+        attributes["messaging.batch.message_count"] = len(messages)
+        links = _links(messages)
+    # What is raised within is noted by whoever knows what it means: a retry that was asked for is no error.
+    with _tracer(trace.get_tracer_provider()).start_as_current_span(
+        f"process {first.queue}",
+        parent,
+        SpanKind.CONSUMER,
+        attributes,
+        links,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+
+        def note(outcome: str, error: BaseException | None) -> None:
+            _note(span, outcome, error)
+
+        yield note
+
+
+def _note(span: Span, outcome: str, error: BaseException | None) -> None:
+    span.set_attribute(OUTCOME, outcome)
+    if error is not None:
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+
+
+def _attributes(name: str, kind: str, queue: str) -> dict[str, AttributeValue]:
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": queue,
+    }
+
+
+def _context_of(message: Delivered) -> Context | None:
+    """The context that a message carries; what can't be read is as if there were none."""
+    if message.traceparent is None:
+        return None
+    carrier = {"traceparent": message.traceparent}
+    if message.tracestate is not None:
+        carrier["tracestate"] = message.tracestate
+    return _w3c.extract(carrier)
+
+
+def _links(messages: Sequence[Delivered]) -> list[Link]:
+    """A link to each push that the messages come from."""
+    pushes = {message.traceparent: message for message in messages if message.traceparent is not None}
+    contexts = (_context_of(message) for message in list(pushes.values())[:_MOST_LINKS])
+    found = (trace.get_current_span(context).get_span_context() for context in contexts)
+    return [Link(one) for one in found if one.is_valid]
+
+
+@lru_cache(maxsize=4)
+def _tracer(provider: TracerProvider) -> Tracer:
+    return provider.get_tracer("hark", __version__)
