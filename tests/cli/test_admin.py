@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from .conftest import Run
@@ -62,6 +64,9 @@ def test_an_empty_name_never_widens_what_is_destroyed(hark: Run, stub: Stub) -> 
         ("queue", "delete", ""),
         ("dlq", "purge", ""),
         ("dlq", "purge", "orders", "--group", ""),
+        ("dlq", "purge", "orders", "--partition", ""),
+        ("dlq", "purge", "orders", "--from", ""),
+        ("dlq", "purge", "orders", "--to", ""),
         ("queue", "purge", "orders", "--group", ""),
         ("group", "delete", ""),
         ("group", "delete", "g", "--queue", ""),
@@ -83,6 +88,15 @@ def test_queue_list_shows_a_table(hark: Run, stub: Stub) -> None:
     assert stub.last.target == "/api/v1/resources/queues"
     row = next(line for line in result.stdout.splitlines() if "orders" in line)
     assert row.split() == ["orders", "shop", "-", "3", "7", "1", "12", "-", "-"]
+
+
+def test_queue_list_asks_for_a_page_of_those_that_match(hark: Run, stub: Stub) -> None:
+    stub.answer(200, {"queues": []})
+    hark("queue", "list", "--search", "a b", "--namespace", "n", "--task", "t", "--sort", "backlog", "--limit", "5")
+    assert stub.last.target == "/api/v1/resources/queues?search=a+b&namespace=n&task=t&sort=backlog&limit=5"
+    stub.answer(200, {"queues": []})
+    hark("queue", "list", "--offset", "20")
+    assert stub.last.target == "/api/v1/resources/queues?offset=20"
 
 
 def test_queue_list_without_queues_says_how_to_make_one(hark: Run, stub: Stub) -> None:
@@ -250,6 +264,43 @@ def test_dlq_list_asks_with_its_filters_and_tells_of_more(hark: Run, stub: Stub)
     result = hark("dlq", "list", "--queue", "orders", "--group", "g", "--limit", "1", "--offset", "2")
     assert stub.last.target == "/api/v1/dlq?queue=orders&consumerGroup=g&limit=1&offset=2"
     assert all(text in result.stdout for text in ("d1", "boom", '{"n":1}', "1 of 9", "--offset 3"))
+
+
+def test_dlq_requeue_takes_all_that_match_until_none_are_left(hark: Run, stub: Stub) -> None:
+    for answer in ({"requeued": 1000, "remaining": 5}, {"requeued": 5, "remaining": 0}):
+        stub.answer(200, {**answer, "results": []})
+    result = hark("dlq", "requeue", "--all", "--queue", "orders", "--search", "timeout")
+    assert result.stdout == "requeued 1005 dead letters\n"
+    bodies = [msgspec.json.decode(request.body) for request in stub.seen]
+    assert [request.target for request in stub.seen] == ["/api/v1/dlq/requeue"] * 2
+    assert bodies[0] == bodies[1], "what fails meanwhile is newer and stays"
+    until = bodies[0]["filter"].pop("to")
+    assert datetime.fromisoformat(until).tzinfo is not None
+    assert bodies[0]["filter"] == {"queue": "orders", "search": "timeout"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("d1", "--all"), ("d1", "--queue", "orders"), ("--queue", "orders")], ids=" ".join
+)
+def test_dlq_requeue_wants_ids_or_all(hark: Run, stub: Stub, arguments: tuple[str, ...]) -> None:
+    result = hark("dlq", "requeue", *arguments)
+    assert (result.exit_code, stub.seen) == (2, [])
+
+
+def test_dlq_requeue_of_everything_asks_first(hark: Run, stub: Stub) -> None:
+    assert hark("dlq", "requeue", "--all").exit_code == 2
+    assert stub.seen == []
+    stub.answer(200, {"requeued": 0, "remaining": 0, "results": []})
+    assert hark("dlq", "requeue", "--all", "--yes").stdout == "requeued 0 dead letters\n"
+
+
+def test_dlq_list_and_purge_search_in_errors(hark: Run, stub: Stub) -> None:
+    stub.answer(200, {"messages": [], "total": 0})
+    hark("dlq", "list", "--search", "time out")
+    assert stub.last.target == "/api/v1/dlq?search=time+out&limit=100&offset=0"
+    stub.answer(200, {"deleted": 2})
+    hark("dlq", "purge", "orders", "--search", "boom", "--yes")
+    assert stub.last.target == "/api/v1/dlq?queue=orders&search=boom"
 
 
 def test_dlq_requeue_and_delete_take_several_ids(hark: Run, stub: Stub) -> None:

@@ -194,3 +194,41 @@ def test_the_doctor_finds_nothing_wrong(hark: Run) -> None:
     result = hark("doctor", "--json")
     assert result.exit_code == 0, result.output
     assert {check["result"] for check in json.loads(result.stdout)} <= {"ok", "warn"}
+
+
+# What the pages of the dashboard can do --------------------------------------------------------------------
+
+
+def test_commands_that_only_look_understand_a_real_server(hark: Run, queue: str) -> None:
+    [pushed] = answer(hark, "push", queue, "1", "--transaction-id", "t")
+    pop_one(hark, queue, "--consumer", "worker 7")
+    for args in (
+        ("consumers", queue),
+        ("leases", queue),
+        ("explain", pushed["message_id"]),
+        ("message", "list"),
+        ("message", "list", queue, "--to", "2100-01-01T00:00:00Z"),
+        ("message", "show", pushed["message_id"]),
+        ("group", "lagging", "--seconds", "0"),
+        ("queue", "list", "--paused"),
+        ("maintenance", "show"),
+        ("trace", "names"),
+        ("trace", "by-name", "none"),
+        ("trace", "show", pushed["partition_id"], "t"),
+        ("settings",),
+        ("audit",),
+        ("top", "--once"),
+    ):
+        result = hark(*args)
+        assert result.exit_code == 0, (args, result.output)
+    assert "worker 7" in hark("leases", queue).stdout
+
+
+def test_maintenance_stops_and_resumes_deliveries(hark: Run, queue: str) -> None:
+    hark("push", queue, "1")
+    try:
+        assert hark("maintenance", "pop", "on").stdout == "pops    stopped: they answer empty\n"
+        assert hark("pop", queue).exit_code == 3
+    finally:
+        assert hark("maintenance", "pop", "off").stdout == "pops    served\n"
+    assert hark("pop", queue).exit_code == 0

@@ -86,6 +86,19 @@ def test_a_burst_ends_when_nothing_is_left(server_url: str, api: Api, queue: str
     assert lines[-1]["emptyPolls"] >= 1
 
 
+def test_without_a_terminal_the_log_is_json_and_names_the_task(
+    server_url: str, api: Api, queue: str, tmp_path: Path
+) -> None:
+    _push(api, queue, "fail")
+    with working(tmp_path, server_url, queue, "app:worker", "--burst") as work:
+        assert work.end() == 0
+    lines = [json.loads(line) for line in work.said]
+    failed = next(line for line in lines if line["event"].startswith("task fail failed"))
+    assert (failed["level"], failed["logger"], failed["task"], failed["attempt"]) == ("warning", "worker", "fail", 1)
+    assert (failed["error"]["type"], failed["error"]["text"]) == ("ValueError", "no")
+    assert failed["message_id"] and failed["worker_id"]
+
+
 def test_on_a_terminal_it_draws_how_the_tasks_fare(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
     _push(api, queue, "say", word="hello")
     with terminal(100) as (screen, shown), working(tmp_path, server_url, queue, "app:worker", stdout=screen) as work:

@@ -18,11 +18,12 @@ from queue import Empty, SimpleQueue
 import httpx
 import pytest
 
+from tests.http.scraping import Scrape, scrape
 from tests.postgres_server import OwnPostgresServer
 
 SECONDS = 30.0
 _ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
-_WORKER = re.compile(r"worker (\d+): .*Started server process \[(\d+)\]")
+_WORKER = re.compile(r'Started server process \[(?P<process>\d+)\]".*"worker":(?P<worker>\d+)')
 
 
 class Serving:
@@ -69,7 +70,7 @@ class Serving:
 
     def workers(self, times: int = 2) -> dict[int, int]:
         """The process of each worker, the newest one, when so many have been started."""
-        return {int(match[1]): int(match[2]) for match in self.wait_for(_WORKER, times)}
+        return {int(match["worker"]): int(match["process"]) for match in self.wait_for(_WORKER, times)}
 
 
 @contextmanager
@@ -120,6 +121,33 @@ def test_all_workers_serve_one_port_and_one_store(served: Serving, queue: str) -
         httpx.post(f"{url}/api/v1/push", json={"items": [item]}).raise_for_status()
     answer = httpx.get(f"{url}/api/v1/pop/queue/{queue}", params={"batch": 100}).json()
     assert [message["data"] for message in answer["messages"]] == list(range(10))
+
+
+def test_a_scrape_of_any_worker_counts_what_all_did_also_those_that_died(served: Serving, queue: str) -> None:
+    url = address(served)
+    first = served.workers()
+
+    def push(number: int) -> None:
+        for payload in range(number):  # Each on a connection of its own: some reach the one worker, some the other.
+            body = {"items": [{"queue": queue, "payload": payload}]}
+            httpx.post(f"{url}/api/v1/push", json=body).raise_for_status()
+
+    def scraped() -> Scrape:
+        with httpx.Client(base_url=url, timeout=SECONDS) as client:
+            return scrape(client)
+
+    push(20)
+    found = scraped()
+    assert found("hark_pushed_messages_total") == 20 == found.sum("hark_queue_pushed_messages_total")
+    assert found("hark_http_requests_total", route="/api/v1/push", method="POST", status="201") == 20
+    assert found("hark_http_request_seconds_count", route="/api/v1/push", method="POST") == 20
+    assert {sample.labels["worker"] for sample in found.samples if sample.name == "process_open_fds"} == {"1", "2"}
+    assert found("hark_store_pool_connections", state="open") >= 2
+    os.kill(first[1], signal.SIGKILL)
+    assert served.workers(3)[1] != first[1]
+    push(5)
+    for _ in range(4):  # Whoever is asked says the same.
+        assert scraped()("hark_pushed_messages_total") == 25
 
 
 def test_the_address_is_said_once_and_without_the_password(served: Serving, postgres_url: str) -> None:
@@ -183,6 +211,18 @@ def test_a_signal_to_the_parent_stops_all(served: Serving, number: signal.Signal
     served.process.send_signal(number)
     assert served.wait_for_end() == 0
     assert all(ended(worker) for worker in workers.values())
+
+
+def test_a_worker_that_is_stuck_does_not_keep_the_parent(tmp_path: Path, postgres_url: str) -> None:
+    (tmp_path / "hark.toml").write_text("stop_seconds = 0.1")
+    with serving(tmp_path, "--workers", "2", "--port", "0", "--engine", postgres_url) as served:
+        address(served)
+        stuck = served.workers()[1]
+        os.kill(stuck, signal.SIGSTOP)
+        served.process.terminate()
+        served.wait_for(re.compile("worker 1 did not stop"))
+        assert served.wait_for_end() == 0
+        assert ended(stuck)
 
 
 def test_killing_the_parent_leaves_no_workers_behind(served: Serving) -> None:

@@ -203,6 +203,13 @@ class Done(_Answer):
     purged: int | None = None
 
 
+class Requeued(_Answer):
+    """What became of dead letters that match."""
+
+    requeued: int
+    remaining: int
+
+
 class Deleted(_Answer):
     """How much was deleted."""
 

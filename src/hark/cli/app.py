@@ -9,15 +9,22 @@ import msgspec
 import typer
 
 from hark._version import __version__
-from hark.cli import dlq, group, kv, limits, messages, queue
-from hark.cli.command import command, examples, make_app
+from hark.cli import dlq, group, kv, limits, maintenance, messages, queue, token, trace
+from hark.cli.audit import register_audit
+from hark.cli.backup import register_backup
+from hark.cli.command import command, make_app
+from hark.cli.consumers import register_consumers
 from hark.cli.doctor import register_doctor
+from hark.cli.explaining import register_explain
+from hark.cli.exporting import register_export
 from hark.cli.migrate import register_migrate
 from hark.cli.output import raw, say
 from hark.cli.polling import register_polling
+from hark.cli.popping import register_pop_ack_and_cancel
 from hark.cli.push import register_push
 from hark.cli.serve import register_serve
 from hark.cli.tail import register_tail
+from hark.cli.watching import register_watching
 from hark.cli.work import register_work
 
 app = make_app(
@@ -27,7 +34,7 @@ app = make_app(
     "hark pop orders --wait",
     "hark queue list --json",
     "",
-    "Commands talk to the server at --url or HARK_URL (http://127.0.0.1:6632).",
+    "Commands talk to the server at --url or HARK_URL (http://127.0.0.1:6632), with --token or HARK_TOKEN.",
     "Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings, 3 nothing to pop.",
 )
 
@@ -50,16 +57,25 @@ def options(
 
 register_serve(app)
 register_migrate(app)
+register_backup(app)
 register_work(app)
 register_push(app)
-messages.register_pop_ack_and_cancel(app)
+register_pop_ack_and_cancel(app)
 register_tail(app)
+register_watching(app)
+register_explain(app)
+register_consumers(app)
+register_export(app)
 limits.register_limits(queue.app, group.app)
 app.add_typer(queue.app, name="queue")
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(messages.app, name="message")
 app.add_typer(kv.app, name="kv")
+app.add_typer(trace.app, name="trace")
+app.add_typer(maintenance.app, name="maintenance")
+register_audit(app)
+app.add_typer(token.app, name="token")
 register_doctor(app)
 register_polling(app)
 
@@ -75,7 +91,7 @@ def bench(context: typer.Context) -> None:
     from hark.cli.bench import bench as run
 
     inner = make_app("", complete=False)
-    inner.command(epilog=examples("hark bench", "hark bench --mode both --batch 10 --seconds 10"))(run)
+    command(inner, "bench", "hark bench", "hark bench --mode both --batch 10 --seconds 10")(run)
     inner(context.args, prog_name="hark bench")
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
+from hark.cli.server_url import connecting
 from hark.errors import HarkError, InvalidSetting
 
 P = ParamSpec("P")
@@ -74,7 +75,7 @@ def command(app: typer.Typer, name: str, *lines: str) -> Callable[[Callable[P, N
     """Register a command with examples in its help and its failures on stderr."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
-        reporting = _reporting(function)
+        reporting = _reporting(connecting(function))
         app.command(name, epilog=examples(*lines))(reporting)
         return reporting
 

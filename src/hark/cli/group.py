@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hark.cli import answers
+from hark.cli import answers, observed
 from hark.cli import queue as queues
 from hark.cli.command import (
     DEFAULT_URL,
@@ -59,6 +59,37 @@ def list_groups(queue: QueueOption = None, url: Url = DEFAULT_URL, as_json: Json
             for group in answer.read(list[answers.Group])
         ),
         empty="no groups; a first pop makes one: hark pop orders --group billing",
+    )
+
+
+@command(app, "lagging", "hark group lagging", "hark group lagging --seconds 60 --limit 10")
+def lagging(
+    seconds: Annotated[int, typer.Option(min=0, help="Only where a message has waited so long.")] = 60,
+    limit: Annotated[int, typer.Option(min=1)] = 100,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """List where messages have waited long: a group and a partition in each line."""
+    query = {"minLagSeconds": seconds, "limit": limit}
+    answer = call(url, "GET", path("consumer-groups", "lagging"), query=query)
+    if as_json:
+        raw(answer.body)
+        return
+    table(
+        ("Group", "Queue", "Partition", "Lag", "Lag seconds", "Oldest waits since", "Last consumed"),
+        (
+            (
+                track.consumer_group,
+                track.queue_name,
+                track.partition_name,
+                track.offset_lag,
+                track.time_lag_seconds,
+                track.oldest_unconsumed_at,
+                track.last_consumed_at,
+            )
+            for track in answer.read(list[observed.LaggingTrack])
+        ),
+        empty=f"no message has waited for {seconds} seconds",
     )
 
 

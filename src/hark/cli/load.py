@@ -20,6 +20,9 @@ from urllib.parse import quote, urlsplit
 import httptools
 import msgspec
 
+from hark.cli.server_url import ServerUrl
+from hark.client.transport.credentials import AUTHORIZATION, bearer, checked_token, trusting
+
 GRACE_SECONDS = 5.0
 SPIN_BELOW_RATE = 400
 clock = time.perf_counter
@@ -137,8 +140,10 @@ def ack_body(reply: bytes) -> tuple[bytes, int]:
 class Wire(asyncio.Protocol):
     """One kept-alive HTTP/1.1 connection with one request in flight."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host.encode()
+    def __init__(self, host: str, token: str | None = None) -> None:
+        self._head = f"Host: {host}\r\n".encode()
+        if token is not None:
+            self._head += f"{AUTHORIZATION}: {bearer(checked_token(token))}\r\n".encode()
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._reply: asyncio.Future[Reply] | None = None
@@ -173,7 +178,7 @@ class Wire(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
         self._reply = asyncio.get_running_loop().create_future()
-        head = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method, path, self._host)
+        head = b"%s %s HTTP/1.1\r\n%s" % (method, path, self._head)
         length = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) if body else b""
         self._transport.write(head + length + b"\r\n" + body)
         return await self._reply
@@ -297,13 +302,15 @@ async def _sleep_until(due: float, exact: bool) -> None:
 async def _run(url: str, loads: Sequence[Load]) -> list[Outcome]:
     parts = urlsplit(url)
     secure = parts.scheme == "https"
+    server = url if isinstance(url, ServerUrl) else ServerUrl(url)
+    tls = trusting(server.ca_file) if secure and server.ca_file else secure or None
     host, port = parts.hostname or "127.0.0.1", parts.port or (443 if secure else 80)
     loop = asyncio.get_running_loop()
     streams: list[Awaitable[Outcome]] = []
     opened: list[Wire] = []
     for load in loads:
         dials = (
-            loop.create_connection(lambda: Wire(parts.netloc), host, port, ssl=secure or None)
+            loop.create_connection(lambda: Wire(parts.netloc, server.token), host, port, ssl=tls)
             for _ in range(load.connections)
         )
         wires = [wire for _, wire in await asyncio.gather(*dials)]

@@ -36,10 +36,35 @@ app = make_app(
 _OPTIONS = {field.encode_name: field for field in msgspec.structs.fields(QueueOptions)}
 
 
-@command(app, "list", "hark queue list", "hark queue list --json | jq '.queues[].name'")
-def list_queues(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """List all queues, newest first."""
-    answer = call(url, "GET", path("resources", "queues"))
+@command(
+    app,
+    "list",
+    "hark queue list",
+    "hark queue list --search order --sort backlog --limit 20",
+    "hark queue list --json | jq '.queues[].name'",
+)
+def list_queues(
+    search: Annotated[str | None, typer.Option(help="Only queues with this in their name.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Only queues of this namespace.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only queues of this task.")] = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Only queues whose deliveries are stopped.")] = False,
+    sort: Annotated[str | None, typer.Option(help="newest, name, or backlog: most waiting messages first.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Queues at most.", show_default=False)] = None,
+    offset: Annotated[int | None, typer.Option(min=0, help="Leave out so many before.", show_default=False)] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """List queues, newest first."""
+    query = {
+        "search": search,
+        "namespace": namespace,
+        "task": task,
+        "paused": paused or None,
+        "sort": sort,
+        "limit": limit,
+        "offset": offset,
+    }
+    answer = call(url, "GET", path("resources", "queues"), query=query)
     if as_json:
         raw(answer.body)
         return
@@ -68,11 +93,14 @@ def show(
     queue: QueueName,
     search: Annotated[str | None, typer.Option(help="Only partitions with this in their name.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Partitions at most.")] = 100,
+    offset: Annotated[int | None, typer.Option(min=0, help="Leave out so many before.", show_default=False)] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
     """Show one queue, its options and its partitions."""
-    answer = call(url, "GET", path("resources", "queues", queue), query={"search": search, "limit": limit})
+    answer = call(
+        url, "GET", path("resources", "queues", queue), query={"search": search, "limit": limit, "offset": offset}
+    )
     if as_json:
         raw(answer.body)
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -13,6 +14,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hark.cli.command import USAGE, Failure
+from hark.cli.server_url import ServerUrl
+from hark.client.transport.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
+from hark.errors import InvalidInput
 
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
@@ -90,7 +94,8 @@ def _refusal(url: str, method: str, route: str, status: int, body: bytes) -> Fai
         problem = msgspec.json.decode(body, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Failure(f"{url} answered {status} to {method} {route}; is it a Hark server?")
-    return Failure(problem.error, code=problem.code)
+    more = "; give one with --token or HARK_TOKEN" if status == 401 else ""
+    return Failure(problem.error + more, code=problem.code)
 
 
 def send(
@@ -150,6 +155,7 @@ def _opened(
     if is_local(url):
         # A proxy from the environment has no business between us and our own machine.
         handlers.append(urllib.request.ProxyHandler({}))
+    handlers += _trust(url)
     try:
         with urllib.request.build_opener(*handlers).open(
             _request(url, method, route, query, body), timeout=timeout
@@ -166,6 +172,8 @@ def _request(url: str, method: str, route: str, query: Query | None, body: objec
     parts = {name: _text(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
     headers = {} if body is None else {"Content-Type": "application/json"}
+    if isinstance(url, ServerUrl) and url.token is not None:
+        headers[AUTHORIZATION] = bearer(_usable(checked_token, url.token, "--token, HARK_TOKEN"))
     try:
         base = urlsplit(url)
         if base.scheme not in ("http", "https") or not base.hostname or base.port == 0:
@@ -182,6 +190,19 @@ def _request(url: str, method: str, route: str, query: Query | None, body: objec
         ) from error
 
 
+def _trust(url: str) -> Iterator[urllib.request.BaseHandler]:
+    """Whom to trust, if that was said."""
+    if isinstance(url, ServerUrl) and url.ca_file is not None:
+        yield urllib.request.HTTPSHandler(context=_usable(trusting, url.ca_file, "--ca-file, HARK_CA_FILE"))
+
+
+def _usable(check: Callable[[str, str], T], value: str, name: str) -> T:
+    try:
+        return check(value, name)
+    except InvalidInput as error:
+        raise Failure(error.text, exit_code=USAGE) from error
+
+
 def _text(value: str | int | bool) -> str:
     """Write a query value as the API reads it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -191,6 +212,8 @@ def _unreachable(url: str, error: str | BaseException, timeout: float, *, connec
     """Say why there is no answer, and what to do about it."""
     if isinstance(error, TimeoutError):
         return f"no answer from {url} within {timeout:g} seconds"
+    if isinstance(error, ssl.SSLError):
+        return refused_by_tls(url, error)
     if connecting:
         return f"no server at {url}: {error}\nstart one with: hark serve"
     return f"the connection to {url} broke: {error or type(error).__name__}; is it a Hark server?"

@@ -24,6 +24,7 @@ def register_serve(main: typer.Typer) -> None:
         "hark serve --engine memory",
         "hark serve --engine postgresql://hark@localhost/hark --workers 4",
         "hark serve --engine s3://bucket/queues",
+        "hark serve --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem",
         "hark serve --config hark.toml --show-settings",
     )(serve)
 
@@ -42,10 +43,21 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(help="Server processes on the port; several need PostgreSQL or S3.")
     ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's private key (PEM).")] = None,
+    insecure_bind: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-bind", help="Listen where other machines can connect, although nobody is asked for a token."
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto (text on a terminal, else JSON), text or json.")] = None,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="Print every setting and where it came from, and exit.")
     ] = False,
@@ -64,6 +76,10 @@ def serve(
         "data": data,
         "workers": workers,
         "log_level": log_level,
+        "log_format": log_format,
+        "insecure_bind": insecure_bind,
+        "tls.certificate": tls_certificate,
+        "tls.key": tls_key,
     }
     loaded = load(flags, os.environ, config)
     for note in loaded.notes:

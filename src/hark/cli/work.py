@@ -65,6 +65,7 @@ def work(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print progress as lines of JSON.")] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto (text on a terminal, else JSON), text or json.")] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
     ] = None,
@@ -84,6 +85,7 @@ def work(
         "worker.grace_seconds": grace,
         "worker.health_port": health_port,
         "log_level": log_level,
+        "log_format": log_format,
     }
     loaded = load(flags, os.environ, config)
     _refuse_without_effect(loaded)
@@ -135,4 +137,4 @@ def _run(place: str, loaded: Loaded, health_host: str, *, burst: bool, live: boo
             exit_code=USAGE,
         )
     options = options_of(loaded, health_host=health_host, burst=burst)
-    return run(worker, options, log_level=loaded.settings.log_level, live=live, as_json=as_json)
+    return run(worker, options, loaded.settings, live=live, as_json=as_json)

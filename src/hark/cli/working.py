@@ -14,8 +14,10 @@ import uvloop
 
 from hark.cli.command import FAILED, printable
 from hark.cli.progress import Display, JsonDisplay, LiveDisplay, LogDisplay, view_of
+from hark.logs import JsonLines, TextLines, log_to, use_handler
 from hark.polling.choosing import strategy_from
-from hark.settings import Loaded
+from hark.settings import Loaded, Settings
+from hark.worker.middleware import add_task_fields
 from hark.worker.options import WorkerRunOptions
 from hark.worker.stats import Snapshot, Summary
 from hark.worker.worker import Worker
@@ -26,12 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("hark.work")
 
 _LOOK_SECONDS = 0.25
-_LAYOUT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def run(worker: Worker, options: WorkerRunOptions, *, log_level: str, live: bool, as_json: bool) -> int:
+def run(worker: Worker, options: WorkerRunOptions, settings: Settings, *, live: bool, as_json: bool) -> int:
     """Run until it ends; the exit code."""
-    display = _display(log_level, live=live and sys.stdout.isatty(), as_json=as_json)
+    display = _display(settings, live=live and sys.stdout.isatty(), as_json=as_json)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         summary = runner.run(_work(worker, options, display))
     return FAILED if summary.abandoned else 0
@@ -95,15 +96,16 @@ def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
     )
 
 
-def _display(log_level: str, *, live: bool, as_json: bool) -> Display:
+def _display(settings: Settings, *, live: bool, as_json: bool) -> Display:
     """Where progress goes, with the log beside it and not through it."""
     if not live or as_json:
-        logging.basicConfig(level=log_level.upper(), format=_LAYOUT, stream=sys.stderr)
+        log_to(sys.stderr, settings.log_level, settings.log_format, None, add_task_fields)
         return JsonDisplay() if as_json else LogDisplay()
     from rich.console import Console
 
     console = Console(highlight=False)
-    logging.basicConfig(level=log_level.upper(), format=_LAYOUT, handlers=[ConsoleLog(console)])
+    lines = JsonLines() if settings.log_format == "json" else TextLines()
+    use_handler(ConsoleLog(console), settings.log_level, lines, add_task_fields)
     return LiveDisplay(console)
 
 

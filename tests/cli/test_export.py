@@ -1,0 +1,183 @@
+"""`hark export` and `hark import` between two real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import running_server
+
+from .conftest import Run, runner
+
+
+@pytest.fixture(scope="module")
+def other_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second server, to import into."""
+    with running_server(tmp_path_factory.mktemp("other")) as url:
+        yield url
+
+
+@pytest.fixture
+def hark(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line, pointed at the server to export from."""
+    monkeypatch.setenv("HARK_URL", server_url)
+    return runner()
+
+
+def done(run: Run, *args: str, stdin: str | None = None) -> str:
+    """Run a command that must succeed; what it printed."""
+    result = run(*args, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def popped(run: Run, *args: str) -> list[Any]:
+    """The payloads that a group gets now, settled."""
+    result = run("pop", *args, "--batch", "100", "--auto-ack", "--json")
+    return [message["data"] for message in json.loads(result.stdout)["messages"]] if result.exit_code == 0 else []
+
+
+def test_groups_go_on_in_the_other_store_where_they_stood(hark: Run, queue: str, other_url: str) -> None:
+    done(hark, "queue", "create", queue, "--set", "leaseTime=7")
+    done(hark, "push", queue, "1", "2", "3", "--partition", "p1")
+    done(hark, "push", queue, "4", "--partition", "p2")
+    done(hark, "pop", queue, "--group", "half", "--partition", "p1", "--auto-ack")
+    done(hark, "pop", queue, "--group", "whole", "--partition", "p1", "--batch", "3", "--auto-ack")
+    done(hark, "export", queue, "--output", "queue.jsonl")
+    there = ("--url", other_url)
+    assert "4 queued; groups made: half, whole" in done(hark, "import", "queue.jsonl", *there)
+    assert json.loads(done(hark, "queue", "show", queue, "--json", *there))["options"]["leaseTime"] == 7
+    assert sorted(popped(hark, queue, "--group", "half", "--partition", "p1", *there)) == [2, 3]
+    assert popped(hark, queue, "--group", "half", "--partition", "p2", *there) == [4]
+    assert popped(hark, queue, "--group", "whole", "--partition", "p1", *there) == []
+    assert popped(hark, queue, "--group", "new", "--partition", "p1", *there) == [1, 2, 3]
+
+
+def test_a_second_import_changes_nothing(hark: Run, queue: str, other_url: str) -> None:
+    done(hark, "push", queue, "1", "2")
+    done(hark, "pop", queue, "--group", "audit", "--auto-ack")
+    done(hark, "export", queue, "--output", "queue.jsonl")
+    done(hark, "import", "queue.jsonl", "--url", other_url)
+    assert popped(hark, queue, "--group", "audit", "--url", other_url) == [2]
+    again = hark("import", "queue.jsonl", "--url", other_url)
+    assert again.exit_code == 0, again.output
+    assert "2 duplicate" in again.stdout
+    assert "keeps its options" in again.stderr and "keeps its place" in again.stderr
+    assert popped(hark, queue, "--group", "audit", "--url", other_url) == []
+
+
+def test_groups_are_put_in_their_places_also_behind_messages_that_were_there(hark: Run, queue: str) -> None:
+    done(hark, "push", queue, "1", "2", "3")
+    done(hark, "pop", queue, "--group", "audit", "--auto-ack")
+    lines = done(hark, "export", queue)
+    copy = f"{queue}-copy"
+    done(hark, "push", copy, '"old"')
+    done(hark, "import", "-", "--queue", copy, stdin=lines)
+    assert popped(hark, copy, "--group", "audit") == [2, 3]
+
+
+def test_paused_groups_and_limits_and_shared_mode_come_along(hark: Run, queue: str, other_url: str) -> None:
+    done(hark, "push", queue, "1")
+    hark("pop", queue, "--group", "work", "--group-mode", "shared", "--auto-ack")
+    done(hark, "push", queue, "2")
+    done(hark, "group", "pause", "work", queue)
+    done(hark, "group", "limits", "work", queue, "--max-in-flight", "3")
+    done(hark, "import", "-", "--url", other_url, stdin=done(hark, "export", queue))
+    [group] = [
+        one
+        for one in json.loads(done(hark, "group", "list", "--json", "--url", other_url))
+        if one["queueName"] == queue
+    ]
+    assert (group["name"], group["groupMode"], group["paused"], group["totalLag"]) == ("work", "shared", True, 1)
+    limits = json.loads(done(hark, "group", "limits", "work", queue, "--json", "--url", other_url))
+    assert limits["limits"]["maxInFlight"] == 3
+
+
+def test_options_of_messages_come_along_and_what_expired_does_not(hark: Run, queue: str, other_url: str) -> None:
+    done(hark, "push", queue, '"later"', "--delay", "600000", "--priority", "4", "--transaction-id", "t-1")
+    lines = done(hark, "export", queue).splitlines()
+    message = json.loads(lines[-2])
+    message |= {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    lines[-2] = json.dumps(message)
+    past = message | {"transactionId": "t-2", "expiresAt": 1, "payload": "past"}
+    text = "\n".join([*lines[:-1], json.dumps(past), json.dumps({"type": "end", "messages": 2})])
+    assert "1 expired, 1 queued" in done(hark, "import", "-", "--url", other_url, stdin=text)
+    again = json.loads(done(hark, "export", queue, "--url", other_url).splitlines()[-2])
+    same = ("transactionId", "priority", "deliverAt", "payload", "traceparent", "tracestate")
+    assert [again[name] for name in same] == [message[name] for name in same]
+
+
+def test_an_export_names_the_dead_letters_that_it_leaves_out(hark: Run, queue: str) -> None:
+    done(hark, "push", queue, "1")
+    [message] = json.loads(done(hark, "pop", queue, "--json"))["messages"]
+    ids = (message["partitionId"], message["transactionId"], "--lease", message["leaseId"])
+    done(hark, "ack", *ids, "--status", "dlq", "--error", "boom")
+    result = hark("export", queue)
+    assert "1 dead letters" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["type"] == "end"
+
+
+def test_an_export_names_the_requeued_messages_that_it_leaves_out(hark: Run, queue: str) -> None:
+    done(hark, "push", queue, "1")
+    [message] = json.loads(done(hark, "pop", queue, "--json"))["messages"]
+    ids = (message["partitionId"], message["transactionId"], "--lease", message["leaseId"])
+    done(hark, "ack", *ids, "--status", "dlq", "--error", "boom")
+    done(hark, "dlq", "requeue", "--all", "--queue", queue, "--yes")
+    assert "1 messages" in hark("export", queue).stderr
+
+
+def test_a_bounded_queue_comes_along_with_more_than_its_bound_that_is_settled(
+    hark: Run, queue: str, other_url: str
+) -> None:
+    done(hark, "queue", "create", queue, "--set", "maxSize=2")
+    for number in range(4):
+        done(hark, "push", queue, str(number))
+        done(hark, "pop", queue, "--auto-ack")
+    done(hark, "export", queue, "--output", "queue.jsonl")
+    done(hark, "import", "queue.jsonl", "--url", other_url)
+    assert json.loads(done(hark, "queue", "show", queue, "--json", "--url", other_url))["options"]["maxSize"] == 2
+
+
+def test_a_file_that_is_not_whole_makes_no_group_and_is_told(hark: Run, queue: str, other_url: str) -> None:
+    done(hark, "push", queue, "1", "2")
+    done(hark, "pop", queue, "--group", "audit", "--auto-ack")
+    cut = "\n".join(done(hark, "export", queue).splitlines()[:-2])
+    result = hark("import", "-", "--url", other_url, stdin=cut)
+    assert result.exit_code == 1
+    assert "not whole" in result.stderr and "1 messages" in result.stderr
+    groups = json.loads(done(hark, "group", "list", "--json", "--url", other_url))
+    assert queue not in [one["queueName"] for one in groups]
+
+
+def test_when_a_group_can_not_be_put_in_its_place_it_is_told_what_to_do(hark: Run, queue: str, other_url: str) -> None:
+    done(hark, "push", queue, "1")
+    done(hark, "pop", queue, "--group", "audit", "--auto-ack")
+    exported = done(hark, "export", queue).replace('"mode":"ordered"', '"mode":"ordered","limits":{"maxInFlight":-5}')
+    result = hark("import", "-", "--url", other_url, stdin=exported)
+    assert result.exit_code == 1
+    assert "is paused" in result.stderr and "delete it and import again" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "empty"),
+        ("hello", "line 1"),
+        ('{"type": "end", "messages": 0}', "does not begin with a queue"),
+        ('{"type": "queue", "format": 9, "name": "q", "namespace": "", "task": "", "options": {}, "messages": 0}', "9"),
+    ],
+    ids=["empty", "text", "headless", "newer"],
+)
+def test_what_is_no_export_is_refused(hark: Run, text: str, told: str) -> None:
+    result = hark("import", "-", stdin=text)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_a_queue_that_is_not_there_leaves_no_file(hark: Run, queue: str, tmp_path: Path) -> None:
+    assert hark("export", queue, "--output", "queue.jsonl").exit_code == 1
+    assert list(tmp_path.iterdir()) == []
