@@ -16,6 +16,7 @@ from rich.console import Console
 
 import bench.client.special as client
 import bench.delivery.special as delivery
+import bench.operate.special as operate
 import bench.postgres.special as postgres
 import bench.s3.special as s3
 import bench.work.special as work
@@ -33,7 +34,7 @@ PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
 ONCE = frozenset(
     {"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks", "shared", "keys", "client", "polling"}
-    | {"quiet", "starting"}
+    | {"quiet", "starting", "auth", "scrape", "page"}
 )
 """Rows that repeat themselves, or vary little."""
 
@@ -67,6 +68,8 @@ class Lengths(msgspec.Struct, frozen=True):
     """Of a worker."""
     quiet_seconds: float
     """That workers on a bucket wait for nothing."""
+    auth_rounds: int
+    """Turns of pushes without and with a token."""
 
 
 FULL = Lengths(
@@ -79,6 +82,7 @@ FULL = Lengths(
     pushes=10_000,
     tasks=20_000,
     quiet_seconds=600,
+    auth_rounds=3,
 )
 SHORT = Lengths(
     pinned_seconds=60,
@@ -90,6 +94,7 @@ SHORT = Lengths(
     pushes=5_000,
     tasks=10_000,
     quiet_seconds=60,
+    auth_rounds=1,
 )
 
 
@@ -158,6 +163,12 @@ def client_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Fi
             return list(client.measure_tasks(bench, run, lengths.tasks))
         case "polling":
             return list(client.measure_polling())
+        case "auth":
+            return list(operate.measure_auth(bench, run, lengths.auth_rounds))
+        case "scrape":
+            return list(operate.measure_scrape(bench, run))
+        case "page":
+            return list(operate.measure_page(bench, run))
         case _:
             return bucket_round(bench, run, name, lengths)
 

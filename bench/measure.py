@@ -58,7 +58,7 @@ class Bench:
         """E: requests per second of the empty app."""
         with self.fresh("empty") as server:
             wrk.run(server.port, EMPTY_ROW.load, WARM_SECONDS)
-            figure = self._loaded(server, EMPTY_ROW, "empty", self.e_seconds)
+            figure = self.loaded(server, EMPTY_ROW, "empty", self.e_seconds)
             return replace(figure, title="requests of the size of push1, 64 connections")
 
     def measure_push(self, row: Row, kind: Kind) -> Figure:
@@ -69,7 +69,7 @@ class Bench:
     def push_at(self, server: Server, row: Row, kind: str) -> Figure:
         """A push row on a server that runs."""
         wrk.run(server.port, row.load, WARM_SECONDS)
-        return self._loaded(server, row, kind, self.seconds)
+        return self.loaded(server, row, kind, self.seconds)
 
     def measure_pop(self, row: Row, messages: float) -> Figure:
         """A pop row on a fresh server, again with a larger backlog where it ran dry."""
@@ -87,12 +87,13 @@ class Bench:
         fill(server.port, replace(row.load, queue=WARM_QUEUE), messages / self.seconds * WARM_SECONDS)
         fill(server.port, row.load, messages)
         wrk.run(server.port, replace(row.load, queue=WARM_QUEUE), WARM_SECONDS)
-        figure = self._loaded(server, row, kind, self.seconds)
+        figure = self.loaded(server, row, kind, self.seconds)
         return figure, "empty pops" in figure.note
 
-    def _loaded(self, server: Server, row: Row, kind: str, seconds: float) -> Figure:
+    def loaded(self, server: Server, row: Row, kind: str, seconds: float, token: str = "") -> Figure:
+        """A load at a server that is warm, and what it used; with a token if the server wants one."""
         before = server.cpu()
-        sample = wrk.run(server.port, row.load, seconds)
+        sample = wrk.run(server.port, row.load, seconds, token)
         used = server.cpu().since(before)
         if sample.empty <= sample.messages * DRY / row.load.batch:
             sample = replace(sample, empty=0)

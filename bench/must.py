@@ -50,6 +50,8 @@ BY_WRK = frozenset(
         "together_p99",
         "together_left",
         *(f"shared{n}{d}" for n in (1, 100) for d in ("", "_delayed")),
+        "auth_push1",
+        "auth_push100",
     }
 )
 """Single figures that depend on the generator."""
@@ -115,6 +117,16 @@ CLIENT = (
     Bound("tasks_p50", "push to the start of its handler, idle worker: p50", 10.0, "ms"),
 )
 """What the Python client and the worker must do."""
+OPERATE = (
+    Bound("auth_push1", "push 1 with a token", 0.9, "x without", at_most=False),
+    Bound("auth_push100", "push 100 with a token", 0.9, "x without", at_most=False),
+    Bound("scrape_ms", "a scrape of the metrics, 10,000 queues: p50", 50.0, "ms"),
+    Bound("scrape_series", "series of a scrape, 10,000 queues", 4000, "series"),
+    Bound("page_paint_ms", "first paint of the dashboard, 10,000 queues, 100,000 partitions: p50", 300.0, "ms"),
+    Bound("page_kilobytes", "first page of the dashboard: transferred", 100.0, "KB"),
+    Bound("page_per_second", "requests of one address by the open page", 1, "a second"),
+)
+"""What looking after a server may cost."""
 BUCKET = (
     Bound("s3_served", "push 100 and pop 100 + ack through one server", 5000, "messages/s", at_most=False),
     Bound("s3_brokerless", "push 100, pop 100, ack in 4 processes without a server", 1000, "messages/s", at_most=False),
@@ -143,6 +155,7 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("start_backlog", "start to first answer, long history", 1.0, "s"),
         *DELIVERY,
         *WORK,
+        *OPERATE,
         *CLIENT,
         # All that happens is heard here: nobody may be told for nothing.
         Bound("empty_polls", "1,000 long polls, ten rounds: told for nothing", 0, "times"),
@@ -160,6 +173,7 @@ SINGLE: dict[EngineName, tuple[Bound, ...]] = {
         Bound("peer_procrastinate", "enqueue to settled, each at its best", 10.0, "x procrastinate", at_most=False),
         *DELIVERY,
         *WORK,
+        *OPERATE,
         Bound("deliver2_p50", "pushed here, delivered there, by UDP: p50", 10.0, "ms"),
         Bound("deliver2_blocked", "pushed here, delivered there, UDP blocked: the longest", 5.5, "s"),
         Bound("deliver2_lost", "pushed here, delivered there: not delivered", 0, "messages"),

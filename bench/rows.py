@@ -133,10 +133,15 @@ _QUICK = (
     "due",
 )
 _WORK = ("shared", "due", "keys", "watch")
+_OPERATE = ("auth", "scrape", "page")
 _CLIENT = ("client", "libraries", "tasks", "polling")
 _DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks")
 _ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog", *_DELIVERY, *_WORK)
 _POSTGRES = ("deliver2", "cost", "together", "pinned", "peers")
 _S3 = ("single", "served", "brokerless", "lonely", "starting", "quiet")
 QUICK: dict[EngineName, tuple[str, ...]] = {"sqlite": _QUICK, "postgres": (*_QUICK, *_POSTGRES), "s3": _S3}
-ALL: dict[EngineName, tuple[str, ...]] = {"sqlite": (*_ALL, *_CLIENT), "postgres": (*_ALL, *_POSTGRES), "s3": _S3}
+ALL: dict[EngineName, tuple[str, ...]] = {
+    "sqlite": (*_ALL, *_OPERATE, *_CLIENT),
+    "postgres": (*_ALL, *_OPERATE, *_POSTGRES),
+    "s3": _S3,
+}

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 START_LIMIT = 60.0
 STOP_LIMIT = 30.0
 PROBES: dict[Kind, bytes] = {
-    "hark": b"GET /health HTTP/1.1\r\nHost: bench\r\n\r\n",
-    "floor": b'POST / HTTP/1.1\r\nHost: bench\r\nContent-Length: 12\r\n\r\n{"items":[]}',
-    "empty": b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n",
+    "hark": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "floor": b'POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\n\r\n{"items":[]}',
+    "empty": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 """What each answers with a success once it is up."""
 

@@ -52,7 +52,7 @@ def available() -> bool:
     return shutil.which("wrk") is not None
 
 
-def lua_script(load: Load) -> str:
+def lua_script(load: Load, token: str = "") -> str:
     """The script that makes wrk send a load."""
     values: dict[str, str | int | bool] = {
         "queue": load.queue,
@@ -62,6 +62,7 @@ def lua_script(load: Load) -> str:
         "spread": load.spread,
         "auto_ack": load.auto_ack,
         "shared": load.shared,
+        "token": token,
         # Bytes between two messages' transaction ids that can't hold one.
         "stride": load.size,
         # The front 24 of the 36 characters of a transaction id, new for each run; "": the server makes them.
@@ -95,7 +96,7 @@ def parse_report(text: str, kind: str, batch: int, generator_cpu: float) -> Samp
     )
 
 
-def run(port: int, load: Load, seconds: float) -> Sample:
+def run(port: int, load: Load, seconds: float, token: str = "") -> Sample:
     """Load a server for so long."""
     url = f"http://127.0.0.1:{port}"
     before = _children_cpu()
@@ -111,7 +112,7 @@ def run(port: int, load: Load, seconds: float) -> Sample:
             generator_cpu=(_children_cpu() - before) / (outcome.seconds or 1),
         )
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="utf-8") as script:
-        script.write(lua_script(load))
+        script.write(lua_script(load, token))
         script.flush()
         command = ["wrk", "-t1", f"-c{load.connections}", f"-d{round(seconds)}s", "--timeout", "10s"]
         done = subprocess.run([*command, "-s", script.name, url], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from bench.delivery.wires import HOST
 
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 _UPGRADE = (
-    b"GET %s HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET %s HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 

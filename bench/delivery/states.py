@@ -143,7 +143,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def _get(line: Line, path: str) -> None:
-    line.send(f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+    line.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 def _begin_pop(line: Line, wish: Wish) -> None:

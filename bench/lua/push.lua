@@ -1,5 +1,8 @@
 -- Pushes prepared bodies in turn; only transaction ids, which must be new each time, are put in as they go.
 local headers = {["Content-Type"] = "application/json"}
+if config.token ~= "" then
+   headers["Authorization"] = "Bearer " .. config.token
+end
 local ID_WIDTH = 36
 local requests, turn, serial = {}, 0, 0
 

@@ -114,7 +114,7 @@ async def _written(wires: Pool, name: str, number: int, seen: asyncio.Queue[tupl
 
 async def _watch(port: int, name: str, seen: asyncio.Queue[tuple[int, float]]) -> None:
     reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(b"GET %s/watch?keys=%s HTTP/1.1\r\nHost: bench\r\n\r\n" % (BASE, name.encode()))
+    writer.write(b"GET %s/watch?keys=%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (BASE, name.encode()))
     try:
         async for data in change_events(reader):
             now = clock()

@@ -1,0 +1,126 @@
+"""The rows about looking after a server."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench import wrk
+from bench.figures import Figure, Run
+from bench.measure import WARM_SECONDS, Bench
+from bench.operate.filled import PARTITIONS, QUEUES, fill_many
+from bench.procfs import rss_mb
+from bench.rows import ROWS, Row
+from bench.servers import Server, running
+from bench.stores import Place
+from hark.cli.load import percentile
+
+AUTH_ROWS = ("push1", "push100")
+SCRAPES = 30
+replace = msgspec.structs.replace
+
+
+def measure_auth(bench: Bench, run: Run, rounds: int) -> Iterator[Figure]:
+    """The same pushes without and with a token, in turns; the ratio of each turn counts."""
+    for name in AUTH_ROWS:
+        row = ROWS[name]
+        for _ in range(rounds):
+            plain = bench.measure_push(row, "hark")
+            guarded = _with_token(bench, row)
+            run.note(f"auth_{name}", guarded.throughput / plain.throughput)
+            yield replace(plain, row="auth")
+            yield guarded
+
+
+def _with_token(bench: Bench, row: Row) -> Figure:
+    place = bench.stores.create(bench.new_folder("auth"))
+    try:
+        token = _token(place)
+        settings = {"HARK_AUTH_TOKENS_FILE": str(_tokens(place))}
+        with running("hark", place, settings) as server:
+            wrk.run(server.port, row.load, WARM_SECONDS, token)
+            figure = bench.loaded(server, row, "hark", bench.seconds, token)
+    finally:
+        bench.stores.remove(place)
+    if figure.errors:
+        raise RuntimeError(f"{figure.errors} pushes with a token failed")
+    return replace(figure, row="auth", title=f"{row.title}, with a token")
+
+
+def _tokens(place: Place) -> Path:
+    return place.folder.parent / f"{place.folder.name}-tokens.json"
+
+
+def _token(place: Place) -> str:
+    """A new token, as a user makes one."""
+    hark = str(Path(sys.executable).parent / "hark")
+    command = [hark, "token", "create", "bench", "--role", "read-write", "--quiet"]
+    place.folder.parent.mkdir(parents=True, exist_ok=True)
+    environment = {"HARK_AUTH_TOKENS_FILE": str(_tokens(place)), "PATH": "/usr/bin:/bin"}
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return made.stdout.strip()
+
+
+def measure_scrape(bench: Bench, run: Run) -> Iterator[Figure]:
+    """Scrapes of a server with very many queues."""
+    with bench.fresh("hark") as server:
+        fill_many(server, QUEUES)
+        taken, series = _scrapes(server)
+        rss = rss_mb(server.pid)
+    run.note("scrape_ms", median(taken))
+    run.note("scrape_series", series)
+    yield Figure(
+        row="scrape",
+        title=f"GET /metrics with {QUEUES:,} queues, {series:,} series",
+        server="hark",
+        throughput=len(taken) / (sum(taken) / 1e3),
+        p50_ms=percentile(taken, 50),
+        p99_ms=percentile(taken, 99),
+        rss_mb=rss,
+    )
+
+
+def _scrapes(server: Server) -> tuple[list[float], int]:
+    """Milliseconds of each scrape, and how many series the last one had."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    taken = []
+    text = b""
+    for _ in range(SCRAPES):
+        began = time.perf_counter()
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read()
+        taken.append(1e3 * (time.perf_counter() - began))
+        time.sleep(0.1)
+    connection.close()
+    return taken, sum(1 for line in text.splitlines() if line and not line.startswith(b"#"))
+
+
+def measure_page(bench: Bench, run: Run) -> Iterator[Figure]:
+    """The first page of the dashboard, with very many queues and partitions."""
+    from bench.operate.page import visit_all
+
+    with bench.fresh("hark") as server:
+        fill_many(server, QUEUES)
+        time.sleep(5)  # What the server looks up in the background about so many has been looked up once.
+        visits = asyncio.run(visit_all(f"http://127.0.0.1:{server.port}/"))
+    run.note("page_paint_ms", median(visit.paint_ms for visit in visits))
+    run.note("page_kilobytes", max(visit.kilobytes for visit in visits))
+    run.note("page_per_second", max(visit.per_second for visit in visits))
+    paints = [visit.paint_ms for visit in visits]
+    yield Figure(
+        row="page",
+        title=f"first paint of the dashboard, {QUEUES:,} queues, {QUEUES * PARTITIONS:,} partitions, "
+        f"{visits[-1].kilobytes:.0f} KB",
+        server="hark",
+        throughput=1e3 / median(paints),
+        p50_ms=percentile(paints, 50),
+        p99_ms=percentile(paints, 99),
+    )
