@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from tests.s3.stub.store import StubStore
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
-_LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
+_LISTENING = re.compile(r"https?://127\.0\.0\.1:(\d+)")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,8 +45,12 @@ def running_server(
     engine: str = "memory",
     arguments: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
+    authority: Path | None = None,
 ) -> Iterator[str]:
-    """Serve from `directory` (its only store and configuration) and yield the URL; stopped at the end."""
+    """Serve from `directory` (its only store and configuration) and yield the URL; stopped at the end.
+
+    `authority` is whom to trust when the arguments give the server a certificate.
+    """
     # Settings of the developer's shell must not reach the server under test.
     keep = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
@@ -60,7 +65,7 @@ def running_server(
     )
     said: list[str] = []
     try:
-        url = _wait_until_ready(process, said)
+        url = _wait_until_ready(process, said, authority)
         yield url
     finally:
         process.terminate()
@@ -72,7 +77,7 @@ def running_server(
             pytest.fail(f"the server did not stop within {STOP_SECONDS} s; it said:\n{''.join(said)}")
 
 
-def _wait_until_ready(process: subprocess.Popen[str], said: list[str]) -> str:
+def _wait_until_ready(process: subprocess.Popen[str], said: list[str], authority: Path | None) -> str:
     """Read what the server says until it names its address, then ask for its health."""
     lines: SimpleQueue[str | None] = SimpleQueue()
 
@@ -90,7 +95,8 @@ def _wait_until_ready(process: subprocess.Popen[str], said: list[str]) -> str:
         while (line := lines.get(timeout=START_SECONDS)) is not None:
             if match := _LISTENING.search(line):
                 url = match[0]
-                with httpx.Client(transport=httpx.HTTPTransport(retries=3)) as client:
+                tls = ssl.create_default_context(cafile=authority)
+                with httpx.Client(transport=httpx.HTTPTransport(retries=3, verify=tls)) as client:
                     client.get(f"{url}/health", timeout=START_SECONDS).raise_for_status()
                 return url
     except Empty:

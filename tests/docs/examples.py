@@ -127,8 +127,8 @@ def write_file(block: Block, url: str) -> None:
     Path(block.file).write_text(block.at(url), encoding="utf-8")
 
 
-def run_command(block: Block, url: str) -> None:
-    """Give a block to the shell; a command that fails is an error that says what it printed."""
+def run_command(block: Block, url: str) -> str:
+    """Give a block to the shell: what it printed; a command that fails is an error that says that."""
     programs = Path(sys.executable).parent
     # This may itself be a test, of which the tests of a page must know nothing.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
@@ -145,3 +145,4 @@ def run_command(block: Block, url: str) -> None:
     )
     if done.returncode:
         raise AssertionError(f"{block.place} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout

@@ -10,7 +10,7 @@ from tests.conftest import running_server
 
 from .examples import DOCS, FILE, NOT_RUN, RUN, blocks_of, python_of, run_page
 
-PAGES = ("quickstart.md", "client.md", "worker.md", "polling.md", "testing.md", "moving.md")
+PAGES = ("quickstart.md", "client.md", "worker.md", "polling.md", "testing.md", "moving.md", "tracing.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
