@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
+import aiohttp
 import pytest
 
 from hark.client.calling import Caller
@@ -16,6 +17,23 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server on the memory engine for all tests of the client: take the queue's name from the fixture `queue`."""
     with running_server(tmp_path_factory.mktemp("client-server")) as address:
         yield address
+
+
+@pytest.fixture(autouse=True)
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[aiohttp.ClientSession]]:
+    """All sessions that a test opens. Each must be closed at its end: else there is a warning when Python collects its
+    garbage, in whichever test runs then.
+    """
+    opened: list[aiohttp.ClientSession] = []
+    construct = aiohttp.ClientSession.__init__
+
+    def note(session: aiohttp.ClientSession, **options: object) -> None:
+        construct(session, **options)  # type: ignore[arg-type]  # As they were given.
+        opened.append(session)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "__init__", note)
+    yield opened
+    assert [session for session in opened if not session.closed] == []
 
 
 @pytest.fixture

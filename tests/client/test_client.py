@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
 
+import aiohttp
 import pytest
 
 import hark
 from hark.client.client import Client
+from hark.client.delivery.line import Line
+from hark.client.delivery.socket import SocketSource
+from hark.client.transport.failover import FailoverTransport
 from hark.client.transport.http import HttpTransport
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
 from tests.client.clients import attempts
-from tests.client.transports import Recorder, sizes
+from tests.client.transports import Recorder, Script, sizes
 
 
 async def test_the_example_of_the_readme(url: str, queue: str) -> None:
@@ -139,6 +144,87 @@ async def test_closing_that_is_cancelled_leaves_no_thread_and_no_connection(url:
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
+    assert set(threading.enumerate()) == before
+
+
+async def for_ever(began: asyncio.Event) -> None:
+    """Something that takes longer than anybody waits."""
+    began.set()
+    await asyncio.Event().wait()
+
+
+async def cancelled_at(began: asyncio.Event, closing: Coroutine[object, object, None]) -> None:
+    """Cancel what closes something when it has got somewhere."""
+    task = asyncio.ensure_future(closing)
+    async with asyncio.timeout(20):
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("where", ["handing back", "hanging up"])
+async def test_an_iteration_whose_closing_is_cancelled_leaves_no_connection(
+    url: str, queue: str, sessions: list[aiohttp.ClientSession], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    began = asyncio.Event()
+    async with hark.connect(url.replace("http", "ws")) as client:
+        await client.queue(queue).push_many(range(3))
+        messages = client.queue(queue).group("g").batch(3).messages()
+        await anext(messages)
+        [supply] = client._supplies
+        assert isinstance(supply._source, SocketSource)
+        if where == "handing back":
+            monkeypatch.setattr(supply, "give_back", lambda _: for_ever(began))
+        else:
+            monkeypatch.setattr(supply._source._connection, "close", lambda: for_ever(began))
+        await cancelled_at(began, messages.aclose())
+        assert [session.closed for session in sessions] == [False, True], "that of the requests, that of the socket"
+
+
+async def test_a_line_whose_closing_is_cancelled_leaves_no_thread_and_no_connection(
+    url: str, sessions: list[aiohttp.ClientSession]
+) -> None:
+    line = Line(HttpTransport(url))
+    await line.start()
+    await line.run(lambda: line.caller.call("GET", "/health"))
+    here, began, ending = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> None:
+        here.call_soon_threadsafe(began.set)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            here.call_soon_threadsafe(ending.set)
+            await asyncio.Event().wait()
+
+    running = asyncio.ensure_future(line.run(stubborn))
+    await began.wait()
+    await cancelled_at(ending, line.close())
+    await asyncio.gather(running, return_exceptions=True)
+    assert [session.closed for session in sessions] == [True]
+    assert "hark-line" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_several_servers_are_all_hung_up_on_although_the_closing_is_cancelled() -> None:
+    began, closed = asyncio.Event(), asyncio.Event()
+
+    class Slow(Script):
+        async def close(self) -> None:
+            await (for_ever(began) if not began.is_set() else super().close())
+            closed.set()
+
+    await cancelled_at(began, FailoverTransport(["a", "b"], make=lambda _: Slow()).close())
+    assert closed.is_set()
+
+
+async def test_what_is_begun_after_the_end_opens_nothing(url: str, queue: str) -> None:
+    before = set(threading.enumerate())
+    async with hark.connect(url) as client:
+        await client.queue(queue).push(1)
+        [message] = await client.queue(queue).lease(30).pop()
+    with pytest.raises(HarkError, match="client is closed"):
+        await message.begin()
     assert set(threading.enumerate()) == before
 
 

@@ -15,7 +15,7 @@ from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.line import Line
 from hark.client.delivery.sources import Delivered
 from hark.client.transport.api import Transport
-from hark.errors import LeaseLost
+from hark.errors import HarkError, LeaseLost
 
 Extend = Callable[[str, int], Awaitable[datetime]]
 """Holds a lease for so many seconds from now on; answers until when."""
@@ -48,9 +48,13 @@ class Holds:
         self._keeper: LeaseKeeper | None = None
         self._running: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
+        self._closed = False
 
     async def keeper(self) -> LeaseKeeper:
         """The keeper, running."""
+        if self._closed:
+            # It would be started again, by a handler that goes on after the client, and then nobody would close it.
+            raise HarkError("the client is closed; connect again", code="client_closed")
         if self._keeper is None:
             async with self._starting:
                 if self._keeper is None:
@@ -60,6 +64,7 @@ class Holds:
 
     async def close(self) -> None:
         """Renew nothing more, and end the thread."""
+        self._closed = True
         keeper, line = self._keeper, self._line
         if keeper is not None and line is not None:
             keeper.close()

@@ -36,7 +36,7 @@ class Line:
         loop = self._loop = _new_loop()
         started = threading.Event()
         # A daemon: a program that forgot to close the line can still end.
-        self._thread = threading.Thread(target=_serve, args=(loop, started), name="hark-line", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(loop, started), name="hark-line", daemon=True)
         self._thread.start()
         started.wait()
 
@@ -83,6 +83,18 @@ class Line:
             thread.join()
             self._thread = None
 
+    def _serve(self, loop: asyncio.AbstractEventLoop, started: threading.Event) -> None:
+        """The thread."""
+        asyncio.set_event_loop(loop)
+        loop.call_soon(started.set)
+        try:
+            loop.run_forever()
+            # Done already, unless whoever closes the line was cancelled: connections must not outlive their loop.
+            loop.run_until_complete(self.caller.transport.close())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             raise _closed()
@@ -91,16 +103,6 @@ class Line:
 
 def _closed() -> HarkError:
     return HarkError("the line is not open: call start() first, and nothing after close()", code="line_closed")
-
-
-def _serve(loop: asyncio.AbstractEventLoop, started: threading.Event) -> None:
-    asyncio.set_event_loop(loop)
-    loop.call_soon(started.set)
-    try:
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
 
 
 async def _end_tasks() -> None:

@@ -110,10 +110,12 @@ class SocketSource:
             self._stop_timer()
             for task in self._tasks:
                 task.cancel()
-            if self._connection is not None:
-                await self._connection.close()
-            if self._session is not None:
-                await self._session.close()
+            try:
+                if self._connection is not None:
+                    await self._connection.close()
+            finally:
+                if self._session is not None:
+                    await self._session.close()
 
     async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
         """Settle over the socket, for the settler, which has another way; see `settling.Road`."""

@@ -128,6 +128,9 @@ class Supply:
                 await asyncio.wait(self._taking)
             held, self.held = list(self.held), deque()
             await self.give_back(held)
-            await self._source.close()
         finally:
-            self._forget(self)
+            # Also when this is cancelled: nobody else knows of the source's connections.
+            try:
+                await self._source.close()
+            finally:
+                self._forget(self)

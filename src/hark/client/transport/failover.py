@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -99,8 +100,9 @@ class FailoverTransport:
 
     async def close(self) -> None:
         """Hang up everywhere."""
-        for server in self._servers:
-            await server.close()
+        async with AsyncExitStack() as servers:  # All of them, although one fails or this is cancelled.
+            for server in self._servers:
+                servers.push_async_callback(server.close)
 
     def _order(self) -> list[int]:
         """The one in use and those behind it, but last those that failed lately, the latest at the end."""

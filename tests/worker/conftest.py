@@ -1,0 +1,3 @@
+"""As in the tests of the client, no test leaves a session open."""
+
+from tests.client.conftest import sessions as sessions
