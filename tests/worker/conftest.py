@@ -1,3 +1,5 @@
 """As in the tests of the client, no test leaves a session open."""
 
-from tests.client.conftest import sessions as sessions
+from tests.client.conftest import sessions
+
+__all__ = ["sessions"]
