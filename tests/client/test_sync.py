@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 import subprocess
 import sys
@@ -13,17 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import hark.sync
-from hark.client.administration.admin import Admin
-from hark.client.administration.dead_letters import DeadLetters
-from hark.client.administration.groups import Groups
-from hark.client.administration.queue_admin import QueueAdmin
-from hark.client.administration.traces import Traces
-from hark.client.delivery.message import Message
-from hark.client.keys.kv import KeyValue
-from hark.client.producing.transaction import Transaction
-from hark.client.queue import Queue
-from hark.errors import HarkError, InvalidInput
-from hark.sync import parts
+from hark.errors import HarkError
 
 
 @pytest.fixture
@@ -63,15 +52,11 @@ def test_ctrl_c_in_a_block_hands_back_uncounted(client: hark.sync.Client, queue:
     assert again.attempt == 1
 
 
-def test_what_was_not_begun_is_handed_back(client: hark.sync.Client, queue: str) -> None:
+def test_an_iteration_ends_at_its_limit_and_hands_back_what_was_not_begun(client: hark.sync.Client, queue: str) -> None:
     client.queue(queue).push_many(range(4))
     with client.queue(queue).group("g").batch(4).messages() as messages:
         next(messages).ack()
     assert [message.data for message in client.queue(queue).group("g").batch(9).pop()] == [1, 2, 3]
-
-
-def test_an_iteration_ends_at_its_limit(client: hark.sync.Client, queue: str) -> None:
-    client.queue(queue).push_many(range(4))
     seen = [message.data for message in client.queue(queue).auto_ack().limit(3).messages()]
     assert seen == [0, 1, 2]
 
@@ -188,13 +173,6 @@ def test_buffers_flush(client: hark.sync.Client, queue: str) -> None:
     assert [message.data for message in client.queue(queue).batch(9).pop()] == [1, 2, 3]
 
 
-def test_wrong_values_are_refused(client: hark.sync.Client, queue: str) -> None:
-    with pytest.raises(InvalidInput, match="batch: expected"):
-        client.queue(queue).batch(0)
-    with pytest.raises(InvalidInput, match="name of a queue"):
-        client.queue().push(1)
-
-
 def test_its_threads_end_with_it(url: str, queue: str) -> None:
     before = set(threading.enumerate())
     client = hark.sync.connect(url)
@@ -204,31 +182,6 @@ def test_its_threads_end_with_it(url: str, queue: str) -> None:
     assert set(threading.enumerate()) == before
     with pytest.raises(HarkError, match="client is closed"):
         client.queue(queue).push(1)
-
-
-FACADES: dict[type, tuple[type, set[str]]] = {
-    Admin: (parts.Admin, set()),
-    DeadLetters: (parts.DeadLetters, set()),
-    Groups: (parts.Groups, set()),
-    KeyValue: (parts.KeyValue, set()),
-    Message: (
-        hark.sync.Message,
-        {"close_span", "conclude", "in_span", "let_go", "open_span", "released", "settle_at_end"},
-    ),
-    Queue: (hark.sync.Queue, set()),
-    QueueAdmin: (parts.QueueAdmin, set()),
-    Traces: (parts.Traces, set()),
-    Transaction: (parts.Transaction, set()),
-    hark.Client: (hark.sync.Client, {"consume", "iterate", "keeper", "open", "pop", "pusher", "settler"}),
-}
-"""The async classes, their sync faces, and what is only for the parts of the client among themselves."""
-
-
-@pytest.mark.parametrize("original", FACADES, ids=lambda kind: str(kind.__name__))
-def test_nothing_is_missing(original: type) -> None:
-    facade, inside = FACADES[original]
-    names = {name for name in vars(original) if not name.startswith("_")}
-    assert {name for name in names if inspect.getattr_static(facade, name, None) is None} == inside
 
 
 FORGETFUL = """
