@@ -14,7 +14,7 @@ from hark.client.producing.pushing import Pusher, new_message
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError
-from tests.client.clients import taken
+from tests.client.deliveries import taken
 from tests.client.transports import Recorder, problem, sizes
 
 LONG = 3_600_000

@@ -165,12 +165,6 @@ def test_an_answer_of_another_shape_is_not_harks() -> None:
     assert refused.value.code == "not_hark"
 
 
-@pytest.mark.parametrize("field", ["attempts", "first_delay", "max_delay", "give_up_after"])
-def test_a_policy_that_makes_no_sense_names_the_field(field: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{field}: expected"):
-        CallPolicy(**{field: -1})
-
-
 def test_an_error_for_somebody_else_is_equal_but_not_the_same() -> None:
     cause = OSError("cable")
     try:

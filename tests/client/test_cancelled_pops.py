@@ -11,7 +11,7 @@ from hark.client.client import Client
 from hark.client.delivery import sources
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
-from tests.client.clients import attempts
+from tests.client.deliveries import attempts
 from tests.client.transports import Recorder
 
 

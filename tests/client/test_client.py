@@ -18,7 +18,7 @@ from hark.client.transport.http import HttpTransport
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
-from tests.client.clients import attempts
+from tests.client.deliveries import attempts
 from tests.client.transports import Recorder, Script, sizes
 
 

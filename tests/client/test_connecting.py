@@ -17,7 +17,6 @@ from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import InvalidInput, StoreUnusable
 from hark.settings import Settings
-from hark.worker import RetryPolicy
 from tests.client.transports import Script
 
 
@@ -108,35 +107,3 @@ async def test_a_client_works_without_a_with(url: str) -> None:
     client = connect(url)
     assert (await client.caller.call("GET", "/health")).status == 200
     await client.close()
-
-
-@pytest.mark.parametrize(
-    ("target", "text"),
-    [
-        (42, "an ASGI application or an engine, got int"),
-        ([], "got none"),
-        ("", "got none"),
-        ([1], "expected URLs, got int"),
-        ("localhost:6632", "expected something like http://"),
-        ("http://a,ws://b", "got both"),
-    ],
-    ids=["number", "empty list", "empty text", "list of numbers", "no scheme", "mixed"],
-)
-def test_what_can_not_be_connected_to_is_refused(target: object, text: str) -> None:
-    with pytest.raises(InvalidInput, match=text):
-        way(target)
-
-
-def test_the_policy_of_a_task_is_not_one_of_calls() -> None:
-    with pytest.raises(InvalidInput, match=r"retry: expected a hark\.CallPolicy, got RetryPolicy"):
-        way("http://a", retry=RetryPolicy.never())
-
-
-@pytest.mark.parametrize(
-    ("target", "option", "value"),
-    [("http://a", "settings", Settings()), ("http://a", "clock", FakeClock()), (Script(), "headers", {"a": "b"})],
-    ids=["settings", "clock", "headers"],
-)
-def test_options_that_would_have_no_effect_are_refused(target: object, option: str, value: object) -> None:
-    with pytest.raises(InvalidInput, match=f"{option}: only for"):
-        way(target, **{option: value})

@@ -16,7 +16,7 @@ from hark.client.delivery.message import Message
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import Conflict, HarkError
-from tests.client.clients import attempts, taken
+from tests.client.deliveries import attempts, taken
 from tests.client.transports import Recorder, problem, until_waiting
 
 

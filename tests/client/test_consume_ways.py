@@ -13,7 +13,7 @@ import hark
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Forbidden
-from tests.client.clients import attempts
+from tests.client.deliveries import attempts
 from tests.conftest import running_server
 
 

@@ -15,8 +15,7 @@ from hark.client.producing.pushing import Pusher, new_message
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.failover import FailoverTransport
 from hark.errors import InvalidInput
-from tests.client.proxy import Proxy
-from tests.client.transports import Script, problem
+from tests.client.transports import Proxy, Script, problem
 from tests.crash.server import Server, running
 
 OK = Answer(200, b"{}")

@@ -11,9 +11,7 @@ import pytest
 
 from hark.client.transport.api import ConnectionFailed, Query, Request
 from hark.client.transport.http import HttpTransport
-from hark.errors import InvalidInput
-from tests.client.proxy import Proxy
-from tests.client.transports import pop_of, push_of, until_waiting
+from tests.client.transports import Proxy, pop_of, push_of, until_waiting
 
 
 @pytest.fixture
@@ -105,11 +103,3 @@ async def test_a_fork_is_another_connection_to_the_same_place(transport: HttpTra
     assert (await fork.send(Request("GET", "/health"))).status == 200
     await fork.close()
     assert (await transport.send(Request("GET", "/health"))).status == 200
-
-
-@pytest.mark.parametrize(
-    "url", ["", "localhost:6632", "ftp://x", "http://", "http://x:y", "http://x?a=1", "http://[::1", "http://x:99999"]
-)
-def test_what_is_not_the_url_of_a_server_is_refused(url: str) -> None:
-    with pytest.raises(InvalidInput, match="expected something like"):
-        HttpTransport(url)

@@ -18,8 +18,7 @@ from hark.client.delivery.settling import Settled, Settler, Verdict
 from hark.client.delivery.sources import PollSource, Wish
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
-from hark.errors import InvalidInput
-from tests.client.lossy import push
+from tests.client.deliveries import push
 
 EXTEND = path("lease", "extend")
 LEASE = 2
@@ -263,14 +262,6 @@ async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: s
     await transport.close()
 
 
-@pytest.mark.parametrize(
-    ("lease", "seconds", "words"), [("", 1, "lease_id"), ("a", 0, "seconds"), ("a", -1, "seconds")]
-)
-def test_what_is_no_lease_is_refused(server: FakeServer, lease: str, seconds: float, words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        LeaseKeeper(Caller(server)).hold(lease, seconds)
-
-
 def compute_for(seconds: float) -> int:
     """A handler that never lets go of its event loop."""
     until, number = time.monotonic() + seconds, 0
@@ -282,7 +273,7 @@ def compute_for(seconds: float) -> int:
 async def test_a_handler_that_blocks_its_loop_for_three_lease_times_keeps_its_message(
     url: str, caller: Caller, queue: str
 ) -> None:
-    await push(caller, queue, ["mine"])
+    await push(caller, queue, "mine")
     line = Line(HttpTransport(url))
     await line.start()
     keeper = LeaseKeeper(line.caller)

@@ -15,7 +15,7 @@ from hark.client.delivery.leases import Lost
 from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput, LeaseLost
 from hark.polling import PollingStrategy
-from tests.client.clients import attempts, taken
+from tests.client.deliveries import attempts, taken
 from tests.client.test_leases import FakeServer
 from tests.client.transports import Recorder, until_waiting
 

@@ -18,8 +18,7 @@ from hark.connecting import in_process
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError, InvalidInput, Overloaded
 from hark.settings import Settings
-from tests.client.proxy import Proxy
-from tests.client.transports import Recorder, Script, sizes
+from tests.client.transports import Proxy, Recorder, Script, sizes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import hark
 from hark.client.client import Client
 from hark.errors import Conflict, InvalidInput
-from tests.client.clients import taken
+from tests.client.deliveries import taken
 
 
 @pytest.fixture

@@ -15,21 +15,22 @@ from hark.client.transport.api import ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.model import Status
-from tests.client.lossy import LossyTransport, configure, first_of, no_sleep, push
+from tests.client.deliveries import configure, spread
+from tests.client.transports import Recorder, first_of, no_sleep
 
 ACK = path("ack", "batch")
 
 
 @pytest.fixture
-async def wire(url: str) -> AsyncIterator[LossyTransport]:
+async def wire(url: str) -> AsyncIterator[Recorder]:
     """A transport whose losses the test decides."""
-    transport = LossyTransport(HttpTransport(url))
+    transport = Recorder(HttpTransport(url))
     yield transport
     await transport.close()
 
 
 @pytest.fixture
-def lossy(wire: LossyTransport) -> Caller:
+def lossy(wire: Recorder) -> Caller:
     """Calls over it, which do not pause between attempts."""
     return Caller(wire, sleep=no_sleep)
 
@@ -41,7 +42,7 @@ def settler_of(caller: Caller) -> Settler:
 
 async def popped(caller: Caller, queue: str, number: int = 1, group: str = "g") -> list[Delivered]:
     """Push numbers, each into a partition of its own, and take them."""
-    await push(caller, queue, list(range(number)))
+    await spread(caller, queue, *range(number))
     return await taken(caller, queue, number, group)
 
 
@@ -100,9 +101,7 @@ async def test_an_error_text_that_json_can_not_carry_is_no_obstacle(caller: Call
     assert letter.error_message.startswith("odd \\udc80 xxx")
 
 
-async def test_settlements_that_are_made_together_share_a_request(
-    wire: LossyTransport, lossy: Caller, queue: str
-) -> None:
+async def test_settlements_that_are_made_together_share_a_request(wire: Recorder, lossy: Caller, queue: str) -> None:
     messages = await popped(lossy, queue, 100)
     settler = settler_of(lossy)
     settled = await asyncio.gather(*(settler.settle(Verdict(message)) for message in messages))
@@ -110,7 +109,7 @@ async def test_settlements_that_are_made_together_share_a_request(
     assert wire.asked(ACK) == 1
 
 
-async def test_each_group_has_requests_of_its_own(wire: LossyTransport, lossy: Caller, queue: str) -> None:
+async def test_each_group_has_requests_of_its_own(wire: Recorder, lossy: Caller, queue: str) -> None:
     first = await popped(lossy, queue, 2, "a")
     second = await taken(lossy, queue, 2, "b")
     verdicts = [Verdict(first[0]), Verdict(second[0], "dlq"), Verdict(first[1], "dlq"), Verdict(second[1])]
@@ -120,14 +119,12 @@ async def test_each_group_has_requests_of_its_own(wire: LossyTransport, lossy: C
     assert wire.asked(ACK) == 2
 
 
-async def test_nothing_to_settle_asks_nothing(wire: LossyTransport, lossy: Caller) -> None:
+async def test_nothing_to_settle_asks_nothing(wire: Recorder, lossy: Caller) -> None:
     assert await settler_of(lossy).settle_many([]) == []
     assert wire.requests == []
 
 
-async def test_many_settlements_are_cut_into_requests_by_number(
-    wire: LossyTransport, lossy: Caller, queue: str
-) -> None:
+async def test_many_settlements_are_cut_into_requests_by_number(wire: Recorder, lossy: Caller, queue: str) -> None:
     messages = await popped(lossy, queue, 25)
     settler = Settler(lossy, max_items=10, sleep=no_sleep)
     settled = await settler.settle_many([Verdict(message) for message in messages])
@@ -135,7 +132,7 @@ async def test_many_settlements_are_cut_into_requests_by_number(
     assert wire.asked(ACK) == 3
 
 
-async def test_long_errors_are_cut_into_requests_by_bytes(wire: LossyTransport, lossy: Caller, queue: str) -> None:
+async def test_long_errors_are_cut_into_requests_by_bytes(wire: Recorder, lossy: Caller, queue: str) -> None:
     messages = await popped(lossy, queue, 30)
     # Each 40,000 bytes: together they are more than one request may have.
     settled = await settler_of(lossy).settle_many(
@@ -157,7 +154,7 @@ async def test_a_stale_settlement_is_an_answer_and_its_neighbours_count(caller: 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "retry", "dlq"])
 async def test_a_settlement_whose_answer_was_lost_is_asked_again_and_counts_once(
-    wire: LossyTransport, lossy: Caller, queue: str, status: Status
+    wire: Recorder, lossy: Caller, queue: str, status: Status
 ) -> None:
     await configure(lossy, queue, retryLimit=9)
     [message] = await popped(lossy, queue)
@@ -171,7 +168,7 @@ async def test_a_settlement_whose_answer_was_lost_is_asked_again_and_counts_once
 
 
 async def test_the_last_failure_whose_answer_was_lost_is_known_as_a_dead_letter(
-    wire: LossyTransport, lossy: Caller, queue: str
+    wire: Recorder, lossy: Caller, queue: str
 ) -> None:
     await configure(lossy, queue, retryLimit=0)
     [message] = await popped(lossy, queue)
@@ -181,7 +178,7 @@ async def test_the_last_failure_whose_answer_was_lost_is_known_as_a_dead_letter(
 
 
 async def test_a_completion_whose_answer_was_lost_counts_even_if_the_message_is_gone(
-    wire: LossyTransport, lossy: Caller, queue: str
+    wire: Recorder, lossy: Caller, queue: str
 ) -> None:
     await configure(lossy, queue, dropSettled=True)
     item = {"queue": queue, "payload": 1, "transactionId": "mine"}
@@ -191,7 +188,7 @@ async def test_a_completion_whose_answer_was_lost_counts_even_if_the_message_is_
     assert await settler_of(lossy).settle(Verdict(message)) == Settled(True)
 
 
-async def test_when_every_answer_is_lost_the_caller_hears_of_it(wire: LossyTransport, queue: str) -> None:
+async def test_when_every_answer_is_lost_the_caller_hears_of_it(wire: Recorder, queue: str) -> None:
     caller = Caller(wire, CallPolicy(attempts=3), sleep=no_sleep)
     [message] = await popped(caller, queue)
     wire.lose = lambda request: request.path == ACK
@@ -219,23 +216,6 @@ async def test_what_the_server_can_not_read_fails_its_own_caller_only(lossy: Cal
     assert answers[1] == Settled(True)
 
 
-@pytest.mark.parametrize(
-    ("status", "delay", "words"),
-    [
-        ("done", None, "status: expected completed, failed, retry or dlq, got 'done'"),
-        ("completed", 5, "delay_ms: only with status failed or retry, got completed"),
-        ("retry", -1, "delay_ms: expected an integer from 0"),
-        ("failed", 1.5, "delay_ms: expected an integer from 0"),
-    ],
-)
-async def test_a_verdict_that_can_not_be_is_refused_by_field(status: Status, delay: int | None, words: str) -> None:
-    text = msgspec.Raw(b"null")
-    message = Delivered("i", "t", None, text, None, "", "p", "P", "l", "g", "q", 1, 0, 1)
-    settler = Settler(Caller(HttpTransport("http://127.0.0.1:1")))
-    with pytest.raises(InvalidInput, match=words):
-        await settler.settle(Verdict(message, status, None, delay))
-
-
 class _Socket:
     """Another road, which fails as it is told to."""
 
@@ -253,7 +233,7 @@ class _Socket:
 
 @pytest.mark.parametrize(("sent", "requests"), [(None, 0), (False, 1), (True, 1)])
 async def test_another_road_comes_first_and_requests_are_behind_it(
-    wire: LossyTransport, lossy: Caller, queue: str, sent: bool | None, requests: int
+    wire: Recorder, lossy: Caller, queue: str, sent: bool | None, requests: int
 ) -> None:
     messages = await popped(lossy, queue, 2)
     road = _Socket(sent)

@@ -15,7 +15,7 @@ from hark.client.delivery.holding import Holds
 from hark.client.delivery.sources import Delivered, PollSource, Wish
 from hark.client.delivery.supplying import Supply
 from hark.polling import PollingStrategy
-from tests.client.clients import attempts
+from tests.client.deliveries import attempts
 
 
 class Slow:

@@ -14,19 +14,19 @@ from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 from tests.client.deliveries import Wrapper, pop, push, settle
-from tests.client.lossy import LossyTransport, first_of, no_sleep
+from tests.client.transports import Recorder, first_of, no_sleep
 
 ROUTE = path("transaction")
 
 
 @pytest.fixture
-def lossy(caller: Caller) -> LossyTransport:
+def lossy(caller: Caller) -> Recorder:
     """The way to the server; the first answer to a transaction gets lost on it."""
-    return LossyTransport(caller.transport, lose=first_of(ROUTE))
+    return Recorder(caller.transport, lose=first_of(ROUTE))
 
 
 @pytest.fixture
-def unlucky(lossy: LossyTransport) -> Caller:
+def unlucky(lossy: Recorder) -> Caller:
     return Caller(lossy, sleep=no_sleep)
 
 
@@ -63,7 +63,7 @@ async def test_the_block_of_a_message_says_no_more_of_what_a_transaction_settled
     caller: Caller, url: str, queue: str, status: Status
 ) -> None:
     await push(caller, queue, 1)
-    way = LossyTransport(HttpTransport(url))
+    way = Recorder(HttpTransport(url))
     async with Client(way) as client:
         [message] = await client.queue(queue).pop()
         async with message:
@@ -143,7 +143,7 @@ async def test_a_block_that_raises_commits_nothing(caller: Caller, queue: str) -
     assert await pop(caller, queue) == []
 
 
-async def test_a_block_does_not_commit_again_what_was_tried_in_it(unlucky: Caller, lossy: LossyTransport) -> None:
+async def test_a_block_does_not_commit_again_what_was_tried_in_it(unlucky: Caller, lossy: Recorder) -> None:
     async with Transaction(unlucky) as transaction:
         transaction.kv.sum(("tried",), 1)
         with pytest.raises(ConnectionFailed):
@@ -151,7 +151,7 @@ async def test_a_block_does_not_commit_again_what_was_tried_in_it(unlucky: Calle
     assert lossy.asked(ROUTE) == 1
 
 
-async def test_an_empty_transaction_asks_for_nothing(unlucky: Caller, lossy: LossyTransport) -> None:
+async def test_an_empty_transaction_asks_for_nothing(unlucky: Caller, lossy: Recorder) -> None:
     async with Transaction(unlucky) as transaction:
         pass
     assert (await Transaction(unlucky).commit()).results == ()
@@ -171,7 +171,7 @@ async def test_what_was_committed_takes_no_more(caller: Caller, queue: str) -> N
 
 
 async def test_a_lost_reply_is_asked_for_again_and_doubles_nothing(
-    caller: Caller, unlucky: Caller, lossy: LossyTransport, queue: str
+    caller: Caller, unlucky: Caller, lossy: Recorder, queue: str
 ) -> None:
     await push(caller, queue, 1)
     [message] = await pop(caller, queue)
@@ -185,7 +185,7 @@ async def test_a_lost_reply_is_asked_for_again_and_doubles_nothing(
 
 @pytest.mark.parametrize("what", ["failed", "require", "check", "sum", "append"])
 async def test_a_lost_reply_is_an_error_where_a_second_answer_would_mean_nothing(
-    caller: Caller, unlucky: Caller, lossy: LossyTransport, queue: str, what: str
+    caller: Caller, unlucky: Caller, lossy: Recorder, queue: str, what: str
 ) -> None:
     await push(caller, queue, 1)
     [message] = await pop(caller, queue)
@@ -209,7 +209,7 @@ async def test_a_lost_reply_is_an_error_where_a_second_answer_would_mean_nothing
 
 
 async def test_what_never_went_out_is_sent_again_whatever_is_in_it(caller: Caller, queue: str) -> None:
-    lossy = LossyTransport(caller.transport, refuse=first_of(ROUTE))
+    lossy = Recorder(caller.transport, refuse=first_of(ROUTE))
     transaction = Transaction(Caller(lossy, sleep=no_sleep))
     transaction.kv.sum((queue,), 5)
     await transaction.commit()
@@ -229,15 +229,3 @@ async def test_a_commit_without_an_answer_may_be_tried_again_with_the_same_keys(
     with pytest.raises(TransactionRefused):  # The lease ended with the first one.
         await transaction.commit()
     assert len(await pop(caller, f"{queue}-out")) == 1
-
-
-async def test_wrong_input_is_refused_before_anything_is_sent(unlucky: Caller, lossy: LossyTransport) -> None:
-    transaction = Transaction(unlucky)
-    message = Wrapper.__struct_fields__  # Not looked at.
-    with pytest.raises(InvalidInput, match="status: expected completed, failed, retry or dlq, got 'done'"):
-        transaction.ack(message, "done")  # type: ignore[arg-type]  # Wrong on purpose.
-    with pytest.raises(InvalidInput, match="queue: must not be empty"):
-        transaction.push("", 1)
-    with pytest.raises(InvalidInput, match="value: expected a number"):
-        transaction.kv.sum(("a",), "1")  # type: ignore[arg-type]  # Wrong on purpose.
-    assert lossy.requests == []

@@ -17,8 +17,7 @@ from hark.clock import SystemClock
 from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError, InvalidInput
-from tests.client.lossy import LossyTransport
-from tests.client.transports import Script, problem
+from tests.client.transports import Recorder, Script, problem
 from tests.conftest import running_server
 
 SECONDS = 20.0
@@ -105,7 +104,7 @@ async def test_a_watch_that_was_left_in_the_middle_goes_on(kv: KeyValue, queue: 
 
 
 async def test_nothing_is_asked_while_nothing_changes(url: str, queue: str) -> None:
-    way = LossyTransport(HttpTransport(url))
+    way = Recorder(HttpTransport(url))
     kv = KeyValue(Caller(way))
     watch = await kv.watch([(queue,)]).begin()
     way.changed.clear()

@@ -3,68 +3,194 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+import math
+import re
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
+import hark
 from hark.client.calling import Caller, path
 from hark.client.client import Client
+from hark.client.delivery.leases import LeaseKeeper
+from hark.client.delivery.settling import Settler, Verdict
+from hark.client.delivery.socket import SocketSource
+from hark.client.delivery.sources import Delivered, Wish
 from hark.client.producing.pushing import NewMessage, Pusher, new_message
 from hark.client.transport.http import HttpTransport
+from hark.clock import FakeClock
 from hark.errors import HarkError, InvalidInput
+from hark.settings import Settings
+from hark.worker import RetryPolicy
+from tests.client.transports import Script
 
 HALF = "\ud800"
 """Half of a surrogate pair: a Python string, but no text that UTF-8 could carry."""
 
-Use = Callable[[Client], Awaitable[object]]
+WRONG = r"""
+client.queue(HALF).push(1) => queue: half of a surrogate pair
+client.queue(HALF).pop() => queue: half of a surrogate pair
+client.queue("q").push(1, key=HALF) => key: half of a surrogate pair
+client.transaction().push(HALF, 1) => queue: half of a surrogate pair
+client.groups.get(HALF) => ...half of a surrogate pair
+client.groups.get(5) => 5: expected a string
+client.admin.queues(search=HALF) => ...half of a surrogate pair
+client.traces.add(partition_id="p", transaction_id=HALF, data=1) => ...half of a surrogate pair
+client.queue("q").partition(7).push(1) => partition: expected a string, got 7
+client.queue("q").push_many("abc") => items: expected several messages
+client.queue("q").buffer().push_many({"a": 1}) => items: expected several messages
+client.queue().push(1) => ...name of a queue
+client.queue().messages() => ...queue, namespace or task is required
+client.traces.add("m") => message: expected one that was delivered, got 'm'
+client.transaction().ack("m").commit() => message: expected one that was delivered, got 'm'
+client.transaction().ack(None, "done") => status: expected completed, failed, retry or dlq, got 'done'
+client.transaction().push("", 1) => queue: must not be empty
+client.transaction().kv.sum(("a",), "1") => value: expected a number
 
-WRONG: dict[str, tuple[Use, str]] = {
-    "queue of a push": (lambda client: client.queue(HALF).push(1), "queue: half of a surrogate pair"),
-    "queue of a pop": (lambda client: client.queue(HALF).pop(), "queue: half of a surrogate pair"),
-    "key": (lambda client: client.queue("q").push(1, key=HALF), "key: half of a surrogate pair"),
-    "queue of a transaction": (
-        lambda client: client.transaction().push(HALF, 1).commit(),
-        "queue: half of a surrogate pair",
-    ),
-    "path": (lambda client: client.groups.get(HALF), "half of a surrogate pair"),
-    "path of another type": (lambda client: client.groups.get(5), "5: expected a string"),  # type: ignore[arg-type]  # On purpose.
-    "query": (lambda client: client.admin.queues(search=HALF), "half of a surrogate pair"),
-    "body": (
-        lambda client: client.traces.add(partition_id="p", transaction_id=HALF, data=1),
-        "half of a surrogate pair",
-    ),
-    "name of another type": (
-        lambda client: client.queue("q").partition(7).push(1),  # type: ignore[arg-type]  # On purpose.
-        "partition: expected a string, got 7",
-    ),
-    "value of a key": (lambda client: client.kv.set(("a",), [float("inf")]), "value: has a number that JSON does not"),
-    "value in an atomic write": (
-        lambda client: client.kv.atomic().set(("a",), float("nan")).commit(),
-        "value: has a number that JSON does not",
-    ),
-    "text for many messages": (lambda client: client.queue("q").push_many("abc"), "items: expected several messages"),
-    "object for many messages": (
-        lambda client: client.queue("q").buffer().push_many({"a": 1}),
-        "items: expected several messages",
-    ),
-    "something else for a message": (
-        lambda client: client.transaction().ack("m").commit(),  # type: ignore[arg-type]  # On purpose.
-        "message: expected one that was delivered, got 'm'",
-    ),
-    "something else to trace": (
-        lambda client: client.traces.add("m"),  # type: ignore[arg-type]  # On purpose.
-        "message: expected one .*, got 'm'",
-    ),
-}
+queue.queue("") => queue: must not be empty
+queue.partition("x" * 256) => partition: expected at most 255 bytes
+queue.partition("\0") => partition: must not contain a NUL
+queue.namespace("") => namespace: must not be empty
+queue.task("") => task: must not be empty
+queue.group("") => group: must not be empty
+queue.group("g", "broadcast") => group mode: expected 'ordered'
+queue.batch(0) => batch: expected an integer from 1 to 10000, got 0
+queue.batch(True) => batch: expected an integer
+queue.partitions(0) => partitions: expected an integer from 1
+queue.wait(1) => wait: expected True or False, got 1
+queue.timeout(-1) => timeout: expected an integer from 0 to 600000, got -1
+queue.concurrency(0) => concurrency: expected an integer from 1
+queue.limit(0) => limit: expected an integer from 1
+queue.idle(0) => idle: expected an integer from 1
+queue.lease(0) => lease: expected an integer from 1
+queue.renew_lease(interval_ms=0) => interval_ms: expected an integer from 1
+queue.lease(2).renew_lease(interval_ms=2000) => interval_ms: expected less than the lease of 2 s, got 2000
+queue.poll_interval(0) => poll_interval: expected an integer from 1
+queue.subscription_mode("old") => subscription_mode: expected one of all
+queue.subscription_from(datetime(2026, 1, 1)) => subscription_from: the time needs a time zone
+queue.consumer_priority(1001) => consumer_priority: expected an integer
+queue.buffer(max_items=0) => max_items: expected an integer from 1
+queue.buffer(max_ms=0) => max_ms: expected an integer from 1
+queue.consume(None) => handler: expected a function, got None
+queue.consume(print).on_success(5) => on_success: expected a function, got 5
+queue.consume(print).on_error(5) => on_error: expected a function, got 5
+
+new_message("", 1) => queue: must not be empty
+new_message("a\0b", 1) => queue: must not contain a NUL
+new_message("x" * 256, 1) => queue: expected at most 255 bytes
+new_message("ä" * 128, 1) => queue: expected at most 255 bytes
+new_message(7, 1) => queue: expected a string
+new_message("q", 1, partition="") => partition: must not be empty
+queue.push(1, key="") => key: must not be empty
+queue.push(object()) => data: can't be written as JSON
+queue.push(HALF) => data:
+queue.push({"a": [1, math.nan]}) => data:
+queue.push((None, -math.inf)) => data:
+queue.push(1, delay=-1) => delay: expected
+queue.push(1, delay=math.nan) => delay: expected
+queue.push(1, delay=True) => delay: expected
+queue.push(1, delay="5") => delay: expected
+queue.push(1, delay=11 * 365 * 86_400) => delay: expected
+queue.push(1, deliver_at=datetime(2026, 1, 1)) => deliver_at:
+queue.push(1, delay=1, deliver_at=datetime(2026, 1, 1, tzinfo=UTC)) => deliver_at:
+queue.push(1, priority=10) => priority: expected an integer from 0 to 9
+queue.push(1, priority=True) => priority: expected an integer
+queue.push(1, ttl=0) => ttl: expected
+queue.push(1, retry_delays=[1, -1]) => retry_delays[1]: expected
+queue.push(1, retry_delays=[1] * 101) => retry_delays:
+queue.push(1, keys_if_undelivered=[[]]) => keys_if_undelivered:
+queue.push(1, trace_id="not-a-uuid") => trace_id:
+
+client.kv.get("users") => key: expected the parts of a key, such as ('users',)
+client.kv.set((), 1) => key: Key cannot be empty
+client.kv.get_many(("users", 17)) => keys: expected a list of keys
+client.kv.get_many([("users",), ()]) => keys[1]: Key cannot be empty
+client.kv.set(("users",), object()) => value: can't be written as JSON
+client.kv.set(("a",), [math.inf]) => value: has a number that JSON does not
+client.kv.set(("users",), 1, expires_in=0) => expires_in: expected 0.001 to
+anext(client.kv.list(limit=0)) => limit: expected at least 1
+client.kv.watch("users") => keys: expected a list of keys
+client.kv.watch_prefix(()) => prefix: Key cannot be empty
+client.kv.atomic().set(("a",), math.nan) => value: has a number that JSON does not
+client.kv.atomic().sum(("n",), math.nan) => value: expected a finite number
+client.kv.atomic().append(("n",), "abc") => values: expected a list of values, got str
+client.kv.atomic().enqueue(1, priority=10) => priority: expected an integer
+
+Settler(caller).settle(Verdict(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
+Settler(caller).settle(Verdict(MESSAGE, "completed", None, 5)) => delay_ms: only with status failed or retry, got comp
+Settler(caller).settle(Verdict(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
+Settler(caller).settle(Verdict(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
+Wish() => queue, namespace or task is required
+Wish(partition="p", task="t") => partition: only with a queue
+Wish(queue="q", batch=0) => batch: expected an integer from 1 on, got 0
+Wish(queue="q", partitions=0) => partitions: expected an integer from 1 on
+Wish(queue="q", timeout_ms=-1) => timeout_ms: expected an integer from 0 on
+Wish(queue="q", lease_seconds=0.5) => lease_seconds: expected an integer from 1 on, got 0.5
+Wish(queue="q", group_mode="odd") => group_mode: expected ordered or shared, got 'odd'
+SocketSource(caller, Wish(queue="q")) => ...in this process has no WebSockets
+SocketSource(Caller(HttpTransport("http://a:1")), Wish(queue="q", wait=False)) => wait: over a WebSocket messages are
+LeaseKeeper(caller).hold("", 1) => lease_id
+LeaseKeeper(caller).hold("a", 0) => seconds
+LeaseKeeper(caller).hold("a", -1) => seconds
+
+hark.CallPolicy(attempts=-1) => attempts: expected an integer from 1 on, got -1
+hark.CallPolicy(attempts="3") => attempts: expected an integer from 1 on, got '3'
+hark.CallPolicy(first_delay=-1) => first_delay: expected seconds from 0 on, got -1
+hark.CallPolicy(max_delay=None) => max_delay: expected seconds from 0 on, got None
+hark.CallPolicy(give_up_after=-1) => give_up_after: expected seconds from 0 on, got -1
+hark.connect("http://a", retry=3) => retry: expected a hark.CallPolicy, got int
+hark.connect("http://a", retry=RetryPolicy.never()) => retry: expected a hark.CallPolicy, got RetryPolicy
+hark.connect("http://a", polling="fixed") => polling: expected a hark.PollingStrategy, got str
+hark.connect("http://a", headers={"a": 5}) => headers: expected texts, got 5 for 'a'
+hark.connect("http://a", settings=Settings()) => settings: only for
+hark.connect("http://a", clock=FakeClock()) => clock: only for
+hark.connect(script, headers={"a": "b"}) => headers: only for
+hark.connect(42) => ...an ASGI application or an engine, got int
+hark.connect([]) => ...got none
+hark.connect("") => ...got none
+hark.connect([1]) => ...expected URLs, got int
+hark.connect("localhost:6632") => ...expected something like http://
+hark.connect("http://a,ws://b") => ...got both
+"""
+"""Expressions, and how the texts of their refusals begin; `...`: what they contain."""
+
+ROWS = re.findall(r"^(.+) => (.+)$", WRONG, re.MULTILINE)
+MESSAGE = Delivered("i", "t", None, msgspec.Raw(b"null"), None, "", "p", "P", "l", "g", "q", 1, 0, 1)
+KINDS = (Caller, FakeClock, HttpTransport, LeaseKeeper, RetryPolicy, Settings, Settler, SocketSource, Verdict, Wish)
+NAMES = {"HALF": HALF, "MESSAGE": MESSAGE, "UTC": UTC, "datetime": datetime, "hark": hark, "math": math}
+NAMES |= {kind.__name__: kind for kind in (*KINDS, new_message)}
+"""What the expressions may name, beside a client over a script."""
 
 
-@pytest.mark.parametrize("case", WRONG)
-async def test_nothing_is_sent_of_a(case: str) -> None:
-    use, text = WRONG[case]
-    async with Client(HttpTransport("http://127.0.0.1:1")) as client:
-        with pytest.raises(InvalidInput, match=text):
-            await use(client)
+@pytest.mark.parametrize(("expression", "text"), ROWS, ids=[row[0] for row in ROWS])
+async def test_nothing_is_sent_of(expression: str, text: str) -> None:
+    script = Script()
+    async with Client(script) as client:
+        here = {"script": script, "client": client, "caller": client.caller, "queue": client.queue("q")}
+        with pytest.raises(InvalidInput) as refused:
+            answer = eval(expression, NAMES | here)
+            assert inspect.isawaitable(answer)
+            await answer
+        if text.startswith("..."):
+            assert text.removeprefix("...") in refused.value.text
+        else:
+            assert refused.value.text.startswith(text)
+    assert script.requests == []
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:6632", "ftp://x", "http://", "http://x:y", "http://x?a=1", "http://[::1", "http://x:99999"]
+)
+def test_what_is_not_the_url_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="expected something like"):
+        HttpTransport(url)
+
+
+async def test_an_option_that_there_is_not_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="priorty"):
+        await Client(Script()).queue("q").push(1, priorty=1)  # type: ignore[call-arg]  # On purpose.
 
 
 async def test_a_message_that_can_not_be_written_harms_no_neighbour(caller: Caller, queue: str) -> None:
