@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
+import hark
 from hark.client.calling import Caller
+from hark.client.client import Client
 from hark.client.transport.http import HttpTransport
 from tests.conftest import running_server
 
@@ -42,3 +44,10 @@ async def caller(url: str) -> AsyncIterator[Caller]:
     transport = HttpTransport(url)
     yield Caller(transport)
     await transport.close()
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Client]:
+    """A client of the shared server."""
+    async with hark.connect(url) as opened:
+        yield opened

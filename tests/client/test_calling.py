@@ -1,16 +1,38 @@
-"""Calls are tried again as long as that is safe, and no longer than the policy says."""
+"""Calls are tried again as long as that is safe, and at another server; `connect` finds the way to its target."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from hark.client.calling import Caller, CallPolicy, decode, path
-from hark.client.transport.api import Answer, ConnectionFailed
-from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, NotFound, Overloaded, Unavailable
-from tests.client.transports import Script, problem
+from hark.client.producing.pushing import Pusher, new_message
+from hark.client.transport.api import Answer, ConnectionFailed, Request, Transport
+from hark.client.transport.failover import FailoverTransport
+from hark.client.transport.http import HttpTransport
+from hark.client.transport.inprocess import AsgiTransport
+from hark.clock import FakeClock, SystemClock
+from hark.connecting import connect
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import (
+    Conflict,
+    EngineFailure,
+    HarkError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    StoreUnusable,
+    Unavailable,
+)
+from hark.settings import Settings
+from tests.client.transports import Proxy, Script, problem
+from tests.crash.server import Server, running
 
 OK = Answer(200, b'{"fine":true}')
 UNSENT = ConnectionFailed("no server", sent=False)
@@ -175,3 +197,296 @@ def test_an_error_for_somebody_else_is_equal_but_not_the_same() -> None:
     assert str(other) == str(LOST)
     assert other.__cause__ is cause
     assert other.__traceback__ is None
+
+
+# Several servers -----------------------------------------------------------------------------------------------
+
+
+ASK = Request("GET", "/health")
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def several(scripts: Mapping[str, Script], clock: Clock | None = None) -> FailoverTransport:
+    return FailoverTransport(list(scripts), pause=5.0, monotonic=clock or Clock(), make=scripts.__getitem__)
+
+
+def asked(scripts: Mapping[str, Script]) -> list[int]:
+    return [len(script.requests) for script in scripts.values()]
+
+
+async def test_the_first_server_is_used_as_long_as_it_works() -> None:
+    scripts = {"a": Script(OK), "b": Script(OK)}
+    transport = several(scripts)
+    for _ in range(3):
+        await transport.send(ASK)
+    assert asked(scripts) == [3, 0]
+
+
+async def test_a_server_that_can_not_be_reached_is_left_for_good() -> None:
+    scripts = {"a": Script(UNSENT, OK), "b": Script(OK)}
+    clock = Clock()
+    transport = several(scripts, clock)
+    assert await transport.send(ASK) is OK
+    clock.now = 100.0
+    await transport.send(ASK)
+    assert asked(scripts) == [1, 2]
+
+
+@pytest.mark.parametrize("code", ["stopping", "engine_failure"])
+async def test_a_server_that_did_nothing_is_left_for_the_next(code: str) -> None:
+    scripts = {"a": Script(problem(503, code)), "b": Script(OK)}
+    transport = several(scripts)
+    assert await transport.send(ASK) is OK
+    assert await transport.send(ASK) is OK
+    assert asked(scripts) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [problem(503, "maintenance"), problem(429, "overloaded"), problem(400, "invalid_input")],
+    ids=["maintenance", "overloaded", "invalid"],
+)
+async def test_a_refusal_that_others_would_repeat_is_an_answer(answer: Answer) -> None:
+    scripts = {"a": Script(answer), "b": Script(OK)}
+    transport = several(scripts)
+    assert await transport.send(ASK) is answer
+    assert await transport.send(ASK) is answer
+    assert asked(scripts) == [2, 0]
+
+
+async def test_a_request_whose_reply_was_lost_is_not_sent_again_but_the_next_one_goes_elsewhere() -> None:
+    scripts = {"a": Script(LOST), "b": Script(OK)}
+    transport = several(scripts)
+    with pytest.raises(ConnectionFailed) as failed:
+        await transport.send(ASK)
+    assert failed.value.sent
+    assert asked(scripts) == [1, 0]
+    assert await transport.send(ASK) is OK
+    assert asked(scripts) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "answer", [problem(503, "outcome_unknown"), Answer(502, b"<html>")], ids=["unknown", "gateway"]
+)
+async def test_an_unknown_outcome_is_an_answer(answer: Answer) -> None:
+    scripts = {"a": Script(answer), "b": Script(OK)}
+    assert await several(scripts).send(ASK) is answer
+    assert asked(scripts) == [1, 0]
+
+
+async def test_a_server_that_failed_lately_is_the_last_choice() -> None:
+    scripts = {"a": Script(UNSENT, OK), "b": Script(OK, UNSENT), "c": Script(OK)}
+    clock = Clock()
+    transport = several(scripts, clock)
+    await transport.send(ASK)
+    clock.now = 4.0
+    await transport.send(ASK)
+    assert asked(scripts) == [1, 2, 1]
+
+
+async def test_a_server_is_tried_again_after_its_pause() -> None:
+    scripts = {"a": Script(UNSENT, OK), "b": Script(OK, UNSENT)}
+    clock = Clock()
+    transport = several(scripts, clock)
+    await transport.send(ASK)
+    clock.now = 6.0
+    assert await transport.send(ASK) is OK
+    assert asked(scripts) == [2, 2]
+
+
+async def test_if_all_are_away_one_error_names_them_all_and_the_next_request_tries_again() -> None:
+    scripts = {"a": Script(ConnectionFailed("no a", sent=False), OK), "b": Script(ConnectionFailed("no b", sent=False))}
+    transport = several(scripts)
+    with pytest.raises(ConnectionFailed, match="none of 2 servers can be reached: no a; no b") as failed:
+        await transport.send(ASK)
+    assert not failed.value.sent
+    assert await transport.send(ASK) is OK
+
+
+async def test_if_all_are_stopping_that_is_the_answer() -> None:
+    stopping = problem(503, "stopping", retry_after=1)
+    assert await several({"a": Script(UNSENT), "b": Script(stopping)}).send(ASK) is stopping
+
+
+async def test_a_late_answer_of_a_server_that_was_left_does_not_bring_it_back() -> None:
+    late: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    class Slow(Script):
+        async def send(self, request: Request) -> Answer:
+            self.requests.append(request)
+            if len(self.requests) == 1:
+                return await late
+            raise UNSENT
+
+    scripts = {"a": Slow(OK), "b": Script(OK)}
+    transport = several(scripts)
+    slow = asyncio.create_task(transport.send(ASK))
+    await asyncio.sleep(0)
+    await transport.send(ASK)
+    late.set_result(OK)
+    assert await slow is OK
+    await transport.send(ASK)
+    assert asked(scripts) == [2, 2]
+
+
+def test_a_fork_knows_the_same_servers() -> None:
+    transport = FailoverTransport(["http://a:1", "http://b:2", "http://a:1"])
+    assert transport.fork().urls == transport.urls == ("http://a:1", "http://b:2")
+
+
+def test_no_server_at_all_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="at least one"):
+        FailoverTransport([])
+
+
+# With servers ----------------------------------------------------------------------------------------------
+
+
+async def contents(caller: Caller, queue: str) -> list[object]:
+    """Everything that a queue has."""
+    found: list[object] = []
+    query = {"batch": 10_000, "partitions": 1000, "autoAck": True}
+    while (answer := await caller.call("GET", path("pop", "queue", queue), query=query)).status != 204:
+        found += [message["data"] for message in msgspec.json.decode(answer.body)["messages"]]
+    return found
+
+
+async def test_replies_that_are_lost_on_the_way_double_nothing_at_the_next_address(url: str, queue: str) -> None:
+    async with Proxy(url) as proxy:
+        transport = FailoverTransport([proxy.url, url])
+        caller = Caller(transport, CallPolicy(first_delay=0.0))
+        proxy.lose_replies(1)
+        pusher = Pusher(caller, max_items=10)
+        await pusher.push_many([new_message(queue, i) for i in range(100)])
+        assert proxy.lost_replies == 1
+        assert transport.url == url
+        assert await contents(caller, queue) == list(range(100))
+        await transport.close()
+
+
+async def test_killing_a_server_in_the_middle_of_pushes_loses_and_doubles_nothing(postgres_url: str) -> None:
+    queue = f"queue-{uuid.uuid4().hex[:12]}"
+    first, second = Server("--engine", postgres_url), Server("--engine", postgres_url)
+    async with running(first, second):
+        transport = FailoverTransport([first.url, second.url])
+        caller = Caller(transport)
+        pusher = Pusher(caller, max_items=5)
+        half = asyncio.Event()
+        pushed: list[int] = []
+
+        async def produce(start: int) -> None:
+            for number in range(start, start + 40):
+                await pusher.push(new_message(queue, number, partition=f"p{start}"))
+                pushed.append(number)
+                if len(pushed) == 400:
+                    half.set()
+
+        producing = asyncio.gather(*(produce(40 * index) for index in range(20)))
+        await half.wait()
+        await first.end(signal.SIGKILL)
+        await producing
+        assert transport.url == second.url
+        found = await contents(caller, queue)
+        assert sorted(map(str, found)) == sorted(map(str, range(800)))
+        await transport.close()
+
+
+# Connecting ----------------------------------------------------------------------------------------------------
+
+
+def way(target: object, **options: object) -> Transport:
+    return connect(target, **options).caller.transport  # type: ignore[arg-type]  # Some are wrong on purpose.
+
+
+def test_a_url_is_one_server_over_http() -> None:
+    transport = way("http://127.0.0.1:6632/")
+    assert isinstance(transport, HttpTransport)
+    assert transport.url == "http://127.0.0.1:6632"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["http://a:1,http://b:2", "http://a:1, http://b:2,", ["http://a:1", "http://b:2"], ("http://a:1", "http://b:2")],
+    ids=["text", "text with spaces", "list", "tuple"],
+)
+def test_several_urls_are_servers_that_stand_in_for_each_other(target: object) -> None:
+    transport = way(target)
+    assert isinstance(transport, FailoverTransport)
+    assert transport.urls == ("http://a:1", "http://b:2")
+
+
+@pytest.mark.parametrize(
+    ("given", "url"), [("ws://a:1", "http://a:1"), ("wss://a:1", "https://a:1")], ids=["ws", "wss"]
+)
+def test_with_a_url_for_sockets_the_rest_goes_over_http(given: str, url: str) -> None:
+    assert way(given).url == url
+
+
+async def test_with_a_url_for_sockets_messages_come_over_one(url: str, queue: str) -> None:
+    async with connect(url.replace("http://", "ws://")) as client:
+        await client.queue(queue).push({"id": 1})
+        async for message in client.queue(queue).messages():
+            answer = await client.caller.call("GET", path("consumers"), query={"queue": queue})
+            assert [found["kind"] for found in msgspec.json.decode(answer.body)["consumers"]] == ["stream"]
+            async with message:
+                assert message.data == {"id": 1}
+            break
+
+
+def test_without_a_target_the_environment_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARK_URL", raising=False)
+    assert way(None).url == "http://127.0.0.1:6632"
+    monkeypatch.setenv("HARK_URL", "http://queue.example:1,http://queue.example:2")
+    assert isinstance(way(None), FailoverTransport)
+
+
+def test_a_transport_is_taken_as_it_is() -> None:
+    script = Script()
+    assert way(script) is script
+
+
+async def test_an_engine_gets_a_server_that_starts_and_closes_with_the_client(tmp_path: Path, queue: str) -> None:
+    file = str(tmp_path / "hark.db")
+    for expected in (201, 200):
+        async with connect(SqliteEngine(file, clock=SystemClock())) as client:
+            assert isinstance(client.caller.transport, AsgiTransport)
+            if expected == 201:
+                answer = await client.caller.call("POST", path("push"), body={"items": [{"queue": queue}]})
+            else:
+                answer = await client.caller.call("GET", path("pop", "queue", queue))
+            assert answer.status == expected
+
+
+async def test_an_engine_lives_by_the_clock_and_the_settings_that_are_given(queue: str) -> None:
+    clock = FakeClock()
+    engine = SqliteEngine(":memory:", clock=clock)
+    async with connect(engine, clock=clock, settings=Settings(max_body_bytes=1000)) as client:
+        item = {"queue": queue, "payload": 1, "delay": 60_000}
+        await client.caller.call("POST", path("push"), body={"items": [item]})
+        assert (await client.caller.call("GET", path("pop", "queue", queue))).status == 204
+        clock.advance(61)
+        assert (await client.caller.call("GET", path("pop", "queue", queue))).status == 200
+        with pytest.raises(InvalidInput, match="1000 bytes"):
+            await client.caller.call("POST", path("push"), body={"items": [{"queue": queue, "payload": "x" * 1000}]})
+
+
+async def test_an_engine_that_can_not_be_opened_is_an_error() -> None:
+    client = connect(SqliteEngine("/dev/null/hark.db", clock=SystemClock()))
+    with pytest.raises(StoreUnusable):
+        await client.caller.call("GET", "/health")
+    await client.close()
+
+
+async def test_a_client_works_without_a_with(url: str) -> None:
+    client = connect(url)
+    assert (await client.caller.call("GET", "/health")).status == 200
+    await client.close()

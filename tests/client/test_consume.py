@@ -1,29 +1,24 @@
-"""`consume`: loops that take, handle and settle, against a real server."""
+"""`consume`: loops that take, handle and settle, against a real server; and handlers that can't work."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import hark
+import hark.sync
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.delivery.consuming import Budget, Consumed, HandlerCancelled
 from hark.client.delivery.message import Message
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
-from hark.errors import Conflict, HarkError
+from hark.errors import Conflict, HarkError, InvalidInput
 from tests.client.deliveries import attempts, taken
 from tests.client.transports import Recorder, problem, until_waiting
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[Client]:
-    async with hark.connect(url) as opened:
-        yield opened
 
 
 def nothing(*_: object) -> None:
@@ -339,3 +334,48 @@ async def test_a_handler_that_is_cancelled_from_within_fails_its_message(client:
     consumed = await client.queue(queue).limit(2).consume(handle).on_error(lambda _, error: heard.append(error))
     assert consumed == Consumed(succeeded=1, failed=1)
     assert [type(error) for error in heard] == [HandlerCancelled]
+
+
+# Handlers that can't work ---------------------------------------------------------------------------------
+
+
+async def test_a_handler_that_yields_was_not_run_and_its_message_fails(url: str, queue: str) -> None:
+    async def steps(_message: Message) -> AsyncIterator[int]:
+        yield 1
+
+    def plain_steps(_message: Message) -> Iterator[int]:
+        yield 1
+
+    heard: list[str] = []
+    async with hark.connect(url) as client:
+        await client.queue(queue).configure(retry_limit=5)
+        await client.queue(queue).push(1)
+        for handler in (steps, plain_steps):
+            consuming = client.queue(queue).limit(1).consume(handler)
+            consumed = await consuming.on_error(lambda _, error: heard.append(str(error)))
+            assert consumed == Consumed(succeeded=0, failed=1)
+    assert heard == ["steps yields, so that calling it runs nothing: a handler returns", *heard[1:]]
+    assert heard[1].startswith("plain_steps yields")
+
+
+def test_an_async_handler_needs_the_async_client(url: str, queue: str) -> None:
+    async def handle(_message: object) -> None: ...
+
+    with hark.sync.connect(url) as client:
+        with pytest.raises(InvalidInput, match="handler: handle is async; use the async client"):
+            client.queue(queue).consume(handle)
+        client.queue(queue).push(1)
+        heard: list[str] = []
+        hidden = client.queue(queue).limit(1).consume(lambda _: handle(None))
+        consumed = hidden.on_error(lambda _, error: heard.append(str(error))).run()
+        assert consumed == Consumed(succeeded=0, failed=1)
+        assert heard == ["<lambda> is async; use the async client (hark.connect)"]
+
+
+def test_a_handler_that_yields_was_not_run_in_a_thread_either(url: str, queue: str) -> None:
+    def steps(_message: object) -> Iterator[int]:
+        yield 1
+
+    with hark.sync.connect(url) as client:
+        client.queue(queue).push(1)
+        assert client.queue(queue).limit(1).consume(steps).run() == Consumed(succeeded=0, failed=1)

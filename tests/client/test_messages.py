@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 
-import hark
 from hark.client.client import Client
 from hark.client.delivery.leases import Lost
 from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput, LeaseLost
 from hark.polling import PollingStrategy
 from tests.client.deliveries import attempts, taken
-from tests.client.test_leases import FakeServer
 from tests.client.transports import Recorder, until_waiting
 
 
@@ -24,23 +22,6 @@ class Order(msgspec.Struct):
     """What the tests push."""
 
     id: int
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[Client]:
-    async with hark.connect(url) as opened:
-        yield opened
-
-
-async def held(client: Client, queue: str) -> int:
-    """How many messages the group `g` has on leases."""
-    return sum(group.in_flight for group in await client.groups.list(queue) if group.name == "g")
-
-
-async def until_free(client: Client, queue: str) -> None:
-    """Return when nothing of the group `g` is on a lease."""
-    while await held(client, queue):
-        pass
 
 
 # What can be read -----------------------------------------------------------------------------------------
@@ -67,15 +48,35 @@ async def test_data_is_decoded_once_and_into_types(client: Client, queue: str) -
         message.decode(int)
 
 
+async def test_push_many_takes_data_and_messages_with_options(client: Client, queue: str) -> None:
+    orders = client.queue(queue)
+    pushed = await orders.push_many([1, orders.message(2, key="two", priority=3), msgspec.Raw(b"[ 3 ]")])
+    assert [one.status for one in pushed] == ["queued"] * 3
+    messages = await orders.batch(10).pop()
+    assert [(message.raw, message.priority) for message in messages] == [(b"1", 0), (b"2", 3), (b"[ 3 ]", 0)]
+    assert messages[1].transaction_id == "two"
+
+
+async def test_a_lease_may_be_shorter_than_the_queue_says(client: Client, queue: str) -> None:
+    await client.queue(queue).push(1)
+    [message] = await client.queue(queue).lease(5).pop()
+    assert await client.queue(queue).pop() == []
+    until = await message.renew(60)
+    assert timedelta(seconds=30) < until - datetime.now(UTC) < timedelta(seconds=90)
+
+
 # How they are settled -------------------------------------------------------------------------------------
 
 
-async def test_a_block_that_ends_well_acks(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
-    [message] = await client.queue(queue).group("g").pop()
-    async with message:
-        assert message.settled is None
-    assert message.settled == "completed"
+async def test_a_block_that_ends_well_acks_unless_it_was_settled_inside(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2])
+    for inside, settled in (("retry", "retry"), ("ack", "completed"), (None, "completed")):
+        [message] = await client.queue(queue).group("g").pop()
+        async with message:
+            assert message.settled is None
+            if inside is not None:
+                await getattr(message, inside)()
+        assert message.settled == settled
     assert (await client.queue(queue).group("g").depth()).pending == 0
 
 
@@ -115,48 +116,16 @@ async def test_a_long_traceback_keeps_its_end(client: Client, queue: str) -> Non
     assert letter.error.rstrip().endswith('raise ValueError("x" * 6000)')
 
 
-async def test_a_cancelled_block_hands_back_uncounted(client: Client, queue: str) -> None:
+async def test_a_failure_counts_may_be_delayed_and_may_be_the_last(client: Client, queue: str) -> None:
     await client.queue(queue).push(1)
-    [message] = await client.queue(queue).group("g").pop()
-    began = asyncio.Event()
-
-    async def work() -> None:
-        async with message:
-            began.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await began.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert attempts(await client.queue(queue).group("g").pop()) == [(1, 1)]
-
-
-async def test_what_was_settled_inside_the_block_stays_so(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many([1, 2])
-    for verdict in ("retry", "ack"):
-        [message] = await client.queue(queue).group("g").pop()
-        async with message:
-            await getattr(message, verdict)()
-        assert message.settled == {"ack": "completed"}.get(verdict, verdict)
-    assert (await client.queue(queue).group("g").depth()).pending == 1
-
-
-async def test_a_failure_counts_and_may_be_delayed(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many([1])
     [message] = await client.queue(queue).group("g").pop()
     await message.nack("not now")
     [again] = await client.queue(queue).group("g").pop()
     assert again.attempt == 2
     await again.nack("later", delay=3600)
     assert await client.queue(queue).group("g").pop() == []
-
-
-async def test_a_dead_letter_has_its_reason(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
-    [message] = await client.queue(queue).pop()
-    assert (await message.dead_letter("nobody wants it")).dead_lettered
+    [other] = await client.queue(queue).pop()
+    assert (await other.dead_letter("nobody wants it")).dead_lettered
     assert [letter.error async for letter in client.queue(queue).dlq()] == ["nobody wants it"]
 
 
@@ -182,18 +151,16 @@ async def test_a_lost_lease_makes_the_ack_fail(client: Client, queue: str) -> No
         assert lost.value.code == "lease_lost"
 
 
-async def test_the_error_of_a_block_wins_over_a_lost_lease(client: Client, queue: str) -> None:
+async def test_a_block_under_a_lease_that_is_gone_is_not_begun_and_its_own_error_wins(
+    client: Client, queue: str
+) -> None:
     await client.queue(queue).push(1)
     [message] = await client.queue(queue).group("g").pop()
     with pytest.raises(ValueError, match="mine") as raised:
         async with message:
-            await client.groups.seek("g", queue, to_end=True)
+            await client.groups.seek("g", queue, offset=1)
             raise ValueError("mine")
     assert "could not be handed back" in raised.value.__notes__[0]
-
-
-async def test_a_block_is_not_begun_under_a_lease_that_is_gone(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
     [message] = await client.queue(queue).group("g").pop()
     await client.groups.seek("g", queue, to_end=True)
     with pytest.raises(LeaseLost):
@@ -224,12 +191,19 @@ async def test_messages_end_at_the_limit(client: Client, queue: str) -> None:
     assert await taken(client, queue, "g") == [6, 7, 8]
 
 
-async def test_messages_wait_for_what_comes(client: Client, queue: str) -> None:
+async def test_messages_wait_for_what_comes_and_a_wait_that_is_cancelled_takes_nothing(
+    client: Client, queue: str
+) -> None:
     messages = client.queue(queue).group("g").messages()
-    first = asyncio.ensure_future(anext(messages))
+    cancelled = asyncio.ensure_future(anext(messages))
+    await until_waiting(client.caller.transport, queue)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    step = asyncio.ensure_future(anext(messages))
     await until_waiting(client.caller.transport, queue)
     await client.queue(queue).push("hello")
-    assert (await first).data == "hello"
+    assert attempts([await step]) == [("hello", 1)]
     await messages.aclose()
 
 
@@ -239,30 +213,10 @@ async def test_messages_end_when_nothing_came_for_the_idle_time(client: Client, 
     assert seen == [1]
 
 
-async def test_break_hands_back_what_was_not_begun(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many(range(5))
-    async for message in client.queue(queue).group("g").batch(5).messages():
-        async with message:
-            break
-    await until_free(client, queue)
-    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(1, 1), (2, 1), (3, 1), (4, 1)]
-
-
-async def test_an_exception_hands_back_what_was_not_begun(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many(range(3))
-
-    async def consume() -> None:
-        async for message in client.queue(queue).group("g").batch(3).messages():
-            async with message:
-                raise ValueError
-
-    with pytest.raises(ValueError):  # Its own.
-        await consume()
-    await until_free(client, queue)
-    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(0, 2), (1, 1), (2, 1)]
-
-
-async def test_cancellation_hands_back_what_was_not_begun(client: Client, queue: str) -> None:
+@pytest.mark.parametrize("how", ["break", "exception", "cancellation"])
+async def test_however_an_iteration_is_left_what_was_not_begun_is_handed_back(
+    client: Client, queue: str, how: str
+) -> None:
     await client.queue(queue).push_many(range(3))
     began = asyncio.Event()
 
@@ -270,17 +224,24 @@ async def test_cancellation_hands_back_what_was_not_begun(client: Client, queue:
         async for message in client.queue(queue).group("g").batch(3).messages():
             async with message:
                 began.set()
+                if how == "break":
+                    break
+                if how == "exception":
+                    raise ValueError
                 await asyncio.Event().wait()
 
     task = asyncio.create_task(consume())
     await began.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    del task
+    if how == "cancellation":
+        task.cancel()
+    [ended] = await asyncio.gather(task, return_exceptions=True)
+    assert type(ended) is {"break": type(None), "exception": ValueError, "cancellation": asyncio.CancelledError}[how]
+    del task, ended
     gc.collect()
-    await until_free(client, queue)
-    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(0, 1), (1, 1), (2, 1)]
+    while sum(group.in_flight for group in await client.groups.list(queue) if group.name == "g"):
+        pass
+    left = {"break": [(1, 1), (2, 1)], "exception": [(0, 2), (1, 1), (2, 1)], "cancellation": [(0, 1), (1, 1), (2, 1)]}
+    assert attempts(await client.queue(queue).group("g").batch(9).pop()) == left[how]
 
 
 async def test_closing_an_iteration_hands_back_at_once(client: Client, queue: str) -> None:
@@ -288,18 +249,6 @@ async def test_closing_an_iteration_hands_back_at_once(client: Client, queue: st
     async with client.queue(queue).group("g").batch(3).messages() as messages:
         await (await anext(messages)).ack()
     assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(1, 1), (2, 1)]
-
-
-async def test_a_wait_that_is_cancelled_takes_nothing_with_it(client: Client, queue: str) -> None:
-    messages = client.queue(queue).group("g").messages()
-    step = asyncio.ensure_future(anext(messages))
-    await until_waiting(client.caller.transport, queue)
-    step.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await step
-    await client.queue(queue).push(1)
-    assert (await anext(messages)).data == 1
-    await messages.aclose()
 
 
 async def test_what_follows_a_failure_comes_again_in_order(client: Client, queue: str) -> None:
@@ -341,14 +290,6 @@ async def test_renewing_can_be_switched_off(client: Client, queue: str, renew: b
     await client.queue(queue).push(1)
     async with client.queue(queue).group("g").renew_lease(renew).messages() as messages, await anext(messages):
         assert (await client.keeper()).held == renew
-
-
-async def test_leases_are_renewed_at_the_interval_that_was_said() -> None:
-    server = FakeServer()
-    async with server.keeping(3.5) as keeper:
-        keeper.hold("lease", 60, every=1.0)
-    assert server.times() == [1.0, 2.0, 3.0]
-    assert {seconds for _, _, seconds in server.asked} == {60}
 
 
 async def test_the_interval_of_the_builder_reaches_the_keeper(client: Client, queue: str) -> None:
