@@ -18,7 +18,7 @@ from hark.polling import PollingStrategy
 from hark.polling.poller import Poller, pause
 from hark.worker.feed import Answered, Feed
 from hark.worker.held import Ended, Held
-from tests.worker.workers import SECONDS
+from tests.worker.workers import SECONDS, wire_message
 
 
 class ScriptedServer:
@@ -36,25 +36,7 @@ class ScriptedServer:
 
     def answer_pop(self, *ids: str, lease: str = "lease") -> None:
         """The next pop gets these messages."""
-        messages = [
-            {
-                "id": one,
-                "transactionId": one,
-                "traceId": None,
-                "data": {"task": "t"},
-                "producerSub": None,
-                "createdAt": "2030-01-01T00:00:00Z",
-                "partitionId": "p",
-                "partition": "Default",
-                "leaseId": lease,
-                "consumerGroup": "g",
-                "queue": "q",
-                "offset": 1,
-                "priority": 0,
-                "deliveryAttempt": 1,
-            }
-            for one in ids
-        ]
+        messages = [wire_message(one, lease) for one in ids]
         self._pops.put_nowait(Answer(200 if ids else 204, msgspec.json.encode({"messages": messages})))
 
     def fail_pop(self, error: HarkError) -> None:

@@ -83,8 +83,7 @@ async def test_a_worker_whose_slots_are_all_held_by_functions_that_do_not_end_is
                 pass
 
 
-async def test_health_answers_while_a_handler_blocks_the_loop(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_health_answers_while_a_handler_blocks_the_loop(worker: Worker) -> None:
     answers: list[int] = []
 
     @worker.task
@@ -126,22 +125,14 @@ async def test_metrics_have_polling_tasks_and_middleware(server_url: str, queue:
     assert 'worker_task_seconds_count{outcome="ok",task="work"} 1.0' in text
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/", 404), ("POST", "/health", 405), ("HEAD", "/health", 200)]
-)
-async def test_other_requests_are_refused(server_url: str, queue: str, method: str, path: str, status: int) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_other_requests_are_refused_and_a_port_that_is_taken_is_a_clear_error(
+    server_url: str, queue: str, worker: Worker
+) -> None:
     async with running(worker, health=ANY_PORT):
-        answer = await get(worker, path, method)
-    assert answer.status_code == status
-
-
-async def test_a_port_that_is_taken_is_a_clear_error(server_url: str, queue: str) -> None:
-    worker, second = Worker(server_url, queue=queue), Worker(server_url, queue=queue)
-    async with running(worker, health=ANY_PORT):
-        await get(worker, "/health")
+        for method, path, status in (("GET", "/", 404), ("POST", "/health", 405), ("HEAD", "/health", 200)):
+            assert (await get(worker, path, method)).status_code == status
         with pytest.raises(InvalidInput, match="can't be listened on"):
-            await burst(second, health=("127.0.0.1", worker.health_port))
+            await burst(Worker(server_url, queue=queue), health=("127.0.0.1", worker.health_port))
 
 
 async def test_a_server_that_is_away_for_long_is_seen_in_the_health(
@@ -162,8 +153,7 @@ async def test_a_server_that_is_away_for_long_is_seen_in_the_health(
     await client.close()
 
 
-async def test_statistics_tell_what_was_done(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_statistics_tell_what_was_done(worker: Worker) -> None:
 
     @worker.task
     async def work() -> None: ...

@@ -159,8 +159,7 @@ async def test_middleware_sees_which_task_pushes_from_a_loop_and_from_a_thread(s
     assert sorted(parents) == ["in_loop", "in_thread", "nobody"]
 
 
-async def test_the_current_task_is_known_inside_of_it_only(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_the_current_task_is_known_inside_of_it_only(queue: str, worker: Worker) -> None:
     seen: list[TaskContext] = []
 
     @worker.task

@@ -1,13 +1,18 @@
-"""Tasks pushed: what is sent, what is refused, and what is sent only once."""
+"""Tasks pushed: arguments are bound and checked, what is refused sends nothing, and what is sent only once."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from hark.errors import HarkError, InvalidInput
 from hark.worker import RetryPolicy, Worker, WrongArguments
+from hark.worker.arguments import Signature
 from tests.worker.workers import ask, burst
 
 
@@ -15,8 +20,7 @@ def print_nothing() -> None:
     """A task."""
 
 
-async def test_a_task_called_is_the_function_itself(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_task_called_is_the_function_itself(worker: Worker) -> None:
 
     @worker.task
     async def double(value: int) -> int:
@@ -46,15 +50,13 @@ async def test_wrong_arguments_send_nothing(server_url: str, queue: str) -> None
         assert queue not in [one["name"] for one in (await ask(server_url, "resources/queues"))["queues"]]
 
 
-async def test_two_tasks_of_one_name_are_refused(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_two_tasks_of_one_name_are_refused(worker: Worker) -> None:
     worker.task("same")(print_nothing)
     with pytest.raises(InvalidInput, match="'same' already"):
         worker.task("same")(print_nothing)
 
 
-async def test_a_push_can_have_a_policy_of_its_own(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_push_can_have_a_policy_of_its_own(worker: Worker) -> None:
 
     @worker.task(retry=RetryPolicy.schedule([3600]))
     async def explode() -> None:
@@ -65,16 +67,14 @@ async def test_a_push_can_have_a_policy_of_its_own(server_url: str, queue: str) 
     assert (summary.totals.failed, summary.totals.dead) == (2, 1)
 
 
-async def test_a_delayed_task_waits_on_the_server(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_delayed_task_waits_on_the_server(worker: Worker) -> None:
     worker.task("later")(print_nothing)
     await worker.tasks["later"].push(delay=3600)
     await worker.tasks["later"].options(delay=3600).push()
     assert (await burst(worker)).totals.done == 0
 
 
-async def test_unique_tasks_are_pushed_once_while_they_are_kept(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_unique_tasks_are_pushed_once_while_they_are_kept(worker: Worker) -> None:
 
     @worker.task(unique=True)
     async def greet(name: str, times: int = 1) -> None: ...
@@ -82,21 +82,16 @@ async def test_unique_tasks_are_pushed_once_while_they_are_kept(server_url: str,
     @worker.task(unique=("name",))
     async def invite(name: str, day: int) -> None: ...
 
+    clean_up = worker.task("clean_up", unique=True)(print_nothing)
+    assert [(await clean_up.push()).status for _ in range(2)] == ["queued", "duplicate"]
     assert (await greet.push("Ada")).status == "queued"
     assert (await greet.push(name="Ada", times=1)).status == "duplicate"
     assert (await greet.push("Ada", times=2)).status == "queued"
     assert (await invite.push("Ada", 1)).status == "queued"
     assert (await invite.push("Ada", 2)).status == "duplicate"
-    assert (await burst(worker)).totals.done == 3
+    assert (await burst(worker)).totals.done == 4
     # Done, but kept: it still counts.
     assert (await greet.push("Ada")).status == "duplicate"
-    await worker.close()
-
-
-async def test_a_unique_task_without_arguments_is_pushed_once(server_url: str, queue: str) -> None:
-    async with Worker(server_url, queue=queue) as worker:
-        clean_up = worker.task("clean_up", unique=True)(print_nothing)
-        assert [(await clean_up.push()).status for _ in range(2)] == ["queued", "duplicate"]
 
 
 async def test_a_unique_task_whose_default_has_no_place_in_json_is_refused(queue: str) -> None:
@@ -132,8 +127,7 @@ async def test_priority_goes_first(server_url: str, queue: str) -> None:
     assert seen == ["highest", "high", "low"]
 
 
-async def test_a_function_in_a_thread_can_push(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_function_in_a_thread_can_push(worker: Worker) -> None:
     seen: list[int] = []
 
     @worker.task
@@ -147,3 +141,138 @@ async def test_a_function_in_a_thread_can_push(server_url: str, queue: str) -> N
     assert seen == [2, 1, 0]
     with pytest.raises(HarkError, match=r"await task\.push"):
         count.push_sync(1)
+
+
+# Arguments: bound and checked at push, decoded and checked at the worker ---------------------------------------
+
+
+class Address(msgspec.Struct):
+    """A nested argument."""
+
+    street: str
+    number: int = 1
+
+
+async def send(to: str, subject: str = "hi", *, copies: Annotated[int, msgspec.Meta(ge=1)] = 1) -> None:
+    """A task."""
+
+
+def deliver(address: Address, when: datetime, tags: list[str] | None = None) -> None:
+    """A task with rich types."""
+
+
+def test_arguments_by_position_and_by_name_are_the_same_message() -> None:
+    signature = Signature("send", send)
+    assert bytes(signature.encode(("a", "b"), {})) == bytes(signature.encode((), {"to": "a", "subject": "b"}))
+
+
+def test_what_is_left_to_its_default_is_not_sent() -> None:
+    signature = Signature("send", send)
+    encoded = signature.encode(("a",), {})
+    assert bytes(encoded) == b'{"to":"a"}'
+    assert signature.decode(encoded) == {"to": "a"}
+
+
+def test_rich_types_arrive_as_they_were_sent() -> None:
+    signature = Signature("deliver", deliver)
+    when = datetime(2030, 1, 2, tzinfo=UTC)
+    encoded = signature.encode((Address("Main", 7), when), {"tags": ["x"]})
+    assert signature.decode(encoded) == {"address": Address("Main", 7), "when": when, "tags": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((), {}, "argument 'to' is missing"),
+        ((), {"to": 5}, "argument 'to': expected `str`, got `int`"),
+        ((), {"to": "a", "topic": "b"}, "there is no argument 'topic'; it takes to, subject, copies"),
+        (("a",), {"to": "b"}, "argument 'to' was given twice"),
+        (("a", "b", 3), {}, "takes 2 positional arguments, 3 were given"),
+        ((), {"to": "a", "copies": 0}, "argument 'copies': expected `int` >= 1"),
+        ((), {"to": object()}, "argument 'to' can't be sent as JSON"),
+        ((), {"to": None}, "argument 'to': expected `str`, got `null`"),
+    ],
+    ids=["missing", "type", "unknown", "twice", "too-many", "bound", "not-json", "null"],
+)
+def test_wrong_arguments_are_named(args: tuple[Any, ...], kwargs: dict[str, Any], text: str) -> None:
+    with pytest.raises(WrongArguments) as caught:
+        Signature("send", send).encode(args, kwargs)
+    assert text in str(caught.value)
+    assert "'send'" in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_nested_value_of_a_wrong_type_names_its_argument() -> None:
+    with pytest.raises(WrongArguments, match="argument 'address'"):
+        Signature("deliver", deliver).encode((), {"address": {"street": 1}, "when": datetime.now(UTC)})
+
+
+def test_arguments_that_came_and_do_not_fit_are_refused() -> None:
+    with pytest.raises(WrongArguments, match="argument 'to' is missing"):
+        Signature("send", send).decode(b"{}")
+    with pytest.raises(WrongArguments, match="can't be read"):
+        Signature("send", send).decode(b"[1]")
+
+
+def _many(*values: int) -> None: ...
+def _any(**values: int) -> None: ...
+def _delayed(delay: int) -> None: ...
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+async def _async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+def _unresolved(value: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821  # That is the point.
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (_many, "values can't be a parameter"),
+        (_any, "values can't be a parameter"),
+        (_delayed, "'delay' is an option of push; give it another name"),
+        (_unresolved, "an annotation can't be resolved"),
+        (_generator, "a generator does nothing when it is called"),
+        (_async_generator, "a generator does nothing when it is called"),
+    ],
+    ids=["args", "kwargs", "delay", "annotation", "generator", "async-generator"],
+)
+def test_functions_that_can_be_no_task_are_refused_when_they_are_made_one(
+    function: Callable[..., object], text: str
+) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        Signature("task", function)
+
+
+def test_positional_only_parameters_are_called_by_position() -> None:
+    def add(first: int, second: int = 10, /, *, third: int = 100) -> int:
+        return first + second + third
+
+    signature = Signature("add", add)
+    encoded = signature.encode((1,), {"third": 3})
+    assert signature.call(add, signature.decode(encoded)) == 14
+    with pytest.raises(WrongArguments, match="'first' is positional only"):
+        signature.encode((), {"first": 1})
+
+
+def test_a_unique_key_depends_on_the_values_and_not_on_how_they_were_given() -> None:
+    signature = Signature("send", send)
+
+    def key(*args: Any, **kwargs: Any) -> str:
+        return signature.unique_key(signature.encode(args, kwargs), signature.names)
+
+    assert key("a") == key(to="a", subject="hi") == key("a", copies=1)
+    assert key("a") != key("b")
+    assert key("a") != key("a", "ho")
+    assert signature.unique_key(signature.encode(("a", "x"), {}), ("to",)) == signature.unique_key(
+        signature.encode(("a", "y"), {}), ("to",)
+    )
+
+
+def test_a_unique_key_belongs_to_its_task() -> None:
+    first, second = Signature("one", send), Signature("two", send)
+    encoded = first.encode(("a",), {})
+    assert first.unique_key(encoded, ("to",)) != second.unique_key(encoded, ("to",))

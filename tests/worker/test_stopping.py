@@ -1,24 +1,29 @@
-"""A worker that stops in its own loop, by a call or by cancellation."""
+"""A worker that stops, by a call or by cancellation, and within its grace period."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.transport.api import ConnectionFailed
 from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError
+from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
-from tests.worker.workers import SECONDS, ask, burst, push_raw, running, until_it_waits
+from hark.worker.options import plan_for
+from hark.worker.shift import Shift
+from tests.worker.workers import SECONDS, ask, burst, push_raw, running, until_it_waits, wire_message
 
 
-async def test_running_handlers_finish_when_the_worker_stops(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_running_handlers_finish_when_the_worker_stops(worker: Worker) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     @worker.task
@@ -40,8 +45,9 @@ async def test_running_handlers_finish_when_the_worker_stops(server_url: str, qu
     assert (found.summary.totals.done, found.summary.totals.handed_back) == (1, 0)
 
 
-async def test_an_idle_worker_stops_at_once_although_its_poll_waits(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_an_idle_worker_stops_at_once_although_its_poll_waits(
+    server_url: str, queue: str, worker: Worker
+) -> None:
     began = time.monotonic()
     async with running(worker, timeout_ms=30_000):
         await until_it_waits(server_url, queue)
@@ -49,10 +55,7 @@ async def test_an_idle_worker_stops_at_once_although_its_poll_waits(server_url: 
     assert time.monotonic() - began < 5
 
 
-async def test_a_handler_that_does_not_finish_is_cancelled_and_handed_back_uncounted(
-    server_url: str, queue: str
-) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_handler_that_does_not_finish_is_cancelled_and_handed_back_uncounted(worker: Worker) -> None:
     started = asyncio.Event()
     attempts: list[int] = []
 
@@ -73,9 +76,8 @@ async def test_a_handler_that_does_not_finish_is_cancelled_and_handed_back_uncou
 
 
 async def test_a_handler_that_will_not_be_cancelled_is_abandoned(
-    server_url: str, queue: str, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = Worker(server_url, queue=queue)
     started, release = asyncio.Event(), asyncio.Event()
 
     @worker.task
@@ -96,10 +98,7 @@ async def test_a_handler_that_will_not_be_cancelled_is_abandoned(
     assert "1 did not end" in caplog.text
 
 
-async def test_a_function_in_a_thread_is_handed_back_at_the_end_of_the_grace_period(
-    server_url: str, queue: str
-) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_function_in_a_thread_is_handed_back_at_the_end_of_the_grace_period(worker: Worker) -> None:
     started, release = threading.Event(), threading.Event()
 
     @worker.task
@@ -116,8 +115,7 @@ async def test_a_function_in_a_thread_is_handed_back_at_the_end_of_the_grace_per
     assert (await burst(worker)).totals.done == 1
 
 
-async def test_cancelling_run_hands_back_too(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_cancelling_run_hands_back_too(worker: Worker) -> None:
     started = asyncio.Event()
     attempts: list[int] = []
 
@@ -139,8 +137,7 @@ async def test_cancelling_run_hands_back_too(server_url: str, queue: str) -> Non
     assert attempts == [1, 1]
 
 
-async def test_a_worker_runs_once_at_a_time_but_again_after_that(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_worker_runs_once_at_a_time_but_again_after_that(worker: Worker) -> None:
     async with running(worker) as first:
         with pytest.raises(HarkError, match="runs already"):
             await worker.run()
@@ -164,8 +161,7 @@ async def test_a_group_that_is_ordered_ends_the_run_with_a_clear_error(server_ur
     assert caught.value.code == "group_mode_conflict"
 
 
-async def test_a_handler_may_stop_its_worker(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_handler_may_stop_its_worker(worker: Worker) -> None:
 
     @worker.task
     async def last() -> None:
@@ -182,3 +178,135 @@ async def test_a_burst_does_not_wait_for_a_server_that_is_away(queue: str) -> No
     with pytest.raises(ConnectionFailed):
         await burst(Worker(client=client, queue=queue))
     await client.close()
+
+
+# The grace period counts from the call to stop, and nothing makes a run last longer ----------------------------
+
+
+AN_HOUR = 3600
+
+
+async def push_one_that_waits(worker: Worker) -> asyncio.Event:
+    """Push a task that waits until it is cancelled; the event is set when it runs."""
+    started = asyncio.Event()
+
+    @worker.task
+    async def work() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await work.push()
+    return started
+
+
+async def test_the_grace_period_counts_from_the_call_although_the_loop_is_late(
+    server_url: str, queue: str, worker: Worker
+) -> None:
+    started = await push_one_that_waits(worker)
+    late = 0.0
+    plan = plan_for(WorkerRunOptions(grace_seconds=AN_HOUR, handle_signals=False), lease=10 * AN_HOUR)
+    transport = HttpTransport(server_url)
+    shift = Shift(
+        transport, queue, QUEUE_MODE, worker.tasks, (), plan, name="late", monotonic=lambda: time.monotonic() + late
+    )
+    run = asyncio.create_task(shift.run())
+    async with asyncio.timeout(SECONDS):
+        await started.wait()
+        shift.stop()
+        late = AN_HOUR  # A handler blocks the loop for as long: nobody could do anything until now.
+        summary = await run
+    await transport.close()
+    assert summary.totals.handed_back == 1
+
+
+async def test_a_run_that_is_cancelled_while_it_stops_says_so(worker: Worker) -> None:
+    started, stopping = await push_one_that_waits(worker), asyncio.Event()
+    run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=AN_HOUR)))
+    async with asyncio.timeout(SECONDS):
+        await started.wait()
+        asking = asyncio.create_task(worker.stop())
+        while not stopping.is_set():
+            await asyncio.sleep(0)
+            if worker.stats is not None and worker.stats.stopping:
+                stopping.set()
+        for _ in range(10):  # It lets the handler finish now.
+            await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await asking
+
+
+class HalfServer:
+    """Gives one task, takes settlements, and never answers a push."""
+
+    def __init__(self) -> None:
+        self.pushed = asyncio.Event()
+        self.statuses: list[str] = []
+        self._popped = False
+
+    async def pop(self, _request: web.Request) -> web.Response:
+        """The task, once."""
+        if self._popped:
+            await asyncio.Event().wait()
+        self._popped = True
+        message = wire_message("1", task="work", group=QUEUE_MODE)
+        return web.json_response({"messages": [message]})
+
+    async def push(self, _request: web.Request) -> web.Response:
+        """Nobody hears of it again."""
+        self.pushed.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def ack(self, request: web.Request) -> web.Response:
+        """All is well."""
+        items = (await request.json())["acknowledgments"]
+        self.statuses += [item.get("status", "completed") for item in items]
+        return web.json_response([{"success": True} for _ in items])
+
+
+@asynccontextmanager
+async def half_server(server: HalfServer) -> AsyncIterator[str]:
+    """Run it in this loop; its URL."""
+    app = web.Application()
+    app.router.add_get("/api/v1/pop/queue/q", server.pop)
+    app.router.add_post("/api/v1/push", server.push)
+    app.router.add_post("/api/v1/ack/batch", server.ack)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_push_that_nobody_answers_does_not_hold_up_the_end() -> None:
+    server = HalfServer()
+    async with half_server(server) as url:
+        worker = Worker(url, queue="q")
+
+        @worker.task
+        async def work() -> None:
+            await work.push()
+
+        run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=0.5)))
+        async with asyncio.timeout(SECONDS):  # A push alone waits for longer.
+            await server.pushed.wait()
+            await worker.stop()
+            summary = await run
+    assert summary.totals.handed_back == 1
+    assert server.statuses == ["retry"]
+
+
+async def test_without_a_grace_period_nothing_is_waited_for(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hark.worker")
+    started = await push_one_that_waits(worker)
+    run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=0)))
+    async with asyncio.timeout(SECONDS):
+        await started.wait()
+        await worker.stop()
+        assert (await run).totals.handed_back == 1
+    assert "1 still running, with 0.0 s to finish" in caplog.text

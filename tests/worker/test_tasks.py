@@ -1,16 +1,20 @@
-"""Tasks run: what a handler does becomes what the server has."""
+"""Tasks run: what a handler does becomes what the server has, whatever a stop or a time limit makes of it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from hark.client.delivery.sources import Delivered
 from hark.worker import Discard, Retry, RetryPolicy, Worker, current
-from tests.worker.workers import ask, burst, dead_letters, push_raw, running
+from hark.worker.held import Ended, Held
+from hark.worker.running import Workbench
+from tests.worker.workers import SECONDS, ask, burst, dead_letters, push_raw, running
 
 AT_ONCE = RetryPolicy.schedule([0, 0])
 
@@ -19,8 +23,7 @@ def print_nothing() -> None:
     """A task."""
 
 
-async def test_a_pushed_task_runs_with_its_arguments(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_pushed_task_runs_with_its_arguments(worker: Worker) -> None:
     seen: list[tuple[str, int]] = []
 
     @worker.task("greet")
@@ -35,8 +38,7 @@ async def test_a_pushed_task_runs_with_its_arguments(server_url: str, queue: str
     assert summary.tasks["greet"].done == 2
 
 
-async def test_a_function_that_is_not_async_runs_in_a_thread_with_the_context(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_function_that_is_not_async_runs_in_a_thread_with_the_context(worker: Worker) -> None:
     seen: list[tuple[str, int, bool]] = []
 
     @worker.task
@@ -77,101 +79,60 @@ async def test_functions_in_threads_run_side_by_side(server_url: str, queue: str
     assert (await burst(worker)).totals.done == 3
 
 
-async def test_a_failure_is_tried_again_and_ends_in_the_dead_letters_with_its_traceback(
-    server_url: str, queue: str
+NEVER = RetryPolicy.never()
+IN_AN_HOUR = RetryPolicy.schedule([3600])
+BUSY = Retry(after=0, reason="the line is busy")
+
+RAISED: dict[str, tuple[RetryPolicy, list[BaseException | None], list[int], dict[str, int], str]] = {
+    # What it raises, the attempts that it is run as, what is counted, and how the text of its dead letter begins.
+    "an error": (AT_ONCE, [ValueError("no")], [1, 2, 3], {"failed": 3, "retried": 2, "dead": 1}, "ValueError: no\n"),
+    "an error that is never retried": (NEVER, [ValueError("no")], [1], {"failed": 1, "dead": 1}, "ValueError: no\n"),
+    "an error that is retried in an hour": (IN_AN_HOUR, [ValueError("no")], [1], {"failed": 1, "retried": 1}, ""),
+    "an error, once": (AT_ONCE, [ValueError("no"), None], [1, 2], {"failed": 1, "retried": 1, "done": 1}, ""),
+    "a retry at once": (IN_AN_HOUR, [BUSY], [1, 2], {"retried": 1, "dead": 1}, "Retry: the line is busy"),
+    "a retry that is not counted": (
+        NEVER, [Retry(after=0, counted=False)] * 3 + [None], [1, 1, 1, 1], {"retried": 3, "done": 1}, "",
+    ),
+    "a discard": (AT_ONCE, [Discard("the user is gone")], [1], {"discarded": 1}, ""),
+    "a timeout of its own": (NEVER, [TimeoutError("late")], [1], {"failed": 1, "dead": 1}, "TimeoutError: late"),
+    "its own cancellation": (NEVER, [asyncio.CancelledError()], [1], {"handed_back": 1}, ""),
+    "an exit": (NEVER, [SystemExit(3)], [1], {"failed": 1, "dead": 1}, "SystemExit: 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+@pytest.mark.parametrize("case", RAISED)
+async def test_what_a_handler_raises_decides_what_becomes_of_its_task(
+    server_url: str, queue: str, worker: Worker, case: str, in_thread: bool
 ) -> None:
-    worker = Worker(server_url, queue=queue)
-    attempts: list[int] = []
+    policy, raised, attempts, counted, text = RAISED[case]
+    seen: list[int] = []
 
-    @worker.task(retry=AT_ONCE)
-    async def explode(what: str) -> None:
-        attempts.append(current().attempt)
-        raise ValueError(f"no {what}")
+    def work() -> None:
+        seen.append(current().attempt)
+        error = raised[min(len(seen), len(raised)) - 1]
+        if error is not None:
+            raise error
 
-    await explode.push("fuel")
-    summary = await burst(worker)
-    assert attempts == [1, 2, 3]
-    assert (summary.totals.failed, summary.totals.retried, summary.totals.dead) == (3, 2, 1)
-    (letter,) = await dead_letters(server_url, queue)
-    assert letter["errorMessage"].startswith("ValueError: no fuel\nTraceback (most recent call last):")
-    assert "in explode" in letter["errorMessage"]
-    assert letter["data"] == {"task": "explode", "arguments": {"what": "fuel"}}
+    async def work_here() -> None:
+        work()
 
-
-async def test_never_retry_means_one_attempt(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-
-    @worker.task(retry=RetryPolicy.never())
-    async def explode() -> None:
-        raise ValueError
-
-    await explode.push()
-    summary = await burst(worker)
-    assert (summary.totals.failed, summary.totals.dead) == (1, 1)
+    task = worker.task("work", retry=policy, timeout=30)(work if in_thread else work_here)
+    await task.push()
+    totals = (await burst(worker)).totals
+    assert seen == attempts
+    names = ("done", "discarded", "retried", "failed", "dead", "handed_back", "lost")
+    assert {name: getattr(totals, name) for name in names if getattr(totals, name)} == counted
+    letters = await dead_letters(server_url, queue)
+    assert len(letters) == counted.get("dead", 0)
+    for letter in letters:
+        assert letter["errorMessage"].startswith(text)
+        assert "Traceback (most recent call last):" in letter["errorMessage"]
+        assert "in work" in letter["errorMessage"]
+        assert letter["data"] == {"task": "work", "arguments": {}}
 
 
-async def test_the_delay_of_a_retry_is_the_policys(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-
-    @worker.task(retry=RetryPolicy.schedule([3600]))
-    async def explode() -> None:
-        raise ValueError
-
-    await explode.push()
-    # The burst ends after the first attempt: the second is not due for an hour.
-    summary = await burst(worker)
-    assert (summary.totals.failed, summary.totals.retried) == (1, 1)
-
-
-async def test_retry_after_comes_again_and_uses_an_attempt(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-    attempts: list[int] = []
-
-    @worker.task(retry=RetryPolicy.schedule([3600]))
-    async def later() -> None:
-        attempts.append(current().attempt)
-        raise Retry(after=0, reason="the line is busy")
-
-    await later.push()
-    summary = await burst(worker)
-    assert attempts == [1, 2]
-    assert (summary.totals.retried, summary.totals.dead, summary.totals.failed) == (1, 1, 0)
-    (letter,) = await dead_letters(server_url, queue)
-    assert letter["errorMessage"].startswith("Retry: the line is busy")
-
-
-async def test_an_uncounted_retry_uses_no_attempt(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-    attempts: list[int] = []
-
-    @worker.task(retry=RetryPolicy.never())
-    async def later() -> None:
-        attempts.append(current().attempt)
-        if len(attempts) < 4:
-            raise Retry(after=0, counted=False)
-
-    await later.push()
-    summary = await burst(worker)
-    assert attempts == [1, 1, 1, 1]
-    assert (summary.totals.done, summary.totals.retried) == (1, 3)
-
-
-async def test_discard_is_done_for_good(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-
-    @worker.task
-    async def obsolete() -> None:
-        raise Discard("the user is gone")
-
-    await obsolete.push()
-    summary = await burst(worker)
-    assert (summary.totals.discarded, summary.totals.done, summary.totals.failed) == (1, 0, 0)
-    assert await dead_letters(server_url, queue) == []
-    assert (await burst(worker)).totals.discarded == 0
-
-
-async def test_an_unknown_task_fails_and_says_which_there_are(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_an_unknown_task_fails_and_says_which_there_are(server_url: str, queue: str, worker: Worker) -> None:
     worker.task("first")(print_nothing)
     worker.task("second")(print_nothing)
     await push_raw(server_url, queue, {"task": "third", "arguments": {}}, backoffSchedule=[])
@@ -193,9 +154,8 @@ async def test_an_unknown_task_fails_and_says_which_there_are(server_url: str, q
     ids=["type", "missing", "unknown", "other-object", "list", "null"],
 )
 async def test_what_can_never_run_is_a_dead_letter_at_once(
-    server_url: str, queue: str, payload: object, text: str
+    server_url: str, queue: str, worker: Worker, payload: object, text: str
 ) -> None:
-    worker = Worker(server_url, queue=queue)
 
     @worker.task
     async def greet(name: str) -> None: ...
@@ -207,8 +167,9 @@ async def test_what_can_never_run_is_a_dead_letter_at_once(
     assert text in letter["errorMessage"]
 
 
-async def test_a_message_that_fits_no_task_does_not_disturb_its_neighbours(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_message_that_fits_no_task_does_not_disturb_its_neighbours(
+    server_url: str, queue: str, worker: Worker
+) -> None:
 
     @worker.task
     async def greet(name: str) -> None: ...
@@ -219,8 +180,9 @@ async def test_a_message_that_fits_no_task_does_not_disturb_its_neighbours(serve
     assert (summary.totals.done, summary.totals.dead) == (3, 6)
 
 
-async def test_an_async_handler_that_takes_too_long_is_cancelled_and_fails(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_an_async_handler_that_takes_too_long_is_cancelled_and_fails(
+    server_url: str, queue: str, worker: Worker
+) -> None:
     cancelled = asyncio.Event()
 
     @worker.task(timeout=0.05, retry=RetryPolicy.never())
@@ -238,19 +200,6 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_fails(serve
     (letter,) = await dead_letters(server_url, queue)
     assert letter["errorMessage"].startswith("timed out after 0.05 s")
     assert "in slow" in letter["errorMessage"]  # Where it was.
-
-
-async def test_a_timeout_of_the_handlers_own_is_an_error_like_any_other(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-
-    @worker.task(timeout=30, retry=RetryPolicy.never())
-    async def slow() -> None:
-        raise TimeoutError("the bank did not answer")
-
-    await slow.push()
-    await burst(worker)
-    (letter,) = await dead_letters(server_url, queue)
-    assert letter["errorMessage"].startswith("TimeoutError: the bank did not answer")
 
 
 async def test_a_function_in_a_thread_that_takes_too_long_fails_at_once_and_keeps_its_slot(
@@ -281,36 +230,7 @@ async def test_a_function_in_a_thread_that_takes_too_long_fails_at_once_and_keep
     assert saw_the_end == [True]
 
 
-async def test_a_handler_that_cancels_itself_hands_its_task_back(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-
-    @worker.task(retry=RetryPolicy.never())
-    async def cancel() -> None:
-        raise asyncio.CancelledError
-
-    await cancel.push()
-    summary = await burst(worker)
-    assert (summary.totals.handed_back, summary.totals.dead) == (1, 0)
-
-
-async def test_a_handler_that_calls_exit_fails_and_the_worker_goes_on(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
-
-    @worker.task(retry=RetryPolicy.never())
-    def leave() -> None:
-        raise SystemExit(3)
-
-    @worker.task(retry=RetryPolicy.never())
-    async def leave_too() -> None:
-        raise SystemExit(3)
-
-    await leave.push()
-    await leave_too.push()
-    assert (await burst(worker)).totals.dead == 2
-
-
-async def test_a_burst_also_runs_what_its_tasks_push(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_burst_also_runs_what_its_tasks_push(worker: Worker) -> None:
     seen: list[int] = []
 
     @worker.task
@@ -324,8 +244,7 @@ async def test_a_burst_also_runs_what_its_tasks_push(server_url: str, queue: str
     assert seen == [3, 2, 1, 0]
 
 
-async def test_a_type_that_fails_to_be_read_fails_its_task_alone(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue)
+async def test_a_type_that_fails_to_be_read_fails_its_task_alone(server_url: str, queue: str, worker: Worker) -> None:
 
     @worker.task
     async def greet(person: Person) -> None: ...
@@ -351,3 +270,72 @@ class Person(msgspec.Struct):
     def __post_init__(self) -> None:
         if not self.name:
             raise LookupError("nobody")
+
+
+# Where handlers run: what a stop, a time limit and a thread's end make of each other ---------------------------
+
+
+class Bench:
+    """A workbench with one task, and what it tells."""
+
+    def __init__(self, function: Callable[[], Any], timeout: float | None = None) -> None:
+        worker = Worker(queue="q")
+        worker.task("t", timeout=timeout, retry=RetryPolicy.never())(function)
+        self.told: asyncio.Queue[Ended] = asyncio.Queue()
+        self.slots = 0
+        self.bench = Workbench(worker.tasks, (), worker_id="w", concurrency=2, finished=self._finished)
+
+    def start(self) -> None:
+        """Receive a message of the task."""
+        data = msgspec.Raw(b'{"task":"t"}')
+        message = Delivered("id", "t", None, data, None, "", "p", "Default", "lease", "g", "q", 1, 0, 1)
+        self.bench.receive(Held("lease", [message]))
+
+    def _finished(self, ended: Sequence[Ended], slots: int) -> None:
+        self.slots += slots
+        for one in ended:
+            self.told.put_nowait(one)
+
+    async def ended(self) -> Ended:
+        """The next that ended."""
+        async with asyncio.timeout(SECONDS):
+            return await self.told.get()
+
+
+async def test_a_function_that_has_ended_is_done_although_the_worker_stops_at_that_moment() -> None:
+    bench = Bench(lambda: None)
+    bench.start()
+    (job,) = bench.bench._jobs
+    async with asyncio.timeout(SECONDS):
+        while job.thread is None or not job.thread.done():  # noqa: ASYNC110  # The very turn in which it is done.
+            await asyncio.sleep(0)
+    bench.bench.cancel()
+    assert (await bench.ended()).ending == "done"
+    assert bench.bench.close() == 0
+    assert bench.slots == 1
+
+
+async def test_what_a_function_returns_to_be_awaited_has_the_time_limit_too() -> None:
+    def work() -> Awaitable[None]:
+        return asyncio.sleep(3600)
+
+    bench = Bench(work, timeout=0.05)
+    bench.start()
+    ended = await bench.ended()
+    assert (ended.ending, ended.error) == ("failed", "timed out after 0.05 s")
+    assert bench.bench.close() == 0
+    assert bench.slots == 1
+
+
+async def test_a_slot_is_free_again_once_and_not_before_its_thread_has_ended() -> None:
+    release = threading.Event()
+    bench = Bench(lambda: release.wait(SECONDS), timeout=0.05)
+    bench.start()
+    assert (await bench.ended()).ending == "failed"
+    assert bench.slots == 0
+    release.set()
+    async with asyncio.timeout(SECONDS):
+        while not bench.slots:  # noqa: ASYNC110  # A thread's end is no event of this loop.
+            await asyncio.sleep(0.001)
+    bench.bench.close()
+    assert bench.slots == 1

@@ -107,3 +107,23 @@ async def post(url: str, route: str, body: object) -> None:
 async def push_raw(url: str, queue: str, *payloads: object, **options: Any) -> None:
     """Push messages as any client might."""
     await post(url, "push", {"items": [{"queue": queue, "payload": payload, **options} for payload in payloads]})
+
+
+def wire_message(id: str, lease: str = "lease", task: str = "t", group: str = "g") -> dict[str, object]:
+    """A task as a pop brings it."""
+    return {
+        "id": id,
+        "transactionId": id,
+        "traceId": None,
+        "data": {"task": task},
+        "producerSub": None,
+        "createdAt": "2030-01-01T00:00:00Z",
+        "partitionId": "p",
+        "partition": "Default",
+        "leaseId": lease,
+        "consumerGroup": group,
+        "queue": "q",
+        "offset": 1,
+        "priority": 0,
+        "deliveryAttempt": 1,
+    }
