@@ -27,7 +27,6 @@ from hark.errors import (
     InvalidInput,
     NotFound,
     Overloaded,
-    StoreUnusable,
     Unavailable,
 )
 from hark.settings import Settings
@@ -223,98 +222,60 @@ def asked(scripts: Mapping[str, Script]) -> list[int]:
     return [len(script.requests) for script in scripts.values()]
 
 
-async def test_the_first_server_is_used_as_long_as_it_works() -> None:
-    scripts = {"a": Script(OK), "b": Script(OK)}
-    transport = several(scripts)
-    for _ in range(3):
-        await transport.send(ASK)
-    assert asked(scripts) == [3, 0]
+def failed(text: str) -> ConnectionFailed:
+    """A server that can't be reached."""
+    return ConnectionFailed(text, sent=False)
 
 
-async def test_a_server_that_can_not_be_reached_is_left_for_good() -> None:
-    scripts = {"a": Script(UNSENT, OK), "b": Script(OK)}
+STOPPING = problem(503, "stopping", retry_after=1)
+Scripted = list[Answer | Exception]
+
+FAILOVER: dict[str, tuple[list[Scripted], list[float], list[object], list[int]]] = {
+    # What the servers answer, when they are asked, what comes of each request, and how often each was asked.
+    "the first one is used as long as it works": ([[OK], [OK]], [0, 0, 0], [OK, OK, OK], [3, 0]),
+    "one that can't be reached is not gone back to": ([[UNSENT, OK], [OK]], [0, 100], [OK, OK], [1, 2]),
+    "one that is stopping is left": ([[STOPPING], [OK]], [0, 0], [OK, OK], [1, 2]),
+    "one whose store fails is left": ([[problem(503, "engine_failure")], [OK]], [0, 0], [OK, OK], [1, 2]),
+    "a reply that was lost is not asked for elsewhere": ([[LOST], [OK]], [0], [LOST], [1, 0]),
+    "but the next request goes there": ([[LOST], [OK]], [0, 0], [LOST, OK], [1, 1]),
+    "one that failed lately is the last choice": (
+        [[UNSENT, OK], [OK, UNSENT], [OK]], [0, 4], [OK, OK], [1, 2, 1],
+    ),
+    "one that failed is tried again after its pause": ([[UNSENT, OK], [OK, UNSENT]], [0, 6], [OK, OK], [2, 2]),
+    "all are away, and the next request tries again": (
+        [[failed("no a"), OK], [failed("no b")]], [0, 0],
+        ["none of 2 servers can be reached: no a; no b", OK], [2, 2],
+    ),
+    "all are away or stopping": ([[UNSENT], [STOPPING]], [0], [STOPPING], [1, 1]),
+} | {
+    f"{answer.status} {answer.body.decode()} is an answer": ([[answer], [OK]], [0, 0], [answer, answer], asked)
+    for answer, asked in (
+        (problem(503, "maintenance"), [2, 0]),
+        (problem(429, "overloaded"), [2, 0]),
+        (problem(400, "invalid_input"), [2, 0]),
+    )
+} | {
+    f"{answer.status} {answer.body.decode()} is an answer, once": ([[answer], [OK]], [0], [answer], [1, 0])
+    for answer in (problem(503, "outcome_unknown"), Answer(502, b"<html>"))
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILOVER)
+async def test_which_server_is_asked(case: str) -> None:
+    answers, times, expected, counts = FAILOVER[case]
+    scripts = {f"http://{number}": Script(*given) for number, given in enumerate(answers)}
     clock = Clock()
     transport = several(scripts, clock)
-    assert await transport.send(ASK) is OK
-    clock.now = 100.0
-    await transport.send(ASK)
-    assert asked(scripts) == [1, 2]
-
-
-@pytest.mark.parametrize("code", ["stopping", "engine_failure"])
-async def test_a_server_that_did_nothing_is_left_for_the_next(code: str) -> None:
-    scripts = {"a": Script(problem(503, code)), "b": Script(OK)}
-    transport = several(scripts)
-    assert await transport.send(ASK) is OK
-    assert await transport.send(ASK) is OK
-    assert asked(scripts) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [problem(503, "maintenance"), problem(429, "overloaded"), problem(400, "invalid_input")],
-    ids=["maintenance", "overloaded", "invalid"],
-)
-async def test_a_refusal_that_others_would_repeat_is_an_answer(answer: Answer) -> None:
-    scripts = {"a": Script(answer), "b": Script(OK)}
-    transport = several(scripts)
-    assert await transport.send(ASK) is answer
-    assert await transport.send(ASK) is answer
-    assert asked(scripts) == [2, 0]
-
-
-async def test_a_request_whose_reply_was_lost_is_not_sent_again_but_the_next_one_goes_elsewhere() -> None:
-    scripts = {"a": Script(LOST), "b": Script(OK)}
-    transport = several(scripts)
-    with pytest.raises(ConnectionFailed) as failed:
-        await transport.send(ASK)
-    assert failed.value.sent
-    assert asked(scripts) == [1, 0]
-    assert await transport.send(ASK) is OK
-    assert asked(scripts) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    "answer", [problem(503, "outcome_unknown"), Answer(502, b"<html>")], ids=["unknown", "gateway"]
-)
-async def test_an_unknown_outcome_is_an_answer(answer: Answer) -> None:
-    scripts = {"a": Script(answer), "b": Script(OK)}
-    assert await several(scripts).send(ASK) is answer
-    assert asked(scripts) == [1, 0]
-
-
-async def test_a_server_that_failed_lately_is_the_last_choice() -> None:
-    scripts = {"a": Script(UNSENT, OK), "b": Script(OK, UNSENT), "c": Script(OK)}
-    clock = Clock()
-    transport = several(scripts, clock)
-    await transport.send(ASK)
-    clock.now = 4.0
-    await transport.send(ASK)
-    assert asked(scripts) == [1, 2, 1]
-
-
-async def test_a_server_is_tried_again_after_its_pause() -> None:
-    scripts = {"a": Script(UNSENT, OK), "b": Script(OK, UNSENT)}
-    clock = Clock()
-    transport = several(scripts, clock)
-    await transport.send(ASK)
-    clock.now = 6.0
-    assert await transport.send(ASK) is OK
-    assert asked(scripts) == [2, 2]
-
-
-async def test_if_all_are_away_one_error_names_them_all_and_the_next_request_tries_again() -> None:
-    scripts = {"a": Script(ConnectionFailed("no a", sent=False), OK), "b": Script(ConnectionFailed("no b", sent=False))}
-    transport = several(scripts)
-    with pytest.raises(ConnectionFailed, match="none of 2 servers can be reached: no a; no b") as failed:
-        await transport.send(ASK)
-    assert not failed.value.sent
-    assert await transport.send(ASK) is OK
-
-
-async def test_if_all_are_stopping_that_is_the_answer() -> None:
-    stopping = problem(503, "stopping", retry_after=1)
-    assert await several({"a": Script(UNSENT), "b": Script(stopping)}).send(ASK) is stopping
+    for now, wanted in zip(times, expected, strict=True):
+        clock.now = now
+        if isinstance(wanted, Answer):
+            assert await transport.send(ASK) is wanted
+        else:
+            with pytest.raises(ConnectionFailed) as caught:
+                await transport.send(ASK)
+            assert caught.value.text == (wanted if isinstance(wanted, str) else LOST.text)
+            assert caught.value.sent is not isinstance(wanted, str)
+    assert asked(scripts) == counts
 
 
 async def test_a_late_answer_of_a_server_that_was_left_does_not_bring_it_back() -> None:
@@ -407,28 +368,25 @@ def way(target: object, **options: object) -> Transport:
     return connect(target, **options).caller.transport  # type: ignore[arg-type]  # Some are wrong on purpose.
 
 
-def test_a_url_is_one_server_over_http() -> None:
-    transport = way("http://127.0.0.1:6632/")
-    assert isinstance(transport, HttpTransport)
-    assert transport.url == "http://127.0.0.1:6632"
-
-
 @pytest.mark.parametrize(
-    "target",
-    ["http://a:1,http://b:2", "http://a:1, http://b:2,", ["http://a:1", "http://b:2"], ("http://a:1", "http://b:2")],
-    ids=["text", "text with spaces", "list", "tuple"],
+    ("target", "kind", "urls"),
+    [
+        ("http://127.0.0.1:6632/", HttpTransport, ("http://127.0.0.1:6632",)),
+        ("ws://a:1", HttpTransport, ("http://a:1",)),
+        ("wss://a:1", HttpTransport, ("https://a:1",)),
+        ("http://a:1,http://b:2", FailoverTransport, ("http://a:1", "http://b:2")),
+        ("http://a:1, http://b:2,", FailoverTransport, ("http://a:1", "http://b:2")),
+        (["http://a:1", "http://b:2"], FailoverTransport, ("http://a:1", "http://b:2")),
+        (("http://a:1", "http://b:2"), FailoverTransport, ("http://a:1", "http://b:2")),
+        (Script(), Script, ("a script",)),
+    ],
+    ids=str,
 )
-def test_several_urls_are_servers_that_stand_in_for_each_other(target: object) -> None:
+def test_a_target_says_which_way_there_is(target: object, kind: type, urls: tuple[str, ...]) -> None:
     transport = way(target)
-    assert isinstance(transport, FailoverTransport)
-    assert transport.urls == ("http://a:1", "http://b:2")
-
-
-@pytest.mark.parametrize(
-    ("given", "url"), [("ws://a:1", "http://a:1"), ("wss://a:1", "https://a:1")], ids=["ws", "wss"]
-)
-def test_with_a_url_for_sockets_the_rest_goes_over_http(given: str, url: str) -> None:
-    assert way(given).url == url
+    assert type(transport) is kind
+    assert (transport.urls if isinstance(transport, FailoverTransport) else (transport.url,)) == urls
+    assert kind is not Script or transport is target
 
 
 async def test_with_a_url_for_sockets_messages_come_over_one(url: str, queue: str) -> None:
@@ -447,11 +405,6 @@ def test_without_a_target_the_environment_names_it(monkeypatch: pytest.MonkeyPat
     assert way(None).url == "http://127.0.0.1:6632"
     monkeypatch.setenv("HARK_URL", "http://queue.example:1,http://queue.example:2")
     assert isinstance(way(None), FailoverTransport)
-
-
-def test_a_transport_is_taken_as_it_is() -> None:
-    script = Script()
-    assert way(script) is script
 
 
 async def test_an_engine_gets_a_server_that_starts_and_closes_with_the_client(tmp_path: Path, queue: str) -> None:
@@ -477,16 +430,3 @@ async def test_an_engine_lives_by_the_clock_and_the_settings_that_are_given(queu
         assert (await client.caller.call("GET", path("pop", "queue", queue))).status == 200
         with pytest.raises(InvalidInput, match="1000 bytes"):
             await client.caller.call("POST", path("push"), body={"items": [{"queue": queue, "payload": "x" * 1000}]})
-
-
-async def test_an_engine_that_can_not_be_opened_is_an_error() -> None:
-    client = connect(SqliteEngine("/dev/null/hark.db", clock=SystemClock()))
-    with pytest.raises(StoreUnusable):
-        await client.caller.call("GET", "/health")
-    await client.close()
-
-
-async def test_a_client_works_without_a_with(url: str) -> None:
-    client = connect(url)
-    assert (await client.caller.call("GET", "/health")).status == 200
-    await client.close()

@@ -19,7 +19,7 @@ from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
 from tests.client.deliveries import attempts
-from tests.client.transports import Recorder, Script, sizes
+from tests.client.transports import Script
 
 
 async def test_the_example_of_the_readme(url: str, queue: str) -> None:
@@ -56,14 +56,6 @@ async def test_what_opens_is_opened_once() -> None:
     async with Client(HttpTransport("http://127.0.0.1:1"), on_open=open_up) as client:
         await client.open()
     assert opened == [1]
-
-
-async def test_concurrent_pushes_share_a_request(url: str, queue: str) -> None:
-    recorder = Recorder(HttpTransport(url))
-    async with Client(recorder) as client:
-        pushed = await asyncio.gather(*(client.queue(queue).push(number) for number in range(100)))
-    assert [one.status for one in pushed] == ["queued"] * 100
-    assert sizes(recorder.requests) == [100]
 
 
 async def test_closing_hands_back_what_no_iteration_began(url: str, queue: str) -> None:
@@ -103,22 +95,6 @@ async def test_the_thread_that_renews_ends_with_the_client(url: str, queue: str)
             assert (await client.keeper()).held == 1
         assert (await client.keeper()).held == 0
     assert set(threading.enumerate()) == before
-
-
-async def test_parts_of_the_client_reach_the_server(url: str, queue: str) -> None:
-    async with hark.connect(url) as client:
-        await client.kv.set((queue, "a"), 1)
-        entry = await client.kv.get((queue, "a"))
-        assert entry is not None and entry.value == 1
-        async with client.transaction() as transaction:
-            transaction.push(queue, {"id": 1})
-        [message] = await client.queue(queue).group("g").pop()
-        await message.trace({"step": 1}, names=[queue])
-        assert [trace.data for trace in (await client.traces.by_name(queue)).items] == [{"step": 1}]
-        await message.dead_letter("broken")
-        assert [letter.error async for letter in client.dlq(queue)] == ["broken"]
-        assert [group.name for group in await client.groups.list(queue)] == ["g"]
-        assert queue in [one.name for one in (await client.admin.queues(search=queue))]
 
 
 async def test_a_closed_one_is_not_opened_again(url: str) -> None:

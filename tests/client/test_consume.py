@@ -35,49 +35,33 @@ def block(seconds: float) -> None:
 # What the handler gets ------------------------------------------------------------------------------------
 
 
-async def test_a_batch_of_one_gives_the_handler_one_message(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many([1, 2])
-    seen = []
-
-    async def handle(message: Message) -> None:
-        seen.append(message.data)
-
-    done = await client.queue(queue).group("g").limit(2).consume(handle)
-    assert (seen, done.succeeded, done.failed) == ([1, 2], 2, 0)
-    assert (await client.queue(queue).group("g").depth()).pending == 0
-
-
-async def test_a_larger_batch_gives_it_a_list(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many(range(5))
-    seen: list[list[int]] = []
-
-    async def handle(messages: list[Message]) -> None:
-        seen.append([message.data for message in messages])
-
-    await client.queue(queue).batch(4).limit(5).consume(handle)
-    assert seen == [[0, 1, 2, 3], [4]]
-
-
-async def test_each_gives_one_message_of_a_larger_batch(url: str, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("batch", "each", "seen", "pops", "acks"),
+    [
+        pytest.param(1, False, [0, 1, 2, 3, 4], 5, 5, id="one message"),
+        pytest.param(4, False, [[0, 1, 2, 3], [4]], 2, 2, id="a list"),
+        pytest.param(5, True, [0, 1, 2, 3, 4], 1, 5, id="each of a list"),
+    ],
+)
+async def test_a_handler_gets_one_message_or_a_batch_which_is_acked_in_one_request(
+    url: str, queue: str, batch: int, each: bool, seen: list[object], pops: int, acks: int
+) -> None:
     recorder = Recorder(HttpTransport(url))
-    seen = []
+    got: list[object] = []
+
+    async def handle(given: Message | list[Message]) -> None:
+        got.append([message.data for message in given] if isinstance(given, list) else given.data)
+
     async with Client(recorder) as client:
         await client.queue(queue).push_many(range(5))
-        await client.queue(queue).batch(5).each().limit(5).consume(lambda message: seen.append(message.data))
-    assert seen == [0, 1, 2, 3, 4]
-    assert len([request for request in recorder.requests if "pop" in request.path]) == 1
+        done = await client.queue(queue).group("g").batch(batch).each(each).limit(5).consume(handle)
+        assert (got, done.succeeded, done.failed) == (seen, 5, 0)
+        assert (await client.queue(queue).group("g").depth()).pending == 0
+    assert len([request for request in recorder.requests if "/pop/" in request.path]) == pops
+    assert recorder.asked("/api/v1/ack/batch") == acks
 
 
 # How it is settled ----------------------------------------------------------------------------------------
-
-
-async def test_a_batch_is_acked_in_one_request(url: str, queue: str) -> None:
-    recorder = Recorder(HttpTransport(url))
-    async with Client(recorder) as client:
-        await client.queue(queue).push_many(range(100))
-        await client.queue(queue).batch(100).limit(100).consume(nothing)
-        assert await taken(client, queue, "__QUEUE_MODE__") == []
-    assert [request.path for request in recorder.requests].count("/api/v1/ack/batch") == 1
 
 
 async def test_a_handler_that_raises_fails_its_messages_and_the_loop_goes_on(client: Client, queue: str) -> None:
@@ -139,38 +123,25 @@ async def test_on_error_is_asked_first_and_what_it_leaves_is_nacked(client: Clie
     assert [letter.data async for letter in client.queue(queue).dlq()] == [2]
 
 
-async def test_without_on_success_what_succeeds_is_acked_beside_on_error(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
-    await client.queue(queue).group("g").limit(1).consume(nothing).on_error(nothing)
-    assert (await client.queue(queue).group("g").depth()).pending == 0
-
-
-async def test_an_error_of_on_success_is_a_failure(client: Client, queue: str) -> None:
+async def test_errors_of_callbacks_are_failures_and_do_not_hide_the_first(client: Client, queue: str) -> None:
     await client.queue(queue).configure(retry_limit=0)
-    await client.queue(queue).push(1)
+    await client.queue(queue).push_many([1, 2, 3])
 
-    def succeeded(*_: object) -> None:
-        raise RuntimeError("after all")
-
-    done = await client.queue(queue).limit(1).consume(nothing).on_success(succeeded)
-    assert done.failed == 1
-    assert [letter.error.splitlines()[0] async for letter in client.queue(queue).dlq()] == ["RuntimeError: after all"]
-
-
-async def test_an_error_of_on_error_does_not_hide_the_first(client: Client, queue: str) -> None:
-    await client.queue(queue).configure(retry_limit=0)
-    await client.queue(queue).push(1)
-
-    def handle(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("first")
 
-    def failed(*_: object) -> None:
+    def fail_too(*_: object) -> None:
         raise RuntimeError("second")
 
-    await client.queue(queue).limit(1).consume(handle).on_error(failed)
-    [letter] = [letter async for letter in client.queue(queue).dlq()]
-    assert letter.error.startswith("ValueError: first\n")
-    assert "RuntimeError: second" in letter.error
+    done = await client.queue(queue).limit(1).consume(nothing).on_success(fail_too)
+    assert (done.succeeded, done.failed) == (0, 1)
+    await client.queue(queue).limit(1).consume(fail).on_error(fail_too)
+    await client.queue(queue).limit(1).consume(nothing).on_error(nothing)  # Acked: there is no on_success.
+    both, after = [letter.error async for letter in client.queue(queue).dlq()]
+    assert after.startswith("RuntimeError: second\n")
+    assert both.startswith("ValueError: first\n")
+    assert "RuntimeError: second" in both
+    assert (await client.queue(queue).depth()).pending == 0
 
 
 async def test_auto_ack_settles_at_delivery(client: Client, queue: str) -> None:
@@ -291,7 +262,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease(client: Client, qu
 
     def handle(message: Message) -> None:
         seen.append(message.attempt)
-        block(2.2)
+        block(1.3)
 
     await client.queue(queue).group("g").lease(1).limit(1).consume(handle)
     assert seen == [1]
@@ -302,7 +273,7 @@ async def test_a_handler_that_blocks_the_loop_in_its_first_turn_keeps_its_lease(
     await client.queue(queue).push(1)
     [message] = await client.queue(queue).group("g").lease(1).pop()
     await message.begin()  # The thread that renews starts here; nothing else of this loop runs before it is blocked.
-    block(1.5)
+    block(1.3)
     assert (await message.ack()).success
 
 

@@ -114,16 +114,27 @@ def server() -> FakeServer:
     return FakeServer()
 
 
-async def test_a_lease_is_renewed_at_a_third_of_its_time(server: FakeServer) -> None:
-    async with server.keeping(70) as keeper:
-        keeper.hold("a", 60)
-    assert server.asked == [(20, ["a"], 60), (40, ["a"], 60), (60, ["a"], 60)]
-
-
-async def test_a_lease_is_renewed_at_the_interval_that_was_said(server: FakeServer) -> None:
-    async with server.keeping(3.5) as keeper:
-        keeper.hold("lease", 60, every=1.0)
-    assert server.asked == [(1, ["lease"], 60), (2, ["lease"], 60), (3, ["lease"], 60)]
+@pytest.mark.parametrize(
+    ("seconds", "lease", "every", "slowness", "asked"),
+    [
+        pytest.param(70, 60, None, 0, [(20, 60), (40, 60), (60, 60)], id="at a third of its time"),
+        pytest.param(3.5, 60, 1.0, 0, [(1, 60), (2, 60), (3, 60)], id="at the interval that was said"),
+        pytest.param(0.6, 1.5, None, 0, [(0.5, 2)], id="for whole seconds"),
+        pytest.param(50, 60, None, 5, [(20, 60), (40, 60)], id="from before the question"),
+    ],
+)
+async def test_a_lease_is_renewed(
+    server: FakeServer,
+    seconds: float,
+    lease: float,
+    every: float | None,
+    slowness: float,
+    asked: list[tuple[float, int]],
+) -> None:
+    server.slowness = slowness
+    async with server.keeping(seconds) as keeper:
+        keeper.hold("a", lease, every=every)
+    assert server.asked == [(at, ["a"], renewed) for at, renewed in asked]
 
 
 async def test_the_first_renewal_is_early_because_a_queue_may_have_given_less(server: FakeServer) -> None:
@@ -168,12 +179,6 @@ async def test_more_leases_than_a_request_holds_go_in_several(server: FakeServer
     assert sorted(len(leases) for _, leases, _ in server.asked) == [500, 1000, 1000]
 
 
-async def test_fractions_of_seconds_are_asked_for_as_whole_ones(server: FakeServer) -> None:
-    async with server.keeping(0.6) as keeper:
-        keeper.hold("a", 1.5)
-    assert server.asked == [(0.5, ["a"], 2)]
-
-
 async def test_a_renewal_that_failed_is_tried_again_sooner_and_nobody_is_told(server: FakeServer) -> None:
     lost: list[str] = []
     server.away = lambda: len(server.asked) <= 3
@@ -181,13 +186,6 @@ async def test_a_renewal_that_failed_is_tried_again_sooner_and_nobody_is_told(se
         keeper.hold("a", 60, lambda: lost.append("a"))
     assert server.times() == [20, 25, 29.375, 33.203, 53.203]
     assert not lost
-
-
-async def test_a_renewed_lease_lasts_from_before_the_question(server: FakeServer) -> None:
-    server.slowness = 5
-    async with server.keeping(50) as keeper:
-        keeper.hold("a", 60)
-    assert server.times() == [20, 40]
 
 
 async def test_a_renewal_that_hangs_leaves_time_for_another_one(server: FakeServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hark.client.calling import Caller, CallPolicy, path
 from hark.client.delivery.settling import AckAnswer, AckItem, Settled, Settler, Verdict
 from hark.client.delivery.sources import Delivered, PollSource, Wish
-from hark.client.transport.api import ConnectionFailed, Request
+from hark.client.transport.api import ConnectionFailed
 from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.model import Status
@@ -240,8 +240,3 @@ async def test_another_road_comes_first_and_requests_are_behind_it(
     settler = Settler(lossy, road=road, sleep=no_sleep)
     assert await settler.settle_many([Verdict(message) for message in messages]) == [Settled(True)] * 2
     assert (road.asked, wire.asked(ACK)) == ([("g", 2)], requests)
-
-
-def test_requests_can_be_told_apart() -> None:
-    judge = first_of(ACK)
-    assert [judge(Request("POST", route)) for route in (ACK, "/other", ACK)] == [True, False, False]

@@ -66,6 +66,20 @@ async def worker_process(
         await found.end()
 
 
+async def left_over(url: str, queue: str) -> list[tuple[int, int]]:
+    """The tasks that a worker gets now, sorted, and their attempts."""
+    seen: list[tuple[int, int]] = []
+
+    async def note(number: int, seconds: float) -> None:  # noqa: ARG001  # Of the same shape as there.
+        seen.append((number, current().attempt))
+
+    async with Worker(url, queue=queue) as rest:
+        for name in ("nap", "doze", "block"):
+            rest.task(name)(note)
+        assert (await burst(rest)).totals.failed == 0
+    return sorted(seen)
+
+
 async def test_a_task_of_a_killed_worker_runs_elsewhere_within_one_lease_time(server_url: str, queue: str) -> None:
     lease = 1
     other = Worker(server_url, queue=queue, lease=lease)
@@ -99,18 +113,10 @@ async def test_sigterm_under_load_loses_nothing_and_doubles_nothing(server_url: 
         assert await process.end() == 0
     first = [line for line in process.said if line.startswith("done")]
     assert 0 < len(first) < count
-    done: list[str] = []
-    rest = Worker(server_url, queue=queue)
-
-    @rest.task("nap")
-    async def nap_here(number: int, seconds: float) -> None:  # noqa: ARG001  # Of the same shape as there.
-        assert current().attempt == 1  # What came back came back uncounted.
-        done.append(f"done {number}")
-
-    rest.task("doze")(nap_here.function)
-    summary = await burst(rest)
-    assert summary.totals.failed == 0
-    assert Counter(first + done) == {f"done {number}": 1 for number in range(count)}
+    done = [int(line.split()[1]) for line in first]
+    left = await left_over(server_url, queue)
+    assert {attempt for _, attempt in left} == {1}  # What came back came back uncounted.
+    assert sorted(done + [number for number, _ in left]) == list(range(count))
 
 
 async def test_what_does_not_finish_in_the_grace_period_goes_back_and_the_process_ends_in_time(
@@ -128,17 +134,8 @@ async def test_what_does_not_finish_in_the_grace_period_goes_back_and_the_proces
         assert (await process.line("ended")).split() == ["ended", "0", "2", "1"]  # A thread is left.
         assert await process.end() == 0
         assert time.monotonic() - began < grace + PATIENCE
-    seen: list[tuple[int, int]] = []
-    rest = Worker(server_url, queue=queue)
-
-    @rest.task
-    async def nap(number: int, seconds: float) -> None:  # noqa: ARG001  # Of the same shape as there.
-        seen.append((number, current().attempt))
-
-    rest.task("doze")(nap.function)
-    await burst(rest)
     await worker.close()
-    assert sorted(seen) == [(1, 1), (2, 1)]
+    assert await left_over(server_url, queue) == [(1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -198,16 +195,7 @@ async def test_a_handler_that_blocks_its_loop_for_ever_does_not_keep_the_process
         assert await process.end() == 1
         assert time.monotonic() - began < 1 + PATIENCE
     await worker.close()
-    seen: list[tuple[int, int]] = []
-    rest = Worker(server_url, queue=queue)
-
-    @rest.task
-    async def nap(number: int, seconds: float) -> None:  # noqa: ARG001  # Of the same shape as there.
-        seen.append((number, current().attempt))
-
-    rest.task("block")(nap.function)
-    await burst(rest)
-    assert sorted(seen) == [(1, 1), (2, 1)]  # At once, and uncounted.
+    assert await left_over(server_url, queue) == [(1, 1), (2, 1)]  # At once, and uncounted.
 
 
 async def test_a_blocked_loop_does_not_keep_a_signal_from_stopping_the_pulls(server_url: str, queue: str) -> None:

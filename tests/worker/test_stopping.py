@@ -55,7 +55,8 @@ async def test_an_idle_worker_stops_at_once_although_its_poll_waits(
     assert time.monotonic() - began < 5
 
 
-async def test_a_handler_that_does_not_finish_is_cancelled_and_handed_back_uncounted(worker: Worker) -> None:
+@pytest.mark.parametrize("how", ["stopped", "cancelled"])
+async def test_a_handler_that_does_not_finish_is_cancelled_and_handed_back_uncounted(worker: Worker, how: str) -> None:
     started = asyncio.Event()
     attempts: list[int] = []
 
@@ -67,10 +68,17 @@ async def test_a_handler_that_does_not_finish_is_cancelled_and_handed_back_uncou
             await asyncio.Event().wait()
 
     await work.push()
-    async with running(worker, grace_seconds=0.2) as found, asyncio.timeout(SECONDS):
+    run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=0.2)))
+    async with asyncio.timeout(SECONDS):
         await started.wait()
-    assert found.summary is not None
-    assert (found.summary.totals.handed_back, found.summary.abandoned) == (1, 0)
+        if how == "stopped":
+            await worker.stop()
+            summary = await run
+            assert (summary.totals.handed_back, summary.abandoned) == (1, 0)
+        else:
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
     assert (await burst(worker)).totals.done == 1  # At once: nobody waits for a lease to end.
     assert attempts == [1, 1]
 
@@ -113,28 +121,6 @@ async def test_a_function_in_a_thread_is_handed_back_at_the_end_of_the_grace_per
     assert (found.summary.totals.handed_back, found.summary.abandoned) == (1, 1)
     release.set()
     assert (await burst(worker)).totals.done == 1
-
-
-async def test_cancelling_run_hands_back_too(worker: Worker) -> None:
-    started = asyncio.Event()
-    attempts: list[int] = []
-
-    @worker.task
-    async def work() -> None:
-        attempts.append(current().attempt)
-        started.set()
-        if len(attempts) == 1:
-            await asyncio.Event().wait()
-
-    await work.push()
-    run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False)))
-    async with asyncio.timeout(SECONDS):
-        await started.wait()
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-    assert (await burst(worker)).totals.done == 1
-    assert attempts == [1, 1]
 
 
 async def test_a_worker_runs_once_at_a_time_but_again_after_that(worker: Worker) -> None:
