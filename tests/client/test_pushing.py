@@ -51,13 +51,6 @@ async def test_a_push_answers_where_the_message_is(recorder: Recorder, queue: st
     assert again == Pushed("duplicate", first.id, "k-1", first.partition_id, queue)
 
 
-async def test_pushes_that_are_made_together_share_a_request(recorder: Recorder, queue: str) -> None:
-    pusher = Pusher(Caller(recorder))
-    pushed = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(100)))
-    assert sizes(recorder.requests) == [100]
-    assert len({one.id for one in pushed}) == 100
-
-
 async def test_pushes_of_one_partition_arrive_in_the_order_of_the_calls(recorder: Recorder, queue: str) -> None:
     pusher = Pusher(Caller(recorder), max_items=7)
     first = asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(50)))
@@ -78,46 +71,52 @@ async def test_many_messages_are_split_into_requests_and_keep_their_order(record
         assert await stored(Caller(recorder), queue, f"p{partition}") == list(range(partition, 3000, 3))
 
 
-async def test_no_messages_are_no_request(recorder: Recorder) -> None:
-    assert await Pusher(Caller(recorder)).push_many([]) == []
-    assert recorder.requests == []
-
-
 async def test_a_request_stays_below_its_bytes_and_a_larger_message_goes_alone(recorder: Recorder, queue: str) -> None:
     pusher = Pusher(Caller(recorder), max_bytes=2000)
-    texts = ["a" * 500, "b" * 500, "c" * 5000, "d" * 500]
+    texts = ["a" * 500, "b" * 500, "c" * 3_000_000, "d" * 500]
     await pusher.push_many([new_message(queue, text) for text in texts])
     assert sizes(recorder.requests) == [2, 1, 1]
     assert await stored(Caller(recorder), queue) == texts
 
 
-async def test_a_message_of_megabytes_arrives(recorder: Recorder, queue: str) -> None:
-    await Pusher(Caller(recorder)).push(new_message(queue, "x" * 3_000_000))
-    assert await stored(Caller(recorder), queue) == ["x" * 3_000_000]
-
-
-async def test_a_full_queue_is_an_error_only_for_those_who_push_to_it(recorder: Recorder, queue: str) -> None:
+async def test_a_full_queue_is_an_error_only_for_those_who_push_to_it_and_not_waited_out(
+    recorder: Recorder, queue: str
+) -> None:
     caller = Caller(recorder)
     await caller.call("POST", path("configure"), body={"queue": queue, "options": {"maxSize": 1}})
     pusher = Pusher(caller)
     await pusher.push(new_message(queue, 1))
+    recorder.requests.clear()
     outcomes = await asyncio.gather(
         pusher.push(new_message(queue, 2)), pusher.push(new_message(f"{queue}-2", 3)), return_exceptions=True
     )
     assert isinstance(outcomes[0], Overloaded)
     assert outcomes[0].code == "queue_full"
     assert isinstance(outcomes[1], Pushed)
-
-
-async def test_a_full_queue_is_not_waited_out(recorder: Recorder, queue: str) -> None:
-    caller = Caller(recorder)
-    await caller.call("POST", path("configure"), body={"queue": queue, "options": {"maxSize": 1}})
-    pusher = Pusher(caller)
-    await pusher.push(new_message(queue, 1))
-    recorder.requests.clear()
-    with pytest.raises(Overloaded):
-        await pusher.push(new_message(queue, 2))
     assert len(recorder.requests) == 1
+
+
+async def test_more_than_may_wait_are_refused_at_once_unless_they_come_in_one_call(
+    recorder: Recorder, queue: str
+) -> None:
+    pusher = Pusher(Caller(Script(ConnectionFailed("no server", sent=False)), CallPolicy(attempts=1)), max_pending=2)
+    outcomes = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(3)), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ConnectionFailed, ConnectionFailed, Overloaded]
+    pusher = Pusher(Caller(recorder), max_items=10, max_pending=20)
+    assert len(await pusher.push_many([new_message(queue, i) for i in range(100)])) == 100
+    assert (await pusher.push_many([]), len(recorder.requests)) == ([], 10)
+
+
+async def test_pushes_that_are_made_together_share_a_request_and_drain_waits_for_them(
+    recorder: Recorder, queue: str
+) -> None:
+    pusher = Pusher(Caller(recorder))
+    pushes = [asyncio.create_task(pusher.push(new_message(queue, i))) for i in range(100)]
+    await asyncio.sleep(0)
+    await pusher.drain()
+    assert sizes(recorder.requests) == [100]
+    assert await stored(Caller(recorder), queue) == list(range(100))
+    assert len({one.id for one in await asyncio.gather(*pushes)}) == 100
 
 
 async def test_one_wrong_message_among_many_harms_nobody_else(recorder: Recorder, queue: str) -> None:
@@ -174,23 +173,6 @@ async def test_whoever_is_cancelled_takes_nobody_along(recorder: Recorder, queue
     assert impatient.cancelled()
 
 
-async def test_a_push_of_many_that_is_cancelled_leaves_nothing_behind(queue: str) -> None:
-    asked = asyncio.Event()
-
-    class Silent(Script):
-        async def send(self, request: Request) -> Answer:
-            asked.set()
-            await asyncio.Event().wait()
-            return await super().send(request)
-
-    pusher = Pusher(Caller(Silent()), max_items=2)
-    pushing = asyncio.create_task(pusher.push_many([new_message(queue, i) for i in range(100)]))
-    await asked.wait()
-    pushing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await pushing
-
-
 async def test_an_unreachable_server_is_an_error_of_its_own_for_each(queue: str) -> None:
     script = Script(ConnectionFailed("no server", sent=False))
     pusher = Pusher(Caller(script, CallPolicy(attempts=1)))
@@ -198,28 +180,6 @@ async def test_an_unreachable_server_is_an_error_of_its_own_for_each(queue: str)
     assert all(isinstance(outcome, ConnectionFailed) and outcome.text == "no server" for outcome in outcomes)
     assert len({id(outcome) for outcome in outcomes}) == 3
     assert len(script.requests) == 1
-
-
-async def test_more_than_may_wait_are_refused_at_once(queue: str) -> None:
-    pusher = Pusher(Caller(Script(ConnectionFailed("no server", sent=False)), CallPolicy(attempts=1)), max_pending=2)
-    outcomes = await asyncio.gather(*(pusher.push(new_message(queue, i)) for i in range(3)), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [ConnectionFailed, ConnectionFailed, Overloaded]
-
-
-async def test_more_than_may_wait_are_pushed_all_the_same_if_they_come_in_one_call(
-    recorder: Recorder, queue: str
-) -> None:
-    pusher = Pusher(Caller(recorder), max_items=10, max_pending=20)
-    assert len(await pusher.push_many([new_message(queue, i) for i in range(100)])) == 100
-
-
-async def test_drain_waits_until_all_is_answered(recorder: Recorder, queue: str) -> None:
-    pusher = Pusher(Caller(recorder))
-    pushes = [asyncio.create_task(pusher.push(new_message(queue, i))) for i in range(5)]
-    await asyncio.sleep(0)
-    await pusher.drain()
-    assert await stored(Caller(recorder), queue) == [0, 1, 2, 3, 4]
-    await asyncio.gather(*pushes)
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>"], ids=["too few", "an object", "a page"])
@@ -306,15 +266,7 @@ async def test_pushes_return_at_once_and_go_together_when_there_are_enough(url: 
         assert await taken(client, queue) == list(range(10))
 
 
-async def test_the_first_one_waits_only_so_long(url: str, queue: str) -> None:
-    async with hark.connect(url) as client:
-        waiting = asyncio.ensure_future(client.queue(queue).wait().pop())
-        await client.queue(queue).buffer(max_ms=1).push("hello")
-        [message] = await waiting
-        assert message.data == "hello"
-
-
-async def test_flush_sends_what_is_there(url: str, queue: str) -> None:
+async def test_flush_close_and_time_send_what_is_there(url: str, queue: str) -> None:
     async with hark.connect(url) as client:
         orders = client.queue(queue).buffer(max_ms=LONG).partition("p")
         await orders.push_many([1, client.queue(queue).partition("p").message(2, key="two")])
@@ -322,15 +274,16 @@ async def test_flush_sends_what_is_there(url: str, queue: str) -> None:
         assert await taken(client, queue) == [1, 2]
         await orders.push(3)
         await orders.flush()
-        [*_, message] = await client.queue(queue).batch(3).pop()
-        assert (message.data, message.partition) == (3, "p")
-
-
-async def test_close_sends_what_is_there(url: str, queue: str) -> None:
+        waiting = asyncio.ensure_future(client.queue(f"{queue}-2").wait().pop())
+        await client.queue(f"{queue}-2").buffer(max_ms=1).push("hello")
+        assert [message.data for message in await waiting] == ["hello"]
+        await orders.push(4)
+    with pytest.raises(HarkError, match="client is closed") as refused:
+        await orders.push(5)
+    assert refused.value.code == "client_closed"
     async with hark.connect(url) as client:
-        await client.queue(queue).buffer(max_ms=LONG).push(1)
-    async with hark.connect(url) as client:
-        assert await taken(client, queue) == [1]
+        messages = await client.queue(queue).batch(9).pop()
+        assert [(message.data, message.partition) for message in messages] == [(n, "p") for n in (1, 2, 3, 4)]
 
 
 async def test_what_the_server_may_take_later_stays_in_order(url: str, queue: str) -> None:
@@ -423,15 +376,6 @@ async def test_what_failed_is_sent_again_by_itself(caller: Caller, queue: str) -
     await gate.close()
     assert slept == [7]
     assert len(buffer) == 0
-
-
-async def test_a_closed_client_takes_nothing_into_its_buffers(url: str, queue: str) -> None:
-    client = hark.connect(url)
-    orders = client.queue(queue).buffer()
-    await client.close()
-    with pytest.raises(HarkError, match="client is closed") as refused:
-        await orders.push(1)
-    assert refused.value.code == "client_closed"
 
 
 async def test_whoever_waits_for_room_hears_that_the_client_was_closed(url: str, queue: str) -> None:

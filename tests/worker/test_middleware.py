@@ -31,45 +31,30 @@ class Noting(Middleware):
 
     async def __call__(self, context: TaskContext, call_next: CallNext) -> Any:
         """Around."""
-        self.seen.append(f"{self.name} before {context.task}")
-        try:
-            return await call_next()
-        finally:
-            self.seen.append(f"{self.name} after")
+        self.seen.append(f"{self.name} before {context.task} {dict(context.arguments)}")
+        result = await call_next()
+        self.seen.append(f"{self.name} after {result}")
+        return result
 
 
-async def test_the_first_middleware_is_the_outermost(server_url: str, queue: str) -> None:
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "thread"])
+async def test_the_first_middleware_is_the_outermost_and_sees_arguments_and_result(
+    server_url: str, queue: str, in_thread: bool
+) -> None:
     seen: list[str] = []
     worker = Worker(server_url, queue=queue, middleware=[Noting("a", seen), Noting("b", seen)])
 
-    @worker.task
-    async def work() -> None:
-        seen.append("work")
-
-    await work.push()
-    await burst(worker)
-    assert seen == ["a before work", "b before work", "work", "b after", "a after"]
-
-
-async def test_middleware_goes_around_functions_in_threads_too_and_sees_their_result(
-    server_url: str, queue: str
-) -> None:
-    results: list[object] = []
-
-    async def keep(context: TaskContext, call_next: CallNext) -> Any:
-        result = await call_next()
-        results.append((context.arguments, result))
-        return result
-
-    worker = Worker(server_url, queue=queue, middleware=[keep])
-
-    @worker.task
     def double(value: int) -> int:
+        seen.append("work")
         return 2 * value
 
-    await double.push(4)
+    async def double_here(value: int) -> int:
+        return double(value)
+
+    await worker.task("work")(double if in_thread else double_here).push(4)
     await burst(worker)
-    assert results == [({"value": 4}, 8)]
+    around = ["a before work {'value': 4}", "b before work {'value': 4}", "work", "b after 8", "a after 8"]
+    assert seen == around
 
 
 async def test_middleware_that_raises_fails_the_task(server_url: str, queue: str) -> None:
