@@ -624,8 +624,7 @@ async def test_events_of_a_message_are_found_with_it(caller: Caller, traces: Tra
     [message] = await pop(caller, queue, "billing")
     first = await traces.add(message, {"step": 1}, event="begin", names=[f"{queue}-a", f"{queue}-b"])
     await traces.add(Wrapper(message), [2], names=f"{queue}-a", group="other")
-    ids = {"partition_id": message.partition_id, "transaction_id": message.transaction_id}
-    begin, second = await traces.of(**ids)
+    begin, second = await traces.of(partition_id=message.partition_id, transaction_id=message.transaction_id)
     assert (begin.id, begin.event_type, begin.data, begin.consumer_group) == (first, "begin", {"step": 1}, "billing")
     assert sorted(begin.trace_names) == [f"{queue}-a", f"{queue}-b"]
     assert (second.event_type, second.decode(list[int]), second.consumer_group) == ("info", [2], "other")

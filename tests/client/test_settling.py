@@ -66,46 +66,68 @@ async def dead_letters(caller: Caller, queue: str) -> list[_Letter]:
     return (await caller.read(_Letters, "GET", path("dlq"), query={"queue": queue})).messages
 
 
-async def test_what_is_completed_does_not_come_again(caller: Caller, queue: str) -> None:
-    messages = await popped(caller, queue, 2)
-    assert await Settler(caller).settle_many([Verdict(message) for message in messages]) == [Settled(True)] * 2
-    assert await taken(caller, queue, 2) == []
-
-
-async def test_what_failed_comes_again_after_the_delay_and_counts(caller: Caller, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "error", "delay", "attempts", "letter"),
+    [
+        ("completed", None, None, [], None),
+        ("failed", "no luck", 0, [2], None),
+        ("failed", "no luck", 3_600_000, [], None),
+        ("retry", None, None, [1], None),
+        ("dlq", "broken", None, [], "broken"),
+        # A text that JSON can't carry, and longer than a dead letter keeps.
+        ("dlq", "odd \udc80 " + "x" * 20_000, None, [], "odd \\udc80 xxx"),
+    ],
+    ids=["completed", "failed", "delayed", "retry", "dlq", "odd text"],
+)
+async def test_a_verdict_decides_whether_a_message_comes_again(
+    caller: Caller,
+    queue: str,
+    status: Status,
+    error: str | None,
+    delay: int | None,
+    attempts: list[int],
+    letter: str | None,
+) -> None:
     [message] = await popped(caller, queue)
-    assert (await Settler(caller).settle(Verdict(message, "failed", "no luck", 0))).success
-    [again] = await taken(caller, queue)
-    assert (again.id, again.delivery_attempt) == (message.id, 2)
-    assert (await Settler(caller).settle(Verdict(again, "failed", "no luck", 3_600_000))).success
-    assert await taken(caller, queue) == []
+    settled = await Settler(caller).settle(Verdict(message, status, error, delay))
+    assert settled == Settled(True, dead_lettered=letter is not None)
+    again = await taken(caller, queue)
+    assert [(one.id, one.delivery_attempt) for one in again] == [(message.id, attempt) for attempt in attempts]
+    texts = [one.error_message for one in await dead_letters(caller, queue)]
+    assert [text.startswith(letter or "") for text in texts] == [True] * (letter is not None)
+    assert letter != "broken" or texts == ["broken"]
 
 
-async def test_a_retry_costs_no_attempt(caller: Caller, queue: str) -> None:
-    [message] = await popped(caller, queue)
-    await Settler(caller).settle(Verdict(message, "retry"))
-    [again] = await taken(caller, queue)
-    assert again.delivery_attempt == 1
+@pytest.mark.parametrize(
+    ("number", "most", "error", "requests"),
+    [
+        pytest.param(0, 1000, None, 0, id="nothing"),
+        pytest.param(25, 10, None, 3, id="by number"),
+        # Each 40,000 bytes: together they are more than one request may have.
+        pytest.param(30, 1000, "\U0001f41b" * 9_999, 2, id="by bytes"),
+    ],
+)
+async def test_many_settlements_are_cut_into_requests(
+    wire: Recorder, lossy: Caller, queue: str, number: int, most: int, error: str | None, requests: int
+) -> None:
+    messages = await popped(lossy, queue, number) if number else []
+    settler = Settler(lossy, max_items=most, sleep=no_sleep)
+    settled = await settler.settle_many([Verdict(message, "dlq", error) for message in messages])
+    assert settled == [Settled(True, dead_lettered=True)] * number
+    assert wire.asked(ACK) == requests
 
 
-async def test_a_dead_letter_has_the_error_and_is_said_to_be_one(caller: Caller, queue: str) -> None:
-    [message] = await popped(caller, queue)
-    assert await Settler(caller).settle(Verdict(message, "dlq", "broken")) == Settled(True, dead_lettered=True)
-    assert [letter.error_message for letter in await dead_letters(caller, queue)] == ["broken"]
-
-
-async def test_an_error_text_that_json_can_not_carry_is_no_obstacle(caller: Caller, queue: str) -> None:
-    [message] = await popped(caller, queue)
-    assert (await Settler(caller).settle(Verdict(message, "dlq", "odd \udc80 " + "x" * 20_000))).success
-    [letter] = await dead_letters(caller, queue)
-    assert letter.error_message.startswith("odd \\udc80 xxx")
-
-
-async def test_settlements_that_are_made_together_share_a_request(wire: Recorder, lossy: Caller, queue: str) -> None:
+async def test_settlements_that_are_made_together_share_a_request_and_drain_waits_for_them(
+    wire: Recorder, lossy: Caller, queue: str
+) -> None:
     messages = await popped(lossy, queue, 100)
     settler = settler_of(lossy)
-    settled = await asyncio.gather(*(settler.settle(Verdict(message)) for message in messages))
-    assert settled == [Settled(True)] * 100
+    tasks = [asyncio.create_task(settler.settle(Verdict(message))) for message in messages]
+    await asyncio.sleep(0)  # Each has said its part.
+    await settler.drain()
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True] * 100
+    assert [task.result() for task in tasks] == [Settled(True)] * 100
     assert wire.asked(ACK) == 1
 
 
@@ -115,29 +137,6 @@ async def test_each_group_has_requests_of_its_own(wire: Recorder, lossy: Caller,
     verdicts = [Verdict(first[0]), Verdict(second[0], "dlq"), Verdict(first[1], "dlq"), Verdict(second[1])]
     settled = await settler_of(lossy).settle_many(verdicts)
     assert [outcome.dead_lettered for outcome in settled] == [False, True, True, False]
-    assert all(outcome.success for outcome in settled)
-    assert wire.asked(ACK) == 2
-
-
-async def test_nothing_to_settle_asks_nothing(wire: Recorder, lossy: Caller) -> None:
-    assert await settler_of(lossy).settle_many([]) == []
-    assert wire.requests == []
-
-
-async def test_many_settlements_are_cut_into_requests_by_number(wire: Recorder, lossy: Caller, queue: str) -> None:
-    messages = await popped(lossy, queue, 25)
-    settler = Settler(lossy, max_items=10, sleep=no_sleep)
-    settled = await settler.settle_many([Verdict(message) for message in messages])
-    assert settled == [Settled(True)] * 25
-    assert wire.asked(ACK) == 3
-
-
-async def test_long_errors_are_cut_into_requests_by_bytes(wire: Recorder, lossy: Caller, queue: str) -> None:
-    messages = await popped(lossy, queue, 30)
-    # Each 40,000 bytes: together they are more than one request may have.
-    settled = await settler_of(lossy).settle_many(
-        [Verdict(message, "dlq", "\U0001f41b" * 9_999) for message in messages]
-    )
     assert all(outcome.success for outcome in settled)
     assert wire.asked(ACK) == 2
 
@@ -195,16 +194,6 @@ async def test_when_every_answer_is_lost_the_caller_hears_of_it(wire: Recorder, 
     with pytest.raises(ConnectionFailed, match="lost by the test"):
         await settler_of(caller).settle(Verdict(message))
     assert wire.asked(ACK) == 3
-
-
-async def test_drain_waits_for_what_is_on_its_way(lossy: Caller, queue: str) -> None:
-    messages = await popped(lossy, queue, 3)
-    settler = settler_of(lossy)
-    tasks = [asyncio.create_task(settler.settle(Verdict(message))) for message in messages]
-    await asyncio.sleep(0)  # Each has said its part.
-    await settler.drain()
-    await asyncio.sleep(0)
-    assert [task.done() for task in tasks] == [True] * 3
 
 
 async def test_what_the_server_can_not_read_fails_its_own_caller_only(lossy: Caller, queue: str) -> None:

@@ -254,21 +254,14 @@ async def test_what_was_handed_back_without_a_delay_is_polled_for_soon() -> None
     await bench.end()
 
 
-async def test_a_push_that_the_worker_is_told_of_ends_its_rest() -> None:
-    bench = Bench(interval_ms=AN_HOUR)
-    bench.server.answer_pop()
-    assert await bench.rest() > 3000
-    bench.feed.expect(0.0)
-    bench.server.answer_pop("a")
-    await bench.held()
-    await bench.end()
-
-
-async def test_a_delayed_push_that_the_worker_is_told_of_shortens_its_rest() -> None:
+async def test_a_push_that_the_worker_is_told_of_shortens_or_ends_its_rest() -> None:
     bench = Bench(interval_ms=AN_HOUR)
     bench.server.answer_pop()
     assert await bench.rest() > 3000
     bench.feed.expect(30.0)
     bench.server.answer_pop()
     assert 20 < await bench.rest() <= 30
+    bench.feed.expect(0.0)
+    bench.server.answer_pop("a")
+    await bench.held()
     await bench.end()
