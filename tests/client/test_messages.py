@@ -37,6 +37,9 @@ async def test_a_message_says_where_it_comes_from(client: Client, queue: str) ->
     assert message.created_at.tzinfo is not None
     assert message.lease_id
     assert repr(message) == f"Message({queue}/p#1, attempt=1, open)"
+    await message.trace({"step": 1}, event="begin", names=[queue])
+    [trace_of_it] = (await client.traces.by_name(queue)).items
+    assert (trace_of_it.data, trace_of_it.event_type, trace_of_it.consumer_group) == ({"step": 1}, "begin", "g")
 
 
 async def test_data_is_decoded_once_and_into_types(client: Client, queue: str) -> None:
