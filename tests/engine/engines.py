@@ -57,7 +57,7 @@ def _database(request: pytest.FixtureRequest) -> Iterator[Open]:
     from hark.engine.postgres import PostgresEngine
 
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    with server.fresh_database() as url:
+    with server.database() as url:
         yield lambda clock: PostgresEngine(url, clock=clock)
 
 
