@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server,
 from tests.servers import SERVER_ENGINE, running_server, server_on
 
 __all__ = ["SERVER_ENGINE", "running_server", "server_on"]
+
+
+def pytest_configure() -> None:
+    """Let children be interrupted: in the background of a script SIGINT is ignored, and programs inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,16 +54,13 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """An empty database in which Hark's schema is installed; no session and no object may be left behind in it."""
-    with postgres_server.database() as url:
-        yield url
+def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty database in which Hark's schema is installed; no session and no object may be left behind in it.
 
-
-@pytest.fixture
-def fresh_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A database that no test used before, for those that migrate, compact or look at statistics."""
-    with postgres_server.fresh_database() as url:
+    Tests with the mark `fresh_database` (they migrate, compact or look at statistics) get one that no test used before.
+    """
+    fresh = request.node.get_closest_marker("fresh_database") is not None
+    with postgres_server.fresh_database() if fresh else postgres_server.database() as url:
         yield url
 
 

@@ -25,6 +25,7 @@ from hark.broker import Broker
 from hark.clock import SystemClock
 from hark.http.app import App
 from hark.serving.engines import make_engine
+from hark.serving.peering import endpoints, make_peers
 from hark.settings import Settings, load
 from hark.testing.thread import ServerThread
 from tests.s3.credentials import AWS_ENVIRONMENT
@@ -44,7 +45,13 @@ class LocalServer(ServerThread):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._system_clock = SystemClock()
-        self.broker = Broker(make_engine(settings, self._system_clock), settings, self._system_clock)
+
+    async def _serve(self) -> None:
+        settings, clock = self._settings, self._system_clock
+        endpoint = next(iter(endpoints(settings)), None)
+        peers = None if endpoint is None else make_peers(endpoint, settings, clock)
+        self.broker = Broker(make_engine(settings, clock), settings, clock, peers=peers)
+        await super()._serve()
 
     def _app(self) -> App:
         return App(self.broker, self._settings, authenticator=Authenticator(self._settings, self._system_clock))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import ClassVar, TypeVar
 
-from hypothesis import note
+from hypothesis import currently_in_test_context, note
 from hypothesis import strategies as st
 
 from hark.clock import FakeClock
@@ -47,7 +47,8 @@ NAMES: tuple[Named, ...] = ("key", "key", "id", "id alone")
 def pick(data: st.DataObject, items: Sequence[T], label: str) -> T:
     """Draw one of the items, the newest first when a failure is made small."""
     chosen = items[-1 - data.draw(st.integers(0, len(items) - 1), label)]
-    note(f"    {label}: {chosen!r}")
+    if currently_in_test_context():  # Recorded steps are replayed outside of one.
+        note(f"    {label}: {chosen!r}")
     return chosen
 
 
