@@ -228,6 +228,13 @@ class Steps:
             )
             for _ in range(pushes if open_queues else 0)
         ]
+        settled = {(one.message.partition.name, one.message.push.key) for one in verdicts}
+        if any(
+            (one.partition, one.key) in settled
+            for one in new
+            if one.key and self.model.queues[one.queue].options.drop_settled
+        ):
+            return  # Whether a key is free in the transaction that drops its message, the rules do not say.
         required = {}
         if name_leases and self.leases:
             name, lease = pick(data, [*self.leases.items(), (NEVER_GIVEN, 0)], "required lease")

@@ -250,7 +250,7 @@ WAYS = ["planned on empty tables", "planned without statistics", "planned with s
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def measured(postgres_server: PostgresServer) -> AsyncIterator[Measured]:
-    """Measured in this order and before all tests: to analyze, or to drop an index, makes every connection plan again."""
+    """Measured in this order and before all tests: to analyze makes every connection plan again."""
     with postgres_server.fresh_database() as url:
         async with opened(url, size=1) as pool:
             async with pool.connection() as connection:
@@ -279,7 +279,7 @@ async def work_of_all(connection: asyncpg.Connection) -> dict[str, Work]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_costs_what_it_carries_and_returns(measured: Measured, way: str, name: str) -> None:
+async def test_a_call_costs_what_it_carries_and_returns(measured: Measured, way: str, name: str) -> None:
     call, work = CALLS[name], measured.work[way][name]
     assert (work.answered, work.written) == (call.answered, call.written)
     assert too_much(call, work) == []
