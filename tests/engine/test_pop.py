@@ -11,9 +11,9 @@ from .driver import Driver, message, payloads
 
 
 async def spread(q: Driver, queue: str, partitions: int, each: int = 1) -> None:
-    """Push `each` messages to each partition, named p1, p2 ...; payload (partition, number)."""
+    """Push `each` messages to each partition, named p1, p2 ...; the payloads are p1.1, p1.2 ..."""
     for partition in range(1, partitions + 1):
-        await q.push(queue, f"p{partition}", *([f"p{partition}", number] for number in range(1, each + 1)))
+        await q.push(queue, f"p{partition}", *(f"p{partition}.{number}" for number in range(1, each + 1)))
 
 
 # Rule 8 ----------------------------------------------------------------------------------------------------
@@ -26,60 +26,36 @@ async def test_rule_8_a_pop_takes_one_message_by_default(q: Driver) -> None:
     assert got.lease
 
 
-async def test_rule_8_a_pop_may_name_the_partition(q: Driver) -> None:
-    await spread(q, "orders", 3)
-    got = await q.pop("orders", "p2", batch=10, partitions=10)
-    assert payloads(got) == [["p2", 1]]
+async def test_rule_8_batch_is_the_total_over_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
+    await spread(q, "orders", 3, each=2)
+    first, second, third = ["p1.1", "p1.2"], ["p2.1", "p2.2"], ["p3.1", "p3.2"]
+    for partition, batch, partitions, wanted, rest in (
+        (None, 1, 1, ["p1.1"], second + third),
+        ("p2", 10, 10, second, first + third),
+        (None, 3, 3, [*first, "p2.1"], third),
+        (None, 10, 2, first + second, third),
+    ):
+        group = f"{partition} {batch} {partitions}"
+        got = await q.pop("orders", partition, group=group, batch=batch, partitions=partitions)
+        assert (payloads(got), got.partitions) == (wanted, (len(wanted) + 1) // 2)
+        assert payloads(await q.pop("orders", group=group, batch=10, partitions=3)) == rest
 
 
-async def test_rule_8_batch_is_the_total_over_all_partitions(q: Driver) -> None:
-    await spread(q, "orders", 3, each=3)
-    got = await q.pop("orders", batch=5, partitions=3)
-    assert payloads(got) == [["p1", 1], ["p1", 2], ["p1", 3], ["p2", 1], ["p2", 2]]
-    assert got.partitions == 2
-    assert payloads(await q.pop("orders", batch=10, partitions=3)) == [["p3", 1], ["p3", 2], ["p3", 3]]
-
-
-async def test_rule_8_messages_that_wait_take_no_room_in_a_batch(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    await q.push("orders", "p1", 2, delay_ms=5000)
-    await q.push("orders", "p2", 3, 4)
-    assert len(await q.pop("orders", batch=3, partitions=2)) == 3
-
-
-async def test_rule_8_removed_messages_take_no_room_in_a_batch(q: Driver) -> None:
+async def test_rule_8_messages_that_wait_or_were_removed_take_no_room_in_a_batch(q: Driver) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
-    await q.push("orders", "p2", 5, 6)
+    await q.push("orders", "p1", 5, delay_ms=5000)
+    await q.push("orders", "p2", 6, 7)
     await q.engine.delete_messages(ids[1:3])
-    assert payloads(await q.pop("orders", batch=4, partitions=2)) == [1, 4, 5, 6]
+    assert payloads(await q.pop("orders", batch=4, partitions=2)) == [1, 4, 6, 7]
 
 
-async def test_rule_8_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
-    await spread(q, "orders", 4)
-    got = await q.pop("orders", batch=10, partitions=3)
-    assert payloads(got) == [["p1", 1], ["p2", 1], ["p3", 1]]
-    assert len({one.lease for one in got}) == 1
-    assert payloads(await q.pop("orders", batch=10)) == [["p4", 1]]
-
-
-async def test_rule_8_auto_ack_settles_at_delivery(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=2, auto_ack=True)
-    assert (payloads(got), got.lease) == ([1, 2], "")
-    assert await q.cursor("orders", "p1") == 2
-    assert payloads(await q.pop("orders", batch=10)) == [3]
-
-
-async def test_rule_8_auto_ack_over_several_partitions(q: Driver) -> None:
+async def test_rule_8_auto_ack_settles_at_delivery_for_its_group_only(q: Driver) -> None:
     await spread(q, "orders", 2, each=2)
-    assert len(await q.pop("orders", batch=3, partitions=2, auto_ack=True)) == 3
-    assert await q.drain("orders") == [["p2", 2]]
-
-
-async def test_rule_8_auto_ack_is_for_its_group_only(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    await q.pop("orders", group="a", auto_ack=True)
-    assert await q.drain("orders", group="b") == [1]
+    got = await q.pop("orders", group="a", batch=3, partitions=2, auto_ack=True)
+    assert (payloads(got), got.lease) == (["p1.1", "p1.2", "p2.1"], "")
+    assert [await q.cursor("orders", name, "a") for name in ("p1", "p2")] == [2, 1]
+    assert await q.drain("orders", group="a") == ["p2.2"]
+    assert len(await q.drain("orders", group="b")) == 4
 
 
 async def test_rule_8_a_pop_over_a_namespace_a_task_or_both(q: Driver) -> None:
@@ -89,32 +65,19 @@ async def test_rule_8_a_pop_over_a_namespace_a_task_or_both(q: Driver) -> None:
     assert payloads(await q.pop(task="x", group="g2", batch=9, partitions=9)) == ["a.x.1", "b.x.3"]
     assert payloads(await q.pop(namespace="b", task="x", group="g3", batch=9, partitions=9)) == ["b.x.3"]
     assert await q.pop(namespace="b", task="y", group="g4", batch=9, partitions=9) == []
-
-
-async def test_rule_8_namespace_and_task_follow_the_configuration(q: Driver) -> None:
-    await q.push("a.x.1", "p1", 1)
-    await q.configure("a.x.1", namespace="other", task="z")
-    assert await q.pop(namespace="a") == []
-    assert payloads(await q.pop(namespace="other", task="z")) == [1]
-
-
-async def test_rule_8_what_a_namespace_pop_leased_is_leased_for_a_queue_pop(q: Driver) -> None:
-    await q.push("a.x", "p1", 1)
-    [held] = await q.pop(namespace="a", group="g")
-    assert held.message.queue == "a.x"
-    assert await q.pop("a.x", group="g") == []
+    await q.configure("b.x.3", namespace="other", task="z")
+    assert await q.pop(namespace="b", group="g") == [], "labels follow the configuration"
+    [held] = await q.pop(namespace="other", task="z", group="g")
+    assert held.message.queue == "b.x.3"
+    assert await q.pop("b.x.3", group="g") == [], "leased for a pop of the queue too"
     assert (await q.ack(held)).success
 
 
-async def test_rule_8_an_unknown_queue_or_namespace_is_empty_not_an_error(q: Driver) -> None:
+async def test_rule_8_an_unknown_queue_namespace_or_partition_is_empty_not_an_error(q: Driver) -> None:
     for got in (await q.pop("nowhere"), await q.pop(namespace="nowhere"), await q.pop(task="nothing")):
-        assert got == []
+        assert (list(got), got.lease) == ([], "")
         assert got.reason
-        assert got.lease == ""
     assert await q.engine.queue_infos() == []
-
-
-async def test_rule_8_an_unknown_partition_is_named_as_the_reason(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     assert (await q.pop("orders", "p2")).reason == "partition_not_found"
 
@@ -185,13 +148,17 @@ async def test_rule_9_a_multi_partition_pop_serves_each_of_its_partitions(q: Dri
 async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) -> None:
     for name, priority in (("low", 1), ("high", 9), ("middle", 5)):
         await q.configure(name, namespace="ns", priority=priority)
-        await q.push(name, "p1", [name, 1], [name, 2])
+        await q.push(name, "p1", [name, 1], [name, 2], [name, 3])
     order = []
-    for _ in range(6):
+    for _ in range(8):
         [held] = await q.pop(namespace="ns")
         order.append(held.payload)
         await q.ack(held)
-    assert order == [[name, number] for name in ("high", "middle", "low") for number in (1, 2)]
+        if len(order) == 2:  # A changed priority has effect at once.
+            await q.configure("high", namespace="ns", priority=0)
+    wanted = [("high", 1), ("high", 2), ("middle", 1), ("middle", 2), ("middle", 3), ("low", 1), ("low", 2), ("low", 3)]
+    assert order == [list(one) for one in wanted]
+    assert payloads(await q.pop(namespace="ns")) == [["high", 3]]
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
@@ -215,15 +182,6 @@ async def test_rule_9_queue_priority_holds_at_the_first_contact_with_a_queue(q: 
     assert await q.pop("low", group="g") == []
     await q.push("low", "p1", 2, 3, 4)
     assert payloads(await q.pop(namespace="ns", group="g", auto_ack=auto_ack)) == [1]
-
-
-async def test_rule_9_a_changed_queue_priority_has_effect_at_once(q: Driver) -> None:
-    for name, priority in (("one", 1), ("two", 2)):
-        await q.configure(name, namespace="ns", priority=priority)
-        await q.push(name, "p1", *([name, number] for number in range(3)))
-    await q.ack_all(await q.pop(namespace="ns"))
-    await q.configure("one", namespace="ns", priority=3)
-    assert payloads(await q.pop(namespace="ns")) == [["one", 0]]
 
 
 async def test_rule_9_queues_of_equal_priority_take_turns(q: Driver) -> None:
@@ -279,15 +237,3 @@ async def test_rule_9_pops_of_one_call_that_settle_at_once_share_a_partition(q: 
     everything = [payloads(got) for got in await q.pop_requests(request, request)]
     assert everything[0] == [1, 2]
     assert await q.drain("orders") == [3, 4, 5][len(everything[1]) :]
-
-
-async def test_rule_17_a_lease_over_queues_with_different_lease_times_ends_as_a_whole(
-    q: Driver, clock: FakeClock
-) -> None:
-    await q.configure("long", namespace="ns", priority=1, lease_time=300)
-    await q.configure("short", namespace="ns", lease_time=30)
-    await q.push("long", "p1", 1)
-    await q.push("short", "p1", 2)
-    assert len(await q.pop(namespace="ns", batch=2, partitions=2)) == 2
-    clock.advance(30)
-    assert len(await q.pop(namespace="ns", batch=2, partitions=2)) == 2
