@@ -10,8 +10,8 @@ from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.errors import NotFound
 from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter
 
-from .driver import NEW, Driver, message, payloads
-from .explained import facts_of, message_of, why, why_everybody
+from .driver import NEVER_GIVEN, NEW, Driver, message, payloads
+from .explained import message_of, why, why_everybody
 
 MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 
@@ -105,7 +105,9 @@ async def test_behind_a_message_that_is_leased(q: Driver, clock: FakeClock) -> N
     )
 
 
-async def test_behind_names_the_first_message_that_the_lease_still_holds(q: Driver) -> None:
+async def test_behind_only_what_is_not_settled(q: Driver) -> None:
+    """Beyond the cursor there are holes: 2 failed, 1 and 3 are done."""
+    await q.configure("orders", retry_delay=4000)
     await q.push("orders", "p1", 1, 2, 3)
     last = await q.push_id("orders", "p1", 4)
     held = await q.pop("orders", group="g", batch=3)
@@ -113,6 +115,9 @@ async def test_behind_names_the_first_message_that_the_lease_still_holds(q: Driv
     found = await why(q, last)
     assert found.data["ahead"]["messageId"] == held[1].message.id  # type: ignore[index]
     assert found.data["aheadMessages"] == 2
+    await q.ack(held[2])
+    await q.fail(held[1])
+    assert [(await why(q, one.message.id)).reason for one in held] == ["done", "retry", "done"]
 
 
 async def test_behind_a_message_that_waits_for_its_retry(q: Driver, clock: FakeClock) -> None:
@@ -143,16 +148,6 @@ async def test_behind_a_delayed_message_though_others_before_that_are_ready(q: D
     assert (found.reason, found.data["aheadMessages"]) == ("behind", 3)
     assert found.data["ahead"] == {"messageId": late, "offset": 3, "reason": "delayed", "deliverAt": at(clock, 9)}
     assert (await why(q, (await q.pop("orders", "p1", group="other"))[0].message.id)).reason == "ready"
-
-
-async def test_behind_only_what_is_not_settled(q: Driver) -> None:
-    """Beyond the cursor there are holes: 1 failed, 2 and 3 are done."""
-    await q.configure("orders", retry_delay=4000)
-    await q.push("orders", "p1", 1, 2, 3, 4)
-    held = await q.pop("orders", group="g", batch=3)
-    await q.ack_all(held[1:])
-    await q.fail(held[0])
-    assert [(await why(q, one.message.id)).reason for one in held] == ["retry", "done", "done"]
 
 
 async def test_a_delay_that_outlasts_what_is_ahead_is_the_reason(q: Driver) -> None:
@@ -198,32 +193,37 @@ async def test_far_behind_in_a_long_partition_costs_no_more(q: Driver) -> None:
 
 
 @MODES
+@pytest.mark.parametrize(
+    ("reason", "options", "delay_ms", "seconds", "until"),
+    [
+        ("delayed", {}, 12_000, 12, "deliverAt"),
+        ("delayed_processing", {"delayed_processing": 10}, 0, 10, "deliverAt"),
+        ("window_buffer", {"window_buffer": 5}, 0, 5, "until"),
+    ],
+)
 async def test_delayed_until_the_very_moment_at_which_it_is_delivered(
-    q: Driver, clock: FakeClock, mode: GroupMode
+    q: Driver,
+    clock: FakeClock,
+    mode: GroupMode,
+    reason: str,
+    options: dict[str, float],
+    delay_ms: int,
+    seconds: int,
+    until: str,
 ) -> None:
+    await q.configure("orders", **options)
     await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1, delay_ms=12_000)
+    one = await q.push_id("orders", "p1", 1, delay_ms=delay_ms)
+    if reason == "window_buffer":  # It begins again with each message.
+        clock.advance(2)
+        await q.push("orders", "p1", 2)
     found = await why(q, one)
-    assert (found.reason, found.data) == ("delayed", {"deliverAt": at(clock, 12)})
-    assert found.text == f"Delayed until {at(clock, 12)} (in 12 s)."
-    clock.advance(11.999_999)
-    assert (await why(q, one)).reason == "delayed"
-    assert await q.pop("orders", group="g") == []
-    clock.advance(0.000_001)
-    assert (await why(q, one)).reason == "ready"
-    assert payloads(await q.pop("orders", group="g")) == [1]
-
-
-@MODES
-async def test_delayed_processing_until_it_is_old_enough(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", delayed_processing=10)
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
-    found = await why(q, one)
-    assert found.reason == "delayed_processing"
-    assert found.data == {"deliverAt": at(clock, 10), "delayedProcessing": 10}
-    clock.advance(9.999_999)
-    assert (await why(q, one)).reason == "delayed_processing"
+    named = {"delayed_processing": {"delayedProcessing": 10}, "window_buffer": {"windowBuffer": 5}}.get(reason, {})
+    assert (found.reason, found.data) == (reason, {until: at(clock, seconds), **named})
+    if reason == "delayed":
+        assert found.text == f"Delayed until {at(clock, 12)} (in 12 s)."
+    clock.advance(seconds - 0.000_001)
+    assert (await why(q, one)).reason == reason
     assert await q.pop("orders", group="g") == []
     clock.advance(0.000_001)
     assert (await why(q, one)).reason == "ready"
@@ -248,37 +248,18 @@ async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock,
 
 
 @MODES
-async def test_retry_counts_by_the_messages_own_schedule(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_retry_of_what_was_given_back_then_by_the_messages_own_schedule(
+    q: Driver, clock: FakeClock, mode: GroupMode
+) -> None:
     one = await q.push_id("orders", "p1", 1, backoff_ms=(1000, 2000))
-    [held] = await q.pop("orders", group="g", group_mode=mode)
-    await q.fail(held)
-    assert (await why(q, one)).text == f'Retry 1 of 2 is due at {at(clock, 1)} (in 1 s) after the error "boom".'
-
-
-@MODES
-async def test_retry_of_what_its_consumer_gave_back(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    one = await q.push_id("orders", "p1", 1)
     [held] = await q.pop("orders", group="g", group_mode=mode)
     await q.retry(held, delay_ms=3000)
     found = await why(q, one)
     assert (found.reason, found.data["attempts"], found.data["due"]) == ("retry", 0, at(clock, 3))
-
-
-@MODES
-async def test_window_buffer_until_the_partition_is_quiet(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", window_buffer=5)
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
-    clock.advance(2)
-    await q.push("orders", "p1", 2)
-    found = await why(q, one)
-    assert (found.reason, found.data) == ("window_buffer", {"until": at(clock, 5), "windowBuffer": 5})
-    clock.advance(4.999_999)
-    assert (await why(q, one)).reason == "window_buffer"
-    assert await q.pop("orders", group="g") == []
-    clock.advance(0.000_001)
-    assert (await why(q, one)).reason == "ready"
-    assert payloads(await q.pop("orders", group="g")) == [1]
+    clock.advance(3)
+    [held] = await q.pop("orders", group="g")
+    await q.fail(held)
+    assert (await why(q, one)).text == f'Retry 1 of 2 is due at {at(clock, 1)} (in 1 s) after the error "boom".'
 
 
 # Stopped or bounded ----------------------------------------------------------------------------------------
@@ -338,28 +319,19 @@ async def test_rate_limited_until_the_next_one_may_be_delivered(q: Driver, clock
 
 
 @MODES
-async def test_done_at_the_latest_when_something_was_last_settled(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_done_by_a_settlement_at_delivery_or_by_a_seek(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1)
     [held] = await q.pop("orders", group="g", group_mode=mode)
     clock.advance(3)
     await q.ack(held)
     found = await why(q, one)
     assert (found.reason, found.data) == ("done", {"settledAtLatest": at(clock, 0), "certain": True})
-
-
-@MODES
-async def test_done_when_it_was_settled_at_delivery(q: Driver, mode: GroupMode) -> None:
-    one = await q.push_id("orders", "p1", 1)
-    await q.pop("orders", group="g", group_mode=mode, auto_ack=True)
-    assert (await why(q, one)).reason == "done"
-
-
-@MODES
-async def test_done_when_a_seek_moved_the_group_past_it(q: Driver, mode: GroupMode) -> None:
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
+    two = await q.push_id("orders", "p1", 2)
+    await q.pop("orders", group="g", auto_ack=True)
+    assert (await why(q, two)).reason == "done"
+    three = await q.push_id("orders", "p2", 3)
     await q.seek("orders", group="g", to_end=True)
-    found = await why(q, one)
+    found = await why(q, three)
     assert (found.reason, found.data) == ("done", {"moved": True})
 
 
@@ -405,35 +377,26 @@ async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock:
 
 
 @MODES
-async def test_expired_before_and_after_a_consumer_stepped_over_it(
+async def test_expired_when_its_time_was_over_however_late_a_consumer_stepped_over_it(
     q: Driver, clock: FakeClock, mode: GroupMode
 ) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1, ttl_ms=5000)
     second = await q.push_id("orders", "p1", 2)
+    alone = await q.push_id("orders", "p2", 3, ttl_ms=5000)
     clock.advance(5)
     expected = ("expired", {"expiredAt": at(clock, 0)})
     found = await why(q, one)
     assert (found.reason, found.data) == expected
-    [held] = await q.pop("orders", group="g")
+    clock.advance(15)
+    [held] = await q.pop("orders", "p1", group="g")
     assert held.message.id == second
     await q.ack(held)
-    found = await why(q, one)
-    assert (found.reason, found.data) == expected
+    assert not await q.pop("orders", "p2", group="g")
+    for each in (one, alone):
+        found = await why(q, each)
+        assert (found.reason, found.data) == expected
     assert (await why(q, second)).reason == "done"
-
-
-@MODES
-async def test_expired_when_its_time_was_over_however_late_a_consumer_came(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1, ttl_ms=5000)
-    over = at(clock, 5)
-    clock.advance(20)
-    assert not await q.pop("orders", group="g")
-    found = await why(q, one)
-    assert (found.reason, found.data) == ("expired", {"expiredAt": over})
 
 
 @MODES
@@ -500,21 +463,15 @@ async def test_among_requeued_messages_only_the_earlier_ones_are_ahead(q: Driver
     assert [(await why(q, each)).data["aheadMessages"] for each in (one, two)] == [0, 1]
 
 
-async def test_no_group_where_nobody_ever_asked(q: Driver) -> None:
+async def test_every_group_has_a_reason_of_its_own_and_no_group_where_none_asked(q: Driver) -> None:
     one = await q.push_id("orders", "p1", 1)
     assert await why_everybody(q, one) == {None: "no_group"}
     assert (await why(q, one, group="g")).reason == "no_group"
-    await q.pop("orders", group="h")
-    assert await why_everybody(q, one) == {"h": "leased"}
-    assert (await why(q, one, group="g")).reason == "no_group"
-
-
-async def test_every_group_has_a_reason_of_its_own(q: Driver) -> None:
-    one = await q.push_id("orders", "p1", 1)
     await q.pop("orders", group="holds")
     await q.pop("orders", group="done", auto_ack=True)
     await q.pop("orders", "nowhere", group="asked")
     assert await why_everybody(q, one) == {"asked": "ready", "done": "done", "holds": "leased"}
+    assert (await why(q, one, group="g")).reason == "no_group"
 
 
 # What it answers -------------------------------------------------------------------------------------------
@@ -533,21 +490,15 @@ async def test_a_message_is_described(q: Driver, clock: FakeClock) -> None:
     assert found.expires_at == clock.now() + 1500 * MILLISECOND
 
 
-async def test_what_never_was_is_not_found(q: Driver) -> None:
+async def test_what_never_was_is_not_found_and_does_not_disturb_the_others(q: Driver) -> None:
     [outcome] = await q.push("orders", "p1", 1)
-    one = await q.push_id("gone", "p1", 1)
+    gone = await q.push_id("gone", "p1", 1)
     await q.engine.delete_queues(["gone"])
-    for unknown in ("no id", "01890000-0000-7000-8000-000000000000", outcome.partition_id, one):
-        assert unknown is not None
-        with pytest.raises(NotFound) as refused:
-            await facts_of(q, unknown)
-        assert refused.value.code == "message_not_found"
-
-
-async def test_a_bad_request_does_not_disturb_the_others(q: Driver) -> None:
-    one = await q.push_id("orders", "p1", 1)
-    answers = await q.engine.explain([Explain(one), Explain("no id"), Explain(one, "g")])
-    assert [type(answer) for answer in answers] == [Facts, NotFound, Facts]
+    one = outcome.message_id or ""
+    unknown = [Explain(name) for name in ("no id", NEVER_GIVEN, outcome.partition_id or "", gone)]
+    first, *refused, last = await q.engine.explain([Explain(one), *unknown, Explain(one, "g")])
+    assert isinstance(first, Facts) and isinstance(last, Facts)
+    assert [isinstance(answer, NotFound) and answer.code for answer in refused] == ["message_not_found"] * 4
 
 
 @MODES

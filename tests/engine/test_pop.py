@@ -1,13 +1,14 @@
-"""Rules 8 and 9: what a pop asks for, and which partition it gets."""
+"""Rules 8, 9, 11 and 24: what a pop asks for, which partition it gets, and what it can't get now."""
 
 from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
+from hark.clock import SECOND, FakeClock
 from hark.model import PopRequest
 
-from .driver import Driver, message, payloads
+from .driver import NEW, Driver, Got, message, payloads
+from .workers import TICK
 
 
 async def spread(q: Driver, queue: str, partitions: int, each: int = 1) -> None:
@@ -237,3 +238,186 @@ async def test_rule_9_pops_of_one_call_that_settle_at_once_share_a_partition(q: 
     everything = [payloads(got) for got in await q.pop_requests(request, request)]
     assert everything[0] == [1, 2]
     assert await q.drain("orders") == [3, 4, 5][len(everything[1]) :]
+
+
+# Rules 11 and 24: what can't be delivered now, the reason that is shown, and the exact moment it ends ----
+
+
+async def assert_comes_exactly_at(q: Driver, moment: int, *, queue: str = "orders", group: str = "g") -> Got:
+    """Nothing of partition p1 is delivered one microsecond before the moment; then it is, with what follows."""
+    q.clock.advance((moment - 1 - q.clock.now()) / SECOND)
+    assert await q.pop(queue, "p1", group=group) == []
+    assert await q.pop(queue, group=group) == []
+    q.clock.advance(TICK)
+    got = await q.pop(queue, group=group, batch=10)
+    assert got != []
+    return got
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("leased", "lease_held"), ("delayed", "waiting"), ("retry not due", "waiting")]
+)
+async def test_rule_11_leased_delayed_or_a_retry_that_is_not_due(
+    q: Driver, clock: FakeClock, state: str, reason: str
+) -> None:
+    await q.configure("orders", lease_time=4, retry_delay=4000)
+    await q.push("orders", "p1", 1, delay_ms=4000 if state == "delayed" else 0)
+    if state != "delayed":
+        [held] = await q.pop("orders", group="g")
+        if state == "retry not due":
+            await q.fail(held)
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == (reason, clock.now() + 4 * SECOND)
+    await assert_comes_exactly_at(q, clock.now() + 4 * SECOND)
+
+
+async def test_rule_11_deliver_at_wins_nothing_in_the_past(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, deliver_at=clock.now() - SECOND)
+    assert payloads(await q.pop("orders")) == [1]
+
+
+async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(q: Driver, clock: FakeClock) -> None:
+    await q.push_messages(
+        message("orders", "p1", 1),
+        message("orders", "p1", 2),
+        message("orders", "p1", 3, delay_ms=1000),
+        message("orders", "p1", 4),
+    )
+    got = await q.pop("orders", batch=10)
+    assert payloads(got) == [1, 2]
+    await q.ack_all(got)
+    assert await q.pop("orders", batch=10) == []
+    clock.advance(1)
+    assert payloads(await q.pop("orders", batch=10)) == [3, 4]
+
+
+async def test_rule_11_delayed_processing_waits_until_messages_are_old_enough(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", delayed_processing=10)
+    start = clock.now()
+    await q.push("orders", "p1", 1)
+    clock.advance(4)
+    await q.push("orders", "p1", 2)
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == ("waiting", start + 10 * SECOND)
+    got = await assert_comes_exactly_at(q, start + 10 * SECOND)
+    assert payloads(got) == [1]
+    await q.ack_all(got)
+    assert payloads(await assert_comes_exactly_at(q, start + 14 * SECOND)) == [2]
+
+
+async def test_rule_11_a_window_buffer_waits_until_pushes_pause(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    await q.push("orders", "p1", 1)
+    clock.advance(4)
+    await q.push("orders", "p1", 2)
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", clock.now() + 5 * SECOND)
+    assert payloads(await assert_comes_exactly_at(q, clock.now() + 5 * SECOND)) == [1, 2], "the whole batch"
+
+
+async def test_rule_11_a_window_buffer_lasts_at_the_longest_ten_times(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    start = clock.now()
+    for number in range(12):
+        await q.push("orders", "p1", number)
+        clock.advance(4)
+    await q.push("orders", "p1", 12)
+    assert clock.now() == start + 48 * SECOND
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", start + 50 * SECOND)
+    await assert_comes_exactly_at(q, start + 50 * SECOND)
+
+
+async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    start = clock.now()
+    for number in range(13):
+        await q.push("orders", "p1", number)
+        clock.advance(4)
+    [held] = await q.pop("orders", "p1", group="g")
+    assert (await q.ack(held)).success
+    await q.push("orders", "p1", 13)
+    # The oldest unsettled message was pushed at start + 4.
+    assert clock.now() == start + 52 * SECOND
+    assert (await q.pop("orders", "p1", group="g")).reason == "window_buffer"
+    assert payloads(await assert_comes_exactly_at(q, start + 54 * SECOND)) == [*range(1, 11)]
+
+
+async def test_rule_11_a_window_buffer_is_per_partition(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    await q.push("orders", "p1", 1)
+    clock.advance(5)
+    await q.push("orders", "p2", 2)
+    assert payloads(await q.pop("orders", batch=10, partitions=10)) == [1]
+
+
+@pytest.mark.parametrize("group", [None, "g"], ids=["the queue", "the group"])
+async def test_rule_11_paused(q: Driver, group: str | None) -> None:
+    await q.push("orders", "p1", 1)
+    await q.pop("orders", "p1", group="h", auto_ack=True)
+    [held] = await q.pop("orders", "p1", group="g")
+    await q.retry(held)
+    assert await q.engine.pause("orders", group, True)
+    for partition in ("p1", None):
+        empty = await q.pop("orders", partition, group="g")
+        assert (list(empty), empty.reason) == ([], "paused")
+    assert await q.engine.pause("orders", group, False)
+    assert payloads(await q.pop("orders", group="g")) == [1]
+
+
+async def test_rule_11_nothing_is_ready_where_all_is_settled_whatever_waits_in_another_partition(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await q.drain("orders")
+    for partition in ("p1", None):
+        empty = await q.pop("orders", partition)
+        assert (empty.reason, empty.look_again_at) == ("nothing_ready", None)
+    await q.push("orders", "p2", 2, delay_ms=5000)
+    assert (await q.pop("orders", "p1")).reason == "nothing_ready"
+    assert (await q.pop("orders", "p2")).reason == "waiting"
+
+
+async def test_rule_24_a_delay_is_exact_beside_a_new_group(q: Driver, clock: FakeClock) -> None:
+    """A group that began in the microsecond of the push must not move the delay by one."""
+    await q.pop("orders", group="g", subscription=NEW)
+    await q.push("orders", "p1", 1, delay_ms=2000)
+    await assert_comes_exactly_at(q, clock.now() + 2 * SECOND)
+
+
+async def test_rule_24_a_changed_option_has_effect_on_messages_that_wait(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", delayed_processing=100)
+    await q.push("orders", "p1", 1)
+    assert await q.pop("orders") == []
+    await q.configure("orders", delayed_processing=10)
+    clock.advance(10)
+    assert payloads(await q.pop("orders")) == [1]
+
+
+async def test_rule_24_a_lease_is_exact_to_the_microsecond(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=7)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders", group="g")
+    clock.advance(7 - TICK)
+    assert (await q.ack(held)).success
+
+    await q.push("orders", "p1", 2)
+    [held] = await q.pop("orders", group="g")
+    clock.advance(7)
+    assert not (await q.ack(held)).success
+
+    renewed = await q.pop("orders", group="g")
+    assert (await q.renew(renewed.lease, 20)).expires_at == clock.now() + 20 * SECOND
+    await assert_comes_exactly_at(q, clock.now() + 20 * SECOND)
+
+
+async def test_rule_24_due_is_judged_without_any_background_work(q: Driver, clock: FakeClock) -> None:
+    """No `expire` and no `collect` was called: time alone makes things ready."""
+    await q.configure("orders", lease_time=10, retry_delay=1000, retry_limit=9)
+    await q.push("orders", "p1", 1, delay_ms=1000)
+    clock.advance(1)
+    [held] = await q.pop("orders")
+    await q.fail(held)
+    clock.advance(1)
+    [held] = await q.pop("orders")
+    clock.advance(10)
+    [held] = await q.pop("orders")
+    assert held.message.attempt == 3
