@@ -44,10 +44,10 @@ async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> No
 async def test_one_partition_gives_no_more_than_the_limit(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await q.push("orders", "p1", *range(8))
-    got = await pop(q, mode, 10)
-    assert payloads(got) == [0, 1, 2]
-    await q.ack_all(got)
-    assert payloads(await pop(q, mode, 10)) == [3, 4, 5]
+    for wanted in ([0, 1, 2], [3, 4, 5]):
+        got = await pop(q, mode, 10)
+        assert payloads(got) == wanted
+        await q.ack_all(got)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -61,11 +61,12 @@ async def test_the_limit_of_the_queue_is_over_all_its_groups(q: Driver, mode: Gr
     assert len(await pop(q, mode, 5, "c", partitions=9)) == 2
 
 
-async def test_a_named_partition_says_the_reason_too(q: Driver, workers: Workers) -> None:
+async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: Driver, workers: Workers) -> None:
     await q.configure("orders", max_in_flight=1)
-    await q.push("orders", "p1", 1, 2)
+    await q.push("orders", "p1", 1, 2, 3)
     await workers.take()
-    assert (await workers.take(1, "p1")).reason == "max_in_flight"
+    assert (await workers.take(1, "p1")).reason == "max_in_flight", "a named partition says so too"
+    assert payloads(await workers.take(10, auto_ack=True)) == [2, 3]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -117,13 +118,6 @@ async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: 
     await q.ack(held)
     assert q.told("orders", "ordered") & {"p1", ANYWHERE}
     assert payloads(await q.pop("orders", group="ordered")) == [1]
-
-
-async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", max_in_flight=1)
-    await q.push("orders", "p1", 1, 2, 3)
-    await workers.take()
-    assert payloads(await workers.take(10, auto_ack=True)) == [2, 3]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -184,27 +178,16 @@ async def test_the_rate_of_the_queue_is_over_all_its_groups(q: Driver, mode: Gro
     assert (await pop(q, mode, 5, "c", partitions=9)).reason == "rate_limited"
 
 
-async def test_a_released_message_does_not_give_its_token_back(q: Driver, workers: Workers, engine: Engine) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=2)
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await workers.take(2)
-    await engine.release([got.lease])
-    assert (await workers.take()).reason == "rate_limited"
-
-
-async def test_auto_ack_uses_tokens(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=2)
-    await q.push("orders", "p1", 1, 2, 3)
-    assert payloads(await workers.take(10, auto_ack=True)) == [1, 2]
-    assert (await workers.take(10, auto_ack=True)).reason == "rate_limited"
-
-
-async def test_an_empty_pop_uses_no_token(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=1)
+async def test_each_delivery_uses_a_token_and_nothing_else_does(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=3)
     for _ in range(5):
         assert await workers.take() == []
-    await q.push("orders", "p1", 1)
-    assert payloads(await workers.take()) == [1]
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    got = await workers.take()
+    await engine.release([got.lease])  # It does not give its token back.
+    assert payloads(await workers.take(10, auto_ack=True)) == [1, 2]
+    for auto_ack in (True, False):
+        assert (await workers.take(10, auto_ack=auto_ack)).reason == "rate_limited"
 
 
 async def test_over_a_namespace_a_limited_queue_does_not_stop_the_others(q: Driver) -> None:
@@ -257,18 +240,13 @@ async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, cl
 async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     await workers.take()
-    await engine.limit_group("orders", "workers", Limits(max_in_flight=1))
+    for queue, group, known in (("orders", "workers", True), ("orders", "none", False), ("nowhere", "none", False)):
+        assert await engine.limit_group(queue, group, Limits(max_in_flight=1)) == known
     assert await workers.take() == []
     q.hints.clear()
     await engine.limit_group("orders", "workers", Limits())
     assert q.told("orders", "workers")
     assert payloads(await workers.take()) == [2]
-
-
-async def test_there_is_no_such_group(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    assert not await engine.limit_group("orders", "nobody", Limits(max_in_flight=1))
-    assert not await engine.limit_group("nowhere", "nobody", Limits(max_in_flight=1))
 
 
 async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) -> None:
@@ -285,27 +263,18 @@ async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) ->
     assert len(await q.pop("orders", group="others", batch=10)) == 1
 
 
-async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", max_in_flight=1)
-    await q.push_messages(
-        message("orders", "p1", 1), message("orders", "p2", 2, delay_ms=1000), message("orders", "p3", 3)
-    )
-    assert len(await q.pop("orders", group="ordered")) == 1
-    for _ in range(3):
-        assert (await workers.take(4, partitions=2)).reason == "max_in_flight"
-        assert (await q.pop("orders", group="ordered")).reason == "max_in_flight"
-
-
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_limit_is_the_reason_even_where_a_partition_waits_for_something_else(
+async def test_the_limit_is_the_reason_also_where_a_partition_waits_for_something_else(
     q: Driver, mode: GroupMode
 ) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
-    await q.push("orders", "p2", 3)
-    await q.push("orders", "p3", 4, delay_ms=1000)
+    await q.push("orders", "p2", 3, delay_ms=1000)
+    await q.push("orders", "p3", 4)
     assert len(await q.pop("orders", group="first", batch=2)) == 2
-    assert (await q.pop("orders", group="second", group_mode=mode, partitions=3)).reason == "max_in_flight"
+    for _ in range(3):
+        assert (await pop(q, mode, 4, "second", partitions=3)).reason == "max_in_flight"
+        assert (await q.pop("orders", group="first")).reason == "max_in_flight"
 
 
 async def test_rule_9_who_had_its_turn_before_the_limit_was_reached_is_not_the_first_again(
