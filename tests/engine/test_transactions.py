@@ -63,34 +63,23 @@ async def test_rule_22_an_aborted_failure_uses_no_attempt_and_keeps_the_lease(q:
     await q.ack_all(got)
 
 
-async def test_rule_22_an_expired_lease_aborts(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    clock.advance(300)
-    outcome = await q.transact(message("bills", "p1", 2), settlement(held))
-    assert (outcome.success, outcome.failed_index) == (False, 1)
-    assert await q.pop("bills") == []
-    assert payloads(await q.pop("orders")) == [1]
-
-
-async def test_rule_22_a_superseded_lease_aborts(q: Driver, clock: FakeClock) -> None:
+async def test_rule_22_an_expired_or_superseded_lease_aborts(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     [old] = await q.pop("orders")
     clock.advance(300)
+    outcome = await q.transact(message("bills", "p1", 2), settlement(old))
+    assert (outcome.success, outcome.failed_index) == (False, 1)
     [new] = await q.pop("orders")
-    assert not (await q.transact(settlement(old), message("bills", "p1", 2))).success
-    assert (await q.transact(settlement(new), message("bills", "p1", 3))).success
-    assert await q.drain("bills") == [3]
+    assert not (await q.transact(settlement(old), message("bills", "p1", 3))).success
+    assert (await q.transact(settlement(new), message("bills", "p1", 4))).success
+    assert await q.drain("bills") == [4]
 
 
 async def test_rule_22_completed_of_completed_does_not_abort(q: Driver) -> None:
     """The retry of a transaction whose reply was lost succeeds and changes nothing."""
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
-    operations: list[Settlement | NewMessage] = [
-        settlement(held),
-        message("bills", "p1", 2, transaction_id="t2"),
-    ]
+    operations = (settlement(held), message("bills", "p1", 2, transaction_id="t2"))
     assert (await q.transact(*operations)).success
     assert (await q.transact(*operations)).success
     assert await q.drain("bills") == [2]
@@ -104,42 +93,32 @@ async def test_rule_22_settlements_are_judged_by_the_leases_before_the_transacti
     assert payloads(await q.pop("orders", batch=10)) == [1]
 
 
-async def test_rule_22_required_leases_allow_settlements_without_a_lease_id(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    outcome = await q.transact(settlement(held, lease=None), message("bills", "p1", 2), required_leases=[held.lease])
-    assert outcome.success
-    assert await q.cursor("orders", "p1") == 1
-
-
-async def test_rule_22_a_required_lease_that_is_over_aborts(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", lease_time=10)
-    await q.push("orders", "p1", 1)
-    await q.push("other", "p1", 2)
-    [held], [other] = await q.pop("orders"), await q.pop("other")
-    clock.advance(10)
-    assert not (await q.transact(settlement(other), required_leases=[held.lease, other.lease])).success
-    assert not (await q.transact(message("bills", "p1", 3), required_leases=[NEVER_GIVEN])).success
-    assert await q.cursor("other", "p1") == 0
-    assert await q.pop("bills") == []
-
-
-async def test_rule_22_a_required_lease_that_was_superseded_aborts(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    old = await q.pop("orders", batch=2)
-    await q.retry(old[1])
-    await q.pop("orders", batch=2)
-    assert not (await q.transact(message("bills", "p1", 3), required_leases=[old.lease])).success
-    assert await q.pop("bills") == []
-
-
-async def test_rule_22_a_settlement_without_lease_id_must_be_held_under_a_required_lease(q: Driver) -> None:
+async def test_rule_22_required_leases_allow_settlements_of_what_they_hold_without_a_lease_id(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)
     [mine], [theirs] = await q.pop("orders"), await q.pop("orders")
     outcome = await q.transact(settlement(theirs, lease=None), required_leases=[mine.lease])
     assert (outcome.success, outcome.failed_index) == (False, 0)
+    outcome = await q.transact(settlement(mine, lease=None), message("bills", "p1", 2), required_leases=[mine.lease])
+    assert outcome.success
+    assert await q.cursor("orders", "p1") == 1
     assert (await q.ack(theirs)).success
+
+
+async def test_rule_22_a_required_lease_that_is_over_or_superseded_aborts(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1)
+    await q.push("other", "p1", 2)
+    await q.push("third", "p1", 3, 4)
+    [held], [other], superseded = await q.pop("orders"), await q.pop("other"), await q.pop("third", batch=2)
+    clock.advance(10)
+    await q.retry(superseded[1])
+    await q.pop("third", batch=2)
+    assert not (await q.transact(settlement(other), required_leases=[held.lease, other.lease])).success
+    for lease in (NEVER_GIVEN, superseded[0].lease):
+        assert not (await q.transact(message("bills", "p1", 3), required_leases=[lease])).success
+    assert await q.cursor("other", "p1") == 0
+    assert await q.pop("bills") == []
 
 
 async def test_rule_22_without_lease_id_and_required_leases_a_live_lease_is_enough(q: Driver, clock: FakeClock) -> None:
@@ -179,10 +158,7 @@ async def test_rule_22_of_racing_transactions_on_one_message_all_succeed_but_onl
 
 
 async def test_rule_22_pushed_messages_are_visible_at_once(q: Driver) -> None:
+    outcome = await q.transact()
+    assert (outcome.success, list(outcome.results)) == (True, []), "an empty transaction is a success"
     assert (await q.transact(message("orders", "p1", 1), message("orders", "p1", 2))).success
     assert payloads(await q.pop("orders", batch=10)) == [1, 2]
-
-
-async def test_rule_22_an_empty_transaction_is_a_success(q: Driver) -> None:
-    outcome = await q.transact()
-    assert (outcome.success, list(outcome.results)) == (True, [])
