@@ -22,9 +22,6 @@ async def die(q: Driver, queue: str = "orders", group: str = "g", error: str = "
     return next(one for one in await q.dead_letters(queue, group) if one.message_id == held.message.id)
 
 
-# Rule 18 ---------------------------------------------------------------------------------------------------
-
-
 async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.configure("orders", retry_limit=1)
     created = clock.now()
@@ -204,9 +201,6 @@ async def test_dead_letters_are_found_and_removed_by_several_ids_of_both_kinds_o
     assert await engine.delete_dead_letters(DeadLetterFilter(ids=ids)) == 1
     assert await engine.delete_dead_letters(DeadLetterFilter(queue="orders", limit=1)) == 2, "limit does not apply"
     assert [letter.queue for letter in await q.dead_letters()] == ["bills"]
-
-
-# Rule 19 ---------------------------------------------------------------------------------------------------
 
 
 async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver) -> None:

@@ -13,7 +13,12 @@ from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter
 from .driver import NEVER_GIVEN, NEW, Driver, message, payloads
 from .explained import message_of, why, why_everybody
 
-MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+
+@pytest.fixture(params=["ordered", "shared"])
+def mode(request: pytest.FixtureRequest) -> GroupMode:
+    """A group of each kind."""
+    kind: GroupMode = request.param
+    return kind
 
 
 def at(clock: FakeClock, seconds: float) -> str:
@@ -24,43 +29,34 @@ def at(clock: FakeClock, seconds: float) -> str:
 # Nothing is in its way -------------------------------------------------------------------------------------
 
 
-@MODES
-async def test_ready_means_that_the_next_pop_gets_it(q: Driver, mode: GroupMode) -> None:
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
-    assert (await why(q, one)).reason == "ready"
-    assert [held.message.id for held in await q.pop("orders", group="g")] == [one]
-
-
-async def test_ready_says_how_many_are_before_it(q: Driver) -> None:
-    await q.pop("orders", group="g")
-    await q.push("orders", "p1", *range(7))
-    last = await q.push_id("orders", "p1", "last")
-    found = await why(q, last)
-    assert (found.reason, found.data["aheadMessages"]) == ("ready", 7)
-    [held] = await q.pop("orders", group="g")
-    await q.ack(held)
-    assert (await why(q, last)).data["aheadMessages"] == 6
-
-
-@MODES
-async def test_not_asked_when_nobody_waits_and_nobody_asked_lately(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_ready_means_that_the_next_pop_gets_it(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
     asked_at = clock.now()
     clock.advance(60)
     found = await why(q, one, here=Circumstances(asked_at=asked_at))
-    assert (found.reason, found.data["askedAt"]) == ("not_asked", moment(asked_at))
+    assert (found.reason, found.data["askedAt"]) == ("not_asked", moment(asked_at)), "no consumer waits or asked lately"
+    assert (await why(q, one)).reason == "ready"
+    assert [held.message.id for held in await q.pop("orders", group="g")] == [one]
+
+
+async def test_ready_says_how_many_are_before_it_also_in_a_long_partition(q: Driver) -> None:
+    await q.pop("orders", group="g")
+    for _ in range(3):
+        await q.push("orders", "p1", *range(1000))
+    last = await q.push_id("orders", "p1", "last")
+    found = await why(q, last)
+    assert (found.reason, found.data["aheadMessages"]) == ("ready", 3000)
+    [held] = await q.pop("orders", group="g")
+    await q.ack(held)
+    assert (await why(q, last)).data["aheadMessages"] == 2999
 
 
 # Leased ----------------------------------------------------------------------------------------------------
 
 
-@MODES
 async def test_leased_names_who_since_when_and_until_when(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", lease_time=30)
+    await q.configure("orders", lease_time=30, retry_delay=5000)
     one = await q.push_id("orders", "p1", 1)
     await q.pop("orders", group="g", group_mode=mode, consumer="worker 7")
     since, until = at(clock, 0), at(clock, 30)
@@ -69,40 +65,33 @@ async def test_leased_names_who_since_when_and_until_when(q: Driver, clock: Fake
     assert found.reason == "leased"
     assert found.data == {"consumer": "worker 7", "since": since, "until": until, "attempt": 1}
     assert found.text == f'Leased to "worker 7" since {since} until {until} (in 20 s).'
-
-
-@MODES
-async def test_a_lease_that_is_over_is_not_seen(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", lease_time=30, retry_delay=5000)
-    one = await q.push_id("orders", "p1", 1)
-    await q.pop("orders", group="g", group_mode=mode)
-    clock.advance(30)
+    clock.advance(20)
     found = await why(q, one)
-    assert (found.reason, found.data["attempts"]) == ("ready", 1)
+    assert (found.reason, found.data["attempts"]) == ("ready", 1), "a lease that is over is not seen"
     assert "Lease expired" in str(found.data["error"])
 
 
 # Behind ----------------------------------------------------------------------------------------------------
 
 
-async def test_behind_a_message_that_is_leased(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", lease_time=30)
+async def test_behind_a_message_that_is_leased_or_waits_for_its_retry(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=30, retry_delay=4000)
     first = await q.push_id("orders", "p1", 1)
     second = await q.push_id("orders", "p1", 2)
-    await q.pop("orders", group="g", consumer="worker 7")
+    [held] = await q.pop("orders", group="g", consumer="worker 7")
     found = await why(q, second)
     assert (found.reason, found.data["aheadMessages"]) == ("behind", 1)
-    assert found.data["ahead"] == {
-        "messageId": first,
-        "offset": 1,
-        "reason": "leased",
-        "consumer": "worker 7",
-        "since": at(clock, 0),
-        "until": at(clock, 30),
-    }
+    ahead: dict[str, object] = {"messageId": first, "offset": 1}
+    lease = {"reason": "leased", "consumer": "worker 7", "since": at(clock, 0), "until": at(clock, 30)}
+    assert found.data["ahead"] == ahead | lease
     assert found.text == (
         f'Behind message {first} of its partition, which is leased to "worker 7" until {at(clock, 30)} (in 30 s).'
     )
+    await q.fail(held, "no disk")
+    found = await why(q, second)
+    retry = {"reason": "retry", "attempts": 1, "due": at(clock, 4), "error": "no disk"}
+    assert (found.reason, found.data["ahead"]) == ("behind", ahead | retry)
+    assert found.text.endswith(f'which comes again at {at(clock, 4)} (in 4 s) after the error "no disk".')
 
 
 async def test_behind_only_what_is_not_settled(q: Driver) -> None:
@@ -118,25 +107,6 @@ async def test_behind_only_what_is_not_settled(q: Driver) -> None:
     await q.ack(held[2])
     await q.fail(held[1])
     assert [(await why(q, one.message.id)).reason for one in held] == ["done", "retry", "done"]
-
-
-async def test_behind_a_message_that_waits_for_its_retry(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", retry_delay=4000)
-    first = await q.push_id("orders", "p1", 1)
-    second = await q.push_id("orders", "p1", 2)
-    [held] = await q.pop("orders", group="g")
-    await q.fail(held, "no disk")
-    found = await why(q, second)
-    assert found.reason == "behind"
-    assert found.data["ahead"] == {
-        "messageId": first,
-        "offset": 1,
-        "reason": "retry",
-        "attempts": 1,
-        "due": at(clock, 4),
-        "error": "no disk",
-    }
-    assert found.text.endswith(f'which comes again at {at(clock, 4)} (in 4 s) after the error "no disk".')
 
 
 async def test_behind_a_delayed_message_though_others_before_that_are_ready(q: Driver, clock: FakeClock) -> None:
@@ -180,19 +150,9 @@ async def test_in_a_shared_group_nobody_is_behind(q: Driver) -> None:
     assert payloads(await q.pop("orders", group="g")) == [3]
 
 
-async def test_far_behind_in_a_long_partition_costs_no_more(q: Driver) -> None:
-    await q.pop("orders", group="g")
-    for _ in range(3):
-        await q.push("orders", "p1", *range(1000))
-    last = await q.push_id("orders", "p1", "last")
-    found = await why(q, last)
-    assert (found.reason, found.data["aheadMessages"]) == ("ready", 3000)
-
-
 # Time has to pass ------------------------------------------------------------------------------------------
 
 
-@MODES
 @pytest.mark.parametrize(
     ("reason", "options", "delay_ms", "seconds", "until"),
     [
@@ -230,7 +190,6 @@ async def test_delayed_until_the_very_moment_at_which_it_is_delivered(
     assert payloads(await q.pop("orders", group="g")) == [1]
 
 
-@MODES
 async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=4, retry_delay=2000)
     one = await q.push_id("orders", "p1", 1)
@@ -247,7 +206,6 @@ async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock,
     assert (after.reason, after.data["attempts"], after.data["error"]) == ("ready", 2, "no net")
 
 
-@MODES
 async def test_retry_of_what_was_given_back_then_by_the_messages_own_schedule(
     q: Driver, clock: FakeClock, mode: GroupMode
 ) -> None:
@@ -265,7 +223,6 @@ async def test_retry_of_what_was_given_back_then_by_the_messages_own_schedule(
 # Stopped or bounded ----------------------------------------------------------------------------------------
 
 
-@MODES
 async def test_paused_queue_group_and_server(q: Driver, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
@@ -279,7 +236,6 @@ async def test_paused_queue_group_and_server(q: Driver, mode: GroupMode) -> None
     assert (await why(q, one)).reason == "ready"
 
 
-@MODES
 async def test_max_in_flight_of_the_queue(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
@@ -291,7 +247,6 @@ async def test_max_in_flight_of_the_queue(q: Driver, mode: GroupMode) -> None:
     assert (await why(q, other)).reason == "ready"
 
 
-@MODES
 async def test_max_in_flight_of_a_group(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1)
     other = await q.push_id("orders", "p2", 2)
@@ -303,7 +258,6 @@ async def test_max_in_flight_of_a_group(q: Driver, mode: GroupMode) -> None:
     assert (await why(q, other, group="h")).reason == "ready"
 
 
-@MODES
 async def test_rate_limited_until_the_next_one_may_be_delivered(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", rate_limit=0.5, rate_burst=1)
     await q.push("orders", "p1", 1)
@@ -318,7 +272,6 @@ async def test_rate_limited_until_the_next_one_may_be_delivered(q: Driver, clock
 # Done, one way or another ----------------------------------------------------------------------------------
 
 
-@MODES
 async def test_done_by_a_settlement_at_delivery_or_by_a_seek(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1)
     [held] = await q.pop("orders", group="g", group_mode=mode)
@@ -335,35 +288,26 @@ async def test_done_by_a_settlement_at_delivery_or_by_a_seek(q: Driver, clock: F
     assert (found.reason, found.data) == ("done", {"moved": True})
 
 
-@MODES
 async def test_dead_lettered_with_its_error(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=1)
-    one = await q.push_id("orders", "p1", 1)
+    one = await q.push_id("orders", "p1", 1, transaction_id="key")
+    before = await message_of(q, one)
     for _ in range(2):
         [held] = await q.pop("orders", group="g", group_mode=mode)
         await q.fail(held, "no disk")
     [letter] = await q.dead_letters("orders")
-    found = await why(q, one)
-    assert found.reason == "dead_lettered"
-    assert found.data == {"attempts": 2, "error": "no disk", "failedAt": at(clock, 0), "deadLetterId": letter.id}
-    assert found.text == f'Dead-lettered at {at(clock, 0)} after 2 attempts: "no disk".'
-
-
-@MODES
-async def test_dead_lettered_also_when_the_message_itself_is_gone(q: Driver, mode: GroupMode) -> None:
-    one = await q.push_id("orders", "p1", 1, transaction_id="key")
-    [held] = await q.pop("orders", group="g", group_mode=mode)
-    await q.kill(held)
-    before = await message_of(q, one)
-    await q.engine.delete_messages([one])
-    assert (await why(q, one)).reason == "dead_lettered"
-    after = await message_of(q, one)
-    assert (after.stored, after.transaction_id, after.created_at) == (False, "key", before.created_at)
+    expected = {"attempts": 2, "error": "no disk", "failedAt": at(clock, 0), "deadLetterId": letter.id}
+    for gone in (False, True):
+        found = await why(q, one)
+        assert (found.reason, found.data) == ("dead_lettered", expected)
+        assert found.text == f'Dead-lettered at {at(clock, 0)} after 2 attempts: "no disk".'
+        after = await message_of(q, one)
+        assert (after.stored, after.transaction_id, after.created_at) == (not gone, "key", before.created_at)
+        await q.engine.delete_messages([one])
     await q.pop("orders", group="other")
     assert await why_everybody(q, one) == {"g": "dead_lettered", "other": "removed"}
 
 
-@MODES
 async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=0, dead_letter_queue=False)
     one = await q.push_id("orders", "p1", 1)
@@ -376,7 +320,6 @@ async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock:
     )
 
 
-@MODES
 async def test_expired_when_its_time_was_over_however_late_a_consumer_stepped_over_it(
     q: Driver, clock: FakeClock, mode: GroupMode
 ) -> None:
@@ -399,7 +342,6 @@ async def test_expired_when_its_time_was_over_however_late_a_consumer_stepped_ov
     assert (await why(q, second)).reason == "done"
 
 
-@MODES
 async def test_expired_by_the_queues_time_to_live(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", ttl=5)
     await q.pop("orders", group="g", group_mode=mode)
@@ -409,7 +351,6 @@ async def test_expired_by_the_queues_time_to_live(q: Driver, clock: FakeClock, m
     assert (await why(q, one)).reason == "expired"
 
 
-@MODES
 async def test_removed_when_it_is_not_stored_any_more(q: Driver, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
@@ -423,7 +364,6 @@ async def test_removed_when_it_is_not_stored_any_more(q: Driver, mode: GroupMode
 # Not for it ------------------------------------------------------------------------------------------------
 
 
-@MODES
 async def test_before_start_of_a_group_that_wants_only_new_messages(
     q: Driver, clock: FakeClock, mode: GroupMode
 ) -> None:
@@ -436,7 +376,6 @@ async def test_before_start_of_a_group_that_wants_only_new_messages(
     assert (await why(q, new)).reason == "ready"
 
 
-@MODES
 async def test_other_group_for_all_but_the_one_it_was_requeued_for(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1)
     for group in ("g", "h"):
@@ -501,7 +440,6 @@ async def test_what_never_was_is_not_found_and_does_not_disturb_the_others(q: Dr
     assert [isinstance(answer, NotFound) and answer.code for answer in refused] == ["message_not_found"] * 4
 
 
-@MODES
 async def test_a_look_changes_nothing(q: Driver, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     await q.push_messages(*(message("orders", "p1", number, delay_ms=number * 1000) for number in range(3)))

@@ -152,9 +152,6 @@ async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, clock: Fak
             assert letter.error != "too late"
 
 
-# Rule 17 ---------------------------------------------------------------------------------------------------
-
-
 async def test_rule_17_renewal_extends_every_partition_of_the_lease_and_never_shortens_it(
     q: Driver, clock: FakeClock
 ) -> None:
@@ -267,19 +264,13 @@ async def test_lease_ends_answers_for_each_lease_in_its_place(q: Driver, engine:
     await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2", "p3")))
     one, two, three = [await q.pop("orders") for _ in range(3)]
     await q.ack_all(two)
-    end = clock.now() + 300 * SECOND
-    leases = [NEVER_GIVEN, one.lease, "not even a uuid", two.lease, three.lease, one.lease]
-    assert await engine.lease_ends(leases) == [None, end, None, None, end, end]
-    assert await engine.lease_ends([]) == []
-
-
-async def test_lease_ends_follows_renewal_release_and_time(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
-    one, two = [await q.pop("orders") for _ in range(2)]
     await q.renew(one.lease, 600)
-    end = clock.now() + 600 * SECOND
-    await engine.release([two.lease])
-    assert await engine.lease_ends([one.lease, two.lease]) == [end, None]
+    end, other = clock.now() + 600 * SECOND, clock.now() + 300 * SECOND
+    leases = [NEVER_GIVEN, one.lease, "not even a uuid", two.lease, three.lease, one.lease]
+    assert await engine.lease_ends(leases) == [None, end, None, None, other, end]
+    assert await engine.lease_ends([]) == []
+    await engine.release([three.lease])
+    assert await engine.lease_ends([one.lease, three.lease]) == [end, None]
     clock.advance(600)
     assert await engine.lease_ends([one.lease]) == [None], "its time is up, whether anybody applied that or not"
 

@@ -11,7 +11,12 @@ from hark.model import GroupMode, Limits, PopRequest
 from .driver import ANYWHERE, Driver, Got, message, payloads
 from .workers import Workers
 
-MODES: list[GroupMode] = ["ordered", "shared"]
+
+@pytest.fixture(params=["ordered", "shared"])
+def mode(request: pytest.FixtureRequest) -> GroupMode:
+    """A group of each kind."""
+    kind: GroupMode = request.param
+    return kind
 
 
 async def pop(q: Driver, mode: GroupMode, batch: int = 1, group: str = "g", partitions: int = 1) -> Got:
@@ -27,7 +32,6 @@ async def spread(q: Driver, number: int) -> None:
 # In flight -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 8)
@@ -40,7 +44,6 @@ async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> No
     assert len(await pop(q, mode, 5, partitions=9)) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_one_partition_gives_no_more_than_the_limit(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await q.push("orders", "p1", *range(8))
@@ -50,7 +53,6 @@ async def test_one_partition_gives_no_more_than_the_limit(q: Driver, mode: Group
         await q.ack_all(got)
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_limit_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 5)
@@ -69,7 +71,6 @@ async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: 
     assert payloads(await workers.take(10, auto_ack=True)) == [2, 3]
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 8)
@@ -79,7 +80,6 @@ async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -
     assert {got.reason for got in everything if not got} == {"max_in_flight"}
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["ack", "fail", "retry", "kill", "release", "expiry", "delete", "purge", "seek"])
 async def test_whatever_ends_a_hold_makes_room_and_tells(
     q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode, how: str
@@ -120,7 +120,6 @@ async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: 
     assert payloads(await q.pop("orders", group="ordered")) == [1]
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=1)
     await spread(q, 5)
@@ -142,7 +141,6 @@ async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, mode: Group
 # Rate ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_bucket_is_full_at_first_then_fills_at_the_rate(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", rate_limit=2, rate_burst=4)
     await spread(q, 20)
@@ -169,7 +167,6 @@ async def test_without_a_burst_it_holds_what_a_second_allows_and_at_least_one(
     assert (await workers.take()).look_again_at == q.clock.now() + round(SECOND / rate)
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_rate_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", rate_limit=1, rate_burst=3)
     await spread(q, 5)
@@ -202,7 +199,6 @@ async def test_over_a_namespace_a_limited_queue_does_not_stop_the_others(q: Driv
 # Of a group ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, mode: GroupMode) -> None:
     await spread(q, 6)
     await pop(q, mode, group="g")
@@ -214,7 +210,6 @@ async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, mode: Gr
     assert (stats.limits, stats.in_flight) == (Limits(max_in_flight=2), 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_narrower_of_both_limits_counts(q: Driver, engine: Engine, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await spread(q, 6)
@@ -263,7 +258,6 @@ async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) ->
     assert len(await q.pop("orders", group="others", batch=10)) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_limit_is_the_reason_also_where_a_partition_waits_for_something_else(
     q: Driver, mode: GroupMode
 ) -> None:

@@ -17,9 +17,6 @@ async def spread(q: Driver, queue: str, partitions: int, each: int = 1) -> None:
         await q.push(queue, f"p{partition}", *(f"p{partition}.{number}" for number in range(1, each + 1)))
 
 
-# Rule 8 ----------------------------------------------------------------------------------------------------
-
-
 async def test_rule_8_a_pop_takes_one_message_by_default(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders")
@@ -81,9 +78,6 @@ async def test_rule_8_an_unknown_queue_namespace_or_partition_is_empty_not_an_er
     assert await q.engine.queue_infos() == []
     await q.push("orders", "p1", 1)
     assert (await q.pop("orders", "p2")).reason == "partition_not_found"
-
-
-# Rule 9 ----------------------------------------------------------------------------------------------------
 
 
 async def test_rule_9_every_ready_partition_is_served_once_before_any_twice(q: Driver) -> None:
