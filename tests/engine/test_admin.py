@@ -109,7 +109,7 @@ async def test_purging_one_group_includes_what_was_requeued_for_it(q: Driver, en
     assert await q.pop("orders", group="a") == []
 
 
-async def test_purging_one_group_does_not_count_what_dies_at_that_moment(
+async def test_purging_a_group_does_not_count_what_dies_at_that_moment(
     q: Driver, engine: Engine, clock: FakeClock
 ) -> None:
     await q.configure("orders", lease_time=10, retry_limit=0)

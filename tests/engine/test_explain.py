@@ -8,7 +8,7 @@ from hark.broker.explaining import Circumstances
 from hark.broker.explaining_words import moment
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.errors import NotFound
-from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter
+from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter, QueueOptions, QueueSpec
 
 from .driver import NEVER_GIVEN, NEW, Driver, message, payloads
 from .explained import message_of, why, why_everybody
@@ -156,9 +156,9 @@ async def test_in_a_shared_group_nobody_is_behind(q: Driver) -> None:
 @pytest.mark.parametrize(
     ("reason", "options", "delay_ms", "seconds", "until"),
     [
-        ("delayed", {}, 12_000, 12, "deliverAt"),
-        ("delayed_processing", {"delayed_processing": 10}, 0, 10, "deliverAt"),
-        ("window_buffer", {"window_buffer": 5}, 0, 5, "until"),
+        ("delayed", QueueOptions(), 12_000, 12, "deliverAt"),
+        ("delayed_processing", QueueOptions(delayed_processing=10), 0, 10, "deliverAt"),
+        ("window_buffer", QueueOptions(window_buffer=5), 0, 5, "until"),
     ],
 )
 async def test_delayed_until_the_very_moment_at_which_it_is_delivered(
@@ -166,12 +166,12 @@ async def test_delayed_until_the_very_moment_at_which_it_is_delivered(
     clock: FakeClock,
     mode: GroupMode,
     reason: str,
-    options: dict[str, float],
+    options: QueueOptions,
     delay_ms: int,
     seconds: int,
     until: str,
 ) -> None:
-    await q.configure("orders", **options)
+    await q.configure_spec(QueueSpec(name="orders", options=options))
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1, delay_ms=delay_ms)
     if reason == "window_buffer":  # It begins again with each message.
@@ -206,9 +206,7 @@ async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock,
     assert (after.reason, after.data["attempts"], after.data["error"]) == ("ready", 2, "no net")
 
 
-async def test_retry_of_what_was_given_back_then_by_the_messages_own_schedule(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_retry_of_what_was_given_back_then_by_its_schedule(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1, backoff_ms=(1000, 2000))
     [held] = await q.pop("orders", group="g", group_mode=mode)
     await q.retry(held, delay_ms=3000)
@@ -320,9 +318,7 @@ async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock:
     )
 
 
-async def test_expired_when_its_time_was_over_however_late_a_consumer_stepped_over_it(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_expired_however_late_a_consumer_stepped_over_it(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1, ttl_ms=5000)
     second = await q.push_id("orders", "p1", 2)
@@ -364,9 +360,7 @@ async def test_removed_when_it_is_not_stored_any_more(q: Driver, mode: GroupMode
 # Not for it ------------------------------------------------------------------------------------------------
 
 
-async def test_before_start_of_a_group_that_wants_only_new_messages(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_before_start_of_a_group_that_wants_new_messages(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     old = await q.push_id("orders", "p1", 1)
     clock.advance(1)
     await q.pop("orders", group="g", group_mode=mode, subscription=NEW)

@@ -120,9 +120,7 @@ async def test_rule_20_a_timestamp_starts_after_that_time(q: Driver, clock: Fake
         assert payloads(await q.pop("orders", group=group, batch=10, subscription=since(start))) == wanted
 
 
-async def test_rule_20_new_starts_after_what_is_there_at_a_first_contact_that_returns_nothing(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_new_is_fixed_by_a_first_contact_that_returns_nothing(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2)
     clock.advance(1)
     assert await q.pop("orders", group="g", subscription=NEW) == []
@@ -136,9 +134,7 @@ async def test_rule_20_new_starts_after_what_is_there_at_a_first_contact_that_re
     assert payloads(await q.pop("orders", group="g", subscription=NEW)) == [4], "a later wish changes nothing"
 
 
-async def test_rule_20_the_first_contact_may_be_with_a_queue_that_does_not_exist_yet(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_the_first_contact_may_be_with_a_queue_that_is_not_there_yet(q: Driver, clock: FakeClock) -> None:
     assert await q.pop("orders", group="new", subscription=NEW) == []
     assert await q.pop("orders", "p1", group="new too", subscription=NEW) == []
     assert await q.pop("orders", group="all", subscription=ALL) == []
@@ -159,9 +155,7 @@ async def test_rule_20_what_was_pushed_before_the_contact_is_old_even_in_its_mic
 
 
 @pytest.mark.parametrize("partition", [None, "p1"], ids=["with all partitions", "with one"])
-async def test_rule_20_the_contact_fixes_the_start_in_all_partitions_older_and_newer(
-    q: Driver, clock: FakeClock, partition: str | None
-) -> None:
+async def test_rule_20_the_start_is_for_all_partitions(q: Driver, clock: FakeClock, partition: str | None) -> None:
     for name in ("p1", "p2", "p3"):
         await q.push("orders", name, f"{name} old")
     clock.advance(1)
@@ -184,9 +178,7 @@ async def test_rule_20_the_start_is_per_queue_and_group(q: Driver, clock: FakeCl
     assert payloads(await q.pop("orders", group="h")) == [1]
 
 
-async def test_rule_20_a_namespace_pop_is_a_contact_with_each_of_its_queues_also_with_later_ones(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_20_a_namespace_pop_is_a_contact_with_each_of_its_queues(q: Driver, clock: FakeClock) -> None:
     """The group was there before the later queue: whatever is pushed to it comes later than the first contact."""
     for name in ("ns.a", "ns.b"):
         await q.push(name, "p1", f"{name} old")

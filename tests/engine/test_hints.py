@@ -66,9 +66,7 @@ async def test_what_was_pushed_into_a_leased_partition_is_told_when_the_lease_en
     assert q.told("orders") == {"p1"}
 
 
-async def test_a_push_behind_a_message_that_waits_is_no_news_until_somebody_looks_at_its_time(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_a_push_behind_a_message_that_waits_is_no_news_until_its_time(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, delay_ms=5000)
     assert q.told("orders") == {"p1"}, "the look finds out when it is due"
     assert (await q.pop("orders")).look_again_at == clock.now() + 5_000_000

@@ -6,7 +6,7 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import Expired, GroupMode, Renewal, RenewOutcome
+from hark.model import Expired, GroupMode, QueueOptions, QueueSpec, Renewal, RenewOutcome
 
 from .driver import NEVER_GIVEN, Driver, Got, message, payloads, settlement
 from .workers import attempts
@@ -17,9 +17,7 @@ MODES: list[GroupMode] = ["ordered", "shared"]
 
 
 @pytest.mark.parametrize("batch", [1, 100])
-async def test_rule_16_expiry_on_one_message_uses_an_attempt_and_waits_for_nothing(
-    q: Driver, clock: FakeClock, batch: int
-) -> None:
+async def test_rule_16_expiry_on_one_message_uses_an_attempt_of_it(q: Driver, clock: FakeClock, batch: int) -> None:
     await q.configure("orders", lease_time=10, retry_delay=60_000)
     await q.push("orders", "p1", 1, backoff_ms=(60_000, 60_000))
     for attempt in (1, 2, 3):
@@ -56,9 +54,7 @@ async def test_rule_16_each_partition_of_a_lease_is_judged_alone(q: Driver, cloc
 
 
 @pytest.mark.parametrize("settled", [0, 2])
-async def test_rule_16_a_batch_that_ran_out_costs_nothing_and_comes_one_at_a_time_until_past_it(
-    q: Driver, clock: FakeClock, settled: int
-) -> None:
+async def test_rule_16_a_batch_that_ran_out_comes_one_at_a_time(q: Driver, clock: FakeClock, settled: int) -> None:
     await q.push("orders", "p1", *range(1, 8))
     await q.ack_all((await q.pop("orders", batch=3))[:settled])
     clock.advance(300)
@@ -99,7 +95,7 @@ async def test_rule_16_one_at_a_time_is_for_that_partition_and_group_only(q: Dri
 # Rule 16: the moment ---------------------------------------------------------------------------------------
 
 
-async def test_rule_16_expire_applies_what_is_due_and_says_when_to_come_again(
+async def test_rule_16_expire_applies_what_is_due_and_says_when_again(
     q: Driver, engine: Engine, clock: FakeClock
 ) -> None:
     await q.configure("orders", lease_time=10)
@@ -115,7 +111,7 @@ async def test_rule_16_expire_applies_what_is_due_and_says_when_to_come_again(
     assert (expired.leases, expired.next_due) == (1, later + 20 * SECOND)
 
 
-async def test_rule_16_expire_takes_a_limited_step_and_is_idempotent(
+async def test_rule_16_expire_takes_limited_steps_and_is_idempotent(
     q: Driver, engine: Engine, clock: FakeClock
 ) -> None:
     for number in range(5):
@@ -152,9 +148,7 @@ async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, clock: Fak
             assert letter.error != "too late"
 
 
-async def test_rule_17_renewal_extends_every_partition_of_the_lease_and_never_shortens_it(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_17_renewal_extends_every_partition_and_never_shortens(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", lease_time=10)
     for name in ("p1", "p2"):
         await q.push("orders", name, name)
@@ -209,9 +203,7 @@ async def test_rule_17_a_release_that_comes_after_the_time_is_up_comes_too_late(
     assert [letter.attempts for letter in await q.dead_letters("orders")] == [1]
 
 
-async def test_rule_17_release_covers_every_partition_voids_the_lease_and_keeps_what_was_settled(
-    q: Driver, engine: Engine
-) -> None:
+async def test_rule_17_release_covers_every_partition_and_keeps_what_was_settled(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.push("orders", "p2", 4)
     got = await q.pop("orders", batch=10, partitions=2)
@@ -237,21 +229,21 @@ async def test_a_pop_says_when_its_lease_ends(q: Driver, clock: FakeClock) -> No
 @pytest.mark.parametrize(
     ("first", "second", "mode", "lease_ms", "shortest_ms"),
     [
-        ({"lease_time": 300}, {"lease_time": 30}, "ordered", None, 30_000),
-        ({"lock_duration": 900}, {}, "shared", 1500, 900),
+        (QueueOptions(lease_time=300), QueueOptions(lease_time=30), "ordered", None, 30_000),
+        (QueueOptions(lock_duration=900), QueueOptions(), "shared", 1500, 900),
     ],
 )
 async def test_rule_17_a_lease_over_queues_ends_as_a_whole_with_the_shortest_of_their_times(
     q: Driver,
     clock: FakeClock,
-    first: dict[str, float],
-    second: dict[str, float],
+    first: QueueOptions,
+    second: QueueOptions,
     mode: GroupMode,
     lease_ms: int | None,
     shortest_ms: int,
 ) -> None:
     for queue, options in (("a", first), ("b", second)):
-        await q.configure(queue, namespace="ns", **options)
+        await q.configure_spec(QueueSpec(name=queue, namespace="ns", options=options))
         await q.push(queue, "p1", 1)
     for _ in range(2):
         got = await q.pop(namespace="ns", group="g", group_mode=mode, batch=2, partitions=2, lease_ms=lease_ms)
@@ -275,9 +267,7 @@ async def test_lease_ends_answers_for_each_lease_in_its_place(q: Driver, engine:
     assert await engine.lease_ends([one.lease]) == [None], "its time is up, whether anybody applied that or not"
 
 
-async def test_a_lease_that_gave_its_partition_back_lasts_while_something_can_be_settled_under_it(
-    q: Driver, engine: Engine
-) -> None:
+async def test_a_lease_lasts_while_something_can_be_settled_under_it(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders", batch=2)
     await q.fail(got[0])

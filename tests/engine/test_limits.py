@@ -258,9 +258,7 @@ async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) ->
     assert len(await q.pop("orders", group="others", batch=10)) == 1
 
 
-async def test_the_limit_is_the_reason_also_where_a_partition_waits_for_something_else(
-    q: Driver, mode: GroupMode
-) -> None:
+async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
     await q.push("orders", "p2", 3, delay_ms=1000)

@@ -157,9 +157,7 @@ async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) 
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_rule_9_queue_priority_holds_at_the_moment_a_lease_ends(
-    q: Driver, clock: FakeClock, auto_ack: bool
-) -> None:
+async def test_rule_9_queue_priority_holds_when_a_lease_ends(q: Driver, clock: FakeClock, auto_ack: bool) -> None:
     await q.configure("low", namespace="ns")
     await q.configure("high", namespace="ns", priority=5, lease_time=4)
     await q.push("high", "p1", 1, 2)
@@ -251,7 +249,7 @@ async def assert_comes_exactly_at(q: Driver, moment: int, *, queue: str = "order
 @pytest.mark.parametrize(
     ("state", "reason"), [("leased", "lease_held"), ("delayed", "waiting"), ("retry not due", "waiting")]
 )
-async def test_rule_11_leased_delayed_or_a_retry_that_is_not_due(
+async def test_rule_11_leased_delayed_or_waiting_for_a_retry(
     q: Driver, clock: FakeClock, state: str, reason: str
 ) -> None:
     await q.configure("orders", lease_time=4, retry_delay=4000)

@@ -88,9 +88,7 @@ async def test_rule_3_nothing_is_passed_over_under_concurrent_pushes(q: Driver) 
     assert seen == list(range(1, 81))
 
 
-async def test_rule_4_a_second_push_of_a_transaction_id_answers_duplicate_with_the_first_id(
-    q: Driver, engine: Engine
-) -> None:
+async def test_rule_4_a_second_push_of_a_transaction_id_is_a_duplicate_of_the_first(q: Driver, engine: Engine) -> None:
     """In another request of the same call, and in a later call."""
     answers = await engine.push([[message("orders", "p1", n, transaction_id="t1")] for n in (1, 2)])
     outcomes = [one for answer in answers for one in given(answer)]
@@ -143,9 +141,7 @@ async def test_rule_4_without_a_transaction_id_it_is_the_message_id_which_guards
     assert await q.drain("orders") == [1, 2, 3]
 
 
-async def test_rule_4_a_settled_message_still_guards_its_transaction_id_until_it_is_removed(
-    q: Driver, engine: Engine
-) -> None:
+async def test_rule_4_a_settled_message_guards_its_transaction_id_until_removed(q: Driver, engine: Engine) -> None:
     first = await q.push_id("orders", "p1", 1, transaction_id="t1")
     plain = await q.push_id("orders", "p1", 2)
     assert await q.drain("orders") == [1, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
-from hark.model import Status
+from hark.model import QueueOptions, QueueSpec, Status
 
 from .driver import Driver, message, payloads, settlement
 from .workers import TICK, attempts
@@ -13,7 +13,7 @@ from .workers import TICK, attempts
 
 async def delays_until_dead(q: Driver, queue: str = "orders") -> list[float]:
     """Fail a message again and again; how many milliseconds each retry waited, until it was dead."""
-    waited = []
+    waited: list[float] = []
     [held] = await q.pop(queue)
     while not (outcome := await q.fail(held)).dead_lettered:
         assert (outcome.success, held.message.attempt) == (True, len(waited) + 1)
@@ -37,33 +37,33 @@ async def delays_until_dead(q: Driver, queue: str = "orders") -> list[float]:
 @pytest.mark.parametrize(
     ("options", "backoff_ms", "waited"),
     [
-        pytest.param({}, None, [0, 0, 0], id="by default three retries at once"),
-        *(({"retry_limit": limit}, None, [0] * limit) for limit in (0, 1, 2)),
-        ({"retry_limit": 2, "retry_delay": 1500}, None, [1500, 1500]),
+        pytest.param(QueueOptions(), None, [0, 0, 0], id="by default three retries at once"),
+        *((QueueOptions(retry_limit=limit), None, [0] * limit) for limit in (0, 1, 2)),
+        (QueueOptions(retry_limit=2, retry_delay=1500), None, [1500, 1500]),
         (
-            {"retry_limit": 5, "retry_delay": 1000, "retry_multiplier": 2, "retry_max_delay": 5000},
+            QueueOptions(retry_limit=5, retry_delay=1000, retry_multiplier=2, retry_max_delay=5000),
             None,
             [1000, 2000, 4000, 5000, 5000],
         ),
         pytest.param(
-            {"retry_limit": 100, "retry_delay": 1000, "retry_multiplier": 1000},
+            QueueOptions(retry_limit=100, retry_delay=1000, retry_multiplier=1000),
             None,
             [1000, 1_000_000] + [3_600_000] * 98,
             id="a huge multiplier is still bounded",
         ),
         pytest.param(
-            {"retry_limit": 9, "retry_delay": 50},
+            QueueOptions(retry_limit=9, retry_delay=50),
             (100, 700, 300),
             [100, 700, 300],
             id="the message's own schedule wins",
         ),
-        pytest.param({}, (), [], id="an empty schedule allows one attempt"),
+        pytest.param(QueueOptions(), (), [], id="an empty schedule allows one attempt"),
     ],
 )
 async def test_rule_14_a_message_comes_again_by_its_schedule_then_is_a_dead_letter(
-    q: Driver, options: dict[str, float], backoff_ms: tuple[int, ...] | None, waited: list[float]
+    q: Driver, options: QueueOptions, backoff_ms: tuple[int, ...] | None, waited: list[float]
 ) -> None:
-    await q.configure("orders", **options)
+    await q.configure_spec(QueueSpec(name="orders", options=options))
     await q.push("orders", "p1", 1, backoff_ms=backoff_ms)
     assert await delays_until_dead(q) == waited
     assert await q.pop("orders") == []
@@ -139,7 +139,7 @@ async def test_rule_14_settlements_under_the_old_lease_count_until_redelivery(q:
     assert await q.cursor("orders", "p1") == 4
 
 
-async def test_rule_14_the_old_lease_counts_while_its_time_lasts_and_its_end_costs_nothing(
+async def test_rule_14_the_old_lease_counts_while_it_lasts_and_its_end_costs_nothing(
     q: Driver, clock: FakeClock
 ) -> None:
     await q.configure("orders", lease_time=10)
@@ -261,7 +261,7 @@ async def requeue_first(q: Driver, number: int) -> None:
 
 
 @pytest.mark.parametrize(("how", "attempt"), [("failed", 2), ("given back", 1), ("ran out", 2)])
-async def test_rule_14_a_requeued_one_comes_again_with_what_is_behind_it(
+async def test_rule_14_a_requeued_one_comes_with_what_follows(
     q: Driver, clock: FakeClock, how: str, attempt: int
 ) -> None:
     """Rules 15 and 16 too: however its delivery ended."""
@@ -280,9 +280,7 @@ async def test_rule_14_a_requeued_one_comes_again_with_what_is_behind_it(
     assert attempts(await q.pop("orders", batch=10)) == [(1, attempt), (2, 1), (3, 1)]
 
 
-async def test_rule_16_requeued_ones_of_a_batch_that_ran_out_come_one_at_a_time_until_past_it(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_16_requeued_ones_of_a_batch_that_ran_out_come_one_at_a_time(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3, 4)
     await requeue_first(q, 2)

@@ -148,9 +148,7 @@ async def test_rule_12_a_repeated_failure_uses_one_attempt_not_two(q: Driver) ->
     assert await q.dead_letters() == []
 
 
-async def test_rule_12_without_a_lease_id_it_counts_while_the_group_holds_the_message(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_rule_12_without_a_lease_id_it_counts_while_the_group_holds_it(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders", batch=2)
     [outcome] = await q.settle(settlement(got[0], lease=None))
@@ -209,9 +207,7 @@ async def test_rule_13_completed_counts_in_any_order_and_the_cursor_is_the_settl
 
 
 @pytest.mark.parametrize("ended", ["by a failure", "by expiry"])
-async def test_rule_13_completed_is_done_for_ever_however_the_lease_ends(
-    q: Driver, clock: FakeClock, ended: str
-) -> None:
+async def test_rule_13_completed_is_for_ever_however_the_lease_ends(q: Driver, clock: FakeClock, ended: str) -> None:
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3, 4, 5)
     got = await q.pop("orders", batch=5)
@@ -396,9 +392,7 @@ async def test_rule_22_transactions_of_one_call_do_not_disturb_each_other(q: Dri
     assert await q.drain("bills") == [1, 3]
 
 
-async def test_rule_22_of_racing_transactions_on_one_message_all_succeed_but_only_one_pushes(
-    q: Driver,
-) -> None:
+async def test_rule_22_of_racing_transactions_on_one_message_all_succeed_but_only_one_pushes(q: Driver) -> None:
     """Completed of completed is a success; the pushed transaction id makes the effect happen once."""
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
