@@ -14,14 +14,12 @@ from .driver import NEVER_GIVEN, NEW, Driver, payloads
 from .workers import Workers
 
 
-async def test_a_delayed_message_that_was_cancelled_never_comes(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_a_delayed_message_that_was_cancelled_never_comes(q: Driver, workers: Workers, engine: Engine) -> None:
     first = await q.push_id("orders", "p1", 1, delay_ms=1000)
     await q.push("orders", "p1", 2, delay_ms=1000)
     assert await workers.take() == []
     assert await engine.cancel([first]) == ["cancelled"]
-    clock.advance(1)
+    q.clock.advance(1)
     assert await workers.drain() == [2]
     assert await q.drain("orders", group="ordered") == [2]
     assert len(await engine.messages(MessageFilter(queue="orders"))) == 1
@@ -62,18 +60,17 @@ async def test_what_has_used_attempts_is_leased_and_a_dead_letter_settled(q: Dri
     assert len(await q.dead_letters()) == 1
 
 
-async def test_what_was_released_was_never_handed_out(q: Driver, workers: Workers, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
+async def test_what_was_released_was_never_handed_out_and_what_a_group_skipped_is_settled(
+    q: Driver, workers: Workers
+) -> None:
+    first, second = await q.push_id("orders", "p1", 1), await q.push_id("orders", "p1", 2)
     got = await workers.take()
-    await engine.release([got.lease])
-    assert await engine.cancel([first]) == ["cancelled"]
-    assert await workers.take() == []
-
-
-async def test_what_a_group_skipped_by_its_start_is_settled_for_it(q: Driver, workers: Workers, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
-    await workers.take(subscription=NEW)
-    assert await engine.cancel([first]) == ["settled"]
+    await q.engine.release([got.lease])
+    assert await q.engine.cancel([first]) == ["cancelled"]
+    assert payloads(await workers.take()) == [2]
+    third = await q.push_id("skipped", "p1", 3)
+    await Workers(q, "skipped").take(subscription=NEW)
+    assert await q.engine.cancel([second, third]) == ["leased", "settled"]
 
 
 async def test_a_cancelled_message_makes_room_and_frees_its_transaction_id(q: Driver, engine: Engine) -> None:

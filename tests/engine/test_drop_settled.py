@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.model import GroupMode, MessageFilter
 
@@ -61,14 +60,6 @@ async def test_auto_ack_dead_letters_and_transactions_settle(q: Driver, mode: Gr
     assert await left(q) == [4]
 
 
-async def test_exhausted_by_expiry_it_is_gone(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, backoff_ms=())
-    await workers.take()
-    clock.advance(300)
-    assert len(await q.dead_letters("orders")) == 1
-    assert await left(q) == []
-
-
 async def test_completed_of_what_is_gone_is_a_success_unless_it_is_a_dead_letter(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(2)
@@ -114,9 +105,13 @@ async def test_a_transaction_id_is_free_again_and_offsets_go_on(q: Driver, worke
         await q.ack(held)
 
 
-async def test_a_requeued_dead_letter_comes_and_is_gone(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, priority=3, backoff_ms=(1000,))
-    await q.requeue(await workers.take_and_kill())
+async def test_exhausted_by_expiry_it_is_gone_and_requeued_it_comes_and_is_gone(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, priority=3, backoff_ms=())
+    await workers.take()
+    q.clock.advance(300)
+    [letter] = await q.dead_letters("orders")
+    assert await left(q) == []
+    await q.requeue(letter)
     [held] = await workers.take()
     assert (held.payload, held.message.priority, held.message.attempt) == (1, 3, 1)
     await q.ack(held)

@@ -99,21 +99,19 @@ async def test_auto_ack_settles_at_delivery_beside_leases(q: Driver, workers: Wo
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_pop_says_when_its_lease_ends_and_an_empty_one_says_why(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_a_pop_says_when_its_lease_ends_and_an_empty_one_says_why(q: Driver, workers: Workers) -> None:
     assert (await workers.take(1, "p1")).reason == "partition_not_found"
     await q.configure("orders", lease_time=20)
     await q.push("orders", "p1", 1)
     got = await workers.take()
-    assert got.expires_at == clock.now() + 20 * SECOND
+    assert got.expires_at == q.clock.now() + 20 * SECOND
     assert await q.engine.lease_ends([got.lease]) == [got.expires_at]
     empty = await workers.take(1, "p1")
     assert (empty.reason, empty.look_again_at) == ("lease_held", got.expires_at)
     await q.retry(got[0], delay_ms=1000)
     empty = await workers.take(1, "p1")
-    assert (empty.reason, empty.look_again_at) == ("waiting", clock.now() + SECOND)
-    clock.advance(1)
+    assert (empty.reason, empty.look_again_at) == ("waiting", q.clock.now() + SECOND)
+    q.clock.advance(1)
     await q.ack_all(await workers.take())
     empty = await workers.take(1, "p1")
     assert (empty.reason, empty.look_again_at) == ("nothing_ready", None)
@@ -143,15 +141,13 @@ async def test_a_window_buffer_holds_the_partition_back(q: Driver, workers: Work
     assert payloads(await workers.take(10)) == [2]
 
 
-async def test_a_window_buffer_opens_at_the_longest_after_ten_times(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_a_window_buffer_opens_at_the_longest_after_ten_times(q: Driver, workers: Workers) -> None:
     await q.configure("orders", window_buffer=1)
-    start = clock.now()
+    start = q.clock.now()
     for number in range(11):
         await q.push("orders", "p1", number)
         assert await workers.take() == []
-        clock.advance(0.9)
+        q.clock.advance(0.9)
     await q.push("orders", "p1", 11)
     got = await workers.arrive_at(start + 10 * SECOND)
     assert payloads(got) == [0]
@@ -315,14 +311,12 @@ async def test_a_seek_and_a_requeue_tell_how_many(q: Driver, workers: Workers) -
     assert sum(counted(q).values()) >= 2
 
 
-async def test_a_cancelled_or_deleted_message_is_no_news_for_a_shared_group(
-    q: Driver, workers: Workers, engine: Engine
-) -> None:
+async def test_a_cancelled_or_deleted_message_is_no_news_for_a_shared_group(q: Driver, workers: Workers) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, delay_ms=1000)]
     await workers.take()
     q.hints.clear()
-    assert await engine.cancel(ids[:1]) == ["cancelled"]
-    assert await engine.delete_messages(ids[1:]) == [True]
+    assert await q.engine.cancel(ids[:1]) == ["cancelled"]
+    assert await q.engine.delete_messages(ids[1:]) == [True]
     assert counted(q) == {}
 
 
@@ -340,13 +334,3 @@ async def test_an_ordered_group_beside_it_has_a_hint_of_its_own(q: Driver, worke
     q.hints.clear()
     await q.ack_all(got)
     assert (q.told("orders", "ordered"), counted(q)) == ({"p1"}, {})
-
-
-async def test_a_look_at_a_named_time_finds_what_was_promised(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, delay_ms=3000)
-    await q.push("orders", "p2", 2, delay_ms=1000)
-    for wanted in (2, 1):
-        empty = await workers.take()
-        assert empty.look_again_at is not None
-        clock.advance((empty.look_again_at - clock.now()) / SECOND)
-        assert payloads(await workers.take()) == [wanted]

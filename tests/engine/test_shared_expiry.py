@@ -36,17 +36,15 @@ async def test_rule_16_each_message_of_a_batch_costs_an_attempt(q: Driver, worke
     assert attempts(await workers.take(10)) == [(4, 1), (1, 2), (3, 2)], "and they come together, without a backoff"
 
 
-async def test_rule_16_exhausted_by_expiry_it_is_a_dead_letter_once(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_16_exhausted_by_expiry_it_is_a_dead_letter_once(q: Driver, workers: Workers) -> None:
     await q.configure("orders", lease_time=10, retry_limit=1)
     await q.push("orders", "p1", "poison", "fine")
-    start = clock.now()
+    start = q.clock.now()
     for _ in range(2):
         await workers.take(2)
-        clock.advance(10)
+        q.clock.advance(10)
     for _ in range(3):
-        await engine.expire()
+        await q.engine.expire()
         assert await workers.take() == []
     letters = await q.dead_letters("orders", "workers")
     assert sorted(bytes(one.payload) for one in letters) == [b'"fine"', b'"poison"']
@@ -93,33 +91,29 @@ async def test_rule_16_everybody_sees_it_at_the_moment_of_expiry(q: Driver, work
     assert "too late" not in {one.error for one in letters}
 
 
-async def test_rule_16_expire_says_how_many_and_when_to_come_again(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_16_expire_says_how_many_and_when_to_come_again(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3)
     await workers.take(2)
-    clock.advance(4)
+    q.clock.advance(4)
     await workers.take()
-    end = clock.now() + 6 * SECOND
+    end = q.clock.now() + 6 * SECOND
     assert await engine.expire() == Expired(leases=0, next_due=end)
-    clock.advance(6)
+    q.clock.advance(6)
     assert await engine.expire() == Expired(leases=1, next_due=end + 4 * SECOND)
-    clock.advance(4)
+    q.clock.advance(4)
     assert await engine.expire() == Expired(leases=1, next_due=None)
     assert await engine.expire() == Expired(leases=0, next_due=None)
 
 
-async def test_rule_16_expire_takes_a_limited_step(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_16_expire_takes_a_limited_step(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", *range(5))
     for _ in range(5):
         await workers.take()
-    clock.advance(300)
+    q.clock.advance(300)
     step = await engine.expire(limit=2)
     assert step.leases == 2
-    assert step.next_due is not None and step.next_due <= clock.now()
+    assert step.next_due is not None and step.next_due <= q.clock.now()
     assert [(await engine.expire(limit=2)).leases for _ in range(3)] == [2, 1, 0]
     assert attempts(await workers.take(10)) == [(n, 2) for n in range(5)]
 
@@ -127,41 +121,35 @@ async def test_rule_16_expire_takes_a_limited_step(
 # Renewal ---------------------------------------------------------------------------------------------------
 
 
-async def test_rule_17_renewal_holds_every_message_of_the_lease_longer(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_rule_17_renewal_holds_every_message_of_the_lease_longer(q: Driver, workers: Workers) -> None:
     await q.configure("orders", lease_time=10)
     await q.push_messages(*(message("orders", name, name) for name in ("p1", "p2")))
     got = await workers.take(10, partitions=2)
-    assert (await q.renew(got.lease, 5)).expires_at == clock.now() + 10 * SECOND, "never shorter"
-    clock.advance(9)
+    assert (await q.renew(got.lease, 5)).expires_at == q.clock.now() + 10 * SECOND, "never shorter"
+    q.clock.advance(9)
     outcome = await q.renew(got.lease, 30)
-    assert (outcome.success, outcome.expires_at) == (True, clock.now() + 30 * SECOND)
-    clock.advance(30 - TICK)
+    assert (outcome.success, outcome.expires_at) == (True, q.clock.now() + 30 * SECOND)
+    q.clock.advance(30 - TICK)
     assert await workers.take() == []
     await q.ack_all(got)
 
 
-async def test_rule_17_renewal_of_one_lease_leaves_the_others_alone(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_rule_17_renewal_of_one_lease_leaves_the_others_alone(q: Driver, workers: Workers) -> None:
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2)
     first, second = await workers.take(), await workers.take()
     await q.renew(first.lease, 60)
-    clock.advance(10)
+    q.clock.advance(10)
     assert attempts(await workers.take(10)) == [(2, 2)]
     assert not (await q.ack(second[0])).success
     assert (await q.ack(first[0])).success
 
 
-async def test_rule_17_what_is_over_can_not_be_renewed(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_17_what_is_over_can_not_be_renewed(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     settled, expired = await workers.take(), await workers.take()
     await q.ack_all(settled)
-    clock.advance(300)
+    q.clock.advance(300)
     for lease in (settled.lease, expired.lease):
         assert not (await q.renew(lease)).success
     assert await engine.lease_ends([settled.lease, expired.lease]) == [None, None]
@@ -194,27 +182,21 @@ async def test_rule_17_release_voids_the_lease_and_keeps_what_was_settled_and_at
     assert attempts(await workers.take(10)) == [(1, 2), (3, 1)]
 
 
-async def test_a_deleted_message_is_stepped_over_held_or_not(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+async def test_a_deleted_message_is_stepped_over_and_a_lease_is_over_when_all_it_held_was_deleted(
+    q: Driver, workers: Workers, engine: Engine
 ) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
-    got = await workers.take(2)
+    got = await workers.take(3)
     await q.retry(got[1], delay_ms=1000)
-    assert await engine.delete_messages([*ids[:3], ids[0]]) == [True, True, True, False]
-    assert not (await q.fail(got[0])).success
-    clock.advance(1000)
-    assert await workers.drain() == [4]
-    assert (await workers.stats()).lag == 0
-
-
-async def test_a_lease_is_over_when_all_it_held_was_deleted(q: Driver, workers: Workers, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = await workers.take(2)
-    await engine.delete_messages([got[0].message.id])
+    assert await engine.delete_messages(ids[:1]) == [True]
     assert await engine.lease_ends([got.lease]) == [got.expires_at]
-    await engine.delete_messages([got[1].message.id])
+    assert await engine.delete_messages([ids[1], ids[2], ids[0]]) == [True, True, False]
     assert await engine.lease_ends([got.lease]) == [None]
     assert (await workers.stats()).in_flight == 0
+    assert not (await q.fail(got[0])).success
+    q.clock.advance(1000)
+    assert await workers.drain() == [4]
+    assert (await workers.stats()).lag == 0
 
 
 # Restart ---------------------------------------------------------------------------------------------------

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.errors import Conflict
-from hark.model import GroupMode, PopRequest, PopResult, SeekOutcome, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, SeekOutcome, Subscription
 
 from .driver import NEW, Driver, message, payloads
 from .workers import Workers, attempts
 
 
-async def test_the_mode_is_stored_at_first_contact_even_when_nothing_was_there(
-    q: Driver, workers: Workers, engine: Engine
-) -> None:
-    assert await workers.take() == []
-    [group] = await engine.group_stats("workers", "orders")
-    assert group.mode == "shared"
+@pytest.mark.parametrize("group", ["workers", QUEUE_MODE])
+async def test_the_mode_is_stored_at_first_contact_even_when_nothing_was_there(q: Driver, group: str) -> None:
+    assert await q.pop("orders", group=group, group_mode="shared") == []
+    [stats] = await q.engine.group_stats(group, "orders")
+    assert stats.mode == "shared"
     await q.push("orders", "p1", 1, 2)
-    first, second = [await q.pop("orders", group="workers") for _ in range(2)]
+    first, second = [await q.pop("orders", group=group) for _ in range(2)]
     assert (payloads(first), payloads(second)) == ([1], [2]), "absent means: as stored"
+    await q.ack_all([*first, *second])
 
 
 @pytest.mark.parametrize(("first", "then"), [("shared", "ordered"), ("ordered", "shared"), (None, "shared")])
@@ -61,29 +60,18 @@ async def test_an_ordered_group_beside_a_shared_one_keeps_its_order(q: Driver, w
     assert payloads(await q.pop("orders", group="ordered", batch=10)) == [1, 2, 3]
 
 
-async def test_the_default_group_can_be_shared(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = [await q.pop("orders", group_mode="shared") for _ in range(2)]
-    assert [payloads(one) for one in got] == [[1], [2]]
-    await q.ack_all([one for each in got for one in each])
-
-
-async def test_a_shared_group_starts_at_the_end_if_it_wants_only_new_messages(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, 2)
-    assert await workers.take(subscription=NEW) == []
-    await q.push("orders", "p1", 3)
-    await q.push("orders", "p2", 4)
-    assert sorted(map(str, await workers.drain())) == ["3", "4"]
-    assert (await workers.stats()).lag == 0
-
-
-async def test_a_shared_group_starts_after_a_time(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    start = clock.now()
+async def test_a_shared_group_starts_at_the_end_or_after_a_time(q: Driver) -> None:
+    new, since = Workers(q, group="new"), Workers(q, group="since")
+    start = q.clock.now()
     for number in range(3):
         await q.push("orders", "p1", number, priority=9 - number)
-        clock.advance(10)
-    got = await workers.take(10, subscription=Subscription("timestamp", start + 5_000_000))
-    assert payloads(got) == [1, 2]
+        q.clock.advance(10)
+    assert payloads(await since.take(10, subscription=Subscription("timestamp", start + 5_000_000))) == [1, 2]
+    assert await new.take(subscription=NEW) == []
+    await q.push("orders", "p1", 3)
+    await q.push("orders", "p2", 4)
+    assert sorted(map(str, await new.drain())) == ["3", "4"]
+    assert (await new.stats()).lag == 0
 
 
 async def test_a_deleted_group_starts_again_and_a_forgotten_one_may_have_another_mode(

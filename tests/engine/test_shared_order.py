@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
-from hark.engine.api import Engine
 from hark.model import MessageFilter
 
 from .driver import NEW, Driver, message, payloads, settlement
@@ -43,40 +42,27 @@ async def test_the_partition_with_the_highest_priority_ready_comes_first(q: Driv
     assert [payloads(await workers.take())[0] for _ in range(4)] == ["c", "b", "a", "d"]
 
 
-async def test_what_is_delayed_or_held_lends_its_priority_to_nobody(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
-    await q.push_messages(
-        message("orders", "p1", "later", priority=9, delay_ms=1000),
-        message("orders", "p1", "low"),
-        message("orders", "p2", "middle", priority=5),
-    )
+@pytest.mark.parametrize("how", ["delayed", "retried"])
+async def test_what_waits_or_is_held_lends_its_priority_to_no_other(q: Driver, workers: Workers, how: str) -> None:
+    await q.push("orders", "p1", "later", priority=9, delay_ms=1000 if how == "delayed" else 0)
+    for held in await workers.take():
+        await q.retry(held, delay_ms=1000)
+    await q.push("orders", "p1", "low")
+    await q.push("orders", "p2", "middle", priority=5)
     assert payloads(await workers.take()) == ["middle"]
-    clock.advance(1)
+    q.clock.advance(1)
     await q.push("orders", "p2", "middle 2", priority=5)
     assert [payloads(await workers.take())[0] for _ in range(3)] == ["later", "middle 2", "low"]
 
 
-async def test_what_was_cancelled_or_deleted_lends_its_priority_to_nobody(
-    q: Driver, workers: Workers, engine: Engine
-) -> None:
+async def test_what_was_cancelled_or_deleted_lends_its_priority_to_nobody(q: Driver, workers: Workers) -> None:
     await workers.take(1, "nowhere")
     await q.push("orders", "p1", "low")
     await q.push("orders", "p2", "middle", priority=5)
     ids = [await q.push_id("orders", "p1", "high", priority=9) for _ in range(2)]
-    assert await engine.cancel(ids[:1]) == ["cancelled"]
-    assert await engine.delete_messages(ids[1:]) == [True]
+    assert await q.engine.cancel(ids[:1]) == ["cancelled"]
+    assert await q.engine.delete_messages(ids[1:]) == [True]
     assert [payloads(await workers.take())[0] for _ in range(2)] == ["middle", "low"]
-
-
-async def test_a_retry_that_falls_due_brings_its_priority(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    await q.push("orders", "p1", "high", priority=9)
-    [held] = await workers.take()
-    await q.retry(held, delay_ms=1000)
-    await q.push("orders", "p1", "low")
-    await q.push("orders", "p2", "middle", priority=5)
-    clock.advance(1)
-    assert [payloads(await workers.take())[0] for _ in range(3)] == ["high", "middle", "low"]
 
 
 async def test_the_priority_of_the_queue_goes_before_that_of_messages(q: Driver) -> None:
@@ -176,9 +162,12 @@ async def test_an_empty_pop_knows_the_earliest_time(q: Driver, workers: Workers)
     assert (await workers.take(1, "p1")).look_again_at == start + 10 * SECOND
     q.clock.advance(1)
     await q.push("orders", "p1", "short", delay_ms=2000, priority=5)
-    assert (await workers.take()).look_again_at == start + 3 * SECOND
     for payload, seconds in (("short", 3), ("other", 6), ("long", 10)):
-        assert payloads(await workers.arrive_at(start + seconds * SECOND)) == [payload]
+        due = start + seconds * SECOND
+        assert (await workers.take()).look_again_at == due
+        got = await workers.arrive_at(due)
+        assert payloads(got) == [payload]
+        await q.ack_all(got)
 
 
 async def test_a_delayed_message_holds_nobody_up(q: Driver, workers: Workers, clock: FakeClock) -> None:
@@ -200,9 +189,7 @@ async def test_what_everybody_went_past_still_comes(q: Driver, workers: Workers,
     assert await workers.drain() == [f"later {number}" for number in range(5)]
 
 
-async def test_a_delayed_message_of_a_high_priority_goes_first_once_it_is_due(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_a_delayed_message_of_a_high_priority_goes_first_once_it_is_due(q: Driver, workers: Workers) -> None:
     await q.push_messages(
         message("orders", "p1", 1),
         message("orders", "p1", "high", priority=9, delay_ms=1000),
@@ -210,19 +197,17 @@ async def test_a_delayed_message_of_a_high_priority_goes_first_once_it_is_due(
         message("orders", "p1", 2),
     )
     assert payloads(await workers.take()) == [1]
-    clock.advance(1)
+    q.clock.advance(1)
     assert payloads(await workers.take(10)) == ["high", 2, "low"]
 
 
-async def test_a_push_whose_time_has_come_when_others_of_that_time_are_gone(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_a_push_whose_time_has_come_when_others_of_that_time_are_gone(q: Driver, workers: Workers) -> None:
     """Several with the same time, the last of them pushed when the first was already taken."""
-    due = clock.now() + SECOND
+    due = q.clock.now() + SECOND
     await q.push("orders", "p1", 1, deliver_at=due)
-    clock.advance(1 - 0.000_001)
+    q.clock.advance(1 - 0.000_001)
     await q.push("orders", "p1", 2, deliver_at=due)
-    clock.advance(0.000_001)
+    q.clock.advance(0.000_001)
     assert payloads(await workers.take()) == [1]
     await q.push("orders", "p1", 3, deliver_at=due + 1)
     assert payloads(await workers.take()) == [2]
@@ -269,13 +254,11 @@ async def test_what_was_delayed_before_a_group_that_wants_only_new_messages_does
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_delayed_message_that_failed_waits_for_its_backoff(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_a_delayed_message_that_failed_waits_for_its_backoff(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, delay_ms=1000, backoff_ms=(5000,))
-    [held] = await workers.arrive_at(clock.now() + SECOND)
+    [held] = await workers.arrive_at(q.clock.now() + SECOND)
     await q.fail(held)
-    [held] = await workers.arrive_at(clock.now() + 5 * SECOND)
+    [held] = await workers.arrive_at(q.clock.now() + 5 * SECOND)
     assert held.message.attempt == 2
 
 

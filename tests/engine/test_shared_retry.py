@@ -9,6 +9,7 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
+from hark.model import QueueOptions, QueueSpec
 
 from .driver import Driver, message, payloads, settlement
 from .workers import Workers, attempts
@@ -28,16 +29,16 @@ async def test_a_failed_message_comes_again_and_its_neighbours_go_on(q: Driver, 
 @pytest.mark.parametrize(
     ("options", "backoff_ms", "seconds"),
     [
-        ({}, None, (0, 0, 0)),
-        ({"retry_limit": 9, "retry_delay": 50}, (1000, 7000), (1, 7)),
-        ({"retry_delay": 1000, "retry_multiplier": 3, "retry_max_delay": 5000}, None, (1, 3, 5)),
+        (QueueOptions(), None, (0, 0, 0)),
+        (QueueOptions(retry_limit=9, retry_delay=50), (1000, 7000), (1, 7)),
+        (QueueOptions(retry_delay=1000, retry_multiplier=3, retry_max_delay=5000), None, (1, 3, 5)),
     ],
     ids=["by default at once", "schedule of the message", "schedule of the queue"],
 )
 async def test_a_failed_message_comes_again_by_its_schedule_or_that_of_its_queue(
-    q: Driver, workers: Workers, options: dict[str, int], backoff_ms: tuple[int, ...] | None, seconds: tuple[int, ...]
+    q: Driver, workers: Workers, options: QueueOptions, backoff_ms: tuple[int, ...] | None, seconds: tuple[int, ...]
 ) -> None:
-    await q.configure("orders", **options)
+    await q.configure_spec(QueueSpec(name="orders", options=options))
     await q.push("orders", "p1", 1, backoff_ms=backoff_ms)
     [held] = await workers.take()
     for attempt, wait in enumerate(seconds, start=1):
@@ -160,15 +161,13 @@ async def test_rule_18_a_copy_of_everything(q: Driver, workers: Workers, clock: 
     assert (letter.created_at, letter.failed_at) == (created, clock.now())
 
 
-async def test_rule_18_a_queue_without_dead_letters_discards_and_counts(
-    q: Driver, workers: Workers, clock: FakeClock
-) -> None:
+async def test_rule_18_a_queue_without_dead_letters_discards_and_counts(q: Driver, workers: Workers) -> None:
     await q.configure("orders", retry_limit=0, lease_time=10, dead_letter_queue=False)
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(3)
     outcome = await q.fail(got[0])
     assert (outcome.success, outcome.dead_lettered) == (True, False)
-    clock.advance(10)
+    q.clock.advance(10)
     assert await workers.take() == []
     assert await q.dead_letters() == []
     assert (await q.stats("orders")).discarded == 3
@@ -257,18 +256,16 @@ async def test_rule_19_several_requeued_ones_by_priority_then_in_the_order_of_th
     assert payloads(await workers.take(10)) == [3, 1, 2, 4]
 
 
-async def test_rule_19_a_requeued_message_can_be_settled_like_any_other(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_19_a_requeued_message_can_be_settled_like_any_other(q: Driver, workers: Workers) -> None:
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3)
     for letter in [await workers.take_and_kill() for _ in range(3)]:
         await q.requeue(letter)
     assert attempts(await workers.take(10)) == [(1, 1), (2, 1), (3, 1)]
-    clock.advance(10)
+    q.clock.advance(10)
     got = await workers.take(10)
     assert attempts(got) == [(1, 2), (2, 2), (3, 2)]
-    await engine.release([got.lease])
+    await q.engine.release([got.lease])
     got = await workers.take(10)
     await q.ack(got[1])
     await q.retry(got[0])
