@@ -127,12 +127,7 @@ SAID: dict[str, tuple[Explanation, str, str, dict[str, object]]] = {
         "behind",
         "Behind message m-1 of its partition, which is delayed until 2027-01-15T08:00:03.000Z (in 3 s).",
         {
-            "ahead": {
-                "messageId": "m-1",
-                "offset": 1,
-                "reason": "delayed",
-                "deliverAt": "2027-01-15T08:00:03.000Z",
-            },
+            "ahead": {"messageId": "m-1", "offset": 1, "reason": "delayed", "deliverAt": "2027-01-15T08:00:03.000Z"},
             "aheadMessages": 1,
         },
     ),
