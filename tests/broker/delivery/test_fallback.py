@@ -69,6 +69,11 @@ class World:
             self.answer(key, found)
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def slowed(world: World, key: str = "a") -> None:
     """Watch a key until its interval is the longest, then forget its polls."""
     world.polls.watch(key)
@@ -80,8 +85,7 @@ def slowed(world: World, key: str = "a") -> None:
 # The schedule ----------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_polled_at_the_times_of_the_table() -> None:
-    world = World()
+def test_a_key_is_polled_at_the_times_of_the_table(world: World) -> None:
     world.polls.watch("a")
     world.wait(15_000)
     assert world.times() == [100, 200, 300, 600, 1500, 4200, 9200, 14_200]
@@ -118,8 +122,7 @@ def test_intervals_stray_by_a_tenth_and_not_more() -> None:
     assert max(intervals) > 107
 
 
-def test_an_interval_begins_when_the_poll_has_ended() -> None:
-    world = World()
+def test_an_interval_begins_when_the_poll_has_ended(world: World) -> None:
     world.answering = False
     world.polls.watch("a")
     world.wait(1000)
@@ -144,8 +147,7 @@ def test_what_no_hint_told_of_is_found_by_a_poll_and_by_nothing_else() -> None:
 # Reset -----------------------------------------------------------------------------------------------------
 
 
-def test_a_reset_brings_the_next_poll_near_and_the_schedule_starts_over() -> None:
-    world = World()
+def test_a_reset_brings_the_next_poll_near_and_the_schedule_starts_over(world: World) -> None:
     slowed(world)
     world.wait(123)
     at = world.now
@@ -154,8 +156,7 @@ def test_a_reset_brings_the_next_poll_near_and_the_schedule_starts_over() -> Non
     assert [time - at for time in world.times()] == [100, 200, 300, 600, 1500, 4200, 9200]
 
 
-def test_resets_never_put_a_poll_off() -> None:
-    world = World()
+def test_resets_never_put_a_poll_off(world: World) -> None:
     world.polls.watch("a")
     for _ in range(100):
         world.wait(10)
@@ -178,8 +179,7 @@ def test_a_poll_that_was_to_come_before_the_first_interval_is_over_comes_as_it_w
     assert world.times() == [last, last + 5000]
 
 
-def test_a_reset_while_a_poll_is_under_way_counts() -> None:
-    world = World()
+def test_a_reset_while_a_poll_is_under_way_counts(world: World) -> None:
     slowed(world)
     world.answering = False
     world.wait(5000)
@@ -208,8 +208,7 @@ def test_a_reset_of_a_key_that_waits_for_its_turn_leaves_it_its_place() -> None:
     assert world.under_way == ["c"]
 
 
-def test_a_reset_of_a_key_that_nobody_waits_for_starts_nothing() -> None:
-    world = World()
+def test_a_reset_of_a_key_that_nobody_waits_for_starts_nothing(world: World) -> None:
     world.polls.reset("a")
     assert world.metric("keys_unwatched") == 0
     slowed(world)
@@ -239,8 +238,7 @@ def test_resets_of_a_busy_key_set_no_timers_and_compute_nothing() -> None:
 # What a poll finds -----------------------------------------------------------------------------------------
 
 
-def test_after_a_find_the_key_is_polled_at_once_until_nothing_is_found() -> None:
-    world = World()
+def test_after_a_find_the_key_is_polled_at_once_until_nothing_is_found(world: World) -> None:
     slowed(world)
     world.store["a"] = 3
     world.wait(6000)
@@ -260,8 +258,7 @@ def test_a_key_with_many_finds_does_not_keep_the_others_from_their_turn() -> Non
     assert world.keys == ["a", "b", "a", "b"]
 
 
-def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
-    world = World()
+def test_an_answer_that_nobody_asked_for_changes_nothing(world: World) -> None:
     world.polls.polled("a", found=True)
     world.polls.watch("a")
     world.polls.polled("a", found=True)
@@ -273,8 +270,7 @@ def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
 # Who waits -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_that_nobody_waits_for_is_not_polled() -> None:
-    world = World()
+def test_a_key_that_nobody_waits_for_is_not_polled(world: World) -> None:
     world.polls.watch("a")
     world.polls.watch("b")
     world.wait(150)
@@ -286,8 +282,7 @@ def test_a_key_that_nobody_waits_for_is_not_polled() -> None:
     assert world.times("b") == [100, 200, 300, 600]
 
 
-def test_who_waits_again_takes_up_the_backoff_where_it_stands() -> None:
-    world = World()
+def test_who_waits_again_takes_up_the_backoff_where_it_stands(world: World) -> None:
     slowed(world)
     world.polls.unwatch("a")
     world.wait(1000)
@@ -309,8 +304,7 @@ def test_a_poll_that_fell_due_while_nobody_waited_comes_with_the_next_tick() -> 
     assert world.times() == [350]
 
 
-def test_a_key_that_is_left_and_taken_again_and_again_is_polled_all_the_same() -> None:
-    world = World()
+def test_a_key_that_is_left_and_taken_again_and_again_is_polled_all_the_same(world: World) -> None:
     for _ in range(100):
         world.polls.watch("a")
         world.wait(7)
@@ -332,8 +326,7 @@ def test_who_goes_while_waiting_for_a_turn_is_not_polled() -> None:
 
 
 @pytest.mark.parametrize("found", [False, True])
-def test_a_poll_that_ends_when_nobody_waits_any_more_starts_no_other(found: bool) -> None:
-    world = World()
+def test_a_poll_that_ends_when_nobody_waits_any_more_starts_no_other(world: World, found: bool) -> None:
     world.answering = False
     world.polls.watch("a")
     world.wait(100)
@@ -346,8 +339,7 @@ def test_a_poll_that_ends_when_nobody_waits_any_more_starts_no_other(found: bool
 
 
 @pytest.mark.parametrize("found", [False, True])
-def test_who_waits_again_while_a_poll_is_under_way_waits_for_its_end(found: bool) -> None:
-    world = World()
+def test_who_waits_again_while_a_poll_is_under_way_waits_for_its_end(world: World, found: bool) -> None:
     world.answering = False
     world.polls.watch("a")
     world.wait(100)
@@ -472,8 +464,7 @@ def test_ten_thousand_idle_keys_take_one_timer_and_are_all_polled() -> None:
     assert world.metric("keys_in_backoff") == 10_000
 
 
-def test_nothing_is_armed_when_nobody_waits() -> None:
-    world = World()
+def test_nothing_is_armed_when_nobody_waits(world: World) -> None:
     assert world.timers.armed == 0
     for key in "abc":
         world.polls.watch(key)
@@ -487,8 +478,7 @@ def test_nothing_is_armed_when_nobody_waits() -> None:
 # Metrics and the end ---------------------------------------------------------------------------------------
 
 
-def test_the_metrics_say_how_it_stands() -> None:
-    world = World()
+def test_the_metrics_say_how_it_stands(world: World) -> None:
     slowed(world)
     world.polls.watch("b")
     world.polls.watch("c")
