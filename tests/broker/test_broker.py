@@ -9,9 +9,11 @@ from typing import cast
 import pytest
 
 from hark.broker import Broker, places
+from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
 from hark.broker.operations import Operations
 from hark.broker.places import Places
 from hark.broker.sealing import Sealer
+from hark.broker.upkeep import flags
 from hark.broker.upkeep.cleanup import keep_cleaning
 from hark.broker.work_queues import NO_ERROR
 from hark.clock import FakeClock, SystemClock
@@ -81,15 +83,55 @@ async def test_what_a_client_that_left_would_have_got_is_free_again_and_uncounte
 async def test_maintenance_refuses_pushes_and_outlives_a_restart(tmp_path: object) -> None:
     path = f"{tmp_path}/hark.db"
     broker = await started(SqliteEngine(path, clock=SystemClock()))
-    await broker.set_maintenance("push_maintenance", True)
+    await broker.set_maintenance(PUSH_MAINTENANCE, True)
     await broker.close()
     broker = await started(SqliteEngine(path, clock=SystemClock()))
     with pytest.raises(Unavailable) as caught:
         await broker.push([NewMessage("orders")])
     assert (caught.value.code, caught.value.retry_after) == ("maintenance", 5)
-    await broker.set_maintenance("push_maintenance", False)
+    await broker.set_maintenance(PUSH_MAINTENANCE, False)
     assert (await broker.push([NewMessage("orders")]))[0].status == "queued"
     await broker.close()
+
+
+class SharedEngine(SqliteEngine):
+    """A store that other servers change too."""
+
+    shared = True
+
+
+async def test_what_another_server_was_told_to_stop_is_stopped_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_INTERVAL", 0)
+    broker = await started(SharedEngine(":memory:", clock=SystemClock()))
+    pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
+    await until_waiting(broker, 1)
+    await broker.engine.write_flag(PUSH_MAINTENANCE, True)
+    await broker.engine.write_flag(POP_MAINTENANCE, True)
+    assert (await pop).reason == "paused"
+    with pytest.raises(Unavailable) as caught:
+        await broker.push([NewMessage("orders")])
+    assert caught.value.code == "maintenance"
+    await broker.close()
+
+
+async def test_a_switch_is_not_turned_back_by_what_was_read_before_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_flags, read, answered = broker.engine.read_flags, asyncio.Event(), asyncio.Event()
+
+    async def read_slowly() -> dict[str, bool]:
+        found = await read_flags()
+        read.set()
+        await answered.wait()
+        return found
+
+    monkeypatch.setattr(broker.engine, "read_flags", read_slowly)
+    refreshing = asyncio.create_task(broker.refresh_flags())
+    await read.wait()
+    await broker.set_maintenance(PUSH_MAINTENANCE, True)
+    answered.set()
+    await refreshing
+    assert broker.maintenance(PUSH_MAINTENANCE)
 
 
 # Sealing ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from hark.model import GroupMode, Hint, PopRequest
 
 from .delivery_machine import QUEUES, DeliveryMachine
 from .harness import ANY, serving, turns
+from .recorded import SEARCHING, replay
 from .test_shared import SHARED, served
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "60"))
@@ -36,7 +37,7 @@ LOOKING = settings(
     deadline=None,
     database=None,
     # The same ones every time, so that a red build is about the change.
-    derandomize="HARK_TEST_EXAMPLES" not in os.environ,
+    derandomize=not SEARCHING,
     print_blob=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
@@ -144,9 +145,13 @@ def test_a_broken_delivery_is_found(
     sabotage: Callable[[pytest.MonkeyPatch], None], mode: GroupMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checker that passes a broken delivery is broken."""
+    replay(machine_of(mode, mode), f"{sabotage.__name__}-{mode}")
     sabotage(monkeypatch)
     looking = settings(
         LOOKING, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
     )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(machine_of(mode, mode), settings=looking)
+        if SEARCHING:
+            run_state_machine_as_test(machine_of(mode, mode), settings=looking)
+        else:
+            replay(machine_of(mode, mode), f"{sabotage.__name__}-{mode}")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from hark.broker.broker import POP_MAINTENANCE
+from hark.clock import SECOND
 from hark.errors import EngineFailure, Overloaded
 from hark.model import Hint, PopRequest, PopResult, QueueInfo, QueueOptions, QueueSpec, Seek
 
 from .bench import EMPTY, Bench, result
-from .harness import GROUP, QUEUE, Server, SharedEngine, WatchedEngine, named, outbox, payloads, serving, turns
+from .harness import ANY, GROUP, QUEUE, Server, SharedEngine, WatchedEngine, named, outbox, payloads, serving, turns
 
 AUTO_ACK = PopRequest(queue=QUEUE, group=GROUP, auto_ack=True)
 AWAY = EngineFailure("the store is away")
@@ -160,27 +161,46 @@ async def test_a_resumed_queue_and_a_seek_reach_those_who_wait(server: Server) -
 # A store that is away ---------------------------------------------------------------------------------------
 
 
-async def test_those_who_wait_survive_an_outage(server: Server) -> None:
-    pop = await server.parked()
-    server.engine.failure = AWAY
-    await server.push("p")
-    await server.advance(20)
-    assert not pop.done()
-    server.engine.failure = None
-    await server.advance(10)
-    assert len((await pop).messages) == 1
-    looks = len(server.engine.pops)
-    await server.parked()
-    await server.advance(30)
-    assert len(server.engine.pops) == looks + 1, "it is still polled"
+@pytest.mark.parametrize("engine", [WatchedEngine, SharedEngine])
+async def test_those_who_wait_survive_an_outage(engine: type[WatchedEngine]) -> None:
+    async with serving(engine=engine) as server:
+        pop = await server.parked()
+        server.engine.failure = AWAY
+        await server.push("p")
+        await server.advance(20)
+        assert not pop.done()
+        server.engine.failure = None
+        await server.advance(10)
+        assert len((await pop).messages) == 1
+        looks = len(server.engine.pops)
+        await server.parked()
+        await server.advance(30)
+        assert engine.shared or len(server.engine.pops) == looks + 1, "it is still polled"
 
 
-async def test_one_whose_deadline_comes_during_an_outage_is_told_why(server: Server) -> None:
+async def test_one_whose_deadline_comes_during_an_outage_is_told_why_and_so_is_one_at_a_stop(server: Server) -> None:
     server.engine.failure = AWAY
-    pop = await server.parked(seconds=3)
+    with pytest.raises(EngineFailure):
+        await server.broker.pop(ANY)
+    assert server.engine.pops == [1], "one that does not wait fails at once"
+    first, second = await server.parked(seconds=3), await server.parked(named("p"))
     await server.advance(3)
     with pytest.raises(EngineFailure):
-        await pop
+        await first
+    server.broker.stop_waiting()
+    with pytest.raises(EngineFailure):
+        await second
+    server.is_clean()
+
+
+async def test_a_hint_ends_the_wait_of_one_whose_look_failed(server: Server) -> None:
+    await server.push("p")
+    server.engine.failure = AWAY
+    pop = await server.parked()
+    server.engine.failure = None
+    server.delivery.hint([Hint(QUEUE)])
+    await server.quiet()
+    assert len(pop.result().messages) == 1
 
 
 async def test_auto_ack_with_an_unknown_outcome_is_told_at_once(bench: Bench) -> None:
@@ -245,9 +265,32 @@ async def test_a_lane_that_closes_while_it_is_polled_disturbs_nobody() -> None:
     assert failures == []
 
 
-async def test_what_came_without_a_word_is_found_by_a_poll() -> None:
+async def test_a_store_of_our_own_is_not_looked_at_again_and_again(server: Server) -> None:
+    for queue in (QUEUE, "second", "third"):
+        await server.parked(PopRequest(queue=queue, group=GROUP), seconds=7200)
+    await server.advance(3600)
+    assert server.engine.pops == [1, 1, 1]
+
+
+async def test_pops_that_wait_for_the_same_take_turns_to_look_and_those_who_leave_pass_the_turn_on() -> None:
     async with serving(engine=SharedEngine) as server:
-        pop = await server.parked()
+        pops = [server.pop() for _ in range(50)]
+        await server.advance(2)
+        assert server.engine.pops == [50, 1, 1, 1, 1, 1]
+        for pop in pops[:10]:
+            pop.cancel()
+        server.engine.is_silent = True
+        await server.push(*map(str, range(40)))
+        due = server.timers.next_due()
+        assert due is not None
+        await server.advance((due - server.clock.now()) / SECOND)
+        assert all(len(pop.result().messages) == 1 for pop in pops[10:]), "a find lets the next in line look at once"
+
+
+@pytest.mark.parametrize("request_", [ANY, named("p"), PopRequest(namespace=QUEUE, group=GROUP)])
+async def test_what_came_without_a_word_is_found_by_a_poll(request_: PopRequest) -> None:
+    async with serving(engine=SharedEngine) as server:
+        pop = await server.parked(request_)
         server.engine.is_silent = True
         await server.push("p")
         await server.quiet()

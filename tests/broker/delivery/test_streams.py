@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import pytest
@@ -107,7 +107,7 @@ async def test_a_message_that_is_discarded_gives_up_that_message_only(server: Se
 
 @pytest.mark.parametrize(("status", "options"), [("dlq", {}), ("failed", {"retry_limit": 0})])
 async def test_a_dead_letter_gives_up_that_message_only(
-    server: Server, status: Status, options: dict[str, int]
+    server: Server, status: Status, options: dict[str, Any]
 ) -> None:
     stream, arrival = await holding(server, **options)
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], status)])
