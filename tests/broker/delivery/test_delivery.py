@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from hark.errors import EngineFailure, Overloaded
-from hark.model import NewMessage, PopRequest
+from hark.model import GroupMode, NewMessage, PopRequest
 from hark.settings import Limits, Settings
 
 from .bench import Bench, result
@@ -34,8 +34,11 @@ async def test_two_idle_consumers_one_push_exactly_one_is_told_then_the_other(se
     assert server.empty_wakes() == 0
 
 
-async def test_three_consumers_and_bursts_of_four_a_hundred_times(server: Server) -> None:
-    streams = [await server.stream(1000) for _ in range(3)]
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_three_consumers_and_bursts_of_four_a_hundred_times(server: Server, mode: GroupMode) -> None:
+    """Into partitions of their own, or all into one that the group shares."""
+    request = PopRequest(queue=QUEUE, group=GROUP, group_mode=mode)
+    streams = [await server.stream(1000, request) for _ in range(3)]
     got: Counter[int] = Counter()
 
     async def read(index: int) -> None:
@@ -45,7 +48,7 @@ async def test_three_consumers_and_bursts_of_four_a_hundred_times(server: Server
 
     readers = [asyncio.create_task(read(index)) for index in range(3)]
     for burst in range(100):
-        await server.push(*(f"{burst}-{number}" for number in range(4)))
+        await server.push(*("p" if mode == "shared" else f"{burst}-{number}" for number in range(4)))
         await server.quiet()
     for stream in streams:
         stream.close()

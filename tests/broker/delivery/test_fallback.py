@@ -85,15 +85,10 @@ def slowed(world: World, key: str = "a") -> None:
 # The schedule ----------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_polled_at_the_times_of_the_table(world: World) -> None:
-    world.polls.watch("a")
-    world.wait(15_000)
-    assert world.times() == [100, 200, 300, 600, 1500, 4200, 9200, 14_200]
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
+        (EXACT, [100, 200, 300, 600, 1500, 4200, 9200, 14_200]),
         (Fallback(tick_ms=1, jitter=0, threshold=0), [300, 1200, 3900]),
         (Fallback(tick_ms=1, jitter=0, threshold=5), [100, 200, 300, 400, 500, 800]),
         (Fallback(tick_ms=1, jitter=0, threshold=1, multiplier=2), [100, 300, 700]),
@@ -102,7 +97,9 @@ def test_a_key_is_polled_at_the_times_of_the_table(world: World) -> None:
         (Fallback(tick_ms=1, jitter=0, initial_ms=7), [7, 14, 21, 42]),
     ],
 )
-def test_each_setting_of_the_schedule_has_its_effect(settings: Fallback, expected: list[float]) -> None:
+def test_a_key_is_polled_at_the_times_of_the_table_and_each_setting_has_its_effect(
+    settings: Fallback, expected: list[float]
+) -> None:
     world = World(settings)
     world.polls.watch("a")
     world.wait(expected[-1])
@@ -122,16 +119,6 @@ def test_intervals_stray_by_a_tenth_and_not_more() -> None:
     assert max(intervals) > 107
 
 
-def test_an_interval_begins_when_the_poll_has_ended(world: World) -> None:
-    world.answering = False
-    world.polls.watch("a")
-    world.wait(1000)
-    assert world.times() == [100]
-    world.answer("a")
-    world.wait(150)
-    assert world.times() == [100, 1100]
-
-
 def test_what_no_hint_told_of_is_found_by_a_poll_and_by_nothing_else() -> None:
     world, without = World(), World()
     world.polls.watch("a")
@@ -147,11 +134,18 @@ def test_what_no_hint_told_of_is_found_by_a_poll_and_by_nothing_else() -> None:
 # Reset -----------------------------------------------------------------------------------------------------
 
 
-def test_a_reset_brings_the_next_poll_near_and_the_schedule_starts_over(world: World) -> None:
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_reset_brings_the_next_poll_near_and_the_schedule_starts_over(world: World, under_way: bool) -> None:
     slowed(world)
-    world.wait(123)
+    world.answering = not under_way
+    world.wait(5000 if under_way else 123)
+    world.seen.clear()
     at = world.now
     world.polls.reset("a")
+    assert world.metric("interval_ms_max") == 100
+    if under_way:
+        world.answer("a")
+    world.answering = True
     world.wait(10_000)
     assert [time - at for time in world.times()] == [100, 200, 300, 600, 1500, 4200, 9200]
 
@@ -179,19 +173,6 @@ def test_a_poll_that_was_to_come_before_the_first_interval_is_over_comes_as_it_w
     assert world.times() == [last, last + 5000]
 
 
-def test_a_reset_while_a_poll_is_under_way_counts(world: World) -> None:
-    slowed(world)
-    world.answering = False
-    world.wait(5000)
-    world.polls.reset("a")
-    assert world.metric("interval_ms_max") == 100
-    at = world.now
-    world.answer("a")
-    world.answering = True
-    world.wait(600)
-    assert [time - at for time in world.times()[1:]] == [100, 200, 300, 600]
-
-
 def test_a_reset_of_a_key_that_waits_for_its_turn_leaves_it_its_place() -> None:
     world = World(Fallback(tick_ms=1, jitter=0, concurrency=2))
     for key in "abcd":
@@ -208,18 +189,7 @@ def test_a_reset_of_a_key_that_waits_for_its_turn_leaves_it_its_place() -> None:
     assert world.under_way == ["c"]
 
 
-def test_a_reset_of_a_key_that_nobody_waits_for_starts_nothing(world: World) -> None:
-    world.polls.reset("a")
-    assert world.metric("keys_unwatched") == 0
-    slowed(world)
-    world.polls.unwatch("a")
-    world.polls.reset("a")
-    world.wait(60_000)
-    assert world.seen == []
-    assert world.timers.armed == 0
-
-
-def test_resets_of_a_busy_key_set_no_timers_and_compute_nothing() -> None:
+def test_resets_of_a_busy_key_compute_nothing_and_those_of_a_key_that_nobody_waits_for_start_nothing() -> None:
     drawn: list[float] = []
 
     def random() -> float:
@@ -227,12 +197,19 @@ def test_resets_of_a_busy_key_set_no_timers_and_compute_nothing() -> None:
         return 0.5
 
     world = World(random=random)
+    world.polls.reset("a")
+    assert world.metric("keys_unwatched") == 0
     slowed(world)
     world.polls.reset("a")
     before = (world.timers.set, len(drawn))
     for _ in range(1000):
         world.polls.reset("a")
     assert (world.timers.set, len(drawn)) == before
+    world.polls.unwatch("a")
+    world.polls.reset("a")
+    world.wait(60_000)
+    assert world.seen == []
+    assert world.timers.armed == 0
 
 
 # What a poll finds -----------------------------------------------------------------------------------------
@@ -258,28 +235,38 @@ def test_a_key_with_many_finds_does_not_keep_the_others_from_their_turn() -> Non
     assert world.keys == ["a", "b", "a", "b"]
 
 
-def test_an_answer_that_nobody_asked_for_changes_nothing(world: World) -> None:
+def test_an_interval_begins_when_the_poll_has_ended_and_an_answer_without_a_question_changes_nothing(
+    world: World,
+) -> None:
     world.polls.polled("a", found=True)
     world.polls.watch("a")
     world.polls.polled("a", found=True)
     assert world.metric("polling") == 0
-    world.wait(100)
+    world.answering = False
+    world.wait(1000)
     assert world.times() == [100]
+    world.answer("a")
+    world.wait(150)
+    assert world.times() == [100, 1100]
 
 
 # Who waits -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_that_nobody_waits_for_is_not_polled(world: World) -> None:
+def test_a_key_that_nobody_waits_for_is_not_polled_and_nothing_is_armed_without_any(world: World) -> None:
+    assert world.timers.armed == 0
     world.polls.watch("a")
     world.polls.watch("b")
     world.wait(150)
     world.polls.unwatch("a")
     world.polls.unwatch("a")
     world.polls.unwatch("never watched")
+    assert world.timers.armed == 1
     world.wait(1000)
     assert world.times("a") == [100]
     assert world.times("b") == [100, 200, 300, 600]
+    world.polls.unwatch("b")
+    assert world.timers.armed == 0
 
 
 def test_who_waits_again_takes_up_the_backoff_where_it_stands(world: World) -> None:
@@ -326,36 +313,30 @@ def test_who_goes_while_waiting_for_a_turn_is_not_polled() -> None:
 
 
 @pytest.mark.parametrize("found", [False, True])
-def test_a_poll_that_ends_when_nobody_waits_any_more_starts_no_other(world: World, found: bool) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_who_waits_again_while_a_poll_is_under_way_waits_for_its_end(world: World, found: bool, again: bool) -> None:
     world.answering = False
     world.polls.watch("a")
     world.wait(100)
     world.polls.unwatch("a")
     assert world.metric("polling") == 1
-    world.answer("a", found)
-    world.wait(60_000)
-    assert world.times() == [100]
-    assert (world.metric("polling"), world.metric("keys_unwatched"), world.timers.armed) == (0, 1, 0)
-
-
-@pytest.mark.parametrize("found", [False, True])
-def test_who_waits_again_while_a_poll_is_under_way_waits_for_its_end(world: World, found: bool) -> None:
-    world.answering = False
-    world.polls.watch("a")
-    world.wait(100)
-    world.polls.unwatch("a")
-    world.polls.watch("a")
+    if again:
+        world.polls.watch("a")
     world.wait(1000)
     assert world.times() == [100]
     world.answer("a", found)
-    world.wait(100)
-    assert world.times() == [100, 1100 if found else 1200]
+    world.wait(100 if again else 60_000)
+    if again:
+        assert world.times() == [100, 1100 if found else 1200]
+    else:
+        assert world.times() == [100]
+        assert (world.metric("polling"), world.metric("keys_unwatched"), world.timers.armed) == (0, 1, 0)
 
 
 # State that nobody needs -----------------------------------------------------------------------------------
 
 
-def test_the_state_of_a_key_that_nobody_waited_for_is_dropped() -> None:
+def test_the_state_of_a_key_that_nobody_waited_for_is_dropped_and_one_that_comes_back_too_late_starts_over() -> None:
     world = World(Fallback(tick_ms=1, jitter=0, cleanup_seconds=60))
     slowed(world)
     world.polls.unwatch("a")
@@ -364,13 +345,7 @@ def test_the_state_of_a_key_that_nobody_waited_for_is_dropped() -> None:
     assert world.metric("keys_unwatched") == 1
     world.wait(1500)
     assert world.metric("keys_unwatched") == 0
-
-
-def test_a_key_that_comes_back_too_late_starts_over() -> None:
-    world = World(Fallback(tick_ms=1, jitter=0, cleanup_seconds=60))
-    slowed(world)
-    world.polls.unwatch("a")
-    world.wait(60_000)
+    world.polls.unwatch("b")
     world.polls.watch("a")
     assert world.metric("interval_ms_max") == 100
 
@@ -462,17 +437,6 @@ def test_ten_thousand_idle_keys_take_one_timer_and_are_all_polled() -> None:
     assert set(world.keys) == set(keys)
     assert world.timers.set - before <= 5600 / 50, "one per tick at most"
     assert world.metric("keys_in_backoff") == 10_000
-
-
-def test_nothing_is_armed_when_nobody_waits(world: World) -> None:
-    assert world.timers.armed == 0
-    for key in "abc":
-        world.polls.watch(key)
-    world.wait(150)
-    for key in "abc":
-        assert world.timers.armed == 1
-        world.polls.unwatch(key)
-    assert world.timers.armed == 0
 
 
 # Metrics and the end ---------------------------------------------------------------------------------------

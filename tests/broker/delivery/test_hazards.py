@@ -41,27 +41,17 @@ async def test_h1_whenever_a_told_consumer_leaves_the_other_gets_the_message(ser
     assert len(got.messages) == 1
 
 
-async def test_h1_a_named_consumer_is_told_of_a_delay_that_only_a_wildcard_knew_of(server: Server) -> None:
-    wildcard = await server.parked(priority=5, seconds=0.01)
-    one = await server.parked(named("p"))
-    await server.push("p", delay_ms=50)
-    await server.quiet()
-    await server.advance(0.02)
-    assert not (await wildcard).messages
-    await server.advance(0.03)
-    assert one.done()
-    assert len((await one).messages) == 1
-
-
-async def test_h1_a_wildcard_is_told_of_a_delay_that_only_a_named_consumer_knew_of(server: Server) -> None:
-    wildcard = await server.parked()
-    one = await server.parked(named("p"), seconds=0.01)
+@pytest.mark.parametrize(("leaves", "stays"), [(ANY, named("p")), (named("p"), ANY)], ids=["wildcard", "named"])
+async def test_h1_one_is_told_of_a_delay_that_only_another_knew_of_who_left(
+    server: Server, leaves: PopRequest, stays: PopRequest
+) -> None:
+    leaver = await server.parked(leaves, priority=5, seconds=0.01)
+    stayer = await server.parked(stays)
     await server.push("p", delay_ms=50)
     await server.advance(0.02)
-    assert not (await one).messages
+    assert not (await leaver).messages
     await server.advance(0.03)
-    assert wildcard.done()
-    assert len((await wildcard).messages) == 1
+    assert len(stayer.result().messages) == 1
 
 
 async def test_h1_a_named_consumer_that_came_while_a_wildcard_waited_does_not_depend_on_it(server: Server) -> None:
@@ -70,8 +60,7 @@ async def test_h1_a_named_consumer_that_came_while_a_wildcard_waited_does_not_de
     one = await server.parked(named("p"))
     wildcard.pause()
     await server.advance(0.05)
-    assert one.done()
-    assert len((await one).messages) == 1
+    assert len(one.result().messages) == 1
 
 
 async def test_h1_one_that_failed_and_left_does_not_take_the_news_along(server: Server) -> None:
@@ -83,28 +72,20 @@ async def test_h1_one_that_failed_and_left_does_not_take_the_news_along(server: 
     server.engine.failure = None
     wildcard.cancel()
     await server.advance(5)
-    assert one.done()
-    assert len((await one).messages) == 1
+    assert len(one.result().messages) == 1
 
 
 # H2: two who may not take the message wake each other for ever -----------------------------------------------
 
 
-async def test_h2_consumers_of_other_partitions_are_not_told(server: Server) -> None:
-    pops = [await server.parked(named("p1")), await server.parked(named("p2"))]
+async def test_h2_consumers_of_other_partitions_are_not_told_and_an_idle_pump_schedules_nothing(server: Server) -> None:
+    pops = [await server.parked(named(name), seconds=3600) for name in ("p1", "p2")]
     looks = len(server.engine.pops)
     await server.push("p3")
     await server.quiet()
     assert len(server.engine.pops) == looks
     assert not any(pop.done() for pop in pops)
     assert sum(server.numbers()["wakes"].values()) == 0
-
-
-async def test_h2_an_idle_pump_schedules_nothing(server: Server) -> None:
-    await server.parked(named("p1"), seconds=3600)
-    await server.parked(named("p2"), seconds=3600)
-    await server.push("p3")
-    await server.quiet()
     before = server.engine.calls, server.timers.set
     await turns(200)
     assert (server.engine.calls, server.timers.set) == before
@@ -177,35 +158,38 @@ async def test_h3_a_stream_with_credit_for_one_gets_a_batch_of_ten_one_by_one(se
 # H4: a released message wakes everybody ------------------------------------------------------------------------
 
 
-async def test_h4_a_released_message_wakes_exactly_one(server: Server) -> None:
+@pytest.mark.parametrize("nack", [False, True])
+async def test_h4_a_released_message_and_a_nack_wake_exactly_one(server: Server, nack: bool) -> None:
     await server.push("p")
     holder = await server.broker.pop(ANY)
     pops = [await server.parked() for _ in range(20)]
-    server.broker.give_back(holder)
-    await server.quiet()
-    assert sum(pop.done() for pop in pops) == 1
-    assert sum(server.numbers()["wakes"].values()) == 1
-    assert pops[0].done()
-    assert (await pops[0]).messages[0].attempt == 1
-
-
-async def test_h4_a_nack_wakes_exactly_one(server: Server) -> None:
-    await server.push("p")
-    holder = await server.broker.pop(ANY)
-    pops = [await server.parked() for _ in range(20)]
-    await server.settle(holder, "retry")
+    if nack:
+        await server.settle(holder, "retry")
+    else:
+        server.broker.give_back(holder)
     await server.quiet()
     assert [pop.done() for pop in pops] == [True] + [False] * 19
-    assert server.numbers()["wakes"]["settle"] == 1
+    assert sum(server.numbers()["wakes"].values()) == server.numbers()["wakes"]["settle"] == 1
     assert server.empty_wakes() == 0
+    assert nack or pops[0].result().messages[0].attempt == 1
 
 
 # H5: expiry and overflow take a message that is in flight -------------------------------------------------------
 # At the engine: test_rule_23_a_leased_message_does_not_expire, test_rule_23_never_a_leased_message_except_by_purge.
 
 
-async def test_h5_what_a_stream_holds_outlives_its_time_to_live(server: Server) -> None:
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(ttl=2, lease_time=60)))
+@pytest.mark.parametrize(
+    "options",
+    [
+        QueueOptions(ttl=2, lease_time=60),
+        QueueOptions(retention_enabled=True, retention_seconds=1, max_wait_time_seconds=1, lease_time=60),
+    ],
+    ids=["ttl", "retention"],
+)
+async def test_h5_what_a_stream_holds_outlives_its_time_to_live_and_retention(
+    server: Server, options: QueueOptions
+) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=options))
     await server.push("p")
     stream = await server.stream(5)
     arrival = await written(stream)
@@ -214,17 +198,6 @@ async def test_h5_what_a_stream_holds_outlives_its_time_to_live(server: Server) 
     assert stream.unsettled == 1
     assert [one.success for one in await server.settle(arrival.result)] == [True]
     assert stream.unsettled == 0
-
-
-async def test_h5_retention_leaves_what_a_stream_holds(server: Server) -> None:
-    options = QueueOptions(retention_enabled=True, retention_seconds=1, max_wait_time_seconds=1, lease_time=60)
-    await server.broker.configure(QueueSpec(name=QUEUE, options=options))
-    await server.push("p")
-    stream = await server.stream(5)
-    arrival = await written(stream)
-    await server.advance(10)
-    await server.engine.collect()
-    assert [one.success for one in await server.settle(arrival.result)] == [True]
 
 
 async def test_h5_a_full_queue_refuses_what_comes_and_keeps_what_is_in_flight(server: Server) -> None:
@@ -258,32 +231,32 @@ async def delivered_after(server: Server, pop: asyncio.Task[PopResult], microsec
 
 
 @pytest.mark.parametrize("request_", [ANY, named("p")])
-async def test_h6_a_delay_of_50_ms_is_over_after_50_ms(server: Server, request_: PopRequest) -> None:
+@pytest.mark.parametrize("first", ["consumer", "message"])
+async def test_h6_a_delay_of_50_ms_is_over_after_50_ms(server: Server, request_: PopRequest, first: str) -> None:
+    if first == "message":
+        await server.push("p", delay_ms=50)
     pop = await server.parked(request_)
-    await server.push("p", delay_ms=50)
+    if first == "consumer":
+        await server.push("p", delay_ms=50)
     await delivered_after(server, pop, 50 * MILLISECOND)
 
 
-async def test_h6_a_delay_that_was_there_before_the_consumer(server: Server) -> None:
-    await server.push("p", delay_ms=50)
-    pop = await server.parked()
-    await delivered_after(server, pop, 50 * MILLISECOND)
-
-
-async def test_h6_the_end_of_a_lease_that_was_made_before(server: Server) -> None:
+@pytest.mark.parametrize("first", ["consumer", "lease"])
+async def test_h6_the_end_of_a_lease_that_was_made_before_or_while_the_consumer_waited(
+    server: Server, first: str
+) -> None:
     await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=1)))
-    await server.push("p")
-    await server.broker.pop(ANY)
-    pop = await server.parked()
+    holder = server.pop()
+    if first == "consumer":
+        await server.quiet()
+        pop = await server.parked()
+        await server.push("p")
+    else:
+        await server.push("p")
+        await server.quiet()
+        pop = await server.parked()
+    assert len((await holder).messages) == 1
     await delivered_after(server, pop, SECOND)
-
-
-async def test_h6_the_end_of_a_lease_that_was_made_while_the_consumer_waited(server: Server) -> None:
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=1)))
-    first, second = await server.parked(), await server.parked()
-    await server.push("p")
-    assert len((await first).messages) == 1
-    await delivered_after(server, second, SECOND)
 
 
 async def test_h6_a_retry_that_falls_due(server: Server) -> None:

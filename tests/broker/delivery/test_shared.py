@@ -56,20 +56,15 @@ async def test_64_waiting_pops_get_the_64_messages_of_one_push_in_one_call(serve
     assert server.empty_wakes() == 0
 
 
-async def test_a_thousand_wait_one_message_comes_one_is_told(server: Server) -> None:
-    pops = await waiting(server, 1000)
+@pytest.mark.parametrize(("wait", "request_", "come", "got"), [(1000, SHARED, 1, [1]), (8, TENS, 30, [10, 10, 10])])
+async def test_a_thousand_wait_one_message_comes_one_is_told_and_30_messages_for_pops_of_ten_are_told_to_three(
+    server: Server, wait: int, request_: PopRequest, come: int, got: list[int]
+) -> None:
+    pops = await waiting(server, wait, request_)
     server.engine.pops.clear()
-    await push(server, 1)
-    assert served(pops) == 1
-    assert server.engine.pops == [1]
-
-
-async def test_30_messages_for_pops_of_ten_are_told_to_three(server: Server) -> None:
-    pops = await waiting(server, 8, TENS)
-    server.engine.pops.clear()
-    await push(server, 30)
-    assert [len(pop.result().messages) for pop in pops if pop.done()] == [10, 10, 10]
-    assert server.engine.pops == [3]
+    await push(server, come)
+    assert [len(pop.result().messages) for pop in pops if pop.done()] == got
+    assert server.engine.pops == [len(got)]
 
 
 async def test_one_who_takes_one_among_those_who_take_ten_holds_nobody_up(server: Server) -> None:
@@ -114,24 +109,6 @@ async def test_whoever_is_told_of_what_another_took_keeps_its_turn(server: Serve
     assert (first.done(), second.done()) == (True, False)
 
 
-async def test_three_consumers_of_one_partition_and_bursts_of_four_a_hundred_times(server: Server) -> None:
-    streams = [await server.stream(1000, SHARED) for _ in range(3)]
-    got: Counter[int] = Counter()
-
-    async def read(index: int) -> None:
-        while (arrival := await streams[index].next()) is not None:
-            got[index] += len(arrival.result.messages)
-            streams[index].written()
-
-    readers = [asyncio.create_task(read(index)) for index in range(3)]
-    for _ in range(100):
-        await push(server, 4)
-    for stream in streams:
-        stream.close()
-    await asyncio.gather(*readers)
-    assert sorted(got.values()) == [133, 133, 134]
-
-
 async def test_a_released_message_wakes_exactly_one(server: Server) -> None:
     pops = await waiting(server, 3)
     await push(server, 1)
@@ -167,16 +144,7 @@ async def test_a_mode_is_checked_once_and_a_wrong_one_is_refused_at_once(server:
 # At their time ----------------------------------------------------------------------------------------------
 
 
-async def test_a_delayed_message_reaches_a_waiting_consumer_at_its_time(server: Server) -> None:
-    [pop] = await waiting(server, 1)
-    await push(server, 1, delay_ms=50)
-    await server.advance(0.049)
-    assert not pop.done()
-    await server.advance(0.001)
-    assert served([pop]) == 1
-
-
-async def test_one_that_is_due_earlier_and_was_pushed_later_moves_the_alarm(server: Server) -> None:
+async def test_delayed_messages_come_at_their_time_and_one_that_is_due_earlier_moves_the_alarm(server: Server) -> None:
     first, second = await waiting(server, 2)
     await push(server, 1, delay_ms=500)
     await push(server, 1, delay_ms=100)
@@ -197,24 +165,23 @@ async def test_a_message_that_is_ready_comes_before_a_delayed_one_of_its_partiti
     assert served([pop]) == 1
 
 
-async def test_thousands_of_due_times_take_one_alarm(server: Server) -> None:
-    pops = await waiting(server, 3)
+async def test_thousands_of_due_times_take_one_alarm_and_those_that_fall_due_together_are_told_to_as_many(
+    server: Server,
+) -> None:
+    pops = await waiting(server, 67)
     armed = server.timers.armed
-    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=50 + number) for number in range(3000)])
+    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=50 + number) for number in range(3)])
+    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=100) for number in range(64)])
+    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=200 + number) for number in range(3000)])
     await server.quiet()
     assert server.timers.armed == armed + 1
     await server.advance(0.050)
     assert served(pops) == 1
     await server.advance(0.002)
     assert served(pops) == 3
-
-
-async def test_many_that_fall_due_together_are_told_to_as_many(server: Server) -> None:
-    pops = await waiting(server, 64)
-    await push(server, 64, delay_ms=50)
     server.engine.pops.clear()
-    await server.advance(0.050)
-    assert served(pops) == 64
+    await server.advance(0.048)
+    assert served(pops) == 67
     assert len(server.engine.pops) < 10
 
 
