@@ -246,12 +246,6 @@ async def test_no_more_than_a_hundred_changed_queues_are_named(bench: Bench) -> 
         assert (len(sample.changed), sample.more) == (named, more)
 
 
-async def test_who_begins_to_watch_gets_the_last_sample_at_once(bench: Bench) -> None:
-    bench.timers.advance(1)
-    watcher = bench.observer.watch()
-    assert await watcher.next() is bench.observer.latest
-
-
 async def test_who_is_slow_gets_the_latest_and_hears_that_something_was_missed(bench: Bench) -> None:
     slow, quick = bench.observer.watch(), bench.observer.watch()
     bench.timers.advance(1)
@@ -263,21 +257,18 @@ async def test_who_is_slow_gets_the_latest_and_hears_that_something_was_missed(b
     assert latest is not None
     assert (sample.point, sample.more, latest.more) == (latest.point, True, False)
     assert await quick.next() is latest
+    quick.close()
+    assert await bench.observer.watch().next() is latest, "who begins to watch gets the last sample at once"
 
 
-async def test_so_many_may_watch_and_no_more(bench: Bench) -> None:
+async def test_so_many_may_watch_and_no_more_and_none_when_the_server_stops(bench: Bench) -> None:
     first, _ = bench.observer.watch(), bench.observer.watch()
     with pytest.raises(Overloaded) as refused:
         bench.observer.watch()
     assert refused.value.code == "too_many_streams"
     first.close()
     assert await first.next() is None
-    bench.observer.watch()
-
-
-async def test_those_who_watch_are_told_when_the_server_stops(bench: Bench) -> None:
-    watcher = bench.observer.watch()
-    waiting = asyncio.create_task(watcher.next())
+    waiting = asyncio.create_task(bench.observer.watch().next())
     await asyncio.sleep(0)
     bench.observer.stop_watching()
     assert await waiting is None

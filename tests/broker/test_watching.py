@@ -123,10 +123,14 @@ async def store() -> Store:
     return Store()
 
 
-async def test_what_is_there_is_shown_first_and_then_each_change(store: Store) -> None:
+@pytest.mark.parametrize("initial", [True, False])
+async def test_what_is_there_is_shown_first_if_it_is_asked_for_and_then_each_change(
+    store: Store, initial: bool
+) -> None:
     store.put(A, 1)
-    watcher = await store.watchers.watch_keys([A, B])
-    assert seen(await soon(watcher.next())) == [(A, 1)]
+    watcher = await store.watchers.watch_keys([A, B], initial=initial)
+    if initial:
+        assert seen(await soon(watcher.next())) == [(A, 1)]
     change = asyncio.create_task(watcher.next())
     await rest()
     assert not change.done()
@@ -134,16 +138,6 @@ async def test_what_is_there_is_shown_first_and_then_each_change(store: Store) -
     assert seen(await soon(change)) == [(B, 2)]
     store.remove(A)
     assert seen(await soon(watcher.next())) == [(A, ...)]
-
-
-async def test_without_initial_only_what_comes_later_is_shown(store: Store) -> None:
-    store.put(A, 1)
-    watcher = await store.watchers.watch_keys([A, B], initial=False)
-    change = asyncio.create_task(watcher.next())
-    await rest()
-    assert not change.done()
-    store.put(A, 2)
-    assert seen(await soon(change)) == [(A, 2)]
 
 
 async def test_without_news_nothing_is_read(store: Store) -> None:
@@ -324,8 +318,10 @@ async def test_a_client_that_reads_nothing_does_not_keep_others_from_being_polle
 # Long polls ------------------------------------------------------------------------------------------------
 
 
-async def test_a_long_poll_answers_at_once_if_its_client_knows_an_older_version(store: Store) -> None:
+async def test_a_long_poll_answers_at_once_if_its_client_knows_an_older_version_or_does_not_wait(store: Store) -> None:
+    assert await soon(store.watchers.first_changes(await store.watchers.watch_keys([A]), 0)) == []
     old = store.put(A, 1)
+    assert seen(await soon(store.watchers.first_changes(await store.watchers.watch_keys([A]), 0))) == [(A, 1)]
     store.put(A, 2)
     watcher = await store.watchers.watch_keys([A], {encode_key(A): Shown(A, old)})
     assert seen(await soon(store.watchers.first_changes(watcher, 60))) == [(A, 2)]
@@ -344,12 +340,6 @@ async def test_a_long_poll_waits_for_the_change_or_for_its_time(store: Store) ->
     assert await soon(poll) == ()
     assert store.timers.armed == 0
     assert len(store.watchers) == 0
-
-
-async def test_a_poll_that_does_not_wait_answers_what_there_is(store: Store) -> None:
-    assert await soon(store.watchers.first_changes(await store.watchers.watch_keys([A]), 0)) == []
-    store.put(A, 1)
-    assert seen(await soon(store.watchers.first_changes(await store.watchers.watch_keys([A]), 0))) == [(A, 1)]
 
 
 # Watching what is below a prefix: its window, what it reads, and that it agrees with the store in the ------

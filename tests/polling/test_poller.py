@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -153,10 +153,14 @@ async def test_a_rest_is_over_when_its_time_is() -> None:
         await poller.rest()
 
 
-async def test_a_hint_ends_the_rest_at_once(sleepy: Poller) -> None:
+@pytest.mark.parametrize("end", [Poller.wake, Poller.stop, lambda poller: poller.follow(ADAPTIVE)])
+async def test_a_hint_a_stop_and_another_strategy_end_the_rest_at_once(
+    sleepy: Poller, end: Callable[[Poller], None]
+) -> None:
     look(sleepy, False)
     async with an_hours_rest(sleepy):
-        sleepy.wake()
+        end(sleepy)
+    assert sleepy.stopped == (end is Poller.stop)
 
 
 async def test_a_hint_that_comes_while_a_poll_is_under_way_is_not_lost(sleepy: Poller) -> None:
@@ -175,13 +179,6 @@ async def test_a_hint_ends_one_rest_only(poller: Poller, pauses: Pauses) -> None
     look(poller, False)
     await poller.rest()
     assert pauses.taken == pytest.approx([0.4])
-
-
-async def test_stop_ends_the_rest_at_once(sleepy: Poller) -> None:
-    look(sleepy, False)
-    async with an_hours_rest(sleepy):
-        sleepy.stop()
-    assert sleepy.stopped
 
 
 async def test_after_stop_there_is_no_rest_any_more(poller: Poller, pauses: Pauses) -> None:
@@ -251,13 +248,6 @@ async def test_a_poller_may_follow_another_strategy_from_its_first_interval_on(p
         look(poller, False)
         await poller.rest()
     assert pauses.taken == pytest.approx([3, 9, 9])
-
-
-async def test_who_rests_does_not_finish_the_rest_of_the_strategy_before() -> None:
-    poller = Poller(PollingStrategy.fixed(interval_ms=3_600_000))
-    look(poller, False)
-    async with an_hours_rest(poller):
-        poller.follow(ADAPTIVE)
 
 
 # Counting --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from hark.errors import EngineFailure, Overloaded
+from hark.errors import Overloaded
 from hark.model import GroupMode, NewMessage, PopRequest
 from hark.settings import Limits, Settings
 
@@ -16,8 +16,6 @@ from .bench import Bench, result
 from .harness import ANY, GROUP, QUEUE, Server, named, outbox, serving, turns
 
 AUTO_ACK = PopRequest(queue=QUEUE, group=GROUP, auto_ack=True)
-AWAY = EngineFailure("the store is away")
-UNKNOWN = EngineFailure("the way to the store broke", code="outcome_unknown")
 
 # Turns ------------------------------------------------------------------------------------------------------
 
@@ -128,16 +126,12 @@ async def test_what_a_told_stream_can_not_take_goes_to_the_next_in_the_same_turn
         bench.pops.answer(result("first", "p", queue="another"))
         await turns()
     bench.push("p")
-    if how == "close":
-        stream.close()
-    elif how == "pause":
-        stream.pause()
-    elif how == "credit":
+    if how == "credit":
         stream.grant(0)
-    elif how == "drain":
-        stream.drain()
     elif how == "unsubscribe":
         stream.unsubscribe("s")
+    elif how != "block":
+        {"close": stream.close, "pause": stream.pause, "drain": stream.drain}[how]()
     await turns()
     assert bench.pops.open == 1
     bench.pops.answer(result("lease", "p"))

@@ -217,25 +217,19 @@ async def test_auto_ack_with_an_unknown_outcome_is_told_at_once(bench: Bench) ->
         await pop
 
 
-async def test_a_lease_with_an_unknown_outcome_is_waited_for(bench: Bench) -> None:
+@pytest.mark.parametrize("refused", [False, True], ids=["outcome-unknown", "too-much-work"])
+async def test_a_lease_with_an_unknown_outcome_is_waited_for_and_so_is_a_store_with_too_much_work(
+    bench: Bench, refused: bool
+) -> None:
     pop = await bench.parked()
-    bench.push("p")
-    await turns()
-    bench.pops.answer(UNKNOWN)
-    await turns()
-    assert not pop.done()
-    bench.timers.advance(0.2)
-    await turns()
-    bench.pops.answer(result("lease", "p"))
-    assert (await pop).lease_id == "lease"
-
-
-async def test_too_much_work_for_the_store_is_as_if_it_were_away(bench: Bench) -> None:
-    pop = await bench.parked()
-    bench.pops.refusal = Overloaded("too much")
+    bench.pops.refusal = Overloaded("too much") if refused else None
     bench.push("p")
     await turns()
     bench.pops.refusal = None
+    if not refused:
+        bench.pops.answer(UNKNOWN)
+        await turns()
+    assert not pop.done()
     bench.timers.advance(0.2)
     await turns()
     bench.pops.answer(result("lease", "p"))

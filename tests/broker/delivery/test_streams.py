@@ -115,37 +115,25 @@ async def test_a_dead_letter_gives_up_that_message_only(
     assert (await server.engine.dead_letters(DeadLetterFilter())).total == 1
 
 
-@pytest.mark.parametrize("with_lease_id", [True, False])
-async def test_a_transaction_makes_room_for_all_it_settles(server: Server, with_lease_id: bool) -> None:
+async def test_a_transaction_makes_room_for_all_it_settles(server: Server) -> None:
     stream, arrival = await holding(server)
-    items: list[NewMessage | Settlement] = [settlement(arrival.result, one) for one in arrival.result.messages]
-    if not with_lease_id:  # As old clients do it.
-        for item in items:
-            assert isinstance(item, Settlement)
-            item.lease_id = None
-    outcome = await server.broker.transact(Transaction(items, (arrival.result.lease_id,)))
-    assert outcome.success
+    items = [settlement(arrival.result, one) for one in arrival.result.messages]
+    assert (await server.broker.transact(Transaction(items, (arrival.result.lease_id,)))).success
     await server.quiet()
     assert stream.unsettled == 0
 
 
-async def test_the_end_of_a_lease_makes_room(server: Server) -> None:
-    stream, _ = await holding(server, lease_time=2)
-    await server.advance(1.999)
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_the_end_of_a_lease_makes_room_and_a_renewed_one_is_held_on(server: Server, renewed: bool) -> None:
+    stream, arrival = await holding(server, lease_time=2)
+    if renewed:
+        await server.advance(1)
+        assert (await server.broker.renew(Renewal(arrival.result.lease_id, 10))).success
+    await server.advance(9.999 if renewed else 1.999)
     assert stream.unsettled == 3
     await server.advance(0.001)
     assert stream.unsettled == 1  # It came again, one at a time now.
     assert len(outbox(stream)) == 1
-
-
-async def test_a_renewed_lease_is_held_on(server: Server) -> None:
-    stream, arrival = await holding(server, lease_time=2)
-    await server.advance(1)
-    assert (await server.broker.renew(Renewal(arrival.result.lease_id, 10))).success
-    await server.advance(9.999)
-    assert stream.unsettled == 3
-    await server.advance(0.001)
-    assert outbox(stream)
 
 
 @both_modes
