@@ -179,8 +179,7 @@ async def test_a_told_one_whose_time_is_up_is_answered_though_a_higher_one_takes
     bench.timers.advance(1)
     high.grant(1)
     await turns()
-    assert low.done()
-    assert not (await low).messages
+    assert not low.result().messages
     bench.pops.answer(result("lease", "p"))
     await turns()
     assert outbox(high)
@@ -205,8 +204,7 @@ async def test_a_timeout_is_exact(server: Server) -> None:
     await server.advance(1.999999)
     assert not pop.done()
     await server.advance(0.000001)
-    assert pop.done()
-    assert (await pop).reason == "nothing_ready"
+    assert pop.result().reason == "nothing_ready"
     server.is_clean()
 
 

@@ -37,8 +37,7 @@ async def test_a_pop_by_label_waits_for_queues_that_do_not_exist_yet(server: Ser
     assert not pop.done()
     await server.push("p", queue="shop.new.a")
     await server.quiet()
-    assert pop.done()
-    assert (await pop).messages[0].queue == "shop.new.a"
+    assert pop.result().messages[0].queue == "shop.new.a"
 
 
 async def test_a_pop_by_label_is_told_of_what_comes_to_a_queue_that_it_knows(server: Server) -> None:
@@ -60,8 +59,7 @@ async def test_a_queue_whose_labels_change_is_one_of_those_that_are_waited_for(s
     pop = await server.parked(PopRequest(namespace="new", group=GROUP))
     await server.broker.configure(QueueSpec(name=QUEUE, namespace="new"))
     await server.quiet()
-    assert pop.done()
-    assert len((await pop).messages) == 1
+    assert len(pop.result().messages) == 1
     old = await server.parked(PopRequest(namespace="old", group="another"))
     await server.push("q")
     await server.quiet()
@@ -86,8 +84,7 @@ async def test_a_queue_whose_labels_can_not_be_asked_for_is_asked_about_again() 
         await server.quiet()
         server.engine.failure = None
         await server.advance(1)
-        assert pop.done()
-        assert len((await pop).messages) == 1
+        assert len(pop.result().messages) == 1
 
 
 # Stops ------------------------------------------------------------------------------------------------------
@@ -113,8 +110,7 @@ async def test_one_that_was_told_in_the_turn_of_a_stop_is_answered(bench: Bench)
     bench.push("p")
     bench.delivery.suspend()
     await turns()
-    assert pop.done()
-    assert (await pop).reason == "paused"
+    assert pop.result().reason == "paused"
     assert bench.pops.open == 0
 
 
@@ -290,8 +286,7 @@ async def test_what_came_without_a_word_is_found_by_a_poll(request_: PopRequest)
         await server.quiet()
         assert not pop.done()
         await server.advance(0.2)
-        assert pop.done()
-        assert len((await pop).messages) == 1
+        assert len(pop.result().messages) == 1
 
 
 async def test_a_hint_from_a_peer_is_as_good_as_one_of_our_own() -> None:
