@@ -263,16 +263,14 @@ async def test_a_queue_is_made_before_it_is_first_used_and_remembered(
     assert engine.made == ["a.b.c"] * 2
 
 
-async def test_a_queue_that_is_there_stays_as_it_is(worker: Broker, engine: CountingEngine) -> None:
+async def test_a_queue_that_is_there_stays_as_it_is_and_one_that_was_deleted_is_forgotten(
+    worker: Broker, engine: CountingEngine
+) -> None:
     options = QueueOptions(retry_limit=7, lease_time=9)
     await worker.configure(QueueSpec(name="q", namespace="mine", options=options))
     await worker.work_queues.enqueue(NewMessage("q"))
     [info] = await engine.queue_infos(["q"])
     assert (info.namespace, info.options) == ("mine", options)
-
-
-async def test_a_queue_that_was_deleted_is_forgotten(worker: Broker, engine: CountingEngine) -> None:
-    await worker.work_queues.enqueue(NewMessage("q"))
     assert await worker.delete_queues(["q", "other"]) == [True, False]
     await worker.work_queues.enqueue(NewMessage("q"))
     assert engine.made == ["q", "q"]

@@ -108,9 +108,6 @@ async def test_of_a_queue_that_no_group_asked_of_stopped_deliveries_and_of_what_
         await broker.explain("nothing")
 
 
-# When consumers last asked, by what they asked for ---------------------------------------------------------
-
-
 MESSAGE = MessageFacts(id="m", queue="orders", partition="p", partition_id="p", offset=1, namespace="shop", task="pay")
 
 

@@ -281,8 +281,6 @@ def test_each_reason_is_a_sentence_and_data(case: str) -> None:
     assert {"reason": found.reason, **found.data} == data
 
 
-# Which of several counts -----------------------------------------------------------------------------------
-
 DELAYED = message(deliver_at=NOW + 12 * SECOND)
 LATE = message(deliver_at=NOW + 60 * SECOND)
 PAUSED = replace(DELAYED, queue_paused=True)
@@ -327,8 +325,6 @@ def test_which_of_several_counts(found: Explanation, reason: str) -> None:
     assert found.reason == reason
 
 
-# Who asked -------------------------------------------------------------------------------------------------
-
 STARTED = NOW - 600 * SECOND
 SEEN = NOW - 10 * SEEN_INTERVAL
 
@@ -349,9 +345,6 @@ def test_since_when_no_consumer_asked(here: Circumstances, last_seen: int, since
     assert found.reason == "not_asked"
     assert (found.data["askedAt"], found.data["askedHereOnly"]) == (moment(since), here_only)
     assert (f'no consumer of group "g" has asked this server since {moment(since)}' in found.text) == here_only
-
-
-# Words -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

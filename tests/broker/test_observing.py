@@ -381,9 +381,6 @@ def test_a_queue_that_was_forgotten_and_came_back_has_no_negative_rate() -> None
     assert (found.queue, found.pushed) == ("a", (100 + 5) / 2)
 
 
-# Lists of queues by backlog, and without those that the asker may not see ----------------------------------
-
-
 @pytest.fixture
 async def engine() -> AsyncIterator[SqliteEngine]:
     clock = FakeClock()

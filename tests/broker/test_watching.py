@@ -195,9 +195,6 @@ async def test_many_keys_are_read_in_parts(store: Store) -> None:
     assert [key for part in parts for key, _ in seen(part)] == keys
 
 
-# Expiry ----------------------------------------------------------------------------------------------------
-
-
 async def test_an_entry_that_expires_is_told_at_that_time_to_those_of_its_key_and_of_its_prefix(store: Store) -> None:
     store.put(below(1), 1, seconds=10)
     below_it = await watching(store)
@@ -285,9 +282,6 @@ async def test_a_server_that_stops_ends_all_watchers_and_takes_no_more(store: St
     assert await soon(waiting) == ()
     with pytest.raises(Unavailable):
         await store.watchers.watch_keys([A])
-
-
-# Polls -----------------------------------------------------------------------------------------------------
 
 
 async def test_where_others_write_too_it_looks_now_and_then_and_ever_more_seldom() -> None:

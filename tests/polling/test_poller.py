@@ -236,9 +236,6 @@ async def test_a_hint_does_not_end_the_rest_after_an_error_and_stop_does() -> No
         poller.stop()
 
 
-# Another strategy --------------------------------------------------------------------------------------------
-
-
 async def test_a_poller_may_follow_another_strategy_from_its_first_interval_on(poller: Poller, pauses: Pauses) -> None:
     for _ in range(4):
         look(poller, False)
@@ -248,9 +245,6 @@ async def test_a_poller_may_follow_another_strategy_from_its_first_interval_on(p
         look(poller, False)
         await poller.rest()
     assert pauses.taken == pytest.approx([3, 9, 9])
-
-
-# Counting --------------------------------------------------------------------------------------------------
 
 
 async def test_the_four_numbers_follow_the_polls(poller: Poller) -> None:
@@ -283,9 +277,6 @@ async def test_a_poll_that_is_skipped_is_not_counted_and_rests_as_long_as_the_la
     await poller.rest()
     assert pauses.taken == pytest.approx([0.2, 0.2])
     assert (poller.metrics.polls, poller.metrics.empty) == (1, 1)
-
-
-# The numbers of pollers as Prometheus reads them -----------------------------------------------------------
 
 
 def test_the_metrics_have_the_names_and_types_of_the_seed() -> None:
@@ -368,32 +359,6 @@ async def test_2_a_worker_picks_a_task_up_within_the_shortest_interval(
         assert await poll()
         # The k-th idle rest is min x mult^k, so what comes right after the last work waits for one multiplier at most.
         assert pauses.now - pushed_at <= ADAPTIVE.initial_interval() * ADAPTIVE.backoff_multiplier
-
-
-async def test_2_a_task_that_the_worker_is_told_of_is_picked_up_at_once(server_url: str, queue: str) -> None:
-    """At a real server and by the real clock: an hour's rest ends with the hint."""
-    poller = Poller(PollingStrategy.fixed(interval_ms=3_600_000))
-    first_was_empty = asyncio.Event()
-    async with httpx.AsyncClient(base_url=server_url, trust_env=False) as http:
-
-        async def work() -> int:
-            while True:
-                poller.begin()
-                answer = await http.get(f"/api/v1/pop/queue/{queue}?autoAck=true")
-                poller.saw(answer.status_code == 200)
-                if answer.status_code == 200:
-                    [message] = answer.json()["messages"]
-                    return int(message["data"])
-                first_was_empty.set()
-                await poller.rest()
-
-        async with asyncio.timeout(20):
-            working = asyncio.create_task(work())
-            await first_was_empty.wait()
-            body = {"items": [{"queue": queue, "payload": 7}]}
-            assert (await http.post("/api/v1/push", json=body)).status_code == 201
-            poller.wake()
-            assert await working == 7
 
 
 async def test_3_the_interval_grows_while_there_is_nothing(poller: Poller, pauses: Pauses) -> None:

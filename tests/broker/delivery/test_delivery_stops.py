@@ -138,9 +138,6 @@ async def test_closing_answers_everybody(server: Server) -> None:
     server.is_clean()
 
 
-# Pauses and seeks -------------------------------------------------------------------------------------------
-
-
 async def test_a_resumed_queue_and_a_seek_reach_those_who_wait(server: Server) -> None:
     await server.push("p")
     await server.engine.pause(QUEUE, None, True)

@@ -442,9 +442,6 @@ def test_ten_thousand_idle_keys_take_one_timer_and_are_all_polled() -> None:
     assert world.metric("keys_in_backoff") == 10_000
 
 
-# Metrics and the end ---------------------------------------------------------------------------------------
-
-
 def test_the_metrics_say_how_it_stands(world: World) -> None:
     slowed(world)
     world.polls.watch("b")

@@ -221,9 +221,6 @@ async def test_what_another_server_pushed_without_a_word_is_found_by_a_poll_and_
         assert served([pop]) == 1
 
 
-# Bounds -----------------------------------------------------------------------------------------------------
-
-
 async def test_a_rate_limit_is_kept_by_the_timer(server: Server) -> None:
     await bounded(server, rate_limit=10, rate_burst=1)
     pops = await waiting(server, 5)
@@ -247,9 +244,6 @@ async def test_a_full_group_waits_for_a_settlement_and_nobody_looks_meanwhile(se
     await server.settle(next(pop for pop in pops if pop.done()).result())
     await server.quiet()
     assert served(pops) == 3
-
-
-# Many queues ------------------------------------------------------------------------------------------------
 
 
 async def test_those_who_wait_by_label_are_told_of_the_messages_of_all_queues(server: Server) -> None:
