@@ -448,6 +448,8 @@ async def _follow(steps: Sequence[tuple[str, int, bool]], limit: int) -> None:
                 assert known.pop(encode_key(change.key), ...) is not ..., "only what was shown can be gone"
             else:
                 known[encode_key(change.key)] = msgspec.json.decode(change.entry.value)
+        for pushed_out in sorted(known)[limit:]:  # They are no longer watched, and not told as gone.
+            del known[pushed_out]
 
     for number, (step, key, tell) in enumerate(steps):
         if step.startswith("put"):
@@ -463,6 +465,4 @@ async def _follow(steps: Sequence[tuple[str, int, bool]], limit: int) -> None:
     store.watchers.tell(KeyNews(None))  # What was not told is found by the poll.
     learn(await watcher.so_far())
     window = await store.fetch_range(KeyRange(prefix=P, limit=limit))
-    last = encode_key(window[-1].key) if len(window) == limit else None
-    in_window = {identity: value for identity, value in known.items() if last is None or identity <= last}
-    assert in_window == {encode_key(entry.key): msgspec.json.decode(entry.value) for entry in window}
+    assert known == {encode_key(entry.key): msgspec.json.decode(entry.value) for entry in window}
