@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
@@ -29,15 +30,21 @@ class Diverged(Exception):
 
 
 class Recordings:
-    """The steps of several faults, in one file."""
+    """The steps of several faults, in one file; `structs` names the arguments that are not plain JSON."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **structs: type[msgspec.Struct]) -> None:
         self._path = path
+        self._structs = structs
 
     def steps(self, fault: str) -> list[Step]:
         """What once showed a fault."""
-        recorded: dict[str, list[Step]] = json.loads(self._path.read_text())
-        return recorded[fault]
+        return [
+            (rule, {name: self._decoded(name, value) for name, value in arguments.items()}, draws)
+            for rule, arguments, draws in json.loads(self._path.read_text())[fault]
+        ]
+
+    def _decoded(self, name: str, value: object) -> object:
+        return msgspec.convert(value, self._structs[name]) if name in self._structs else value
 
     def show(
         self, machine: type[RuleBasedStateMachine], fault: str, error: type[BaseException], *, examples: int, steps: int
@@ -70,7 +77,9 @@ class Recordings:
         known = json.loads(self._path.read_text()) if self._path.exists() else {}
         known[fault] = steps
         faults = [
-            f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(step) for step in known[name]) + "\n]"
+            f"{json.dumps(name)}: [\n"
+            + ",\n".join(json.dumps(step, default=msgspec.to_builtins) for step in known[name])
+            + "\n]"
             for name in sorted(known)
         ]
         self._path.write_text("{\n" + ",\n".join(faults) + "\n}\n")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -22,22 +23,23 @@ from hark.broker.delivery.delivery import Delivery
 from hark.broker.delivery.metrics import Source
 from hark.broker.delivery.subscription import Subscription
 from hark.model import GroupMode, Hint, PopRequest
+from tests.replaying import Recordings, replay
 
 from .delivery_machine import QUEUES, DeliveryMachine
 from .harness import ANY, serving, turns
-from .recorded import SEARCHING, replay
 from .test_shared import SHARED, served
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "60"))
 STEPS = 30
 ENOUGH_FOR_A_BROKEN_ONE = 1000
+RECORDED = Recordings(Path(__file__).with_name("recorded_faults.json"), wish=PopRequest)
 LOOKING = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
     database=None,
     # The same ones every time, so that a red build is about the change.
-    derandomize=not SEARCHING,
+    derandomize="HARK_TEST_EXAMPLES" not in os.environ,
     print_blob=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
@@ -145,13 +147,7 @@ def test_a_broken_delivery_is_found(
     sabotage: Callable[[pytest.MonkeyPatch], None], mode: GroupMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checker that passes a broken delivery is broken."""
-    replay(machine_of(mode, mode), f"{sabotage.__name__}-{mode}")
+    machine, fault = machine_of(mode, mode), f"{sabotage.__name__}-{mode}"
+    replay(machine, RECORDED.steps(fault))
     sabotage(monkeypatch)
-    looking = settings(
-        LOOKING, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
-    )
-    with pytest.raises(AssertionError):
-        if SEARCHING:
-            run_state_machine_as_test(machine_of(mode, mode), settings=looking)
-        else:
-            replay(machine_of(mode, mode), f"{sabotage.__name__}-{mode}")
+    RECORDED.show(machine, fault, AssertionError, examples=ENOUGH_FOR_A_BROKEN_ONE, steps=STEPS)
