@@ -114,8 +114,12 @@ def test_any_parameters(fuzzed: Api, request: tuple[Target, str, dict[str, str]]
 @given(name=st.text(min_size=1, max_size=100))
 def test_any_name_in_a_path(fuzzed: Api, name: str) -> None:
     segment = quote(name.encode("utf-8", "replace"), safe="")
-    for path in (f"/resources/queues/{segment}", f"/pop/queue/{segment}", f"/consumer-groups/{segment}"):
-        response = fuzzed.get(path)
+    letter = f"/keyval/api/queue/dlq/{segment}"
+    for method, path in (
+        *(("GET", f"/api/v1/{above}/{segment}") for above in ("resources/queues", "pop/queue", "consumer-groups")),
+        *(("GET", letter), ("DELETE", letter), ("POST", f"{letter}/requeue")),
+    ):
+        response = fuzzed.client.request(method, path)
         assert response.status_code in {200, 204, 400, 404}, response.text
 
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.http.api import Json, read, refusal
-from tests.http.keyval.keys import BASE, Keys
+from tests.http.api import refusal
+from tests.http.keyval.keys import Keys
 from tests.http.keyval.work import Work
 
 
@@ -94,46 +94,6 @@ def test_what_does_not_fit_the_stored_value_is_a_conflict_and_nothing_happens(ke
         )
         assert "mutations[2]" in refusal(response, 409, "value_mismatch")
     assert keys.listed() == [["text"]]
-
-
-SET = {"type": "set", "key": ["a"], "value": 1}
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({}, "mutations: is required"),
-        ({"checks": []}, "mutations: is required"),
-        ({"mutations": None}, "mutations"),
-        ({"mutations": {}}, "mutations"),
-        ({"mutations": [{}]}, "mutations[0].type: is required"),
-        ({"mutations": [SET, {"type": "swap", "key": ["a"]}]}, "mutations[1].type: expected set, delete"),
-        ({"mutations": [{"type": "delete_tree", "key": ["a"]}]}, "mutations[0].type"),
-        ({"mutations": [{"type": "set", "value": 1}]}, "mutations[0].key: Key must be an array"),
-        ({"mutations": [{"type": "set", "key": []}]}, "mutations[0].key: Key cannot be empty"),
-        ({"mutations": [{"type": "set", "key": ["a"]}]}, "mutations[0].value: is required"),
-        ({"mutations": [SET | {"expiresIn": 0}]}, "mutations[0].expiresIn"),
-        ({"mutations": [SET | {"expiresIn": "1s"}]}, "mutations[0].expiresIn"),
-        ({"mutations": [SET | {"type": "sum", "expiresIn": 5}]}, "mutations[0].expiresIn: only with set"),
-        ({"mutations": [{"type": "sum", "key": ["a"], "value": "x"}]}, "mutations[0].value: expected a number"),
-        ({"mutations": [{"type": "sum", "key": ["a"], "value": []}]}, "mutations[0].value"),
-        ({"mutations": [{"type": "max", "key": ["a"], "value": 2**60}]}, "mutations[0].value"),
-        ({"mutations": [{"type": "append", "key": ["a"], "value": 1}]}, "append value must be an array"),
-        ({"mutations": [{"type": "prepend", "key": ["a"], "value": {}}]}, "prepend value must be an array"),
-        ({"mutations": [SET], "checks": [{"key": ["a"]}]}, "checks[0].versionstamp: is required"),
-        ({"mutations": [SET], "checks": [{"key": ["a"], "versionstamp": 5}]}, "checks[0].versionstamp"),
-        ({"mutations": [SET], "checks": [{"key": ["a"], "versionstamp": "x"}]}, "checks[0].versionstamp"),
-        ({"mutations": [SET], "checks": [{"key": ["a"], "versionstamp": "9" * 20}]}, "checks[0].versionstamp"),
-        ({"mutations": [SET], "checks": [{"versionstamp": None}]}, "checks[0].key"),
-        ({"mutations": [{"type": "enqueue"}]}, "mutations[0].value: is required"),
-        ({"mutations": [{"type": "enqueue", "value": 1, "queue": ""}]}, "mutations[0].queue"),
-        ({"mutations": [{"type": "enqueue", "value": 1, "options": {"delay": -1}}]}, "mutations[0].options.delay"),
-        ({"mutations": [SET] * 10_001}, "mutations: at most 10000"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_and_nothing_happens(keys: Keys, body: Json, text: str) -> None:
-    assert text in refusal(keys.try_atomic(body), 400)
-    assert read(keys.client.post(f"{BASE}/keys/batch", json={"keys": [["a"]]}))[0]["versionstamp"] is None
 
 
 # Messages --------------------------------------------------------------------------------------------------
