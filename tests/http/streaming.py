@@ -24,11 +24,23 @@ from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
 from hark.serving.server import uvicorn_config
 from hark.settings import Settings
-from tests.http.api import Json, texts
+from tests.http.api import Api, Json, texts
 
 T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds after which a test gives up on what should come at once."""
+
+
+UPGRADE = (
+    "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\n"
+)
+"""The headers that ask for a WebSocket."""
+
+
+def spread(api: Api, queue: str, number: int, first: int = 0) -> None:
+    """Push numbers, each into a partition of its own: they can be worked on at the same time."""
+    items = [{"queue": queue, "payload": n, "partition": str(n)} for n in range(first, first + number)]
+    assert api.post("/push", {"items": items}).status_code == 201
 
 
 class Socket:

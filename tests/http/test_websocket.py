@@ -9,20 +9,13 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from hark.settings import Limits, Settings
 from tests.http.api import WAIT, Api, Json, data
-from tests.http.streaming import PATIENCE, Socket, deaf, inside, masked, websocket
+from tests.http.streaming import PATIENCE, UPGRADE, Socket, deaf, inside, spread, websocket
 
-
-def spread(api: Api, queue: str, number: int, first: int = 0) -> None:
-    """Push numbers, each into a partition of its own: they can be worked on at the same time."""
-    items = [{"queue": queue, "payload": n, "partition": str(n)} for n in range(first, first + number)]
-    assert api.post("/push", {"items": items}).status_code == 201
-
+OPENING = f"GET /api/v1/consume HTTP/1.1\nHost: localhost\n{UPGRADE}\n"
 
 # Subscribing -----------------------------------------------------------------------------------------------
 
@@ -52,13 +45,6 @@ def test_nothing_comes_without_credit(api: Api, socket: Socket, queue: str) -> N
     assert socket.drain() == ([], 0)
     socket.send("resume")
     socket.send("credit", n=1)
-    assert data(socket.messages()) == [1]
-
-
-def test_a_namespace_is_a_subscription_too(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=10)
-    socket.subscribe("all", namespace=queue)
-    api.push(f"{queue}.a", 1)
     assert data(socket.messages()) == [1]
 
 
@@ -115,15 +101,6 @@ def test_after_unsubscribed_nothing_comes(api: Api, socket: Socket, queue: str) 
     assert [result["success"] for result in socket.expect("settled")["results"]] == [True]
     assert socket.ask("unsubscribe", id="s")["code"] == "subscription_not_found"
     socket.subscribe("s", queue)
-
-
-def test_auto_ack_costs_no_credit(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue, autoAck=True, batch=1)
-    api.push(queue, 1, 2, 3)
-    assert data(socket.take(3)) == [1, 2, 3]
-    assert socket.drain() == ([], 0)
-    assert api.pop(queue) == []
 
 
 def hold_one(api: Api, socket: Socket, queue: str) -> Json:
@@ -326,66 +303,6 @@ def test_a_subscription_may_say_how_long_it_holds_what_it_gets(api: Api, socket:
 # Leaving ---------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_stays_with_its_lease_when_the_client_leaves(api: Api, server_url: str, queue: str) -> None:
-    api.push(queue, 1)
-    with websocket(server_url, credit=1) as socket:
-        socket.subscribe("s", queue)
-        [message] = socket.messages()
-    assert api.pop(queue) == []
-    assert api.ack(message)["success"]
-
-
-def test_what_comes_after_the_client_left_is_for_others(api: Api, server_url: str, queue: str) -> None:
-    for _ in range(20):
-        with websocket(server_url, credit=1) as socket:
-            socket.subscribe("s", queue)
-        api.push(queue, 1)
-        message = api.pop_one(queue, **WAIT)
-        assert message["deliveryAttempt"] == 1
-        api.ack(message)
-
-
-UPGRADE = (
-    "GET /api/v1/consume?credit={credit} HTTP/1.1\nHost: localhost\nConnection: Upgrade\nUpgrade: websocket\n"
-    "Sec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\n\n"
-)
-
-
-def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: str) -> None:
-    settings = Settings(limits=Limits(stalled_seconds=1))
-    with inside(settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        api = Api(client)
-        with deaf(server.url, UPGRADE.format(credit=1000)) as lazy:
-            [stream] = server.call(lambda: list(server.broker.delivery.streams))
-            lazy.sendall(masked(f'{{"type": "subscribe", "id": "s", "queue": "{queue}", "batch": 10}}'))
-            for partition in range(100):
-                api.push(queue, *["x" * 100_000] * 10, partition=str(partition))
-            got = 0
-            while not stream.closed:
-                got += len(api.pop(queue, batch=10, wait=True, timeout=1000))
-            assert stream.unsettled < 200
-            while messages := api.pop(queue, batch=10):
-                got += len(messages)
-            assert got + stream.unsettled == 1000
-            while lazy.recv(1 << 20):  # Its end comes after what the socket had.
-                pass
-
-
-def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str) -> None:
-    with inside() as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        api = Api(client)
-        for _ in range(4):
-            api.push(queue, *["x" * 100_000] * 50)
-        with deaf(server.url, UPGRADE.format(credit=200)) as lazy:
-            lazy.sendall(masked(f'{{"type": "subscribe", "id": "s", "queue": "{queue}", "batch": 200}}'))
-            begun = b""
-            while b'"messages"' not in begun:
-                begun += lazy.recv(1024)
-        messages = api.pop(queue, batch=200, **WAIT)
-        assert {message["deliveryAttempt"] for message in messages} == {1}
-        assert server.call(lambda: len(server.broker.delivery.streams)) == 0
-
-
 @pytest.mark.parametrize(
     "flood",
     [
@@ -394,7 +311,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str)
     ],
 )
 def test_a_client_that_floods_and_does_not_read_is_cut_off(flood: bytes) -> None:
-    with inside() as server, deaf(server.url, UPGRADE.format(credit=0)) as client:
+    with inside() as server, deaf(server.url, OPENING) as client:
         client.sendall(b"\x01\x81" + bytes(4 + 1))  # The first part of a message.
         with pytest.raises(ConnectionError):
             for _ in range(10_000):
@@ -428,18 +345,3 @@ def test_the_example_in_the_docs_works(api: Api, server_url: str, queue: str) ->
             api.push(queue, {"order": number})
             assert running.stdout.readline() == f"{{'order': {number}}}\n"
         running.terminate()
-
-
-# Sharing ---------------------------------------------------------------------------------------------------
-
-
-def test_ten_clients_share_fairly(api: Api, server_url: str, queue: str) -> None:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(websocket(server_url, credit=1)) for _ in range(10)]
-        for socket in sockets:
-            socket.subscribe("s", queue, autoAck=True, batch=1)
-        spread(api, queue, 95)
-        taken = [socket.take(9) for socket in sockets]
-        rest = [socket.drain()[0] for socket in sockets]
-        assert sorted(data([message for messages in taken + rest for message in messages])) == list(range(95))
-        assert {len(messages) for messages in rest} == {0, 1}
