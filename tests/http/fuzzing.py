@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +17,11 @@ from hark.http.routes.table import EVENTS, WEBSOCKET, Operation
 from hark.settings import Settings
 
 Json = Any
+
+SERVER_SETTINGS = {"HARK_POP_DEFAULT_TIMEOUT_MS": "20", "HARK_POP_MAX_TIMEOUT_MS": "20"}
+"""Of a server that is asked so much: nobody waits long for what does not come."""
+FIXED = "HARK_TEST_FUZZ_BODIES" not in os.environ
+"""Whether the same is sent each time: so a red build is about the change. `scripts/fuzz` sends what was never sent."""
 
 WORDS = [
     "",

@@ -125,11 +125,18 @@ class Events:
         self._parts = response.iter_bytes()
         self._rest = b""
 
-    def next(self) -> tuple[str, str | None, Json]:
-        """The next event: its name, its id and its data."""
+    def frame(self) -> bytes:
+        """The next event as it came, with the empty line behind it."""
         while b"\n\n" not in self._rest:
             self._rest += next(self._parts)
-        event, self._rest = self._rest.split(b"\n\n", 1)
+        frame, self._rest = self._rest.split(b"\n\n", 1)
+        return frame + b"\n\n"
+
+    def next(self) -> tuple[str, str | None, Json]:
+        """The next event: its name, its id and its data."""
+        event = self.frame()[:-2]
+        if event == b"event: ping\ndata: ":  # As work queues and watches say it.
+            return "ping", None, {}
         fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
         assert len(fields) == event.count(b"\n") + 1, event
         return fields["event"], fields.get("id"), json.loads(fields["data"])

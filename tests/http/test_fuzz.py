@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import running_server
 from tests.http.api import Api
-from tests.http.conformance import FIXED, SERVER_SETTINGS
-from tests.http.fuzzing import Target, anything, bodies, encoded, paths, queries, targets
+from tests.http.fuzzing import FIXED, SERVER_SETTINGS, Target, anything, bodies, encoded, paths, queries, targets
 
 BODIES = int(os.environ.get("HARK_TEST_FUZZ_BODIES", "1000"))
 SECONDS = 20.0

@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -103,10 +104,10 @@ def test_after_unsubscribed_nothing_comes(api: Api, socket: Socket, queue: str) 
     socket.subscribe("s", queue)
 
 
-def hold_one(api: Api, socket: Socket, queue: str) -> Json:
+def hold_one(api: Api, socket: Socket, queue: str, **fields: Any) -> Json:
     """A message that uses up all credit of a socket: nothing else is on its way to it."""
     socket.send("credit", n=1)
-    socket.subscribe("s", queue)
+    socket.subscribe("s", queue, **fields)
     api.push(queue, 1)
     [message] = socket.messages()
     return message
@@ -212,16 +213,8 @@ def test_an_ack_finds_the_group_by_its_lease(api: Api, socket: Socket, queue: st
     socket.settle(messages)
     results = socket.expect("settled")["results"]
     assert [(result["success"], result["leaseReleased"]) for result in results] == [(True, True)] * 2
-    assert set(results[0]) == {
-        "index",
-        "transactionId",
-        "success",
-        "error",
-        "queueName",
-        "partitionName",
-        "leaseReleased",
-        "dlq",
-    }
+    names = ("index", "transactionId", "success", "error", "queueName", "partitionName", "leaseReleased", "dlq")
+    assert set(results[0]) == set(names)
 
 
 def test_an_ack_may_name_its_group(api: Api, socket: Socket, queue: str) -> None:
@@ -263,10 +256,7 @@ def test_a_nack_in_an_ordered_group_brings_the_rest_of_the_batch_again(api: Api,
 
 
 def test_a_nack_can_wait_or_be_the_end(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue)
-    api.push(queue, 1)
-    [message] = socket.messages()
+    message = hold_one(api, socket, queue)
     socket.settle([message], "nack", status="retry", delay=1)
     assert socket.expect("settled")["results"][0]["success"]
     [again] = socket.messages()
@@ -278,10 +268,7 @@ def test_a_nack_can_wait_or_be_the_end(api: Api, socket: Socket, queue: str) -> 
 
 
 def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue)
-    api.push(queue, 1)
-    [message] = socket.messages()
+    message = hold_one(api, socket, queue)
     answer = socket.ask("renew", ref="r", leaseIds=[message["leaseId"], "gone"], seconds=1000)
     held, gone = answer["results"]
     assert (answer["type"], answer["ref"]) == ("renewed", "r")
@@ -292,10 +279,7 @@ def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> N
 
 def test_a_subscription_may_say_how_long_it_holds_what_it_gets(api: Api, socket: Socket, queue: str) -> None:
     api.configure(queue, leaseTime=60)
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue, leaseTime=5000)
-    api.push(queue, 1)
-    [message] = socket.messages()
+    message = hold_one(api, socket, queue, leaseTime=5000)
     held = datetime.fromisoformat(api.show(message)["leaseExpiresAt"]) - datetime.now(UTC)
     assert 4000 < held.total_seconds() < 6000
 

@@ -19,40 +19,15 @@ RETRY = b"retry: 1000\n\n"
 PING = b"event: ping\ndata: \n\n"
 
 
-class Listener(Events):
-    """An event stream as it is, and by event."""
-
-    def raw(self, size: int) -> bytes:
-        """The next bytes, exactly so many."""
-        while len(self._rest) < size:
-            self._rest += next(self._parts)
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-    def frame(self) -> bytes:
-        """The next frame, with the empty line behind it."""
-        while b"\n\n" not in self._rest:
-            self._rest += next(self._parts)
-        frame, self._rest = self._rest.split(b"\n\n", 1)
-        return frame + b"\n\n"
-
-    def next(self) -> tuple[str, str | None, Json]:
-        """The next event; of a ping only that it is one."""
-        if (frame := self.frame()) == PING:
-            return "ping", None, {}
-        self._rest = frame + self._rest
-        return super().next()
-
-
 @contextmanager
-def listening(url: str, queue: str, **query: Any) -> Iterator[Listener]:
+def listening(url: str, queue: str, **query: Any) -> Iterator[Events]:
     """A stream, which has been answered."""
     with (
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
         client.stream("GET", f"{BASE}/listen", params=texts({"queue": queue} | query)) as response,
     ):
         assert response.status_code == 200, response.read()
-        events = Listener(response)
+        events = Events(response)
         assert events.frame() == RETRY
         yield events
 
@@ -75,7 +50,7 @@ def test_a_message_is_an_event_with_an_id_and_one_line_of_data(work: Work, serve
 
 def test_an_idle_listener_hears_at_once_that_it_is_connected_and_then_now_and_then(queue: str) -> None:
     with inside(Settings(queue=Queue(ping_interval_ms=20))) as server, listening(server.url, queue) as events:
-        assert events.raw(3 * len(PING)) == 3 * PING
+        assert [events.frame() for _ in range(3)] == [PING] * 3
     with inside(Settings(queue=Queue(ping_interval_ms=3_600_000))) as server, listening(server.url, queue) as events:
         assert events.frame() == PING
 
@@ -94,7 +69,7 @@ def test_where_a_client_left_off_does_not_matter(work: Work, server_url: str, qu
         httpx.Client(base_url=server_url, timeout=PATIENCE, headers={"Last-Event-ID": id}) as client,
         client.stream("GET", f"{BASE}/listen", params={"queue": queue}) as response,
     ):
-        events = Listener(response)
+        events = Events(response)
         assert events.frame() == RETRY
         assert events.message()["id"] == id
 
