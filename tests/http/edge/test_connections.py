@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
+import struct
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +25,7 @@ from hark.http.edge.connections import (
     MIN_BODY_BYTES_PER_SECOND,
     GuardedProtocol,
 )
+from hark.http.stream.transport import OpenProtocol
 from hark.serving.server import uvicorn_config
 from hark.settings import Limits, Settings
 from tests.http.streaming import PATIENCE, Inside, inside, websocket
@@ -191,6 +195,28 @@ def test_more_connections_than_allowed_are_refused_with_a_word() -> None:
             assert refusal(answer) == (503, "too_many_connections")
             assert b"retry-after: 1\r\n" in answer
         assert exchange(one, HEALTH).startswith(b"HTTP/1.1 200")
+
+
+# What is kept ----------------------------------------------------------------------------------------------
+
+
+def kept(server: Inside) -> int:
+    """How many connections of a server are in memory."""
+    gc.collect()
+    protocols = [one for one in gc.get_objects() if isinstance(one, OpenProtocol)]
+    return sum(one.server_state is server._server.server_state for one in protocols)
+
+
+def test_a_connection_that_is_reset_is_let_go_of_long_before_its_idle_time_is_over() -> None:
+    with inside() as server:
+        with connected(server.url) as client:
+            assert exchange(client, HEALTH).startswith(b"HTTP/1.1 200")
+            assert server.call(lambda: kept(server)) == 1
+            # Linger for no time at all: the end of the connection is a reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until = time.monotonic() + PATIENCE
+        while server.call(lambda: kept(server)):
+            assert time.monotonic() < until
 
 
 # Size ------------------------------------------------------------------------------------------------------
