@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -56,20 +57,9 @@ PUSHES: dict[str, tuple[str, Json]] = {
 }
 
 
-def named(body: Json, queue: str) -> Json:
-    """A body about this queue."""
-    match body:
-        case dict():
-            return {name: named(value, queue) for name, value in body.items()}
-        case list():
-            return [named(value, queue) for value in body]
-        case _:
-            return queue if body == "QUEUE" else body
-
-
 @pytest.mark.parametrize("way", PUSHES)
 def test_every_way_to_push_is_refused_and_keeps_nothing(api: Api, queue: str, way: str) -> None:
-    path, body = PUSHES[way][0].replace("QUEUE", queue), named(PUSHES[way][1], queue)
+    path, body = json.loads(json.dumps(PUSHES[way]).replace("QUEUE", queue))
     with stopped(api, PUSH):
         answer = api.client.post(path, json=body)
         refusal(answer, 503, "maintenance")

@@ -32,21 +32,20 @@ def test_messages_come_with_the_shape_of_a_pop(api: Api, socket: Socket, queue: 
     assert set(frame["messages"][0]) == set(api.pop_one(queue, consumerGroup="other"))
 
 
-def test_the_credit_may_be_in_the_address(api: Api, server_url: str, queue: str) -> None:
-    spread(api, queue, 3)
-    with websocket(server_url, credit=2) as socket:
-        socket.subscribe("s", queue)
-        socket.take(2)
-        assert socket.drain() == ([], 2)
-
-
-def test_nothing_comes_without_credit(api: Api, socket: Socket, queue: str) -> None:
+def test_nothing_comes_without_credit_which_may_be_in_the_address(
+    api: Api, socket: Socket, server_url: str, queue: str
+) -> None:
     api.push(queue, 1)
     socket.subscribe("s", queue)
     assert socket.drain() == ([], 0)
     socket.send("resume")
     socket.send("credit", n=1)
     assert data(socket.messages()) == [1]
+    spread(api, f"{queue}-more", 3)
+    with websocket(server_url, credit=2) as other:
+        other.subscribe("s", f"{queue}-more")
+        other.take(2)
+        assert other.drain() == ([], 2)
 
 
 def test_one_socket_consumes_from_two_queues_with_shared_credit(api: Api, socket: Socket, queue: str) -> None:
@@ -116,15 +115,6 @@ def hold_one(api: Api, socket: Socket, queue: str, **fields: Any) -> Json:
 # Credit ----------------------------------------------------------------------------------------------------
 
 
-def test_h3_credit_too_small_for_a_batch_gets_what_fits(api: Api, server_url: str, queue: str) -> None:
-    api.push(queue, *range(5))
-    with websocket(server_url, credit=2) as first, websocket(server_url, credit=2) as second:
-        first.subscribe("s", queue, batch=5)
-        second.subscribe("s", queue, batch=5)
-        assert data(first.messages()) == [0, 1]
-        assert second.drain() == ([], 0)
-
-
 def test_i6_crossed_credits_and_acks_never_leave_more_unsettled_than_the_largest_grant(
     api: Api, socket: Socket, queue: str
 ) -> None:
@@ -157,26 +147,22 @@ def test_i6_crossed_credits_and_acks_never_leave_more_unsettled_than_the_largest
     assert not held or socket.drain()[1] == len(held)
 
 
-def test_credit_that_is_taken_back_stops_deliveries(api: Api, socket: Socket, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("stop", "go_on"),
+    [({"type": "pause"}, {"type": "resume"}), ({"type": "credit", "n": 0}, {"type": "credit", "n": 1})],
+)
+def test_a_pause_or_credit_that_is_taken_back_stops_deliveries_until_they_go_on(
+    api: Api, socket: Socket, queue: str, stop: Json, go_on: Json
+) -> None:
     message = hold_one(api, socket, queue)
-    socket.send("credit", n=0)
-    socket.settle([message])
-    socket.expect("settled")
-    api.push(queue, 2)
-    assert data(api.pop(queue)) == [2]
-    assert socket.drain() == ([], 0)
-
-
-def test_pause_stops_and_resume_goes_on(api: Api, socket: Socket, queue: str) -> None:
-    message = hold_one(api, socket, queue)
-    socket.send("pause")
+    socket.send(**stop)
     socket.settle([message])
     socket.expect("settled")
     api.push(queue, 2)
     other = api.pop_one(queue)
     assert other["data"] == 2
     api.ack(other, "retry")
-    socket.send("resume")
+    socket.send(**go_on)
     assert data(socket.messages()) == [2]
 
 

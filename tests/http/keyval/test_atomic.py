@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from tests.http.api import refusal
@@ -34,23 +32,6 @@ def test_a_check_that_fails_is_no_error_and_nothing_happens(keys: Keys) -> None:
     checks = [{"key": keys.key("a"), "versionstamp": stamp}, {"key": keys.key("x"), "versionstamp": None}]
     assert keys.atomic(write, checks=checks)["ok"] is True
     assert keys.value("b") == 1
-
-
-def test_of_many_who_check_the_same_version_one_wins_each_time(keys: Keys) -> None:
-    keys.put("n", value=0)
-
-    def add() -> None:
-        while True:
-            entry = keys.get("n")
-            check = {"key": keys.key("n"), "versionstamp": entry["versionstamp"]}
-            write = {"type": "set", "key": keys.key("n"), "value": entry["value"] + 1}
-            if keys.atomic(write, checks=[check])["ok"]:
-                return
-
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(add) for _ in range(40)]:
-            done.result()
-    assert keys.value("n") == 40
 
 
 def test_numbers_are_combined(keys: Keys) -> None:

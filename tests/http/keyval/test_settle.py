@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -96,21 +95,6 @@ def test_a_late_nack_by_id_alone_acts_on_the_delivery_that_is_live(timed: Work, 
     assert timed.nack(late, receipt=False) == {"ok": True}
     refused(timed, "/ack", current)
     assert timed.take()["attempts"] == 3
-
-
-def test_the_last_nack_is_counted_once_whoever_says_it(work: Work, server_url: str, queue: str) -> None:
-    work.enqueue(1, backoffSchedule=[])
-    message = work.take()
-
-    def nack() -> Json:
-        with httpx.Client(base_url=server_url, timeout=30) as client:
-            return Work(client, queue).nack(message, receipt=False)
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = [answer.result() for answer in [pool.submit(nack) for _ in range(8)]]
-    assert answers.count({"ok": True}) == 1
-    assert answers.count({"ok": True, "found": False}) == 7
-    assert work.stats() == (0, 0, 1)
 
 
 # Ids -------------------------------------------------------------------------------------------------------

@@ -142,10 +142,10 @@ def test_a_prefix_watch_sees_as_many_keys_as_its_limit(server_url: str, keys: Ke
 
 def test_undelivered_messages_wake_those_who_watch_their_keys(server_url: str, keys: Keys, work: Work) -> None:
     with watching(server_url, "/watch/prefix", prefix=f"{keys.root}/failed") as watch:
-        undelivered = [keys.key("failed", "u-1"), keys.key("elsewhere")]
-        work.kill({"charge": 5}, keysIfUndelivered=undelivered)
-        assert watch.change() == (keys.key("failed", "u-1"), {"charge": 5})
-        assert keys.value("elsewhere") == {"charge": 5}
+        undelivered = [keys.key("failed", 7, True), keys.key("elsewhere")]
+        work.kill({"charge": 9.99}, keysIfUndelivered=undelivered)
+        assert watch.change() == (keys.key("failed", 7, True), {"charge": 9.99})
+        assert keys.value("elsewhere") == {"charge": 9.99}
 
 
 # Clients ---------------------------------------------------------------------------------------------------

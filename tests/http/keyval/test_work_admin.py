@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -131,6 +130,7 @@ def test_a_requeued_message_comes_first_with_all_its_attempts(work: Work) -> Non
     message = work.take()
     assert (message["id"], message["value"], message["attempts"]) == (answer["newId"], {"n": 1}, 1)
     assert work.dead() == []
+    refusal(work.post(f"/dlq/{letter['id']}/requeue"), 404, "dead_letter_not_found")
 
 
 def test_a_requeue_keeps_schedule_and_priority(work: Work) -> None:
@@ -145,29 +145,6 @@ def test_a_requeue_keeps_schedule_and_priority(work: Work) -> None:
         work.nack(message)
     [again] = work.dead()
     assert (again["originalId"], again["attempts"]) == (message["id"], 3)
-
-
-def test_a_requeue_keeps_the_keys_for_when_it_fails_again(work: Work, http: httpx.Client, queue: str) -> None:
-    letter = work.kill("v", keysIfUndelivered=[[queue, "a"]])
-    path = f"/keyval/api/keys/{queue}/a"
-    assert read(http.get(path))["value"] == "v"
-    read(http.delete(path))
-    read(work.post(f"/dlq/{letter['id']}/requeue"))
-    work.nack(work.take())
-    assert read(http.get(path))["value"] == "v"
-
-
-def test_of_many_who_requeue_one_wins(work: Work, server_url: str, queue: str) -> None:
-    letter = work.kill(1)
-
-    def requeue() -> int:
-        with httpx.Client(base_url=server_url, timeout=30) as client:
-            return Work(client, queue).post(f"/dlq/{letter['id']}/requeue").status_code
-
-    with ThreadPoolExecutor(8) as pool:
-        statuses = sorted(answer.result() for answer in [pool.submit(requeue) for _ in range(8)])
-    assert statuses == [200] + [404] * 7
-    assert work.stats() == (1, 0, 0)
 
 
 # Delete and purge ------------------------------------------------------------------------------------------
@@ -189,19 +166,6 @@ def test_a_purge_says_how_many_it_removed_and_keeps_to_its_queue(work: Work, htt
     assert read(work.delete("/dlq")) == {"deletedCount": 3}
     assert read(work.delete("/dlq")) == {"deletedCount": 0}
     assert len(other.dead()) == 1
-
-
-# Keys ------------------------------------------------------------------------------------------------------
-
-
-def test_what_could_not_be_delivered_is_under_its_keys(work: Work, http: httpx.Client, queue: str) -> None:
-    value = {"orderId": "ord-123", "amount": 99.99}
-    work.kill(value, keysIfUndelivered=[[queue, "failed", "ord-123"], [queue, "alerts", 7, True]])
-    entries = read(http.get("/keyval/api/keys", params={"prefix": queue}))
-    assert [(entry["key"], entry["value"]) for entry in entries] == [
-        ([queue, "alerts", 7, True], value),
-        ([queue, "failed", "ord-123"], value),
-    ]
 
 
 # Restart ---------------------------------------------------------------------------------------------------
