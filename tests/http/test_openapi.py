@@ -28,7 +28,7 @@ from hark.http.routes.table import EVENTS, WEBSOCKET
 from hark.settings import Limits, Settings
 from tests.conftest import running_server
 from tests.http.api import Api
-from tests.http.fuzzing import FIXED, SERVER_SETTINGS
+from tests.http.test_fuzz import FIXED, SERVER_SETTINGS
 
 EXAMPLES = int(os.environ.get("HARK_TEST_FUZZ_REQUESTS", "4"))
 _ORDER = ["GET", "POST", "PUT", "DELETE"]

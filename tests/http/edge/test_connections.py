@@ -119,6 +119,7 @@ BEGUN = {
     "a part of a header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow",
     "a head": b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 41\r\n\r\n",
     "a part of a body": b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 41\r\n\r\n" + PUSH[:-1],
+    "all but a byte": b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 42\r\n\r\n" + PUSH,
     "a chunk": b"PUT /keyval/api/keys/a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n",
     "a pop": b"GET /api/v1/pop/queue/q?wait=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n",
 }
@@ -126,52 +127,25 @@ BEGUN = {
 
 def test_a_request_that_does_not_arrive_is_given_up(brief: Inside) -> None:
     with ExitStack() as stack:
-        clients = {what: stack.enter_context(connected(brief.url)) for what in BEGUN}
-        for what, client in clients.items():
-            client.sendall(BEGUN[what])
+        clients = {what: stack.enter_context(connected(brief.url)) for what in (*BEGUN, "the second", "nothing")}
+        assert exchange(clients["the second"], HEALTH).startswith(b"HTTP/1.1 200")
+        for what, begun in (BEGUN | {"the second": b"GET /hea"}).items():
+            clients[what].sendall(begun)
+        assert everything(clients.pop("nothing")) == b"", "one that says nothing is closed without a word"
         for what, client in clients.items():
             assert refusal(everything(client)) == (408, "request_timeout"), what
+    assert httpx.get(f"{brief.url}/api/v1/pop/queue/q").status_code == 204, "what was given up is not pushed"
 
 
-def test_a_connection_that_says_nothing_is_closed_without_a_word(brief: Inside) -> None:
-    with connected(brief.url) as client:
-        assert everything(client) == b""
-
-
-def test_the_second_request_of_a_connection_has_to_arrive_as_well(brief: Inside) -> None:
-    with connected(brief.url) as client:
-        assert exchange(client, HEALTH).startswith(b"HTTP/1.1 200")
-        client.sendall(b"GET /hea")
-        assert refusal(everything(client)) == (408, "request_timeout")
-
-
-def test_a_push_that_was_given_up_is_not_pushed(brief: Inside) -> None:
-    with connected(brief.url) as client:
-        client.sendall(b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 42\r\n\r\n" + PUSH)
-        assert refusal(everything(client)) == (408, "request_timeout")
-    assert httpx.get(f"{brief.url}/api/v1/pop/queue/q").status_code == 204
-
-
-def test_those_who_wait_for_an_answer_have_all_the_time(brief: Inside) -> None:
-    with connected(brief.url) as client:
-        pop = b"GET /api/v1/pop/queue/late?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        client.sendall(pop)
-        outlast_patience(brief)
-        httpx.post(f"{brief.url}/api/v1/push", json={"items": [{"queue": "late", "payload": 1}]})
-        assert client.recv(65_536).startswith(b"HTTP/1.1 200")
-
-
-def test_an_idle_connection_is_kept_for_the_next_request(brief: Inside) -> None:
-    with connected(brief.url) as client:
+def test_idle_connections_streams_and_those_who_wait_for_an_answer_have_all_the_time(brief: Inside) -> None:
+    with connected(brief.url) as waiting, connected(brief.url) as idle, websocket(brief.url) as consumer:
+        waiting.sendall(b"GET /api/v1/pop/queue/late?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(2):
-            assert exchange(client, HEALTH).startswith(b"HTTP/1.1 200")
+            assert exchange(idle, HEALTH).startswith(b"HTTP/1.1 200")
             outlast_patience(brief)
-
-
-def test_streams_outlive_the_patience_for_requests(brief: Inside) -> None:
-    with websocket(brief.url) as consumer:
-        outlast_patience(brief)
         assert consumer.ask("ping") == {"type": "pong"}
+        httpx.post(f"{brief.url}/api/v1/push", json={"items": [{"queue": "late", "payload": 1}]})
+        assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_in_many_parts_is_read_to_its_end(usual: Inside) -> None:
