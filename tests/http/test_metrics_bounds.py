@@ -126,26 +126,12 @@ async def test_there_are_never_more_than_4000_series_and_sums_over_labels_are_ri
     assert found.sum("hark_engine_errors_total") == 10 * len(VERBS)
 
 
-async def test_counters_of_a_store_that_goes_away_do_not_fall(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_goes_away_leaves_the_other_numbers_and_its_counters_do_not_fall(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def numbers() -> dict[str, float]:
         return {"leases_expired": 7, "expiries_buried": 2, "pool_connects": 3, "pool_idle": 4}
 
-    async def away() -> dict[str, float]:
-        raise EngineFailure("away")
-
-    metrics = Metrics(broker, Requests())
-    for answer in (numbers, away):
-        monkeypatch.setattr(broker.engine, "store_metrics", answer)
-        found = await taken(metrics)
-        assert found("hark_lease_expiries_total") == 7
-        assert found("hark_dead_lettered_messages_total") == 2
-        assert found("hark_store_pool_connects_total") == 3
-    assert found("hark_store_up") == 0
-
-
-async def test_a_store_that_does_not_answer_leaves_the_other_numbers(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
     async def away() -> dict[str, float]:
         raise EngineFailure("away")
 
@@ -153,13 +139,17 @@ async def test_a_store_that_does_not_answer_leaves_the_other_numbers(
         await asyncio.Event().wait()
         return {}
 
-    monkeypatch.setattr(scraping, "STORE_SECONDS", 0)
-    for store in (away, silent):
-        monkeypatch.setattr(broker.engine, "store_metrics", store)
-        found = await taken(Metrics(broker, Requests()))
-        assert found("hark_store_up") == 0
+    metrics = Metrics(broker, Requests())
+    for answer in (numbers, away, silent):
+        monkeypatch.setattr(broker.engine, "store_metrics", answer)
+        found = await taken(metrics)
+        assert found("hark_lease_expiries_total") == 7
+        assert found("hark_dead_lettered_messages_total") == 2
+        assert found("hark_store_pool_connects_total") == 3
+        assert found("hark_store_up") == (answer is numbers)
         assert {"hark_pushed_messages_total", "hark_http_connections"} <= found.names()
         assert "hark_store_database_bytes" not in found.names()
+        monkeypatch.setattr(scraping, "STORE_SECONDS", 0)
 
 
 def test_depths_are_those_of_the_last_survey_and_what_has_no_series_is_summed_up() -> None:

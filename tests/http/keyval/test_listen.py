@@ -85,17 +85,6 @@ def test_a_message_comes_when_it_is_enqueued_and_when_it_is_due(work: Work, serv
         assert [events.message()["value"] for _ in range(2)] == ["now", "later"]
 
 
-def test_a_message_that_failed_comes_again(work: Work, server_url: str, queue: str) -> None:
-    work.enqueue(1, backoffSchedule=[20])
-    with listening(server_url, queue) as events:
-        message = events.message()
-        work.nack(message, receipt=False)
-        again = events.message()
-        assert (again["id"], again["attempts"]) == (message["id"], 2)
-        work.nack(again)
-    assert [letter["attempts"] for letter in work.dead()] == [2]
-
-
 def test_each_message_goes_to_one_listener(work: Work, server_url: str, queue: str) -> None:
     with (
         listening(server_url, queue) as one,
@@ -142,17 +131,6 @@ def test_the_server_says_how_much_a_listener_gets_that_does_not(queue: str) -> N
             assert [events.message()["value"] for _ in range(3)] == [0, 1, 2]
             assert events.next()[0] == "ping"
             assert work.stats() == (2, 3, 0)
-
-
-def test_a_lock_that_expires_makes_room(queue: str) -> None:
-    settings = Settings(queue=Queue(lock_duration=100, ping_interval_ms=3_600_000))
-    with inside(settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        work = Work(client, queue)
-        work.enqueue("slow", backoffSchedule=[])
-        work.enqueue("next")
-        with listening(server.url, queue, prefetch=1) as events:
-            assert [events.message()["value"] for _ in range(2)] == ["slow", "next"]
-        assert [letter["value"] for letter in work.dead()] == ["slow"]
 
 
 def test_a_server_that_stops_ends_the_stream(queue: str) -> None:

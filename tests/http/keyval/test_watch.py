@@ -288,14 +288,6 @@ def test_a_poll_of_a_prefix_goes_on_from_what_it_was_answered(keys: Keys) -> Non
     assert second["entries"][0]["versionstamp"] is None
 
 
-def test_what_was_answered_can_be_sent_back_without_encoding(keys: Keys) -> None:
-    for part in ("a,b:c", "+ %41&x=1#", 1):
-        keys.put_exactly("p", part, value=part)
-    first = keys.poll(PREFIX, prefix=f"{keys.root}/p")
-    response = keys.client.get(f"{BASE}{PREFIX}?prefix={keys.root}/p&versionstamps={first['versionstamps']}")
-    assert response.json() == {"entries": [], "versionstamps": first["versionstamps"]}
-
-
 def test_versions_of_keys_that_are_not_below_the_prefix_are_left_out(keys: Keys) -> None:
     stamp = keys.put("p", value=1)
     known = f"{keys.root}/p:{stamp},{keys.root}/pp/1:{stamp},elsewhere:{stamp}"

@@ -75,7 +75,8 @@ def test_a_queue_has_only_its_own_messages(http: httpx.Client, queue: str) -> No
     assert other.poll() is None
 
 
-def test_a_request_that_names_no_queue_means_the_one_named_default(default_queue: Work) -> None:
+def test_a_request_that_names_no_queue_means_the_one_named_default(fresh_api: Api) -> None:
+    default_queue = Work(fresh_api.client)
     default_queue.enqueue(1)
     message = Work(default_queue.client, "default").take()
     assert message["value"] == 1

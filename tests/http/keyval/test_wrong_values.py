@@ -18,7 +18,8 @@ from tests.http.keyval.work import Work
 SET = {"type": "set", "key": ["QUEUE", "a"], "value": 1}
 DEEP = b"[" * 257 + b"]" * 257
 NO_IDS: list[tuple[Any, ...]] = [
-    (body, "id must be a non-empty string") for body in ({}, *({"id": id} for id in ("", None, 5, ["x"], {})))
+    *(({"id": wrong}, "id must be a non-empty string") for wrong in ("", None, 5, ["x"], {"a": 1})),
+    ({}, "id must be a non-empty string"),
 ]
 NO_RECEIPTS: list[tuple[Any, ...]] = [
     *(({"id": "ID", "receipt": receipt}, "receipt: ") for receipt in ("", 7, "a\0b")),
