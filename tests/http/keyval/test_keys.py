@@ -20,7 +20,7 @@ from hark.keys import encode_key
 from hark.model import Key, KeyPart
 from tests.http.api import Json, read, refusal
 from tests.http.keyval.keys import BASE, Keys
-from tests.http.keyval.work import Work
+from tests.http.keyval.work import POISON, Work
 
 # Values ----------------------------------------------------------------------------------------------------
 
@@ -34,32 +34,12 @@ def test_a_value_is_read_as_it_was_written_with_its_key_and_version(keys: Keys) 
     assert keys.get("a") == {"key": keys.key("a"), "value": None, "versionstamp": newer}
 
 
-POISON = [
-    b'{"$now":true,"$offset":5}',
-    b'{"__type":"bigint","value":"12345678901234567890"}',
-    b'{"__proto__":{"x":1},"constructor":null}',
-    b"123456789012345678901234567890",
-    b"1e400",
-    b"-0.0",
-    b'"\\u0000 \\ud83d\\ude00 \xc3\xa9 \\/"',
-    b'{"a" :  1,\n "a":2}',
-    b"[" * 256 + b"]" * 256,
-    b'""',
-]
-
-
 @pytest.mark.parametrize("value", POISON, ids=[str(value[:30]) for value in POISON])
 def test_values_are_kept_byte_for_byte(keys: Keys, value: bytes) -> None:
     read(keys.client.put(keys.url("a"), content=b" " + value + b"\n"))
     body = keys.client.get(keys.url("a")).content
     assert b'"value":' + value + b',"versionstamp":' in body
     assert value in keys.client.get(f"{BASE}/keys", params={"prefix": keys.root}).content
-
-
-def test_a_value_of_megabytes_comes_back_whole(keys: Keys) -> None:
-    value = ["x" * 1000] * 5000
-    keys.put("a", value=value)
-    assert keys.value("a") == value
 
 
 # Keys in paths ---------------------------------------------------------------------------------------------

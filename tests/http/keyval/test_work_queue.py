@@ -15,28 +15,10 @@ import pytest
 from hark.clock import FakeClock
 from hark.settings import Queue, Settings
 from tests.http.api import Api, Json, read, refusal
-from tests.http.keyval.work import WAIT, Work
+from tests.http.keyval.work import POISON, WAIT, Work
 from tests.http.streaming import deaf, inside
 
 # Enqueue ---------------------------------------------------------------------------------------------------
-
-
-POISON = [
-    b'{"$now": true, "$offset": 5}',
-    b'{"__proto__": {"polluted": true}, "constructor": {"prototype": 1}}',
-    b'{"__type": "bigint", "value": "123456789012345678901234567890"}',
-    b"123456789012345678901234567890.123456789",
-    b"1e400",
-    b"-0.0",
-    b'{"b": 1, "a": 2, "a": 3}',
-    b'"\\u0000 \\u2028 \\ud83d\\ude00"',
-    '"é \U0001f600"'.encode(),
-    b"[" * 256 + b"]" * 256,
-    b"null",
-    b'""',
-    b'"' + b"x" * (8 * 2**20) + b'"',
-    b'{ "spaced" :\t[ 1 , 2 ] }',
-]
 
 
 @pytest.mark.parametrize("value", POISON, ids=range(len(POISON)))
