@@ -24,8 +24,8 @@ from hark.http.app import App
 from hark.http.params import BoolParam, ChoiceParam, IntParam, Param
 from hark.http.routes.table import EVENTS, WEBSOCKET, Operation
 from hark.settings import Settings
-from tests.conftest import running_server
 from tests.http.api import Api
+from tests.servers import running_server
 
 Json = Any
 

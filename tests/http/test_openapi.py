@@ -26,9 +26,9 @@ from hark.broker import Broker
 from hark.http.app import App
 from hark.http.routes.table import EVENTS, WEBSOCKET
 from hark.settings import Limits, Settings
-from tests.conftest import running_server
 from tests.http.api import Api
 from tests.http.test_fuzz import FIXED, SERVER_SETTINGS
+from tests.servers import running_server
 
 EXAMPLES = int(os.environ.get("HARK_TEST_FUZZ_REQUESTS", "4"))
 _ORDER = ["GET", "POST", "PUT", "DELETE"]

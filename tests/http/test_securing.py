@@ -36,7 +36,7 @@ from hark.settings import Auth, Settings, Tls
 from hark.worker import WorkerRunOptions
 from tests.certificates import Certificates, make_certificates, private_pem
 from tests.cli.conftest import runner
-from tests.conftest import running_server
+from tests.servers import server_process
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
@@ -172,7 +172,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("secured")
     certificates = make_certificates(directory / "tls")
     token = add_token(directory)
-    with running_server(directory, arguments=certificates.flags, authority=certificates.authority) as url:
+    with server_process(directory, arguments=certificates.flags, authority=certificates.authority) as url:
         yield Secured(url, token, certificates, directory)
 
 

@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from hark.errors import InvalidSetting
 from hark.serving.tracing import start_tracing
 from hark.settings import Otel, Settings
-from tests.conftest import running_server
 from tests.http.api import Api, Json, read, refusal
 from tests.http.streaming import Socket, listening
+from tests.servers import server_process
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-1bf7651916cd43dd8448eb211c80319c-c7ad6b7169203331-00"
@@ -142,7 +142,7 @@ def test_a_server_sends_the_spans_of_requests_where_the_variables_say(tmp_path: 
             "OTEL_EXPORTER_OTLP_ENDPOINT": address,
             "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
         }
-        with running_server(tmp_path, settings=settings) as url:
+        with server_process(tmp_path, settings=settings) as url:
             body = {"items": [{"queue": queue, "payload": 1}]}
             read(httpx.post(f"{url}/api/v1/push", json=body, headers={"traceparent": PARENT}), 201)
         spans = []  # All of them have come: the server sent the last ones before it ended.
