@@ -72,12 +72,7 @@ def test_deleting_a_group_makes_it_start_anew(api: Api, queue: str) -> None:
     api.push(queue, 1)
     api.ack(api.pop_one(queue, consumerGroup=group))
     answer = read(api.delete(f"/consumer-groups/{group}", deleteMetadata=True))
-    assert answer == {
-        "success": True,
-        "consumerGroup": group,
-        "deletedPartitions": 1,
-        "metadataDeleted": True,
-    }
+    assert answer == {"success": True, "consumerGroup": group, "deletedPartitions": 1, "metadataDeleted": True}
     assert read(api.get("/consumer-groups", queue=queue)) == []
     assert data(api.pop(queue, consumerGroup=group)) == [1]
     unknown = read(api.delete(f"/consumer-groups/{queue}-unknown"))

@@ -89,19 +89,8 @@ def test_one_message_is_shown_with_payload_and_groups(api: Api, queue: str) -> N
         assert refusal(api.get(f"/messages/{path}"), 404, "message_not_found") == "Message not found"
     assert (shown["id"], shown["payload"], shown["isEncrypted"]) == (stored["message_id"], {"n": 1}, False)
     assert (shown["errorMessage"], shown["retryCount"]) == ("boom", 1)
-    assert shown["queueConfig"] == {
-        "leaseTime": 77,
-        "retryLimit": 3,
-        "retryDelay": 0,
-        "ttl": 0,
-        "priority": 0,
-    }
-    assert shown["mode"] == {
-        "hasQueueMode": True,
-        "busGroupsCount": 1,
-        "type": "hybrid",
-        "consumedByGroups": ["g"],
-    }
+    assert shown["queueConfig"] == {"leaseTime": 77, "retryLimit": 3, "retryDelay": 0, "ttl": 0, "priority": 0}
+    assert shown["mode"] == {"hasQueueMode": True, "busGroupsCount": 1, "type": "hybrid", "consumedByGroups": ["g"]}
     consumed = {group["name"]: group["consumed"] for group in shown["consumerGroups"]}
     assert consumed == {"__QUEUE_MODE__": False, "g": True}
     assert shown["queueStatus"] == "pending"
@@ -113,11 +102,7 @@ def test_deleting_by_address_answers_whether_there_was_one_and_by_id_that_there_
     path = f"/messages/{stored['partition_id']}/{stored['transaction_id']}"
     answer = read(api.delete(path))
     assert answer.pop("message")
-    assert answer == {
-        "success": True,
-        "partitionId": stored["partition_id"],
-        "transactionId": stored["transaction_id"],
-    }
+    assert answer == {"success": True, "partitionId": stored["partition_id"], "transactionId": stored["transaction_id"]}
     assert read(api.delete(path))["success"] is False
     path = f"/messages/{other['message_id']}"
     assert read(api.delete(path)) == {"success": True, "id": other["message_id"]}

@@ -26,13 +26,7 @@ def test_each_item_is_answered_in_order(api: Api, queue: str) -> None:
     first, second, third = read(api.post("/push", {"items": items}), 201)
     message_id, partition_id = first.pop("message_id"), first.pop("partition_id")
     assert message_id and partition_id
-    assert first == {
-        "index": 0,
-        "transaction_id": "t1",
-        "status": "queued",
-        "trace_id": TRACE,
-        "queueName": queue,
-    }
+    assert first == {"index": 0, "transaction_id": "t1", "status": "queued", "trace_id": TRACE, "queueName": queue}
     assert (second["index"], second["status"], second["trace_id"]) == (1, "queued", None)
     assert second["partition_id"] != partition_id
     assert second["transaction_id"]
@@ -129,15 +123,7 @@ def test_all_options_arrive() -> None:
         ttl=1,
     )
     assert message == NewMessage(
-        "q",
-        "p",
-        b"[1]",
-        "t",
-        TRACE,
-        priority=9,
-        deliver_at=1_767_323_045_000_000,
-        backoff_ms=(0, 1000),
-        ttl_ms=1,
+        "q", "p", b"[1]", "t", TRACE, priority=9, deliver_at=1_767_323_045_000_000, backoff_ms=(0, 1000), ttl_ms=1
     )
     assert convert() == NewMessage("q", "Default", b"null", None)
     assert convert(delay=5).delay_ms == 5

@@ -35,14 +35,7 @@ def test_an_ack_and_pushes_happen_together(api: Api, queue: str) -> None:
     assert answer["transactionId"]
     assert "error" not in answer
     acked, first, duplicate, third = answer["results"]
-    assert acked == {
-        "index": 0,
-        "type": "ack",
-        "success": True,
-        "transactionId": "t1",
-        "error": None,
-        "dlq": False,
-    }
+    assert acked == {"index": 0, "type": "ack", "success": True, "transactionId": "t1", "error": None, "dlq": False}
     assert first.pop("messageId") == duplicate["messageId"]
     assert first.pop("partitionId")
     assert first == {
@@ -205,16 +198,13 @@ def test_a_check_that_fails_undoes_everything(api: Api, queue: str) -> None:
     assert api.ack(message)["success"]
 
 
-def test_an_ack_that_is_refused_undoes_the_keys(api: Api, queue: str) -> None:
+def test_what_is_refused_beside_keys_undoes_them(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    foreign = {"leaseId": FOREIGN}
-    answer = api.transact({"type": "ack"} | acknowledgment(message) | foreign, kv=kv(put(queue, 1)))
+    foreign = {"type": "ack"} | acknowledgment(message) | {"leaseId": FOREIGN}
+    answer = api.transact(foreign, kv=kv(put(queue, 1)))
     assert (answer["success"], answer["code"], answer["kv"]) == (False, "lease_invalid", {"ok": False})
     assert value(api, queue, "a") is None
-
-
-def test_what_does_not_fit_the_stored_value_undoes_everything(api: Api, queue: str) -> None:
     assert api.transact(kv=kv(put(queue, "text")))["success"]
     mutation = {"type": "sum", "key": [queue, "a"], "value": 1}
     answer = api.transact({"type": "push", "queue": f"{queue}-out"}, kv=kv(put(queue, 1, "b"), mutation))
