@@ -50,19 +50,6 @@ def test_a_waiting_pop_is_listed(api: Api, queue: str) -> None:
     assert consumers(api, queue=queue) == []
 
 
-def test_of_those_who_wait_the_one_with_the_highest_priority_gets_it(api: Api, queue: str) -> None:
-    priorities = (0, 5, -5)
-    with ThreadPoolExecutor(len(priorities)) as pool:
-        pops = {}
-        for number, priority in enumerate(priorities, 1):
-            pops[priority] = pool.submit(api.pop, queue, consumerPriority=priority, wait=True, timeout=20_000)
-            until_interested(api, queue, number)
-        for left, priority in ((2, 5), (1, 0), (0, -5)):
-            api.push(queue, priority, partition=f"p{priority}")
-            assert data(pops[priority].result()) == [priority]
-            until_interested(api, queue, left)
-
-
 def test_streams_are_listed_with_their_credit_and_subscriptions(api: Api, server_url: str, queue: str) -> None:
     api.push(queue, 1)
     with websocket(server_url, credit=2) as socket:

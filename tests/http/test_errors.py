@@ -227,10 +227,11 @@ def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
                 yield f"[0]{place}", [value]
         case inspect.UnionType():
             parts = [one for one in type.types if not isinstance(one, inspect.NoneType)]
-            found = [case for one in parts for case in wrong(one)]
-            # What is wrong for one of them may be right for another one.
-            known = {kind for one in parts for kind in kinds(one)}
-            yield from (case for case in found if case[0] or not kinds_of(case[1]) & known)
+            if len(parts) == 1 or all(isinstance(one, inspect.StructType) for one in parts):
+                yield from (case for one in parts for case in wrong(one))
+            else:
+                yield "", {}
+                yield from (case for one in parts for case in wrong(one) if case[0])
         case inspect.StrType():
             yield "", 5
         case inspect.IntType():
@@ -241,28 +242,6 @@ def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
             yield from (("", value) for value in (1, "true"))
         case inspect.DictType():
             yield "", []
-
-
-def kinds(type: inspect.Type) -> set[str]:
-    """Which JSON a type takes."""
-    match type:
-        case inspect.StrType():
-            return {"string"}
-        case inspect.IntType():
-            return {"integer"}
-        case inspect.FloatType():
-            return {"integer", "number"}
-        case inspect.BoolType():
-            return {"boolean"}
-        case inspect.ListType():
-            return {"array"}
-    return {"object"}
-
-
-def kinds_of(value: Json) -> set[str]:
-    """Which JSON a value is."""
-    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    return {names[type(value)]}
 
 
 @walk([target for target in WITH_BODY if target.operation.body is not msgspec.Raw])

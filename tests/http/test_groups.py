@@ -247,14 +247,6 @@ def test_all_of_many_racing_consumers_get_different_messages(api: Api, queue: st
     assert sorted(taken) == list(range(40))
 
 
-def test_waiting_consumers_are_all_told_of_one_push(api: Api, queue: str) -> None:
-    api.pop(queue, **SHARED)
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(api.pop_one, queue, **SHARED, **WAIT) for _ in range(4)]
-        api.push(queue, 1, 2, 3, 4)
-        assert sorted(future.result()["data"] for future in waiting) == [1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(("mode", "other"), [("shared", "ordered"), ("ordered", "shared")])
 def test_the_mode_of_a_group_is_kept_and_another_one_is_a_conflict(api: Api, queue: str, mode: str, other: str) -> None:
     api.push(queue, 1)

@@ -204,16 +204,6 @@ def test_the_lock_duration_of_a_work_queue_counts_instead_of_a_lease_time(
     assert len(after(server, timed, queue, 5)) == 1
 
 
-@pytest.mark.parametrize("limit", [0, 2])
-def test_retry_limit_is_the_number_of_retries(api: Api, queue: str, limit: int) -> None:
-    api.configure(queue, retryLimit=limit)
-    api.push(queue, 1)
-    died = [api.ack(api.pop_one(queue), "failed")["dlq"] for _ in range(limit + 1)]
-    assert died == [False] * limit + [True]
-    [letter] = api.dead_letters(queue)
-    assert (letter["attempts"], letter["retryCount"]) == (limit + 1, limit)
-
-
 @pytest.mark.parametrize(
     ("options", "fields", "delays"),
     [
@@ -311,23 +301,25 @@ def test_a_server_removes_what_is_over_without_being_asked(tmp_path: Path, queue
 # Effects: dead letters, order and size ---------------------------------------------------------------------
 
 
-def test_without_a_dead_letter_queue_nothing_is_kept(api: Api, queue: str) -> None:
-    api.configure(queue, deadLetterQueue=False)
-    api.push(queue, 1)
-    result = api.ack(api.pop_one(queue), "dlq")
-    assert (result["success"], result["dlq"]) == (True, False)
-    assert api.dead_letters(queue) == []
-    assert read(api.get(f"/resources/queues/{queue}"))["discarded"] == 1
-    assert api.pop(queue) == []
-
-
-def test_exhausted_messages_can_be_discarded_while_dlq_is_kept(api: Api, queue: str) -> None:
-    api.configure(queue, dlqAfterMaxRetries=False, retryLimit=0)
+@pytest.mark.parametrize(
+    ("options", "died", "kept"),
+    [
+        ({}, [True, True], ["sent", "exhausted"]),
+        ({"dlqAfterMaxRetries": False}, [False, True], ["sent"]),
+        ({"deadLetterQueue": False}, [False, False], []),
+    ],
+    ids=["all", "dlqAfterMaxRetries", "deadLetterQueue"],
+)
+def test_what_becomes_no_dead_letter_is_discarded_and_counted(
+    api: Api, queue: str, options: Json, died: list[bool], kept: list[str]
+) -> None:
+    api.configure(queue, retryLimit=0, **options)
     api.push(queue, "exhausted", "sent")
-    assert api.ack(api.pop_one(queue), "failed")["dlq"] is False
-    assert api.ack(api.pop_one(queue), "dlq")["dlq"] is True
-    assert data(api.dead_letters(queue)) == ["sent"]
-    assert read(api.get(f"/resources/queues/{queue}"))["discarded"] == 1
+    results = [api.ack(api.pop_one(queue), status) for status in ("failed", "dlq")]
+    assert [(result["success"], result["dlq"]) for result in results] == [(True, one) for one in died]
+    assert data(api.dead_letters(queue)) == kept
+    assert read(api.get(f"/resources/queues/{queue}"))["discarded"] == 2 - len(kept)
+    assert api.pop(queue) == []
 
 
 def test_keys_if_undelivered_get_the_payload(api: Api, queue: str) -> None:
@@ -336,15 +328,6 @@ def test_keys_if_undelivered_get_the_payload(api: Api, queue: str) -> None:
     assert [api.client.get(key).status_code for key in keys] == [404, 404]
     api.ack(api.pop_one(queue), "dlq")
     assert [read(api.client.get(key))["value"] for key in keys] == [{"n": 1}, {"n": 1}]
-
-
-def test_priority_decides_between_queues(api: Api, queue: str) -> None:
-    for name, priority in (("low", 1), ("high", 9), ("mid", 5)):
-        body = {"queue": f"{queue}-{name}", "namespace": queue, "options": {"priority": priority}}
-        read(api.post("/configure", body))
-        api.push(f"{queue}-{name}", name)
-    taken = [read(api.get("/pop", namespace=queue))["messages"][0]["data"] for _ in range(3)]
-    assert taken == ["high", "mid", "low"]
 
 
 def test_max_size_counts_what_the_slowest_group_has_not_done(api: Api, queue: str) -> None:

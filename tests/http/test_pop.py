@@ -116,16 +116,6 @@ def test_a_waiting_pop_ends_empty_when_its_time_is_up(api: Api, queue: str) -> N
     assert api.pop(queue, wait=True, timeout=30) == []
 
 
-def test_a_waiting_pop_is_woken_by_a_nack(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(api.pop, queue, wait=True, timeout=20_000)
-        api.ack(message, "failed", error="again")
-        [again] = waiting.result()
-    assert (again["id"], again["deliveryAttempt"]) == (message["id"], 2)
-
-
 def test_a_client_that_leaves_while_it_waits_takes_nothing_with_it(api: Api, server_url: str, queue: str) -> None:
     address = urlsplit(server_url)
     assert address.hostname is not None

@@ -35,13 +35,6 @@ def test_each_item_is_answered_in_order(api: Api, queue: str) -> None:
     assert read(api.post("/push", {"items": []}), 201) == []
 
 
-def test_the_queue_is_made_with_labels_from_its_name(api: Api, queue: str) -> None:
-    name = f"{queue}.billing.daily"
-    api.push(name, 1)
-    shown = read(api.get(f"/resources/queues/{name}"))
-    assert (shown["namespace"], shown["task"]) == (queue, "billing")
-
-
 def test_payloads_come_back_byte_for_byte(api: Api, queue: str) -> None:
     payload = b'{ "b" : 1.00, "a":"\\u00e9\xc3\xa9" ,"big":123456789012345678901234567890}'
     body = b'{"items":[{"queue":"' + queue.encode() + b'","payload":' + payload + b"}]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -71,21 +70,11 @@ def test_push_maintenance_refuses_pushes_and_stores_nothing(fresh_api: Api, queu
     assert shown["bufferStats"]["failedFiles"]["count"] == 0
     assert data(fresh_api.pop(queue, batch=10)) == ["before"], "pops go on"
     read(fresh_api.post("/system/maintenance", {"enabled": False}))
-    fresh_api.push(queue, "after")
-
-
-def test_pop_maintenance_answers_empty_and_wakes_those_who_wait_at_its_end(fresh_api: Api, queue: str) -> None:
-    fresh_api.push(queue, 1)
-    assert read(fresh_api.post("/system/maintenance/pop", {"enabled": True}))["popMaintenanceMode"] is True
-    assert read(fresh_api.get("/system/maintenance/pop"))["popMaintenanceMode"] is True
-    assert fresh_api.pop(queue) == []
-    with ThreadPoolExecutor() as pool:
-        # Whether the answer is empty at once or comes at the end, nothing is lost.
-        waiting = pool.submit(fresh_api.pop, queue, wait=True, timeout=20_000)
-        answer = read(fresh_api.post("/system/maintenance/pop", {"enabled": False}))
-        got = waiting.result()
-    assert answer["popMaintenanceMode"] is False
-    assert data(got or fresh_api.pop(queue)) == [1]
+    fresh_api.push(queue, "after", partition="p")
+    for stopped in (True, False):
+        assert read(fresh_api.post("/system/maintenance/pop", {"enabled": stopped}))["popMaintenanceMode"] is stopped
+        assert read(fresh_api.get("/system/maintenance/pop"))["popMaintenanceMode"] is stopped
+        assert data(fresh_api.pop(queue)) == ([] if stopped else ["after"])
 
 
 def test_maintenance_outlives_a_restart(tmp_path: Path, queue: str) -> None:
