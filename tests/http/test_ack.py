@@ -142,8 +142,9 @@ def test_a_wrong_item_refuses_the_whole_batch(api: Api, queue: str) -> None:
     ):
         body = {"acknowledgments": [acknowledgment(message), item]}
         assert refusal(api.post("/ack/batch", body), 400, "invalid_input") == f"acknowledgments[1]{text}"
-    for body in ({}, {"acknowledgments": None}, {"acknowledgments": {}}):
-        assert refusal(api.post("/ack/batch", body), 400) == "acknowledgments array is required"
+    absent: list[Json] = [{}, {"acknowledgments": None}, {"acknowledgments": {}}]
+    for nothing in absent:
+        assert refusal(api.post("/ack/batch", nothing), 400) == "acknowledgments array is required"
     too_many = {"acknowledgments": [{"transactionId": "t", "partitionId": "p"}] * 10_001}
     assert "10000" in refusal(api.post("/ack/batch", too_many), 400).replace(",", "")
     assert api.ack(message, "failed")["success"]

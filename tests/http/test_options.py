@@ -101,7 +101,8 @@ def test_unknown_options_are_ignored_and_named_and_null_means_absent(api: Api, q
 
 
 def test_a_queue_must_be_named_and_as_queues_are_named(api: Api, queue: str) -> None:
-    for body in ({}, {"queue": None}, {"queue": ""}, {"options": {}}):
+    nameless: list[Json] = [{}, {"queue": None}, {"queue": ""}, {"options": {}}]
+    for body in nameless:
         assert refusal(api.post("/configure", body), 400, "invalid_input") == "queue is required"
     for field in ("queue", "namespace", "task"):
         for value in ("x" * 256, "a\0b"):
@@ -115,8 +116,8 @@ def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
     kind_within = f"{'0 (no bound) or ' if name == 'rateLimit' else ''}{kind}"
     for value in (low - 1, high + 1, 10**30, *([0.00001] if name == "rateLimit" else [])):
         yield value, f"expected {kind_within} {bounds}, got "
-    for value, what in (("5", "a string"), (True, "true or false"), ([1], "an array")):
-        yield value, f"expected {kind}, got {what}"
+    others: list[tuple[Any, str]] = [("5", "a string"), (True, "true or false"), ([1], "an array")]
+    yield from ((other, f"expected {kind}, got {what}") for other, what in others)
     if name not in FRACTIONS:
         yield 1.5, "expected an integer, got a number"
 
@@ -183,13 +184,9 @@ def test_a_consumer_may_say_how_long_it_holds_what_it_gets(
 ) -> None:
     timed.configure(queue, leaseTime=60)
     timed.push(queue, 1)
-    for group, asked, seconds in (
-        ("short", {"leaseTime": 5}, 5),
-        ("long", {"leaseTime": 5000}, 5000),
-        ("none", {}, 60),
-    ):
+    for group, seconds in (("short", 5), ("long", 5000), ("none", 60)):
         query: dict[str, Any] = {"consumerGroup": group, "groupMode": mode}
-        timed.pop_one(queue, **query, **asked)
+        timed.pop_one(queue, **query, **({} if group == "none" else {"leaseTime": seconds}))
         [again] = after(server, timed, queue, seconds, **query)
         timed.ack(again)
 
