@@ -186,7 +186,7 @@ def test_a_consumer_may_say_how_long_it_holds_what_it_gets(
     timed.push(queue, 1)
     for group, seconds in (("short", 5), ("long", 5000), ("none", 60)):
         query: dict[str, Any] = {"consumerGroup": group, "groupMode": mode}
-        timed.pop_one(queue, **query, **({} if group == "none" else {"leaseTime": seconds}))
+        timed.pop_one(queue, **query | ({} if group == "none" else {"leaseTime": seconds}))
         [again] = after(server, timed, queue, seconds, **query)
         timed.ack(again)
 
