@@ -24,8 +24,8 @@ from hark.http.keyval.paths import KeyParam, KeysParam
 from hark.http.params import BoolParam, ChoiceParam, IdParam, IntParam, NameParam, Param, TimeParam
 from hark.http.routes.table import JSON, WEBSOCKET, Operation, Table
 from hark.settings import Settings
-from tests.conftest import running_server
 from tests.http.api import Api, Json, data, read, refusal
+from tests.servers import running_server
 
 TABLE: Table = App(cast(Broker, None), Settings()).table
 _NAME = re.compile(r"\{(\w+)(:path)?\}")

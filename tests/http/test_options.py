@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from hark.testing.server import HarkServer
-from tests.conftest import running_server
 from tests.http.api import WAIT, Api, Json, data, read, refusal
 from tests.http.streaming import listening
+from tests.servers import running_server
 
 YEAR = 365 * 86_400
 MODES = ["ordered", "shared"]

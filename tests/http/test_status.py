@@ -26,10 +26,10 @@ from hark.http.routes.history import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
 from hark.testing.thread import ServerThread
 from hark.testing.timers import FakeTimers
-from tests.conftest import running_server
 from tests.http.api import Api, Json, data, read, refusal
 from tests.http.edge.asking import Tokens
 from tests.http.streaming import PATIENCE, Events
+from tests.servers import running_server
 
 HISTORY_SAMPLE = set(answers.HistorySample.__annotations__)
 LIVE_SAMPLE = set(answers.LiveSample.__annotations__)
