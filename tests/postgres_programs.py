@@ -73,7 +73,7 @@ class Programs:
 @contextmanager
 def programs() -> Iterator[Programs]:
     """The programs of the wheel, else those of the machine; fails when there are none."""
-    directory = Path(tempfile.mkdtemp(prefix="hark-postgres-", dir=_fast_folder()))
+    directory = Path(tempfile.mkdtemp(prefix="hark-postgres-", dir=fast_folder()))
     user = _unprivileged_user()
     folder = _folder_of_wheel(directory if user else None) or _folder_of_machine()
     if folder is None:
@@ -87,8 +87,8 @@ def programs() -> Iterator[Programs]:
         yield found
 
 
-def _fast_folder() -> str | None:
-    """Memory, where there is enough: a database for each test means many small files. None: as all temporary files."""
+def fast_folder() -> str | None:
+    """Memory, where there is enough: nothing waits for a disk there. None: as all temporary files."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or os.statvfs(memory).f_flag & os.ST_NOEXEC:
         return None

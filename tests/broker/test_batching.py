@@ -11,6 +11,8 @@ import pytest
 from hark.batching import Batcher
 from hark.errors import HarkError, InvalidInput, Overloaded
 
+Doubler = Batcher[int, int]
+
 
 class Engine:
     """Calls that end when the test says so."""
@@ -43,7 +45,7 @@ class Engine:
             self._gates[call].set_exception(error)
 
 
-def batcher_of(engine: Engine, **options: float) -> Batcher[int, int]:
+def batcher_of(engine: Engine, **options: float) -> Doubler:
     """A batcher with limits that no test meets by chance."""
     return Batcher(
         "push",
@@ -55,61 +57,52 @@ def batcher_of(engine: Engine, **options: float) -> Batcher[int, int]:
     )
 
 
-async def test_an_idle_batcher_sends_at_once_and_requests_of_one_turn_together() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine)
-    answers = [batcher.submit(1), batcher.submit(2)]
-    await engine.wait_for_calls(1)
-    engine.finish(0)
-    assert await asyncio.gather(*answers) == [2, 4]
-    assert engine.calls == [[1, 2]]
+@pytest.fixture
+async def engine() -> Engine:
+    return Engine()
 
 
-async def test_requests_during_a_call_are_collected_and_sent_when_it_returns() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine)
-    first = batcher.submit(1)
+@pytest.fixture
+async def batcher(engine: Engine) -> Doubler:
+    return batcher_of(engine)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_items": 2, "max_calls": 1}], ids=["unbounded", "one call at a time"])
+async def test_an_idle_batcher_sends_at_once_and_what_comes_during_a_call_is_collected_until_it_returns(
+    engine: Engine, options: dict[str, float]
+) -> None:
+    batcher = batcher_of(engine, **options)
+    first = [batcher.submit(1), batcher.submit(2)]
     await engine.wait_for_calls(1)
-    others = [batcher.submit(number) for number in (2, 3)]
-    assert engine.calls == [[1]]
+    others = [batcher.submit(number) for number in (3, 4, 5)]
+    assert engine.calls == [[1, 2]], "if calls are bounded, also beyond max_items"
     engine.finish(0)
-    await first
+    assert await asyncio.gather(*first) == [2, 4]
     await engine.wait_for_calls(2)
     engine.finish(1)
-    assert await asyncio.gather(*others) == [4, 6]
-    assert engine.calls == [[1], [2, 3]]
+    assert await asyncio.gather(*others) == [6, 8, 10]
+    assert engine.calls == [[1, 2], [3, 4, 5]]
 
 
-async def test_a_full_batch_does_not_wait_for_the_call_in_flight() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine, max_items=10)
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({"max_items": 10}, {2: 4, 3: 6}), ({"max_wait": 0.001}, {2: 1})], ids=["full", "max_wait"]
+)
+async def test_a_batch_that_is_full_or_has_waited_goes_out_beside_the_call_in_flight(
+    engine: Engine, options: dict[str, float], sizes: dict[int, int]
+) -> None:
+    batcher = batcher_of(engine, **options)
     batcher.submit(1)
     await engine.wait_for_calls(1)
-    batcher.submit(2, 4)
-    batcher.submit(3, 6)
+    for number, size in sizes.items():
+        batcher.submit(number, size)
     await engine.wait_for_calls(2)
-    assert engine.calls == [[1], [2, 3]]
+    assert engine.calls == [[1], list(sizes)]
     engine.finish(0)
     engine.finish(1)
     await batcher.drain()
 
 
-async def test_a_batch_goes_out_after_max_wait_beside_the_call_in_flight() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine, max_wait=0.001)
-    batcher.submit(1)
-    await engine.wait_for_calls(1)
-    batcher.submit(2)
-    await engine.wait_for_calls(2)
-    assert engine.calls == [[1], [2]]
-    engine.finish(0)
-    engine.finish(1)
-    await batcher.drain()
-
-
-async def test_one_refused_item_is_raised_to_its_client_only() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine)
+async def test_one_refused_item_is_raised_to_its_client_only(engine: Engine, batcher: Doubler) -> None:
     good, bad = batcher.submit(1), batcher.submit(-1)
     await engine.wait_for_calls(1)
     engine.finish(0)
@@ -118,12 +111,9 @@ async def test_one_refused_item_is_raised_to_its_client_only() -> None:
     assert await good == 2
 
 
-async def test_a_cancelled_client_disturbs_nobody_and_its_answer_is_handed_back() -> None:
-    engine = Engine()
+async def test_a_cancelled_client_disturbs_nobody_and_its_answer_is_handed_back(engine: Engine) -> None:
     orphans: list[int] = []
-    batcher: Batcher[int, int] = Batcher(
-        "pop", engine.call, max_items=10, max_wait=60, max_pending=100, orphaned=orphans.append
-    )
+    batcher: Doubler = Batcher("pop", engine.call, max_items=10, max_wait=60, max_pending=100, orphaned=orphans.append)
     gone, stays = batcher.submit(1), batcher.submit(2)
     await engine.wait_for_calls(1)
     gone.cancel()
@@ -132,9 +122,9 @@ async def test_a_cancelled_client_disturbs_nobody_and_its_answer_is_handed_back(
     assert orphans == [2]
 
 
-async def test_a_call_that_fails_fails_all_that_shared_it_and_the_next_goes_on() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine)
+async def test_a_call_that_fails_fails_all_that_shared_it_and_the_next_goes_on(
+    engine: Engine, batcher: Doubler
+) -> None:
     failed = [batcher.submit(1), batcher.submit(2)]
     await engine.wait_for_calls(1)
     later = batcher.submit(3)
@@ -147,8 +137,9 @@ async def test_a_call_that_fails_fails_all_that_shared_it_and_the_next_goes_on()
     assert await later == 6
 
 
-async def test_beyond_max_pending_requests_are_refused_with_retry_after_and_nothing_accepted_is_lost() -> None:
-    engine = Engine()
+async def test_beyond_max_pending_requests_are_refused_with_retry_after_and_nothing_accepted_is_lost(
+    engine: Engine,
+) -> None:
     batcher = batcher_of(engine, max_pending=10)
     accepted = batcher.submit(1, 8)
     with pytest.raises(Overloaded) as caught:
@@ -159,46 +150,21 @@ async def test_beyond_max_pending_requests_are_refused_with_retry_after_and_noth
     engine.finish(0)
     assert await accepted == 2
     assert engine.calls == [[1]]
-    again = batcher.submit(2, 3)
+    again = batcher.submit(2, 50)  # Larger than max_pending, but nothing waits.
     await engine.wait_for_calls(2)
     engine.finish(1)
     assert await again == 4
 
 
-async def test_a_single_request_larger_than_max_pending_is_served_when_nothing_waits() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine, max_pending=10)
-    answer = batcher.submit(1, 50)
-    await engine.wait_for_calls(1)
-    engine.finish(0)
-    assert await answer == 2
-
-
-async def test_with_a_bound_on_calls_everything_that_waits_goes_with_the_next_one() -> None:
-    engine = Engine()
-    batcher = batcher_of(engine, max_items=2, max_calls=1)
-    first = batcher.submit(1)
-    await engine.wait_for_calls(1)
-    waiting = [batcher.submit(number) for number in (2, 3, 4)]
-    assert engine.calls == [[1]], "beyond max_items, but a call is in flight"
-    engine.finish(0)
-    assert await first == 2
-    await engine.wait_for_calls(2)
-    engine.finish(1)
-    assert await asyncio.gather(*waiting) == [4, 6, 8]
-    assert engine.calls == [[1], [2, 3, 4]]
-
-
-async def test_a_call_belongs_to_the_context_of_the_first_of_its_requests_not_of_those_before() -> None:
+async def test_a_call_belongs_to_the_context_of_the_first_of_its_requests_not_of_those_before(engine: Engine) -> None:
     said: ContextVar[str] = ContextVar("said", default="")
     heard: list[str] = []
-    engine = Engine()
 
     async def call(requests: Sequence[int]) -> list[int | HarkError]:
         heard.append(said.get())
         return await engine.call(requests)
 
-    batcher: Batcher[int, int] = Batcher("push", call, max_items=1000, max_wait=60, max_pending=10_000)
+    batcher: Doubler = Batcher("push", call, max_items=1000, max_wait=60, max_pending=10_000)
 
     async def submit(number: int) -> int:
         said.set(f"request {number}")

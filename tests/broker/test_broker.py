@@ -1,20 +1,28 @@
-"""The broker on a real engine: waiting, leaving, sealing, maintenance."""
+"""The broker on a real engine: waiting, leaving, maintenance, sealing, work queues, and the duty that sweeps up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import pytest
 
-from hark.broker import Broker
+from hark.broker import Broker, places
+from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
+from hark.broker.operations import Operations
+from hark.broker.places import Places
 from hark.broker.sealing import Sealer
-from hark.clock import SystemClock
+from hark.broker.upkeep import flags
+from hark.broker.upkeep.cleanup import keep_cleaning
+from hark.broker.work_queues import NO_ERROR
+from hark.clock import FakeClock, SystemClock
+from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine
-from hark.errors import EngineFailure, HarkError, InvalidInput, InvalidSetting, Overloaded, Unavailable
-from hark.model import DeadLetterFilter, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec, Settlement
-from hark.settings import Encryption, Limits, Settings
+from hark.errors import EngineFailure, HarkError, InvalidInput, InvalidSetting, Unavailable
+from hark.ids import IdCodec
+from hark.model import DeadLetterFilter, Expired, NewMessage, PopRequest, QueueOptions, QueueSpec, Settlement
+from hark.settings import Encryption, Queue, Settings
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 
@@ -39,17 +47,13 @@ async def until_waiting(broker: Broker, number: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_waiting_pop_is_woken_by_a_push(broker: Broker) -> None:
+async def test_a_waiting_pop_is_woken_by_a_push_and_by_a_settlement_that_frees_a_partition(broker: Broker) -> None:
     pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
     await until_waiting(broker, 1)
-    await broker.push([NewMessage("orders", payload=b"1")])
-    assert [bytes(message.payload) for message in (await pop).messages] == [b"1"]
-    assert broker.waiting == 0
-
-
-async def test_a_waiting_pop_is_woken_by_a_settlement_that_frees_a_partition(broker: Broker) -> None:
     await broker.push([NewMessage("orders", payload=b"1"), NewMessage("orders", payload=b"2")])
-    first = await broker.pop(PopRequest(queue="orders"))
+    first = await pop
+    assert [bytes(message.payload) for message in first.messages] == [b"1"]
+    assert broker.waiting == 0
     pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
     await until_waiting(broker, 1)
     message = first.messages[0]
@@ -57,70 +61,77 @@ async def test_a_waiting_pop_is_woken_by_a_settlement_that_frees_a_partition(bro
     assert [bytes(message.payload) for message in (await pop).messages] == [b"2"]
 
 
-async def test_a_pop_by_namespace_waits_for_a_queue_that_does_not_exist_yet(broker: Broker) -> None:
-    pop = asyncio.create_task(broker.pop(PopRequest(namespace="shop"), 60))
-    await until_waiting(broker, 1)
-    await broker.push([NewMessage("shop.orders.new", payload=b"1")])
-    assert len((await pop).messages) == 1
-
-
-async def test_a_waiting_pop_is_answered_when_a_delay_is_over(broker: Broker) -> None:
-    await broker.push([NewMessage("orders", payload=b"1", delay_ms=30)])
-    assert len((await broker.pop(PopRequest(queue="orders"), 60)).messages) == 1
-
-
-async def test_a_waiting_pop_ends_empty_at_its_timeout(broker: Broker) -> None:
+async def test_a_waiting_pop_ends_empty_at_its_timeout_and_is_answered_when_a_delay_is_over(broker: Broker) -> None:
     assert (await broker.pop(PopRequest(queue="orders"), 0.01)).messages == ()
     assert broker.waiting == 0
+    await broker.push([NewMessage("orders", payload=b"1", delay_ms=30)])
+    assert len((await broker.pop(PopRequest(queue="orders"), 60)).messages) == 1
 
 
 async def test_what_a_client_that_left_would_have_got_is_free_again_and_uncounted(broker: Broker) -> None:
     pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
     await until_waiting(broker, 1)
-    await asyncio.gather(broker.push([NewMessage("orders", payload=b"1")]), cancelled(pop))
+    push = asyncio.create_task(broker.push([NewMessage("orders", payload=b"1")]))
+    await asyncio.sleep(0)
+    pop.cancel()
+    await asyncio.wait([push, pop])
+    assert pop.cancelled()
     got = await broker.pop(PopRequest(queue="orders"), 60)
     assert [(bytes(message.payload), message.attempt) for message in got.messages] == [(b"1", 1)]
-
-
-async def cancelled(task: asyncio.Task[PopResult]) -> None:
-    """Cancel a task and see it end."""
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_more_waiting_pops_than_allowed_are_refused() -> None:
-    broker = await started(SqliteEngine(":memory:", clock=SystemClock()), Settings(limits=Limits(max_waiting=1)))
-    pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
-    await until_waiting(broker, 1)
-    with pytest.raises(Overloaded) as caught:
-        await broker.pop(PopRequest(queue="orders"), 60)
-    assert caught.value.code == "too_many_waiting"
-    await cancelled(pop)
-    await broker.close()
-
-
-async def test_closing_answers_waiting_pops_at_once() -> None:
-    broker = await started(SqliteEngine(":memory:", clock=SystemClock()))
-    pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 600))
-    await until_waiting(broker, 1)
-    broker.stop_waiting()
-    assert (await pop).messages == ()
-    await broker.close()
 
 
 async def test_maintenance_refuses_pushes_and_outlives_a_restart(tmp_path: object) -> None:
     path = f"{tmp_path}/hark.db"
     broker = await started(SqliteEngine(path, clock=SystemClock()))
-    await broker.set_maintenance("push_maintenance", True)
+    await broker.set_maintenance(PUSH_MAINTENANCE, True)
     await broker.close()
     broker = await started(SqliteEngine(path, clock=SystemClock()))
     with pytest.raises(Unavailable) as caught:
         await broker.push([NewMessage("orders")])
     assert (caught.value.code, caught.value.retry_after) == ("maintenance", 5)
-    await broker.set_maintenance("push_maintenance", False)
+    await broker.set_maintenance(PUSH_MAINTENANCE, False)
     assert (await broker.push([NewMessage("orders")]))[0].status == "queued"
     await broker.close()
+
+
+class SharedEngine(SqliteEngine):
+    """A store that other servers change too."""
+
+    shared = True
+
+
+async def test_what_another_server_was_told_to_stop_is_stopped_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_INTERVAL", 0)
+    broker = await started(SharedEngine(":memory:", clock=SystemClock()))
+    pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
+    await until_waiting(broker, 1)
+    await broker.engine.write_flag(PUSH_MAINTENANCE, True)
+    await broker.engine.write_flag(POP_MAINTENANCE, True)
+    assert (await pop).reason == "paused"
+    with pytest.raises(Unavailable) as caught:
+        await broker.push([NewMessage("orders")])
+    assert caught.value.code == "maintenance"
+    await broker.close()
+
+
+async def test_a_switch_is_not_turned_back_by_what_was_read_before_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_flags, read, answered = broker.engine.read_flags, asyncio.Event(), asyncio.Event()
+
+    async def read_slowly() -> dict[str, bool]:
+        found = await read_flags()
+        read.set()
+        await answered.wait()
+        return found
+
+    monkeypatch.setattr(broker.engine, "read_flags", read_slowly)
+    refreshing = asyncio.create_task(broker.refresh_flags())
+    await read.wait()
+    await broker.set_maintenance(PUSH_MAINTENANCE, True)
+    answered.set()
+    await refreshing
+    assert broker.maintenance(PUSH_MAINTENANCE)
 
 
 # Sealing ---------------------------------------------------------------------------------------------------
@@ -137,19 +148,13 @@ async def stored_payload(broker: Broker) -> bytes:
     return await engine._read(lambda connection, _: bytes(connection.execute("select payload from messages").get))
 
 
-async def test_sealed_payloads_are_ciphertext_at_rest_and_plain_for_consumers(broker: Broker) -> None:
-    await broker.configure(sealed_queue())
-    await broker.push([NewMessage("secrets", payload=b'{"card":"4242"}')])
-    assert b"4242" not in await stored_payload(broker)
-    got = await broker.pop(PopRequest(queue="secrets"))
-    assert bytes(got.messages[0].payload) == b'{"card":"4242"}'
-
-
-async def test_dead_letters_stay_sealed_at_rest_and_are_shown_plain(broker: Broker) -> None:
+async def test_payloads_and_dead_letters_are_sealed_at_rest_and_plain_for_consumers(broker: Broker) -> None:
     await broker.configure(sealed_queue())
     await broker.push([NewMessage("secrets", payload=b'"card"')])
+    assert b"card" not in await stored_payload(broker)
     got = await broker.pop(PopRequest(queue="secrets"))
     message = got.messages[0]
+    assert bytes(message.payload) == b'"card"'
     await broker.settle([Settlement(message.transaction_id, message.partition_id, "failed", got.lease_id)])
     at_rest = (await broker.engine.dead_letters(DeadLetterFilter())).items[0]
     assert at_rest.sealed
@@ -186,13 +191,13 @@ def test_old_keys_open_what_they_sealed_and_the_first_key_seals() -> None:
         old.open("q", both.seal("q", b"1"))
 
 
-@pytest.mark.parametrize("change", [lambda sealed: sealed[:-6] + b"AAAA" + sealed[-2:], lambda sealed: sealed])
-def test_changed_bytes_and_moved_payloads_do_not_open(change: object) -> None:
+def test_changed_bytes_and_moved_payloads_do_not_open() -> None:
     sealer = Sealer([KEY])
-    assert callable(change)
-    with pytest.raises(HarkError) as caught:
-        sealer.open("another queue", change(sealer.seal("q", b'"some payload"')))
-    assert caught.value.code == "payload_corrupt"
+    sealed = sealer.seal("q", b'"some payload"')
+    for queue, content in (("q", sealed[:-6] + b"AAAA" + sealed[-2:]), ("another queue", sealed)):
+        with pytest.raises(HarkError) as caught:
+            sealer.open(queue, content)
+        assert caught.value.code == "payload_corrupt"
 
 
 @pytest.mark.parametrize("key", ["", "12", "zz" * 32, "ab" * 31])
@@ -200,3 +205,197 @@ def test_a_wrong_key_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         Sealer([key])
     assert "64 hexadecimal characters" in caught.value.text
+
+
+# Work queues: how they are made and remembered, and what messages get that do not say ----------------------
+
+
+SETTINGS = Settings(queue=Queue(lock_duration=5000), encryption=Encryption(key="ab" * 32))
+
+
+class CountingEngine(SqliteEngine):
+    """A store that counts how often queues are made."""
+
+    made: list[str]
+
+    async def make_queues(self, specs: Sequence[QueueSpec]) -> None:
+        """Note the names."""
+        self.made += [spec.name for spec in specs]
+        await super().make_queues(specs)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still."""
+    return FakeClock()
+
+
+@pytest.fixture
+def engine(clock: FakeClock) -> CountingEngine:
+    """The store of the broker."""
+    engine = CountingEngine(":memory:", clock=clock)
+    engine.made = []
+    return engine
+
+
+@pytest.fixture
+async def worker(engine: CountingEngine, clock: FakeClock) -> AsyncIterator[Broker]:
+    """A broker that is at work."""
+    worker = Broker(engine, SETTINGS, clock)
+    await worker.start()
+    yield worker
+    await worker.close()
+
+
+async def test_a_queue_is_made_before_it_is_first_used_and_remembered(
+    worker: Broker, engine: CountingEngine, clock: FakeClock
+) -> None:
+    work = worker.work_queues
+    await work.poll("a.b.c")
+    await work.enqueue(NewMessage("a.b.c"))
+    await work.poll("a.b.c")
+    assert engine.made == ["a.b.c"]
+    [info] = await engine.queue_infos(["a.b.c"])
+    assert (info.namespace, info.task, info.options) == ("a", "b", QueueOptions(drop_settled=True))
+    # Somebody else may have deleted it meanwhile.
+    clock.advance(1.1)
+    await work.enqueue(NewMessage("a.b.c"))
+    assert engine.made == ["a.b.c"] * 2
+
+
+async def test_a_queue_that_is_there_stays_as_it_is_and_one_that_was_deleted_is_forgotten(
+    worker: Broker, engine: CountingEngine
+) -> None:
+    options = QueueOptions(retry_limit=7, lease_time=9)
+    await worker.configure(QueueSpec(name="q", namespace="mine", options=options))
+    await worker.work_queues.enqueue(NewMessage("q"))
+    [info] = await engine.queue_infos(["q"])
+    assert (info.namespace, info.options) == ("mine", options)
+    assert await worker.delete_queues(["q", "other"]) == [True, False]
+    await worker.work_queues.enqueue(NewMessage("q"))
+    assert engine.made == ["q", "q"]
+    [info] = await engine.queue_infos(["q"])
+    assert info.options.drop_settled
+
+
+async def test_messages_get_a_schedule_and_a_lease_by_the_settings_unless_they_have_one(
+    worker: Broker, clock: FakeClock
+) -> None:
+    messages = [NewMessage("q"), NewMessage("r", backoff_ms=()), NewMessage("q", backoff_ms=(7,))]
+    await worker.work_queues.admit(messages)
+    assert [message.backoff_ms for message in messages] == [(1000, 5000, 10_000), (), (7,)]
+    await worker.work_queues.enqueue(NewMessage("q"))
+    result = await worker.work_queues.poll("q")
+    assert result.expires_at == clock.now() + 5_000_000
+
+
+async def test_an_encrypted_queue_can_be_worked_on(worker: Broker) -> None:
+    await worker.configure(QueueSpec(name="q", options=QueueOptions(encryption_enabled=True)))
+    work = worker.work_queues
+    id = await work.enqueue(NewMessage("q", payload=b'"secret"', backoff_ms=()))
+    result = await work.poll("q")
+    assert bytes(result.messages[0].payload) == b'"secret"'
+    assert (await work.settle(id, result.lease_id, "failed")).dead_lettered
+    [letter] = (await worker.dead_letters(DeadLetterFilter(queue="q"))).items
+    assert (bytes(letter.payload), letter.error) == (b'"secret"', NO_ERROR)
+
+
+# The duty that sweeps up locks and keys: it goes on, step by step, and can be switched off -----------------
+
+
+ENOUGH = 9
+
+
+class Sweeping:
+    """A store with much to sweep at first, which is away now and then."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.enough = asyncio.Event()
+        self._leases, self._keys = [1000, 5, 0], [1000, 1000, 3, 0]
+
+    async def expire(self, limit: int) -> Expired:
+        """End so many leases."""
+        self._note("expire")
+        if not self._leases:
+            raise EngineFailure("away")
+        return Expired(min(limit, self._leases.pop(0)), None)
+
+    async def sweep_keys(self, limit: int) -> int:
+        """Remove so many keys."""
+        self._note("sweep")
+        return min(limit, self._keys.pop(0))
+
+    def _note(self, what: str) -> None:
+        self.done.append(what)
+        if len(self.done) >= ENOUGH:
+            self.enough.set()
+
+
+async def test_it_takes_as_many_steps_as_there_is_work_for_and_goes_on_after_a_failure() -> None:
+    store, operations = Sweeping(), Operations(SystemClock())
+    duty = asyncio.create_task(keep_cleaning(cast(Engine, store), 0, operations))
+    await store.enough.wait()
+    duty.cancel()
+    assert store.done[:ENOUGH] == [
+        *("expire", "expire", "sweep", "sweep", "sweep"),
+        *("expire", "sweep"),
+        *("expire", "expire"),
+    ]
+    tally = operations.tallies()["cleanup"]
+    assert tally.count >= 3
+    assert tally.errors == tally.count - 2
+
+
+async def test_no_interval_no_sweep() -> None:
+    for interval, running in ((60_000, True), (0, False)):
+        settings = Settings(queue=Queue(cleanup_interval=interval))
+        broker = Broker(SqliteEngine(":memory:", clock=SystemClock()), settings, SystemClock())
+        await broker.start()
+        assert ("cleanup" in {task.get_name() for task in asyncio.all_tasks()}) == running
+        await broker.close()
+
+
+# Ids lead to queues ----------------------------------------------------------------------------------------
+
+
+CODEC = IdCodec(1)
+
+
+class Store:
+    """Knows the queues of partitions, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.queues = {CODEC.encode(1, 0): "orders", CODEC.encode(2, 0): "mail"}
+        self.asked: list[list[str]] = []
+
+    async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
+        """The queues of partitions."""
+        self.asked.append(sorted(ids))
+        return [self.queues.get(id) for id in ids]
+
+
+async def test_messages_and_partitions_lead_to_their_queue_and_nothing_else_does() -> None:
+    found = Places(cast(Engine, Store()))
+    ids = [CODEC.encode(1, 9), CODEC.encode(2, 0), CODEC.encode(3, 1), "nonsense", ""]
+    assert await found.queues_of(ids) == ["orders", "mail", None, None, None]
+
+
+async def test_the_store_is_asked_once_for_a_partition_and_again_for_what_is_not_there() -> None:
+    store = Store()
+    found = Places(cast(Engine, store))
+    for offset in (1, 2):
+        await found.queues_of([CODEC.encode(1, offset), CODEC.encode(1, offset + 10), CODEC.encode(3, 1)])
+    assert store.asked == [[CODEC.encode(1, 0), CODEC.encode(3, 0)], [CODEC.encode(3, 0)]]
+    store.queues[CODEC.encode(3, 0)] = "new"
+    assert await found.queues_of([CODEC.encode(3, 1)]) == ["new"]
+
+
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "_KEPT", 3)
+    store = Store()
+    store.queues = {CODEC.encode(number, 0): f"q{number}" for number in range(1, 20)}
+    found = Places(cast(Engine, store))
+    for number in range(1, 20):
+        assert await found.queues_of([CODEC.encode(number, 1)]) == [f"q{number}"]
+    assert len(found._known) <= 3

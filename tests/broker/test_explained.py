@@ -1,19 +1,22 @@
-"""What the broker adds to an explanation: who waits and who asked on this server, and maintenance."""
+"""What the broker adds to an explanation: who waits and who asked on this server and when, and maintenance."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hark.broker import Broker
+from hark.broker.asking import Asking
 from hark.broker.broker import POP_MAINTENANCE
 from hark.broker.explaining_words import moment
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound
-from hark.model import NewMessage, PopRequest, QueueOptions, QueueSpec
+from hark.model import MessageFacts, NewMessage, PopRequest, QueueOptions, QueueSpec
 from hark.settings import Settings
 
 
@@ -95,18 +98,49 @@ async def test_who_waits_and_could_get_it_is_counted(broker: Broker, wish: PopRe
     await asyncio.wait([waiting])
 
 
-async def test_deliveries_that_are_stopped_are_the_reason(broker: Broker) -> None:
-    await broker.pop(PopRequest(queue="shop.pay.orders", group="g"))
-    message_id = await pushed(broker)
-    await broker.set_maintenance(POP_MAINTENANCE, True)
-    assert (await told(broker, message_id))[0] == "pop_maintenance"
-
-
-async def test_a_queue_that_nobody_asked_has_one_explanation(broker: Broker) -> None:
+async def test_of_a_queue_that_no_group_asked_of_stopped_deliveries_and_of_what_never_was(broker: Broker) -> None:
     message_id = await pushed(broker)
     assert await told(broker, message_id, None) == ("no_group", {})
-
-
-async def test_what_never_was_is_not_found(broker: Broker) -> None:
+    await broker.pop(PopRequest(queue="shop.pay.orders", partition="other", group="g"))
+    await broker.set_maintenance(POP_MAINTENANCE, True)
+    assert (await told(broker, message_id))[0] == "pop_maintenance"
     with pytest.raises(NotFound):
         await broker.explain("nothing")
+
+
+MESSAGE = MessageFacts(id="m", queue="orders", partition="p", partition_id="p", offset=1, namespace="shop", task="pay")
+
+
+def noted(asking: Asking, **wish: Any) -> None:
+    """A consumer of g asks for something."""
+    asking.note(PopRequest(group="g", **wish))
+
+
+def test_the_last_time_of_those_who_could_get_the_message_and_others_do_not_count(clock: FakeClock) -> None:
+    asking = Asking(clock)
+    for other in ({"queue": "mails"}, {"namespace": "other"}, {"namespace": "shop", "task": "other"}):
+        noted(asking, **other)
+    assert asking.last(MESSAGE, "g") is None
+    for wish in (
+        {"queue": "orders"},
+        {"namespace": "shop"},
+        {"task": "pay"},
+        {"namespace": "shop", "task": "pay"},
+        {"queue": "orders", "partition": "other"},
+    ):
+        clock.advance(1)
+        noted(asking, **wish)
+        assert asking.last(MESSAGE, "g") == clock.now()
+    assert asking.last(MESSAGE, "h") is None
+
+
+def test_who_was_forgotten_has_not_asked_since(clock: FakeClock) -> None:
+    asking = Asking(clock, most=2)
+    start = clock.now()
+    assert asking.since == start
+    for name in ("orders", "mails", "orders", "third"):
+        clock.advance(1)
+        noted(asking, queue=name)
+    assert asking.last(MESSAGE, "g") is None
+    assert asking.since == start + 3_000_000
+    assert asking.last(replace(MESSAGE, queue="mails"), "g") == start + 2_000_000

@@ -1,12 +1,17 @@
-"""Timers: never early by the clock that counts, and only once."""
+"""Timers: never early by the clock that counts, and only once; and backoffs: when to look next."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
+from random import Random
 
+import pytest
+
+from hark.broker.backoff import Backoff
 from hark.broker.timers import LoopTimers
 from hark.clock import MILLISECOND, SECOND, FakeClock, SystemClock
+from hark.settings import Fallback
 from hark.testing.timers import FakeTimers
 
 
@@ -80,3 +85,91 @@ def test_fake_timers_ring_in_order_each_at_its_own_time() -> None:
     timers.advance(10)
     assert rung[1:] == [("later", 2 * SECOND)]
     assert timers.armed == 0
+
+
+# The backoff: when to look next, by a clock that the test moves --------------------------------------------
+
+
+def middle() -> float:
+    """The random number at which the jitter is nothing."""
+    return 0.5
+
+
+def waits(backoff: Backoff, clock: FakeClock, number: int) -> list[float]:
+    """The milliseconds before each of the next looks, if none of them finds anything."""
+    found = []
+    for _ in range(number):
+        wait = (backoff.due - clock.now()) / MILLISECOND
+        found.append(wait)
+        clock.advance(wait / 1000)
+        backoff.missed()
+    return found
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def test_the_first_looks_come_quickly_then_fewer_and_fewer_down_to_the_longest_wait(clock: FakeClock) -> None:
+    backoff = Backoff(Fallback(jitter=0), clock, middle)
+    for _ in range(2):
+        assert waits(backoff, clock, 8) == [100, 100, 100, 300, 900, 2700, 5000, 5000]
+        backoff.reset()
+
+
+def test_the_next_look_counts_from_the_last_one_and_not_from_when_it_was_due(clock: FakeClock) -> None:
+    backoff = Backoff(Fallback(initial_ms=100), clock, middle)
+    clock.advance(60)
+    backoff.missed()
+    assert backoff.due - clock.now() == 100 * MILLISECOND
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Fallback(initial_ms=100, threshold=0, multiplier=3), [300, 900]),
+        (Fallback(initial_ms=100, threshold=1, multiplier=3), [100, 300]),
+        (Fallback(initial_ms=100, threshold=2, multiplier=3), [100, 100, 300]),
+        (Fallback(initial_ms=100, threshold=1, multiplier=2, max_ms=5000), [100, 200, 400]),
+    ],
+)
+def test_each_setting_has_its_effect(clock: FakeClock, settings: Fallback, expected: list[float]) -> None:
+    assert waits(Backoff(settings, clock, middle), clock, len(expected)) == expected
+
+
+def test_it_says_how_far_it_has_slowed_down() -> None:
+    backoff = Backoff(Fallback(threshold=2), FakeClock(), middle)
+    seen = []
+    for _ in range(4):
+        seen.append((backoff.at_start, backoff.slowed, backoff.interval_ms))
+        backoff.missed()
+    assert seen == [(True, False, 100), (False, False, 100), (False, True, 300), (False, True, 900)]
+
+
+def test_the_jitter_is_a_tenth_of_the_interval_or_what_the_settings_say(clock: FakeClock) -> None:
+    assert waits(Backoff(Fallback(), clock, lambda: 0.0), clock, 5) == [90, 90, 90, 270, 810]
+    assert waits(Backoff(Fallback(), clock, lambda: 1.0), clock, 5) == [110, 110, 110, 330, 990]
+    assert waits(Backoff(Fallback(jitter=0), clock, lambda: 0.0), clock, 1) == [100]
+    assert waits(Backoff(Fallback(jitter=0.5), clock, lambda: 0.0), clock, 1) == [50]
+
+
+def test_those_who_look_seldom_meet_at_quarters_of_a_second_within_the_jitter_after_the_cap(clock: FakeClock) -> None:
+    backoff = Backoff(Fallback(), clock, Random(1).random)
+    waits(backoff, clock, 10)
+    assert backoff.interval_ms == 5000
+    slow = []
+    for _ in range(200):
+        slow += waits(backoff, clock, 1)
+        assert clock.now() % (250 * MILLISECOND) == 0
+    assert min(slow) == 4500
+    assert max(slow) == 5500
+    assert len(set(slow)) >= 5, "they stray: those who began together do not go on all together"
+
+
+@pytest.mark.parametrize(("multiplier", "longest"), [(1, 100), (1000, 5000)])
+def test_a_very_long_wait_changes_nothing(clock: FakeClock, multiplier: float, longest: float) -> None:
+    backoff = Backoff(Fallback(multiplier=multiplier), clock, middle)
+    for _ in range(10_000):
+        backoff.missed()
+    assert backoff.interval_ms == longest

@@ -24,7 +24,7 @@ from hark.model import (
 
 from .broken import BROKEN as BROKEN_IN_ANY_GROUP
 from .broken import Broken
-from .engines import DURABLE_ENGINES
+from .engines import ENGINES
 
 FOR_EVER = 10_000_000
 """Milliseconds that no machine waits."""
@@ -77,7 +77,7 @@ class GivesOneMessageToTwo(Broken):
 class LosesRetriesWithARestart(Broken):
     """What waits for its retry is forgotten when the store is opened again."""
 
-    kind = DURABLE_ENGINES[0]
+    kind = ENGINES[0]
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         super().__init__(engine, clock)

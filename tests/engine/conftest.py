@@ -10,7 +10,7 @@ from hark.clock import FakeClock
 from hark.engine.api import Engine
 
 from .driver import Driver
-from .engines import DURABLE_ENGINES, ENGINES, EngineKind
+from .engines import ENGINES, EngineKind
 from .workers import Workers
 
 
@@ -23,8 +23,12 @@ def clock() -> FakeClock:
 @pytest.fixture(params=ENGINES, ids=lambda kind: kind.name)
 async def q(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Driver]:
     """An empty, started engine of each kind behind a driver."""
-    async for driver in _opened(request, clock):
+    kind: EngineKind = request.param
+    with kind.store(request) as open_engine:
+        driver = Driver(open_engine, clock)
+        await driver.start()
         yield driver
+        await driver.engine.close()
 
 
 @pytest.fixture
@@ -39,17 +43,7 @@ def workers(q: Driver) -> Workers:
     return Workers(q)
 
 
-@pytest.fixture(params=DURABLE_ENGINES, ids=lambda kind: kind.name)
-async def durable(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Driver]:
-    """An empty, started engine of each kind whose store can be opened again."""
-    async for driver in _opened(request, clock):
-        yield driver
-
-
-async def _opened(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Driver]:
-    kind: EngineKind = request.param
-    with kind.store(request) as open_engine:
-        driver = Driver(open_engine, clock)
-        await driver.start()
-        yield driver
-        await driver.engine.close()
+@pytest.fixture
+def durable(q: Driver) -> Driver:
+    """An empty, started engine of each kind, for tests that open its store again."""
+    return q

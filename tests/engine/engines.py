@@ -16,6 +16,7 @@ from hark.engine.api import Engine
 from hark.engine.s3.log.patience import Pause
 from hark.engine.sqlite import SqliteEngine
 from hark.settings.s3 import S3
+from tests.postgres_programs import fast_folder
 from tests.postgres_server import PostgresServer
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket
@@ -43,7 +44,7 @@ class EngineKind(NamedTuple):
 
 @contextmanager
 def _file(_request: pytest.FixtureRequest) -> Iterator[Open]:
-    with tempfile.TemporaryDirectory(prefix="hark-store-") as place:
+    with tempfile.TemporaryDirectory(prefix="hark-store-", dir=fast_folder()) as place:
         yield lambda clock: SqliteEngine(str(Path(place) / "hark.db"), clock=clock)
 
 
@@ -57,7 +58,7 @@ def _database(request: pytest.FixtureRequest) -> Iterator[Open]:
     from hark.engine.postgres import PostgresEngine
 
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    with server.fresh_database() as url:
+    with server.database() as url:
         yield lambda clock: PostgresEngine(url, clock=clock)
 
 
@@ -90,11 +91,10 @@ def _bucket(_request: pytest.FixtureRequest) -> Iterator[Open]:
 
 
 MEMORY = EngineKind("memory", durable=False, exclusive=False, leases_survive=False, store=_memory)
+"""The SQLite engine without a file: the state machines run on it, with few examples, and the tests over HTTP."""
 ENGINES = [
     EngineKind("sqlite", durable=True, exclusive=True, leases_survive=False, store=_file),
     EngineKind("postgres", durable=True, exclusive=False, leases_survive=True, store=_database),
     EngineKind("s3", durable=True, exclusive=False, leases_survive=True, store=_bucket),
-    MEMORY,
 ]
-DURABLE_ENGINES = [kind for kind in ENGINES if kind.durable]
 EXCLUSIVE_ENGINES = [kind for kind in ENGINES if kind.exclusive]

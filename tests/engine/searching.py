@@ -10,9 +10,9 @@ from .engines import EngineKind
 
 
 def search(kind: EngineKind, *, examples: int, with_a_server: int, steps: int) -> settings:
-    """Settings of a search at one kind of engine; fewer examples where every step is a call of another process."""
+    """Settings of a search at one kind of engine; fewer examples where a step is a call of another process."""
     return settings(
-        max_examples=with_a_server if kind.leases_survive else examples,
+        max_examples=examples if kind.durable and not kind.leases_survive else with_a_server,
         stateful_step_count=steps,
         deadline=None,
         database=None,

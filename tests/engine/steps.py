@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import ClassVar, TypeVar
 
-from hypothesis import note
+from hypothesis import currently_in_test_context, note
 from hypothesis import strategies as st
 
 from hark.clock import FakeClock
@@ -47,7 +47,8 @@ NAMES: tuple[Named, ...] = ("key", "key", "id", "id alone")
 def pick(data: st.DataObject, items: Sequence[T], label: str) -> T:
     """Draw one of the items, the newest first when a failure is made small."""
     chosen = items[-1 - data.draw(st.integers(0, len(items) - 1), label)]
-    note(f"    {label}: {chosen!r}")
+    if currently_in_test_context():  # Recorded steps are replayed outside of one.
+        note(f"    {label}: {chosen!r}")
     return chosen
 
 
@@ -227,6 +228,13 @@ class Steps:
             )
             for _ in range(pushes if open_queues else 0)
         ]
+        settled = {(one.message.partition.name, one.message.push.key) for one in verdicts}
+        if any(
+            (one.partition, one.key) in settled
+            for one in new
+            if one.key and self.model.queues[one.queue].options.drop_settled
+        ):
+            return  # Whether a key is free in the transaction that drops its message, the rules do not say.
         required = {}
         if name_leases and self.leases:
             name, lease = pick(data, [*self.leases.items(), (NEVER_GIVEN, 0)], "required lease")

@@ -1,12 +1,14 @@
-"""The administrator's verbs: pause, purge, delete, flags."""
+"""The administrator's verbs: pause, purge, delete, flags, configure."""
 
 from __future__ import annotations
 
+import pytest
+
 from hark.clock import FakeClock
 from hark.engine.api import Engine
-from hark.model import MessageFilter, Settlement
+from hark.model import MessageFilter, QueueOptions, QueueSpec, Settlement
 
-from .driver import NEVER_GIVEN, NEW, Driver, message, payloads, settlement
+from .driver import NEVER_GIVEN, NEW, Driver, given, message, payloads, settlement
 
 # Pause -----------------------------------------------------------------------------------------------------
 
@@ -42,11 +44,13 @@ async def test_a_pause_is_skipped_by_pops_over_several_queues(q: Driver, engine:
     assert payloads(await q.pop(namespace="ns", batch=10, partitions=10)) == ["ns.b"]
 
 
-async def test_pausing_what_does_not_exist_is_false(q: Driver, engine: Engine) -> None:
+async def test_what_does_not_exist_is_neither_paused_nor_purged(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
-    assert not await engine.pause("nowhere", None, True)
-    assert not await engine.pause("orders", "unknown", True)
-    assert not await engine.pause("nowhere", "unknown", False)
+    for queue, group in (("nowhere", None), ("orders", "unknown"), ("nowhere", "unknown")):
+        assert not await engine.pause(queue, group, True)
+        assert not await engine.pause(queue, group, False)
+        assert await engine.purge(queue, group) == 0
+    assert await q.drain("orders") == [1]
 
 
 # Purge -----------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ async def test_purging_one_group_includes_what_was_requeued_for_it(q: Driver, en
     assert await q.pop("orders", group="a") == []
 
 
-async def test_purging_one_group_does_not_count_what_dies_at_that_moment(
+async def test_purging_a_group_does_not_count_what_dies_at_that_moment(
     q: Driver, engine: Engine, clock: FakeClock
 ) -> None:
     await q.configure("orders", lease_time=10, retry_limit=0)
@@ -125,29 +129,16 @@ async def test_a_key_that_was_purged_names_the_message_that_has_it_now(q: Driver
     assert await q.drain("orders") == [2]
 
 
-async def test_purging_what_does_not_exist_removes_nothing(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    assert await engine.purge("nowhere") == 0
-    assert await engine.purge("orders", "unknown") == 0
-    assert await q.drain("orders") == [1]
-
-
 # Deleting messages -----------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_message_is_stepped_over(q: Driver, engine: Engine) -> None:
+async def test_a_deleted_message_is_stepped_over_and_its_offset_is_not_used_again(q: Driver, engine: Engine) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
-    assert await engine.delete_messages([ids[0], ids[2], NEVER_GIVEN, "no id", ids[2]]) == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert await q.drain("orders") == [2, 4]
-    await q.push("orders", "p1", 5)
-    [held] = await q.pop("orders")
-    assert (held.payload, held.message.offset) == (5, 5)
+    deleted = await engine.delete_messages([ids[1], ids[3], NEVER_GIVEN, "no id", ids[3]])
+    assert deleted == [True, True, False, False, False]
+    assert await q.push_id("orders", "p1", 5) > ids[3]
+    got = await q.pop("orders", batch=10)
+    assert [(one.payload, one.message.offset) for one in got] == [(1, 1), (3, 3), (5, 5)]
 
 
 async def test_a_leased_message_can_be_deleted(q: Driver, engine: Engine) -> None:
@@ -159,28 +150,15 @@ async def test_a_leased_message_can_be_deleted(q: Driver, engine: Engine) -> Non
     assert payloads(await q.pop("orders")) == [3]
 
 
-async def test_deleting_all_that_a_lease_holds_frees_the_partition(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
-    await engine.delete_messages([held.message.id])
-    assert payloads(await q.pop("orders")) == [2]
-
-
-async def test_a_message_that_waits_for_its_retry_can_be_deleted(q: Driver, engine: Engine) -> None:
+@pytest.mark.parametrize("failed", [False, True], ids=["leased", "waits for its retry"])
+async def test_deleting_the_message_that_blocks_a_partition_frees_it(q: Driver, engine: Engine, failed: bool) -> None:
     await q.configure("orders", retry_delay=60_000)
     await q.push("orders", "p1", 1, 2)
     [held] = await q.pop("orders")
-    await q.fail(held)
+    if failed:
+        await q.fail(held)
     await engine.delete_messages([held.message.id])
     assert payloads(await q.pop("orders")) == [2]
-
-
-async def test_deleting_the_newest_message_does_not_reuse_its_offset(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    last = await q.push_id("orders", "p1", 2)
-    await engine.delete_messages([last])
-    assert await q.push_id("orders", "p1", 3) > last
-    assert await q.drain("orders") == [1, 3]
 
 
 # Deleting queues -------------------------------------------------------------------------------------------
@@ -208,7 +186,7 @@ async def test_a_deleted_queue_is_gone_with_everything_in_it(q: Driver, engine: 
 
 async def test_a_queue_of_the_same_name_is_a_new_queue(q: Driver, engine: Engine, clock: FakeClock) -> None:
     info = await q.configure("orders", retry_limit=9)
-    await q.push("orders", "p1", 1, transaction_id="t1")
+    [pushed] = await q.push("orders", "p1", 1, transaction_id="t1")
     old = await q.pop("orders", group="g")
     await engine.delete_queues(["orders"])
     clock.advance(1)
@@ -218,6 +196,9 @@ async def test_a_queue_of_the_same_name_is_a_new_queue(q: Driver, engine: Engine
     assert fresh.id != info.id
     assert fresh.options.retry_limit == 3
     assert not (await q.ack(old[0])).success
+    assert await engine.message(pushed.partition_id or "", "t1") is None
+    assert await engine.delete_messages([pushed.message_id or ""]) == [False]
+    assert [one.code for one in await q.settle(Settlement("t1", pushed.partition_id or ""))] == ["not_found"]
     [held] = await q.pop("orders", group="g", subscription=NEW) or await q.pop("orders", group="h")
     assert (held.payload, held.message.offset) == (2, 1)
     assert held.message.partition_id != old[0].message.partition_id
@@ -234,21 +215,11 @@ async def test_the_groups_of_a_deleted_queue_are_forgotten(q: Driver, engine: En
     assert await q.pop("orders", group="g", subscription=NEW) == [], "a first contact again"
 
 
-async def test_old_ids_of_a_deleted_queue_find_nothing(q: Driver, engine: Engine) -> None:
-    [old] = await q.push("orders", "p1", 1, transaction_id="t1")
-    await engine.delete_queues(["orders"])
-    await q.push("orders", "p1", 2, transaction_id="t1")
-    assert await engine.message(old.partition_id or "", "t1") is None
-    assert await engine.delete_messages([old.message_id or ""]) == [False]
-    [outcome] = await q.settle(Settlement("t1", old.partition_id or ""))
-    assert outcome.code == "not_found"
-    assert await q.drain("orders") == [2]
-
-
 # The server's own notes ------------------------------------------------------------------------------------
 
 
 async def test_flags_are_remembered(engine: Engine) -> None:
+    await engine.ping()
     assert await engine.read_flags() == {}
     await engine.write_flag("maintenance", True)
     await engine.write_flag("pop_maintenance", False)
@@ -256,10 +227,113 @@ async def test_flags_are_remembered(engine: Engine) -> None:
     assert await engine.read_flags() == {"maintenance": True, "pop_maintenance": False}
 
 
-async def test_a_started_engine_answers_ping(engine: Engine) -> None:
-    await engine.ping()
+# Options of a queue: stored, shown, replaced; their effects, where no other file shows them --------------
 
 
-async def test_a_message_goes_to_the_partition_default_when_none_is_named(q: Driver) -> None:
-    await q.push_messages(message("orders", "Default", 1))
-    assert payloads(await q.pop("orders", "Default")) == [1]
+async def test_configure_makes_the_queue_and_the_partition_default(q: Driver, clock: FakeClock) -> None:
+    info = await q.configure("orders", namespace="shop", task="ship", retry_limit=7)
+    assert (info.name, info.namespace, info.task) == ("orders", "shop", "ship")
+    assert info.options == QueueOptions(retry_limit=7)
+    assert (info.created_at, info.paused) == (clock.now(), False)
+    [partition] = await q.engine.partition_stats("orders")
+    assert (partition.name, partition.id) == ("Default", info.partition_id)
+
+
+async def test_a_queue_made_by_a_push_has_the_defaults_of_the_rules(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    [info] = await q.engine.queue_infos(["orders"])
+    assert info.options == QueueOptions(
+        lease_time=300,
+        retry_limit=3,
+        retry_delay=0,
+        retry_multiplier=1,
+        retry_max_delay=3_600_000,
+        ttl=0,
+        max_size=0,
+        dead_letter_queue=True,
+        dlq_after_max_retries=True,
+    )
+
+
+async def test_every_option_is_stored_and_shown(q: Driver, engine: Engine) -> None:
+    options = QueueOptions(
+        lease_time=11,
+        retry_limit=12,
+        retry_delay=13,
+        retry_multiplier=1.5,
+        retry_max_delay=14,
+        delayed_processing=15,
+        window_buffer=16,
+        priority=17,
+        max_size=18,
+        ttl=19,
+        dead_letter_queue=False,
+        dlq_after_max_retries=False,
+        retention_enabled=True,
+        retention_seconds=20,
+        completed_retention_seconds=21,
+        max_wait_time_seconds=22,
+        encryption_enabled=True,
+    )
+    [answer] = await engine.configure([QueueSpec(name="orders", options=options)])
+    assert given(answer).options == options
+    assert (await q.stats("orders")).info.options == options
+
+
+async def test_configure_again_replaces_all_options_and_keeps_the_messages_and_the_pause(q: Driver) -> None:
+    first = await q.configure("orders", namespace="shop", task="ship", retry_limit=7, priority=3)
+    await q.push("orders", "Default", 1)
+    await q.engine.pause("orders", None, True)
+    second = await q.configure("orders", priority=4)
+    assert (second.id, second.partition_id, second.created_at) == (first.id, first.partition_id, first.created_at)
+    assert (second.namespace, second.task, second.options) == ("", "", QueueOptions(priority=4))
+    assert second.paused
+    await q.engine.pause("orders", None, False)
+    assert payloads(await q.pop("orders")) == [1]
+
+
+async def test_configure_takes_a_batch_and_queue_infos_answers_those_that_exist(engine: Engine) -> None:
+    answers = await engine.configure([QueueSpec(name=name) for name in ("a", "b", "a", "c")])
+    infos = [given(one) for one in answers]
+    assert [one.name for one in infos] == ["a", "b", "a", "c"]
+    assert infos[0].id == infos[2].id
+    for wanted, found in ((None, ["a", "b", "c"]), (["c", "nowhere", "a"], ["a", "c"]), ([], [])):
+        assert sorted(one.name for one in await engine.queue_infos(wanted)) == found
+
+
+async def test_a_changed_lease_time_is_for_the_leases_that_follow(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=5)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    await q.configure("orders", lease_time=1)
+    clock.advance(4)
+    assert (await q.ack(held)).success
+
+
+async def test_sealing_must_agree_with_the_queue_s_encryption(q: Driver) -> None:
+    await q.configure("secret", encryption_enabled=True)
+    outcome = await q.transact(message("bills", "p1", 1), message("secret", "p1", 2))
+    assert (outcome.success, outcome.code, outcome.failed_index) == (False, "sealing_mismatch", 1)
+    assert await q.pop("bills") == []
+    outcomes = await q.push_messages(
+        message("secret", "p1", 1),
+        message("secret", "p1", "ciphertext", sealed=True),
+        message("plain", "p1", "ciphertext", sealed=True),
+        message("plain", "p1", 2),
+    )
+    assert [one.status for one in outcomes] == ["failed", "queued", "failed", "queued"]
+    assert [one.code for one in outcomes] == ["sealing_mismatch", None, "sealing_mismatch", None]
+    [held], [plain] = await q.pop("secret"), await q.pop("plain")
+    assert held.message.sealed and not plain.message.sealed
+
+
+async def test_a_dead_letter_of_a_sealed_message_stays_sealed(q: Driver) -> None:
+    await q.configure("secret", encryption_enabled=True)
+    await q.push("secret", "p1", "ciphertext", sealed=True)
+    [held] = await q.pop("secret")
+    await q.kill(held)
+    [letter] = await q.dead_letters("secret")
+    assert letter.sealed
+    await q.requeue(letter)
+    [held] = await q.pop("secret")
+    assert (held.payload, held.message.sealed) == ("ciphertext", True)

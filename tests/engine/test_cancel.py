@@ -1,51 +1,40 @@
-"""Cancel: a message is taken back only if nobody has been given it."""
+"""Cancel: a message is taken back only if it has been given to no consumer."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from hark.clock import FakeClock
 from hark.engine.api import Engine
-from hark.model import MessageFilter
+from hark.model import GroupMode, MessageFilter
 
 from .driver import NEVER_GIVEN, NEW, Driver, payloads
 from .workers import Workers
 
 
-async def test_a_delayed_message_that_was_cancelled_never_comes(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
+async def test_a_delayed_message_that_was_cancelled_never_comes(q: Driver, workers: Workers, engine: Engine) -> None:
     first = await q.push_id("orders", "p1", 1, delay_ms=1000)
     await q.push("orders", "p1", 2, delay_ms=1000)
     assert await workers.take() == []
     assert await engine.cancel([first]) == ["cancelled"]
-    clock.advance(1)
+    q.clock.advance(1)
     assert await workers.drain() == [2]
     assert await q.drain("orders", group="ordered") == [2]
     assert len(await engine.messages(MessageFilter(queue="orders"))) == 1
 
 
-async def test_a_message_that_is_not_delayed_can_be_cancelled_too(q: Driver, workers: Workers, engine: Engine) -> None:
-    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3)]
-    assert await engine.cancel([ids[1]]) == ["cancelled"]
-    assert await workers.drain() == [1, 3]
-
-
-async def test_answers_are_by_position(q: Driver, workers: Workers, engine: Engine) -> None:
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_answers_are_by_position(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
     got = await workers.take(2)
-    await q.ack(got[0])
-    assert await engine.cancel([ids[0], NEVER_GIVEN, ids[1], "no id", ids[2], ids[2], ""]) == [
-        "settled",
-        "not_found",
-        "leased",
-        "not_found",
-        "cancelled",
-        "not_found",
-        "not_found",
-    ]
+    await q.ack(got[1])
+    answers = await engine.cancel([ids[1], NEVER_GIVEN, ids[0], "no id", ids[2], ids[2], ""])
+    assert answers == ["settled", "not_found", "leased", "not_found", "cancelled", "not_found", "not_found"]
     assert await engine.cancel([]) == []
-    assert (await q.ack(got[1])).success
+    assert (await q.ack(got[0])).success
     assert await workers.drain() == [4]
 
 
@@ -59,56 +48,35 @@ async def test_what_some_group_holds_is_leased_for_all(q: Driver, workers: Worke
     assert await Workers(q, group="others").drain() == [1]
 
 
-async def test_what_has_used_attempts_is_leased(q: Driver, workers: Workers, engine: Engine, clock: FakeClock) -> None:
-    first = await q.push_id("orders", "p1", 1)
-    await q.fail((await workers.take())[0], delay_ms=60_000)
-    assert await engine.cancel([first]) == ["leased"]
-    second = await q.push_id("orders", "p2", 2)
-    await workers.take()
-    clock.advance(300)
-    assert await engine.cancel([second]) == ["leased"], "an expired lease is an attempt"
-
-
-async def test_what_was_released_was_never_handed_out(q: Driver, workers: Workers, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
-    got = await workers.take()
-    await engine.release([got.lease])
-    assert await engine.cancel([first]) == ["cancelled"]
-    assert await workers.take() == []
-
-
-async def test_a_dead_letter_is_settled(q: Driver, workers: Workers, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
+async def test_what_has_used_attempts_is_leased_and_a_dead_letter_settled(q: Driver, workers: Workers) -> None:
+    dead = await q.push_id("orders", "p1", 1)
     await workers.take_and_kill()
-    assert await engine.cancel([first]) == ["settled"]
+    failed = await q.push_id("orders", "p2", 2)
+    await q.fail((await workers.take())[0], delay_ms=60_000)
+    expired = await q.push_id("orders", "p3", 3)
+    await workers.take()
+    q.clock.advance(300)
+    assert await q.engine.cancel([dead, failed, expired]) == ["settled", "leased", "leased"]
     assert len(await q.dead_letters()) == 1
 
 
-async def test_ordered_groups(q: Driver, engine: Engine) -> None:
-    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
-    got = await q.pop("orders", batch=2)
-    await q.ack(got[1])
-    assert await engine.cancel(ids[:3]) == ["leased", "settled", "cancelled"]
-    await q.ack(got[0])
-    assert payloads(await q.pop("orders", batch=10)) == [4]
-
-
-async def test_a_queue_without_groups(q: Driver, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
-    assert await engine.cancel([first, first]) == ["cancelled", "not_found"]
-    assert await q.pop("orders") == []
-
-
-async def test_what_a_group_skipped_by_its_start_is_settled_for_it(q: Driver, workers: Workers, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
-    await workers.take(subscription=NEW)
-    assert await engine.cancel([first]) == ["settled"]
+async def test_what_was_released_was_never_handed_out_and_what_a_group_skipped_is_settled(
+    q: Driver, workers: Workers
+) -> None:
+    first, second = await q.push_id("orders", "p1", 1), await q.push_id("orders", "p1", 2)
+    got = await workers.take()
+    await q.engine.release([got.lease])
+    assert await q.engine.cancel([first]) == ["cancelled"]
+    assert payloads(await workers.take()) == [2]
+    third = await q.push_id("skipped", "p1", 3)
+    await Workers(q, "skipped").take(subscription=NEW)
+    assert await q.engine.cancel([second, third]) == ["leased", "settled"]
 
 
 async def test_a_cancelled_message_makes_room_and_frees_its_transaction_id(q: Driver, engine: Engine) -> None:
     await q.configure("orders", max_size=1)
     first = await q.push_id("orders", "p1", 1, transaction_id="t1")
-    await engine.cancel([first])
+    assert await engine.cancel([first, first]) == ["cancelled", "not_found"], "without groups too"
     second = await q.push_id("orders", "p1", 2, transaction_id="t1")
     assert first != second
     assert await q.drain("orders") == [2]

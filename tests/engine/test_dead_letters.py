@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
 from hark.model import DeadLetter, DeadLetterFilter
 
-from .driver import NEVER_GIVEN, Driver, Held, message, offsets, payloads, settlement
+from .driver import NEVER_GIVEN, Driver, offsets, payloads, settlement
+from .workers import attempts
 
 
 async def die(q: Driver, queue: str = "orders", group: str = "g", error: str = "hopeless") -> DeadLetter:
@@ -19,10 +22,7 @@ async def die(q: Driver, queue: str = "orders", group: str = "g", error: str = "
     return next(one for one in await q.dead_letters(queue, group) if one.message_id == held.message.id)
 
 
-# Rule 18 ---------------------------------------------------------------------------------------------------
-
-
-async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, clock: FakeClock) -> None:
+async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.configure("orders", retry_limit=1)
     created = clock.now()
     await q.push("orders", "p1", {"n": 1}, transaction_id="t1", trace_id="trace-1", producer="me")
@@ -32,15 +32,15 @@ async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, clock: F
     [held] = await q.pop("orders", group="g")
     await q.fail(held, "second")
     [letter] = await q.dead_letters()
-    assert (letter.message_id, letter.transaction_id, letter.partition_id) == (
-        held.message.id,
-        "t1",
-        held.message.partition_id,
-    )
+    assert (letter.message_id, letter.partition_id) == (held.message.id, held.message.partition_id)
+    assert letter.transaction_id == "t1"
     assert (letter.queue, letter.partition, letter.group) == ("orders", "p1", "g")
     assert (bytes(letter.payload), letter.producer, letter.trace_id) == (b'{"n":1}', "me", "trace-1")
     assert (letter.attempts, letter.error) == (2, "second")
     assert (letter.created_at, letter.failed_at) == (created, clock.now())
+    [listed] = (await engine.dead_letters(DeadLetterFilter(payloads=False))).items
+    assert bytes(listed.payload) == b"null", "without payloads where they are not wanted"
+    assert (listed.id, listed.message_id, listed.trace_id) == (letter.id, letter.message_id, "trace-1")
 
 
 async def test_rule_18_a_dead_letter_settles_the_message_for_its_group_only(q: Driver) -> None:
@@ -48,32 +48,22 @@ async def test_rule_18_a_dead_letter_settles_the_message_for_its_group_only(q: D
     await die(q, group="a")
     assert await q.cursor("orders", "p1", "a") == 1
     assert await q.drain("orders", group="a") == [2]
-    assert await q.drain("orders", group="b") == [1, 2]
-    assert len(await q.dead_letters()) == 1
+    assert [one.group for one in await q.dead_letters()] == ["a"]
+    await die(q, group="b")
+    assert await q.drain("orders", group="b") == [2]
+    assert sorted(one.group for one in await q.dead_letters()) == ["a", "b"]
+    assert [one.group for one in await q.dead_letters(group="a")] == ["a"]
 
 
 async def test_rule_18_exactly_once(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = await q.pop("orders", batch=2)
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=3)
     await q.settle(settlement(got[0], "dlq"), settlement(got[0], "dlq"))
     await q.settle(settlement(got[0], "dlq"))
     await q.fail(got[0])
     assert len(await q.dead_letters()) == 1
-
-
-async def test_rule_18_exactly_once_under_racing_settlements(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    await asyncio.gather(*(q.kill(held) for _ in range(10)))
-    assert len(await q.dead_letters()) == 1
-
-
-async def test_rule_18_each_group_has_its_own(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    for group in ("a", "b"):
-        await die(q, group=group)
-    assert sorted(one.group for one in await q.dead_letters()) == ["a", "b"]
-    assert [one.group for one in await q.dead_letters(group="a")] == ["a"]
+    await asyncio.gather(*(q.kill(got[1]) for _ in range(10)))
+    assert len(await q.dead_letters()) == 2
 
 
 async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(q: Driver, engine: Engine) -> None:
@@ -87,9 +77,7 @@ async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(q
     assert await q.drain("orders", group="g") == [1]
 
 
-async def test_rule_18_a_message_that_is_deleted_at_the_moment_it_dies_is_a_dead_letter(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_18_what_is_deleted_as_it_dies_is_a_dead_letter(q: Driver, engine: Engine, clock: FakeClock) -> None:
     """The lease ended first: whoever deletes the message is the one who notices."""
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p1", 1)
@@ -99,9 +87,7 @@ async def test_rule_18_a_message_that_is_deleted_at_the_moment_it_dies_is_a_dead
     assert [bytes(one.payload) for one in await q.dead_letters("orders")] == [b"1"]
 
 
-async def test_rule_18_a_death_and_a_deletion_that_share_a_commit_leave_the_dead_letter(
-    q: Driver, engine: Engine
-) -> None:
+async def test_rule_18_a_death_and_a_deletion_in_one_commit_leave_the_dead_letter(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
     dead, deleted = await asyncio.gather(q.kill(held), engine.delete_messages([held.message.id]))
@@ -118,17 +104,21 @@ async def test_rule_18_retention_never_removes_dead_letters(q: Driver, clock: Fa
     assert [bytes(one.payload) for one in await q.dead_letters("orders")] == [b"1"]
 
 
-async def test_rule_18_without_dead_letters_an_exhausted_message_is_discarded_and_counted(q: Driver) -> None:
-    await q.configure("one", retry_limit=0, dead_letter_queue=False)
-    await q.configure("two", retry_limit=0, dlq_after_max_retries=False)
-    for name in ("one", "two"):
-        await q.push(name, "p1", 1, 2)
-        [held] = await q.pop(name)
-        outcome = await q.fail(held)
-        assert (outcome.success, outcome.dead_lettered) == (True, False)
-        assert await q.dead_letters(name) == []
-        assert (await q.stats(name)).discarded == 1
-        assert payloads(await q.pop(name)) == [2]
+@pytest.mark.parametrize("kept", [False, True])
+async def test_rule_18_an_exhausted_message_may_be_discarded_and_is_counted(q: Driver, kept: bool) -> None:
+    """One that its consumer sends to the dead letters is kept where only exhausted ones are discarded."""
+    await q.configure("orders", retry_limit=0, dead_letter_queue=kept, dlq_after_max_retries=not kept)
+    await q.push("orders", "p1", 1, 2, 3)
+    [held] = await q.pop("orders")
+    outcome = await q.fail(held)
+    assert (outcome.success, outcome.dead_lettered) == (True, False)
+    assert await q.dead_letters("orders") == []
+    assert (await q.stats("orders")).discarded == 1
+    [held] = await q.pop("orders")
+    outcome = await q.kill(held)
+    assert (held.payload, outcome.success, outcome.dead_lettered) == (2, True, kept)
+    assert len(await q.dead_letters("orders")) == int(kept)
+    assert payloads(await q.pop("orders")) == [3]
 
 
 async def test_rule_18_a_discarding_queue_counts_expired_leases_too(q: Driver, clock: FakeClock) -> None:
@@ -140,29 +130,10 @@ async def test_rule_18_a_discarding_queue_counts_expired_leases_too(q: Driver, c
     assert (await q.stats("orders")).discarded == 1
 
 
-async def test_rule_18_without_a_dead_letter_queue_not_even_an_explicit_one_is_kept(q: Driver) -> None:
-    await q.configure("orders", dead_letter_queue=False)
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    assert (await q.kill(held)).success
-    assert await q.dead_letters() == []
-    assert await q.pop("orders") == []
-
-
-async def test_rule_18_dlq_after_max_retries_is_about_exhausted_messages_only(q: Driver) -> None:
-    await q.configure("orders", dlq_after_max_retries=False)
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    assert (await q.kill(held)).dead_lettered
-    assert len(await q.dead_letters()) == 1
-
-
 # Looking at them and removing them -------------------------------------------------------------------------
 
 
-async def test_dead_letters_are_listed_newest_failure_first_and_filtered(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_dead_letters_are_listed_newest_first_and_filtered(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2)
     await q.push("bills", "p9", 3)
     start = clock.now()
@@ -206,38 +177,20 @@ async def test_dead_letters_are_found_by_what_their_error_says(q: Driver, engine
     assert len(await q.dead_letters()) == 3
 
 
-async def test_dead_letters_are_found_by_several_ids_of_both_kinds(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    one, two, three = [await die(q) for _ in range(3)]
+async def test_dead_letters_are_found_and_removed_by_ids_of_both_kinds_or_by_queue(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    await q.push("bills", "p1", 5)
+    one, _, three, _ = [await die(q) for _ in range(4)]
+    await die(q, "bills")
     ids = [three.id, one.message_id, NEVER_GIVEN, "no id", ""]
     page = await engine.dead_letters(DeadLetterFilter(ids=ids))
     assert ([letter.id for letter in page.items], page.total) == ([three.id, one.id], 2)
-    assert (await engine.dead_letters(DeadLetterFilter(ids=[]))).total == 0
-    assert (await engine.dead_letters(DeadLetterFilter(ids=ids, queue="bills"))).total == 0
-    assert await engine.delete_dead_letters(DeadLetterFilter(ids=ids)) == 2
-    assert [letter.id for letter in await q.dead_letters()] == [two.id]
-
-
-async def test_dead_letters_are_listed_without_payloads_when_nobody_wants_them(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", {"n": 1}, trace_id="trace-1")
-    letter = await die(q)
-    [found] = (await engine.dead_letters(DeadLetterFilter(payloads=False))).items
-    assert bytes(found.payload) == b"null"
-    assert (found.id, found.message_id, found.trace_id) == (letter.id, letter.message_id, "trace-1")
-
-
-async def test_dead_letters_can_be_removed_by_id_or_by_queue(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await q.push("bills", "p1", 4)
-    letters = [await die(q) for _ in range(3)]
-    await die(q, "bills")
-    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[letters[0].id])) == 1
-    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[letters[0].id])) == 0
+    for where in (DeadLetterFilter(ids=[]), DeadLetterFilter(ids=ids, queue="bills")):
+        assert (await engine.dead_letters(where)).total == 0
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[one.id])) == 1
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=ids)) == 1
     assert await engine.delete_dead_letters(DeadLetterFilter(queue="orders", limit=1)) == 2, "limit does not apply"
-    assert [one.queue for one in await q.dead_letters()] == ["bills"]
-
-
-# Rule 19 ---------------------------------------------------------------------------------------------------
+    assert [letter.queue for letter in await q.dead_letters()] == ["bills"]
 
 
 async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver) -> None:
@@ -254,23 +207,18 @@ async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver) ->
 
 
 async def test_rule_19_the_dead_letter_is_gone_and_a_second_requeue_finds_nothing(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
+    await q.push("orders", "p1", 1, 2)
     letter = await die(q)
-    first, second, unknown, nonsense = await engine.requeue([letter.id, letter.id, NEVER_GIVEN, "no id"])
+    first, *others = await engine.requeue([letter.id, letter.id, NEVER_GIVEN, "no id"])
+    others += await engine.requeue([letter.id])
     assert isinstance(first, str)
-    assert isinstance(second, NotFound)
-    assert isinstance(unknown, NotFound) and isinstance(nonsense, NotFound)
-    assert isinstance((await engine.requeue([letter.id]))[0], NotFound)
+    assert [type(one) for one in others] == [NotFound] * 4
     assert await q.dead_letters() == []
-    assert await q.drain("orders", group="g") == [1]
-
-
-async def test_rule_19_of_racing_requeues_one_wins(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
+    assert payloads(await q.pop("orders", group="g", auto_ack=True)) == [1]
     letter = await die(q)
     answers = [one for [one] in await asyncio.gather(*(engine.requeue([letter.id]) for _ in range(10)))]
-    assert sum(isinstance(one, str) for one in answers) == 1
-    assert await q.drain("orders", group="g") == [1]
+    assert sum(isinstance(one, str) for one in answers) == 1, "of racing requeues one wins"
+    assert await q.drain("orders", group="g") == [2]
 
 
 async def test_rule_19_attempts_start_again_and_options_are_kept(q: Driver, clock: FakeClock) -> None:
@@ -306,31 +254,26 @@ async def test_rule_19_a_requeued_message_with_a_transaction_id_can_be_settled(q
     assert (await q.track("orders", "p1", "g")).lag == 0
 
 
-async def test_rule_19_a_requeued_message_waits_for_the_open_lease(q: Driver) -> None:
+async def test_rule_19_a_requeued_message_waits_for_the_open_lease_but_for_no_retry(q: Driver) -> None:
+    await q.configure("orders", retry_delay=60_000)
     await q.push("orders", "p1", 1, 2, 3)
     letter = await die(q)
-    held = await q.pop("orders", group="g")
+    [held] = await q.pop("orders", group="g")
     await q.requeue(letter)
     assert await q.pop("orders", group="g") == []
-    await q.ack_all(held)
-    assert payloads(await q.pop("orders", group="g", batch=10)) == [1, 3]
-
-
-async def test_rule_19_it_goes_before_a_message_that_waits_for_its_retry(q: Driver) -> None:
-    await q.configure("orders", retry_delay=60_000)
-    await q.push("orders", "p1", 1, 2)
-    letter = await die(q)
-    [held] = await q.pop("orders", group="g")
     await q.fail(held)
-    await q.requeue(letter)
     assert payloads(await q.pop("orders", group="g", batch=10)) == [1]
 
 
-async def test_rule_19_several_come_back_in_the_order_of_their_requeue(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
+async def test_rule_19_several_come_back_in_order_with_what_follows(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4)
     letters = [await die(q) for _ in range(2)]
     await engine.requeue([one.id for one in letters])
-    assert payloads(await q.pop("orders", group="g", batch=10)) == [1, 2, 3]
+    got = await q.pop("orders", group="g", batch=3)
+    assert payloads(got) == [1, 2, 3]
+    await q.ack_all(got[:2])
+    await q.fail(got[2])
+    assert attempts(await q.pop("orders", group="g", batch=10)) == [(3, 2), (4, 1)]
 
 
 async def test_rule_19_a_requeued_message_that_dies_again_is_a_dead_letter_again(q: Driver) -> None:
@@ -363,17 +306,6 @@ async def test_rule_19_a_death_after_a_seek_back_is_a_new_dead_letter(q: Driver)
     await q.seek("orders", group="g", offset=1)
     await die(q, error="twice")
     assert "twice" in [one.error for one in await q.dead_letters("orders")]
-
-
-async def test_rule_19_requeued_messages_share_a_batch_with_what_follows(q: Driver) -> None:
-    await q.push_messages(*(message("orders", "p1", n) for n in (1, 2, 3)))
-    await q.requeue(await die(q))
-    got: list[Held] = await q.pop("orders", group="g", batch=2)
-    assert payloads(got) == [1, 2]
-    await q.ack(got[0])
-    await q.fail(got[1])
-    again = await q.pop("orders", group="g", batch=10)
-    assert [(one.payload, one.message.attempt) for one in again] == [(2, 2), (3, 1)]
 
 
 async def test_rule_19_a_requeued_message_that_kills_its_consumers_dies_alone(q: Driver, clock: FakeClock) -> None:

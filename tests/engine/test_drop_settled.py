@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.model import GroupMode, MessageFilter
 
-from .driver import Driver, Got, message, payloads, settlement
+from .driver import Driver, message, payloads, settlement
 from .workers import Workers
 
 
 @pytest.fixture
-async def dropping(q: Driver) -> Driver:
-    """The queue "orders", which keeps nothing."""
+async def q(q: Driver) -> Driver:
+    """The queue "orders" keeps nothing."""
     await q.configure("orders", drop_settled=True)
     return q
 
@@ -24,16 +23,10 @@ async def left(q: Driver) -> list[int]:
     return sorted(one.offset for one in await q.engine.messages(MessageFilter(queue="orders", limit=1000)))
 
 
-async def take(q: Driver, mode: GroupMode, batch: int = 1, auto_ack: bool = False) -> Got:
-    """Pop of the only group, of either kind."""
-    return await q.pop("orders", group="g", group_mode=mode, batch=batch, auto_ack=auto_ack)
-
-
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
-async def test_what_the_only_group_settled_is_gone_at_once(dropping: Driver, mode: GroupMode) -> None:
-    q = dropping
+async def test_what_the_only_group_settled_is_gone_at_once(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
-    got = await take(q, mode, 3)
+    got = await Workers(q, mode=mode).take(3)
     await q.ack(got[0])
     assert await left(q) == [2, 3, 4]
     await q.settle(settlement(got[2]), settlement(got[1]))
@@ -42,8 +35,7 @@ async def test_what_the_only_group_settled_is_gone_at_once(dropping: Driver, mod
     assert (counts.total, counts.pending, counts.processing, counts.completed) == (1, 1, 0, 0)
 
 
-async def test_settled_out_of_order(dropping: Driver, workers: Workers) -> None:
-    q = dropping
+async def test_settled_out_of_order(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(3)
     await q.ack(got[1])
@@ -57,36 +49,18 @@ async def test_settled_out_of_order(dropping: Driver, workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
-async def test_auto_ack_and_dead_letters_settle(dropping: Driver, mode: GroupMode) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1, 2, 3)
-    await take(q, mode, auto_ack=True)
-    [held] = await take(q, mode)
-    await q.kill(held)
-    assert await left(q) == [3]
-    [letter] = await q.dead_letters("orders")
-    assert bytes(letter.payload) == b"2"
+async def test_auto_ack_dead_letters_and_transactions_settle(q: Driver, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    await workers.take(auto_ack=True)
+    assert bytes((await workers.take_and_kill()).payload) == b"2"
+    assert await left(q) == [3, 4]
+    [held] = await workers.take()
+    assert (await q.transact(settlement(held), message("bills", "p1", 1))).success
+    assert await left(q) == [4]
 
 
-async def test_a_transaction_settles(dropping: Driver, workers: Workers) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1, 2)
-    got = await workers.take(2)
-    assert (await q.transact(settlement(got[0]), message("bills", "p1", 1))).success
-    assert await left(q) == [2]
-
-
-async def test_exhausted_by_expiry_it_is_gone(dropping: Driver, workers: Workers, clock: FakeClock) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1, backoff_ms=())
-    await workers.take()
-    clock.advance(300)
-    assert len(await q.dead_letters("orders")) == 1
-    assert await left(q) == []
-
-
-async def test_completed_of_what_is_gone_is_a_success(dropping: Driver, workers: Workers) -> None:
-    q = dropping
+async def test_completed_of_what_is_gone_is_a_success_unless_it_is_a_dead_letter(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(2)
     await q.ack(got[1])
@@ -95,20 +69,15 @@ async def test_completed_of_what_is_gone_is_a_success(dropping: Driver, workers:
         assert (outcome.success, outcome.lease_id) == (True, None)
     [outcome] = await q.settle(settlement(got[1], "failed", named="id alone"))
     assert not outcome.success
+    await q.kill(got[0])
+    assert (await q.ack(got[0])).code == "dead_lettered"
     assert await workers.drain() == [3]
 
 
-async def test_a_dead_letter_that_is_gone_is_still_refused(dropping: Driver, workers: Workers) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1)
-    [held] = await workers.take()
-    await q.kill(held)
-    assert (await q.ack(held)).code == "dead_lettered"
-
-
-async def test_it_is_kept_until_every_group_has_settled_it(dropping: Driver, workers: Workers) -> None:
-    q = dropping
+async def test_it_is_kept_until_every_group_has_settled_it(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
+    await q.collect()
+    assert await left(q) == [1, 2], "without groups nothing is settled"
     await q.pop("orders", "nowhere", group="ordered")
     await workers.drain()
     await q.collect()
@@ -118,45 +87,31 @@ async def test_it_is_kept_until_every_group_has_settled_it(dropping: Driver, wor
     assert await left(q) == [2]
 
 
-async def test_a_late_group_finds_only_what_is_left(dropping: Driver, workers: Workers) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await workers.take(2)
-    await q.ack(got[0])
-    assert await Workers(q, group="late").drain() == [2, 3]
-    assert await q.drain("orders", group="late and ordered") == [2, 3]
-
-
-async def test_a_seek_back_finds_only_what_is_left(dropping: Driver, workers: Workers) -> None:
-    q = dropping
+async def test_a_seek_back_and_a_late_group_find_only_what_is_left(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(2)
     await q.ack(got[0])
     await q.seek("orders", group="workers", offset=1)
-    assert await workers.drain() == [2, 3]
+    assert payloads(await workers.take(10)) == [2, 3]
+    assert await Workers(q, group="late").drain() == [2, 3]
+    assert await q.drain("orders", group="late and ordered") == [2, 3]
 
 
-async def test_a_transaction_id_is_free_again(dropping: Driver, workers: Workers) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1, transaction_id="t1")
-    await workers.drain()
-    assert [one.status for one in await q.push("orders", "p1", 2, transaction_id="t1")] == ["queued"]
-    assert await workers.drain() == [2]
-
-
-async def test_offsets_go_on(dropping: Driver, workers: Workers) -> None:
-    q = dropping
+async def test_a_transaction_id_is_free_again_and_offsets_go_on(q: Driver, workers: Workers) -> None:
     for number in range(1, 4):
-        await q.push("orders", "p1", number)
+        assert [one.status for one in await q.push("orders", "p1", number, transaction_id="t1")] == ["queued"]
         [held] = await workers.take()
         assert held.message.offset == number
         await q.ack(held)
 
 
-async def test_a_requeued_dead_letter_comes_and_is_gone(dropping: Driver, workers: Workers) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1, priority=3, backoff_ms=(1000,))
-    await q.requeue(await workers.take_and_kill())
+async def test_exhausted_by_expiry_it_is_gone_and_requeued_it_comes_and_is_gone(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, priority=3, backoff_ms=())
+    await workers.take()
+    q.clock.advance(300)
+    [letter] = await q.dead_letters("orders")
+    assert await left(q) == []
+    await q.requeue(letter)
     [held] = await workers.take()
     assert (held.payload, held.message.priority, held.message.attempt) == (1, 3, 1)
     await q.ack(held)
@@ -164,16 +119,9 @@ async def test_a_requeued_dead_letter_comes_and_is_gone(dropping: Driver, worker
     assert await workers.take() == []
 
 
-async def test_without_groups_nothing_is_settled(dropping: Driver) -> None:
-    q = dropping
-    await q.push("orders", "p1", 1)
-    await q.collect()
-    assert await left(q) == [1]
-
-
 async def test_max_size_and_counts_stay_right(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.configure("orders", drop_settled=True, max_size=2)
-    for number in range(10):
+    for number in range(3):
         await q.push("orders", "p1", number, f"{number} again")
         assert [one.code for one in await q.push("orders", "p1", "too many")] == ["queue_full"]
         got = await workers.take(2)

@@ -8,12 +8,17 @@ from hark.broker.explaining import Circumstances
 from hark.broker.explaining_words import moment
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.errors import NotFound
-from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter
+from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter, QueueOptions, QueueSpec
 
-from .driver import NEW, Driver, message, payloads
-from .explained import facts_of, message_of, why, why_everybody
+from .driver import NEVER_GIVEN, NEW, Driver, message, payloads
+from .explained import message_of, why, why_everybody
 
-MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+
+@pytest.fixture(params=["ordered", "shared"])
+def mode(request: pytest.FixtureRequest) -> GroupMode:
+    """A group of each kind."""
+    kind: GroupMode = request.param
+    return kind
 
 
 def at(clock: FakeClock, seconds: float) -> str:
@@ -24,43 +29,34 @@ def at(clock: FakeClock, seconds: float) -> str:
 # Nothing is in its way -------------------------------------------------------------------------------------
 
 
-@MODES
-async def test_ready_means_that_the_next_pop_gets_it(q: Driver, mode: GroupMode) -> None:
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
-    assert (await why(q, one)).reason == "ready"
-    assert [held.message.id for held in await q.pop("orders", group="g")] == [one]
-
-
-async def test_ready_says_how_many_are_before_it(q: Driver) -> None:
-    await q.pop("orders", group="g")
-    await q.push("orders", "p1", *range(7))
-    last = await q.push_id("orders", "p1", "last")
-    found = await why(q, last)
-    assert (found.reason, found.data["aheadMessages"]) == ("ready", 7)
-    [held] = await q.pop("orders", group="g")
-    await q.ack(held)
-    assert (await why(q, last)).data["aheadMessages"] == 6
-
-
-@MODES
-async def test_not_asked_when_nobody_waits_and_nobody_asked_lately(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_ready_means_that_the_next_pop_gets_it(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
     asked_at = clock.now()
     clock.advance(60)
     found = await why(q, one, here=Circumstances(asked_at=asked_at))
-    assert (found.reason, found.data["askedAt"]) == ("not_asked", moment(asked_at))
+    assert (found.reason, found.data["askedAt"]) == ("not_asked", moment(asked_at)), "no consumer waits or asked lately"
+    assert (await why(q, one)).reason == "ready"
+    assert [held.message.id for held in await q.pop("orders", group="g")] == [one]
+
+
+async def test_ready_says_how_many_are_before_it_also_in_a_long_partition(q: Driver) -> None:
+    await q.pop("orders", group="g")
+    for _ in range(3):
+        await q.push("orders", "p1", *range(1000))
+    last = await q.push_id("orders", "p1", "last")
+    found = await why(q, last)
+    assert (found.reason, found.data["aheadMessages"]) == ("ready", 3000)
+    [held] = await q.pop("orders", group="g")
+    await q.ack(held)
+    assert (await why(q, last)).data["aheadMessages"] == 2999
 
 
 # Leased ----------------------------------------------------------------------------------------------------
 
 
-@MODES
 async def test_leased_names_who_since_when_and_until_when(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", lease_time=30)
+    await q.configure("orders", lease_time=30, retry_delay=5000)
     one = await q.push_id("orders", "p1", 1)
     await q.pop("orders", group="g", group_mode=mode, consumer="worker 7")
     since, until = at(clock, 0), at(clock, 30)
@@ -69,43 +65,38 @@ async def test_leased_names_who_since_when_and_until_when(q: Driver, clock: Fake
     assert found.reason == "leased"
     assert found.data == {"consumer": "worker 7", "since": since, "until": until, "attempt": 1}
     assert found.text == f'Leased to "worker 7" since {since} until {until} (in 20 s).'
-
-
-@MODES
-async def test_a_lease_that_is_over_is_not_seen(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", lease_time=30, retry_delay=5000)
-    one = await q.push_id("orders", "p1", 1)
-    await q.pop("orders", group="g", group_mode=mode)
-    clock.advance(30)
+    clock.advance(20)
     found = await why(q, one)
-    assert (found.reason, found.data["attempts"]) == ("ready", 1)
+    assert (found.reason, found.data["attempts"]) == ("ready", 1), "a lease that is over is not seen"
     assert "Lease expired" in str(found.data["error"])
 
 
 # Behind ----------------------------------------------------------------------------------------------------
 
 
-async def test_behind_a_message_that_is_leased(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", lease_time=30)
+async def test_behind_a_message_that_is_leased_or_waits_for_its_retry(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=30, retry_delay=4000)
     first = await q.push_id("orders", "p1", 1)
     second = await q.push_id("orders", "p1", 2)
-    await q.pop("orders", group="g", consumer="worker 7")
+    [held] = await q.pop("orders", group="g", consumer="worker 7")
     found = await why(q, second)
     assert (found.reason, found.data["aheadMessages"]) == ("behind", 1)
-    assert found.data["ahead"] == {
-        "messageId": first,
-        "offset": 1,
-        "reason": "leased",
-        "consumer": "worker 7",
-        "since": at(clock, 0),
-        "until": at(clock, 30),
-    }
+    ahead: dict[str, object] = {"messageId": first, "offset": 1}
+    lease = {"reason": "leased", "consumer": "worker 7", "since": at(clock, 0), "until": at(clock, 30)}
+    assert found.data["ahead"] == ahead | lease
     assert found.text == (
         f'Behind message {first} of its partition, which is leased to "worker 7" until {at(clock, 30)} (in 30 s).'
     )
+    await q.fail(held, "no disk")
+    found = await why(q, second)
+    retry = {"reason": "retry", "attempts": 1, "due": at(clock, 4), "error": "no disk"}
+    assert (found.reason, found.data["ahead"]) == ("behind", ahead | retry)
+    assert found.text.endswith(f'which comes again at {at(clock, 4)} (in 4 s) after the error "no disk".')
 
 
-async def test_behind_names_the_first_message_that_the_lease_still_holds(q: Driver) -> None:
+async def test_behind_only_what_is_not_settled(q: Driver) -> None:
+    """Beyond the cursor there are holes: 2 failed, 1 and 3 are done."""
+    await q.configure("orders", retry_delay=4000)
     await q.push("orders", "p1", 1, 2, 3)
     last = await q.push_id("orders", "p1", 4)
     held = await q.pop("orders", group="g", batch=3)
@@ -113,25 +104,9 @@ async def test_behind_names_the_first_message_that_the_lease_still_holds(q: Driv
     found = await why(q, last)
     assert found.data["ahead"]["messageId"] == held[1].message.id  # type: ignore[index]
     assert found.data["aheadMessages"] == 2
-
-
-async def test_behind_a_message_that_waits_for_its_retry(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", retry_delay=4000)
-    first = await q.push_id("orders", "p1", 1)
-    second = await q.push_id("orders", "p1", 2)
-    [held] = await q.pop("orders", group="g")
-    await q.fail(held, "no disk")
-    found = await why(q, second)
-    assert found.reason == "behind"
-    assert found.data["ahead"] == {
-        "messageId": first,
-        "offset": 1,
-        "reason": "retry",
-        "attempts": 1,
-        "due": at(clock, 4),
-        "error": "no disk",
-    }
-    assert found.text.endswith(f'which comes again at {at(clock, 4)} (in 4 s) after the error "no disk".')
+    await q.ack(held[2])
+    await q.fail(held[1])
+    assert [(await why(q, one.message.id)).reason for one in held] == ["done", "retry", "done"]
 
 
 async def test_behind_a_delayed_message_though_others_before_that_are_ready(q: Driver, clock: FakeClock) -> None:
@@ -143,16 +118,6 @@ async def test_behind_a_delayed_message_though_others_before_that_are_ready(q: D
     assert (found.reason, found.data["aheadMessages"]) == ("behind", 3)
     assert found.data["ahead"] == {"messageId": late, "offset": 3, "reason": "delayed", "deliverAt": at(clock, 9)}
     assert (await why(q, (await q.pop("orders", "p1", group="other"))[0].message.id)).reason == "ready"
-
-
-async def test_behind_only_what_is_not_settled(q: Driver) -> None:
-    """Beyond the cursor there are holes: 1 failed, 2 and 3 are done."""
-    await q.configure("orders", retry_delay=4000)
-    await q.push("orders", "p1", 1, 2, 3, 4)
-    held = await q.pop("orders", group="g", batch=3)
-    await q.ack_all(held[1:])
-    await q.fail(held[0])
-    assert [(await why(q, one.message.id)).reason for one in held] == ["retry", "done", "done"]
 
 
 async def test_a_delay_that_outlasts_what_is_ahead_is_the_reason(q: Driver) -> None:
@@ -185,52 +150,46 @@ async def test_in_a_shared_group_nobody_is_behind(q: Driver) -> None:
     assert payloads(await q.pop("orders", group="g")) == [3]
 
 
-async def test_far_behind_in_a_long_partition_costs_no_more(q: Driver) -> None:
-    await q.pop("orders", group="g")
-    for _ in range(3):
-        await q.push("orders", "p1", *range(1000))
-    last = await q.push_id("orders", "p1", "last")
-    found = await why(q, last)
-    assert (found.reason, found.data["aheadMessages"]) == ("ready", 3000)
-
-
 # Time has to pass ------------------------------------------------------------------------------------------
 
 
-@MODES
+@pytest.mark.parametrize(
+    ("reason", "options", "delay_ms", "seconds", "until"),
+    [
+        ("delayed", QueueOptions(), 12_000, 12, "deliverAt"),
+        ("delayed_processing", QueueOptions(delayed_processing=10), 0, 10, "deliverAt"),
+        ("window_buffer", QueueOptions(window_buffer=5), 0, 5, "until"),
+    ],
+)
 async def test_delayed_until_the_very_moment_at_which_it_is_delivered(
-    q: Driver, clock: FakeClock, mode: GroupMode
+    q: Driver,
+    clock: FakeClock,
+    mode: GroupMode,
+    reason: str,
+    options: QueueOptions,
+    delay_ms: int,
+    seconds: int,
+    until: str,
 ) -> None:
+    await q.configure_spec(QueueSpec(name="orders", options=options))
     await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1, delay_ms=12_000)
+    one = await q.push_id("orders", "p1", 1, delay_ms=delay_ms)
+    if reason == "window_buffer":  # It begins again with each message.
+        clock.advance(2)
+        await q.push("orders", "p1", 2)
     found = await why(q, one)
-    assert (found.reason, found.data) == ("delayed", {"deliverAt": at(clock, 12)})
-    assert found.text == f"Delayed until {at(clock, 12)} (in 12 s)."
-    clock.advance(11.999_999)
-    assert (await why(q, one)).reason == "delayed"
+    named = {"delayed_processing": {"delayedProcessing": 10}, "window_buffer": {"windowBuffer": 5}}.get(reason, {})
+    assert (found.reason, found.data) == (reason, {until: at(clock, seconds), **named})
+    if reason == "delayed":
+        assert found.text == f"Delayed until {at(clock, 12)} (in 12 s)."
+    clock.advance(seconds - 0.000_001)
+    assert (await why(q, one)).reason == reason
     assert await q.pop("orders", group="g") == []
     clock.advance(0.000_001)
     assert (await why(q, one)).reason == "ready"
     assert payloads(await q.pop("orders", group="g")) == [1]
 
 
-@MODES
-async def test_delayed_processing_until_it_is_old_enough(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", delayed_processing=10)
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
-    found = await why(q, one)
-    assert found.reason == "delayed_processing"
-    assert found.data == {"deliverAt": at(clock, 10), "delayedProcessing": 10}
-    clock.advance(9.999_999)
-    assert (await why(q, one)).reason == "delayed_processing"
-    assert await q.pop("orders", group="g") == []
-    clock.advance(0.000_001)
-    assert (await why(q, one)).reason == "ready"
-    assert payloads(await q.pop("orders", group="g")) == [1]
-
-
-@MODES
 async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=4, retry_delay=2000)
     one = await q.push_id("orders", "p1", 1)
@@ -247,44 +206,21 @@ async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock,
     assert (after.reason, after.data["attempts"], after.data["error"]) == ("ready", 2, "no net")
 
 
-@MODES
-async def test_retry_counts_by_the_messages_own_schedule(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_retry_of_what_was_given_back_then_by_its_schedule(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1, backoff_ms=(1000, 2000))
-    [held] = await q.pop("orders", group="g", group_mode=mode)
-    await q.fail(held)
-    assert (await why(q, one)).text == f'Retry 1 of 2 is due at {at(clock, 1)} (in 1 s) after the error "boom".'
-
-
-@MODES
-async def test_retry_of_what_its_consumer_gave_back(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    one = await q.push_id("orders", "p1", 1)
     [held] = await q.pop("orders", group="g", group_mode=mode)
     await q.retry(held, delay_ms=3000)
     found = await why(q, one)
     assert (found.reason, found.data["attempts"], found.data["due"]) == ("retry", 0, at(clock, 3))
-
-
-@MODES
-async def test_window_buffer_until_the_partition_is_quiet(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.configure("orders", window_buffer=5)
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
-    clock.advance(2)
-    await q.push("orders", "p1", 2)
-    found = await why(q, one)
-    assert (found.reason, found.data) == ("window_buffer", {"until": at(clock, 5), "windowBuffer": 5})
-    clock.advance(4.999_999)
-    assert (await why(q, one)).reason == "window_buffer"
-    assert await q.pop("orders", group="g") == []
-    clock.advance(0.000_001)
-    assert (await why(q, one)).reason == "ready"
-    assert payloads(await q.pop("orders", group="g")) == [1]
+    clock.advance(3)
+    [held] = await q.pop("orders", group="g")
+    await q.fail(held)
+    assert (await why(q, one)).text == f'Retry 1 of 2 is due at {at(clock, 1)} (in 1 s) after the error "boom".'
 
 
 # Stopped or bounded ----------------------------------------------------------------------------------------
 
 
-@MODES
 async def test_paused_queue_group_and_server(q: Driver, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
@@ -298,7 +234,6 @@ async def test_paused_queue_group_and_server(q: Driver, mode: GroupMode) -> None
     assert (await why(q, one)).reason == "ready"
 
 
-@MODES
 async def test_max_in_flight_of_the_queue(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
@@ -310,7 +245,6 @@ async def test_max_in_flight_of_the_queue(q: Driver, mode: GroupMode) -> None:
     assert (await why(q, other)).reason == "ready"
 
 
-@MODES
 async def test_max_in_flight_of_a_group(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1)
     other = await q.push_id("orders", "p2", 2)
@@ -322,7 +256,6 @@ async def test_max_in_flight_of_a_group(q: Driver, mode: GroupMode) -> None:
     assert (await why(q, other, group="h")).reason == "ready"
 
 
-@MODES
 async def test_rate_limited_until_the_next_one_may_be_delivered(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", rate_limit=0.5, rate_burst=1)
     await q.push("orders", "p1", 1)
@@ -337,61 +270,42 @@ async def test_rate_limited_until_the_next_one_may_be_delivered(q: Driver, clock
 # Done, one way or another ----------------------------------------------------------------------------------
 
 
-@MODES
-async def test_done_at_the_latest_when_something_was_last_settled(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_done_by_a_settlement_at_delivery_or_by_a_seek(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1)
     [held] = await q.pop("orders", group="g", group_mode=mode)
     clock.advance(3)
     await q.ack(held)
     found = await why(q, one)
     assert (found.reason, found.data) == ("done", {"settledAtLatest": at(clock, 0), "certain": True})
-
-
-@MODES
-async def test_done_when_it_was_settled_at_delivery(q: Driver, mode: GroupMode) -> None:
-    one = await q.push_id("orders", "p1", 1)
-    await q.pop("orders", group="g", group_mode=mode, auto_ack=True)
-    assert (await why(q, one)).reason == "done"
-
-
-@MODES
-async def test_done_when_a_seek_moved_the_group_past_it(q: Driver, mode: GroupMode) -> None:
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1)
+    two = await q.push_id("orders", "p1", 2)
+    await q.pop("orders", group="g", auto_ack=True)
+    assert (await why(q, two)).reason == "done"
+    three = await q.push_id("orders", "p2", 3)
     await q.seek("orders", group="g", to_end=True)
-    found = await why(q, one)
+    found = await why(q, three)
     assert (found.reason, found.data) == ("done", {"moved": True})
 
 
-@MODES
 async def test_dead_lettered_with_its_error(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=1)
-    one = await q.push_id("orders", "p1", 1)
+    one = await q.push_id("orders", "p1", 1, transaction_id="key")
+    before = await message_of(q, one)
     for _ in range(2):
         [held] = await q.pop("orders", group="g", group_mode=mode)
         await q.fail(held, "no disk")
     [letter] = await q.dead_letters("orders")
-    found = await why(q, one)
-    assert found.reason == "dead_lettered"
-    assert found.data == {"attempts": 2, "error": "no disk", "failedAt": at(clock, 0), "deadLetterId": letter.id}
-    assert found.text == f'Dead-lettered at {at(clock, 0)} after 2 attempts: "no disk".'
-
-
-@MODES
-async def test_dead_lettered_also_when_the_message_itself_is_gone(q: Driver, mode: GroupMode) -> None:
-    one = await q.push_id("orders", "p1", 1, transaction_id="key")
-    [held] = await q.pop("orders", group="g", group_mode=mode)
-    await q.kill(held)
-    before = await message_of(q, one)
-    await q.engine.delete_messages([one])
-    assert (await why(q, one)).reason == "dead_lettered"
-    after = await message_of(q, one)
-    assert (after.stored, after.transaction_id, after.created_at) == (False, "key", before.created_at)
+    expected = {"attempts": 2, "error": "no disk", "failedAt": at(clock, 0), "deadLetterId": letter.id}
+    for gone in (False, True):
+        found = await why(q, one)
+        assert (found.reason, found.data) == ("dead_lettered", expected)
+        assert found.text == f'Dead-lettered at {at(clock, 0)} after 2 attempts: "no disk".'
+        after = await message_of(q, one)
+        assert (after.stored, after.transaction_id, after.created_at) == (not gone, "key", before.created_at)
+        await q.engine.delete_messages([one])
     await q.pop("orders", group="other")
     assert await why_everybody(q, one) == {"g": "dead_lettered", "other": "removed"}
 
 
-@MODES
 async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=0, dead_letter_queue=False)
     one = await q.push_id("orders", "p1", 1)
@@ -404,39 +318,26 @@ async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock:
     )
 
 
-@MODES
-async def test_expired_before_and_after_a_consumer_stepped_over_it(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_expired_however_late_a_consumer_stepped_over_it(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1, ttl_ms=5000)
     second = await q.push_id("orders", "p1", 2)
+    alone = await q.push_id("orders", "p2", 3, ttl_ms=5000)
     clock.advance(5)
     expected = ("expired", {"expiredAt": at(clock, 0)})
     found = await why(q, one)
     assert (found.reason, found.data) == expected
-    [held] = await q.pop("orders", group="g")
+    clock.advance(15)
+    [held] = await q.pop("orders", "p1", group="g")
     assert held.message.id == second
     await q.ack(held)
-    found = await why(q, one)
-    assert (found.reason, found.data) == expected
+    assert not await q.pop("orders", "p2", group="g")
+    for each in (one, alone):
+        found = await why(q, each)
+        assert (found.reason, found.data) == expected
     assert (await why(q, second)).reason == "done"
 
 
-@MODES
-async def test_expired_when_its_time_was_over_however_late_a_consumer_came(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
-    await q.pop("orders", group="g", group_mode=mode)
-    one = await q.push_id("orders", "p1", 1, ttl_ms=5000)
-    over = at(clock, 5)
-    clock.advance(20)
-    assert not await q.pop("orders", group="g")
-    found = await why(q, one)
-    assert (found.reason, found.data) == ("expired", {"expiredAt": over})
-
-
-@MODES
 async def test_expired_by_the_queues_time_to_live(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", ttl=5)
     await q.pop("orders", group="g", group_mode=mode)
@@ -446,7 +347,6 @@ async def test_expired_by_the_queues_time_to_live(q: Driver, clock: FakeClock, m
     assert (await why(q, one)).reason == "expired"
 
 
-@MODES
 async def test_removed_when_it_is_not_stored_any_more(q: Driver, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
@@ -460,10 +360,7 @@ async def test_removed_when_it_is_not_stored_any_more(q: Driver, mode: GroupMode
 # Not for it ------------------------------------------------------------------------------------------------
 
 
-@MODES
-async def test_before_start_of_a_group_that_wants_only_new_messages(
-    q: Driver, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_before_start_of_a_group_that_wants_new_messages(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     old = await q.push_id("orders", "p1", 1)
     clock.advance(1)
     await q.pop("orders", group="g", group_mode=mode, subscription=NEW)
@@ -473,7 +370,6 @@ async def test_before_start_of_a_group_that_wants_only_new_messages(
     assert (await why(q, new)).reason == "ready"
 
 
-@MODES
 async def test_other_group_for_all_but_the_one_it_was_requeued_for(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1)
     for group in ("g", "h"):
@@ -500,21 +396,15 @@ async def test_among_requeued_messages_only_the_earlier_ones_are_ahead(q: Driver
     assert [(await why(q, each)).data["aheadMessages"] for each in (one, two)] == [0, 1]
 
 
-async def test_no_group_where_nobody_ever_asked(q: Driver) -> None:
+async def test_every_group_has_a_reason_of_its_own_and_no_group_where_none_asked(q: Driver) -> None:
     one = await q.push_id("orders", "p1", 1)
     assert await why_everybody(q, one) == {None: "no_group"}
     assert (await why(q, one, group="g")).reason == "no_group"
-    await q.pop("orders", group="h")
-    assert await why_everybody(q, one) == {"h": "leased"}
-    assert (await why(q, one, group="g")).reason == "no_group"
-
-
-async def test_every_group_has_a_reason_of_its_own(q: Driver) -> None:
-    one = await q.push_id("orders", "p1", 1)
     await q.pop("orders", group="holds")
     await q.pop("orders", group="done", auto_ack=True)
     await q.pop("orders", "nowhere", group="asked")
     assert await why_everybody(q, one) == {"asked": "ready", "done": "done", "holds": "leased"}
+    assert (await why(q, one, group="g")).reason == "no_group"
 
 
 # What it answers -------------------------------------------------------------------------------------------
@@ -533,24 +423,17 @@ async def test_a_message_is_described(q: Driver, clock: FakeClock) -> None:
     assert found.expires_at == clock.now() + 1500 * MILLISECOND
 
 
-async def test_what_never_was_is_not_found(q: Driver) -> None:
+async def test_what_never_was_is_not_found_and_does_not_disturb_the_others(q: Driver) -> None:
     [outcome] = await q.push("orders", "p1", 1)
-    one = await q.push_id("gone", "p1", 1)
+    gone = await q.push_id("gone", "p1", 1)
     await q.engine.delete_queues(["gone"])
-    for unknown in ("no id", "01890000-0000-7000-8000-000000000000", outcome.partition_id, one):
-        assert unknown is not None
-        with pytest.raises(NotFound) as refused:
-            await facts_of(q, unknown)
-        assert refused.value.code == "message_not_found"
+    one = outcome.message_id or ""
+    unknown = [Explain(name) for name in ("no id", NEVER_GIVEN, outcome.partition_id or "", gone)]
+    first, *refused, last = await q.engine.explain([Explain(one), *unknown, Explain(one, "g")])
+    assert isinstance(first, Facts) and isinstance(last, Facts)
+    assert [isinstance(answer, NotFound) and answer.code for answer in refused] == ["message_not_found"] * 4
 
 
-async def test_a_bad_request_does_not_disturb_the_others(q: Driver) -> None:
-    one = await q.push_id("orders", "p1", 1)
-    answers = await q.engine.explain([Explain(one), Explain("no id"), Explain(one, "g")])
-    assert [type(answer) for answer in answers] == [Facts, NotFound, Facts]
-
-
-@MODES
 async def test_a_look_changes_nothing(q: Driver, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     await q.push_messages(*(message("orders", "p1", number, delay_ms=number * 1000) for number in range(3)))

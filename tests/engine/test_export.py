@@ -8,10 +8,10 @@ import pytest
 from hark.broker.exporting import export_queue
 from hark.clock import SECOND, FakeClock
 from hark.errors import NotFound
-from hark.model import Limits, QueueOptions, QueueSpec, Subscription
+from hark.model import Limits, QueueOptions, QueueSpec
 from hark.model.export import EndLine, ExportLine, GroupLine, MessageLine, PositionLine, QueueLine
 
-from .driver import Driver
+from .driver import NEW, Driver
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -54,12 +54,7 @@ async def test_an_export_has_the_queue_its_groups_its_messages_and_an_end(q: Dri
     await q.engine.limit_group("orders", "billing", Limits(max_in_flight=3))
     first, group, *rest, end = await exported(q)
     assert first == QueueLine(
-        format=1,
-        name="orders",
-        namespace="shop",
-        task="sell",
-        options={"leaseTime": 7, "retryLimit": 0},
-        messages=2,
+        format=1, name="orders", namespace="shop", task="sell", options={"leaseTime": 7, "retryLimit": 0}, messages=2
     )
     assert group == GroupLine(name="billing", mode="ordered", limits=Limits(max_in_flight=3))
     plain, special = [line for line in rest if isinstance(line, MessageLine)]
@@ -72,9 +67,14 @@ async def test_an_export_has_the_queue_its_groups_its_messages_and_an_end(q: Dri
     assert end == EndLine(messages=2)
 
 
-async def test_a_payload_with_line_breaks_is_one_line_and_can_not_pass_for_others(q: Driver) -> None:
+async def test_what_was_removed_is_not_exported_and_a_payload_with_line_breaks_can_not_pass_for_others(
+    q: Driver,
+) -> None:
     await q.push("orders", "p1", msgspec.Raw(b'[1,\r\n{"type":"end","messages":0}\n,2]'))
-    assert await messages(q) == [("p1", 1, [1, {"type": "end", "messages": 0}, 2])]
+    gone = await q.push_id("orders", "p1", 2)
+    await q.push("orders", "p1", 3)
+    await q.engine.delete_messages([gone])
+    assert await messages(q) == [("p1", 1, [1, {"type": "end", "messages": 0}, 2]), ("p1", 3, 3)]
 
 
 async def test_every_message_is_exported_once_in_order_whatever_groups_did(q: Driver) -> None:
@@ -86,22 +86,19 @@ async def test_every_message_is_exported_once_in_order_whatever_groups_did(q: Dr
     assert await messages(q) == [(name, n + 1, n) for name in ("p1", "p2") for n in range(1500)]
 
 
-async def test_what_was_removed_is_not_exported(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    gone = await q.push_id("orders", "p1", 3)
-    await q.push("orders", "p1", 4)
-    await q.engine.delete_messages([gone])
-    assert await messages(q) == [("p1", 1, 1), ("p1", 2, 2), ("p1", 4, 4)]
-
-
-async def test_an_ordered_group_stands_behind_what_it_has_settled(q: Driver) -> None:
+async def test_an_ordered_group_stands_behind_what_it_has_settled(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.push("orders", "p2", 4)
     held = await q.pop("orders", "p1", group="billing", batch=3)
     await q.ack_all([held[0], held[2]])
     assert await positions(q) == {("billing", "p1"): 2, ("billing", "p2"): 1}
     await q.ack(held[1])
-    assert await positions(q) == {("billing", "p1"): 4, ("billing", "p2"): 1}
+    clock.advance(1)
+    assert await q.pop("orders", group="late", subscription=NEW) == []
+    late = {("late", "p1"): 4, ("late", "p2"): 2}
+    assert await positions(q) == {("billing", "p1"): 4, ("billing", "p2"): 1, **late}, (
+        "one for new messages: at the end"
+    )
 
 
 async def test_a_shared_group_stands_at_its_oldest_open_message(q: Driver, clock: FakeClock) -> None:
@@ -116,13 +113,6 @@ async def test_a_shared_group_stands_at_its_oldest_open_message(q: Driver, clock
     assert await positions(q) == {("work", "p1"): 3}
     await q.ack_all(await q.pop("orders", group="work"))
     assert await positions(q) == {("work", "p1"): 4}
-
-
-async def test_a_group_that_wants_only_new_messages_stands_at_the_end(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, 2)
-    clock.advance(1)
-    assert await q.pop("orders", group="late", subscription=Subscription("new")) == []
-    assert await positions(q) == {("late", "p1"): 3}
 
 
 async def test_a_queue_that_is_not_there_can_not_be_exported(q: Driver) -> None:

@@ -5,9 +5,12 @@ What a verb tells has reached the listener when the verb answers, so that someth
 
 from __future__ import annotations
 
-from hark.clock import FakeClock
+import pytest
+
+from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import QUEUE_MODE, Hint
+from hark.engine.hints import MANY, HintBook
+from hark.model import QUEUE_MODE, Hint, Status
 
 from .driver import ANYWHERE, NEVER_GIVEN, Driver, message, payloads, settlement
 
@@ -18,6 +21,16 @@ async def test_a_push_is_news_for_all_groups(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     await q.hinted("orders", "any group at all")
     assert q.hints == [Hint("orders", None, ("p1",), "message")]
+    q.hints.clear()
+    await q.transact(message("orders", "p2", 2))
+    assert q.told("orders") == {"p2"}
+
+
+async def test_a_group_that_is_known_has_a_hint_of_its_own(q: Driver) -> None:
+    assert await q.pop("orders", group="g") == []
+    q.hints.clear()
+    await q.push("orders", "p1", 1)
+    assert q.hints == [Hint("orders", None, ("p1",), "message", told=("g",)), Hint("orders", "g", ("p1",), "message")]
 
 
 async def test_a_push_to_several_queues_and_partitions_is_one_hint_for_each_queue(q: Driver) -> None:
@@ -26,13 +39,6 @@ async def test_a_push_to_several_queues_and_partitions_is_one_hint_for_each_queu
         Hint("bills", None, ("p1", "p2"), "message", counts=(2, 1)),
         Hint("orders", None, ("p1", "p2"), "message", counts=(2, 1)),
     ]
-
-
-async def test_a_group_that_is_known_has_a_hint_of_its_own(q: Driver) -> None:
-    assert await q.pop("orders", group="g") == []
-    q.hints.clear()
-    await q.push("orders", "p1", 1)
-    assert q.hints == [Hint("orders", None, ("p1",), "message", told=("g",)), Hint("orders", "g", ("p1",), "message")]
 
 
 async def test_a_push_into_a_leased_partition_does_not_concern_the_group_that_holds_it(q: Driver) -> None:
@@ -60,9 +66,7 @@ async def test_what_was_pushed_into_a_leased_partition_is_told_when_the_lease_en
     assert q.told("orders") == {"p1"}
 
 
-async def test_a_push_behind_a_message_that_waits_is_no_news_until_somebody_looks_at_its_time(
-    q: Driver, clock: FakeClock
-) -> None:
+async def test_a_push_behind_a_message_that_waits_is_no_news_until_its_time(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, delay_ms=5000)
     assert q.told("orders") == {"p1"}, "the look finds out when it is due"
     assert (await q.pop("orders")).look_again_at == clock.now() + 5_000_000
@@ -73,18 +77,19 @@ async def test_a_push_behind_a_message_that_waits_is_no_news_until_somebody_look
     assert payloads(await q.pop("orders", batch=2)) == [1, 2]
 
 
-async def test_a_push_after_the_last_message_was_settled_is_news_again(q: Driver) -> None:
+async def test_a_push_after_the_last_message_was_settled_or_purged_is_news_again(q: Driver, engine: Engine) -> None:
     """What was known of the lease must not outlive it."""
-    for number in range(3):
+    for number in range(4):
         q.hints.clear()
         await q.push("orders", "p1", number)
         assert q.told("orders") == {"p1"}
-        await q.ack_all(await q.pop("orders"))
-
-
-async def test_a_push_inside_a_transaction_is_news(q: Driver) -> None:
-    await q.transact(message("orders", "p1", 1))
-    assert q.told("orders") == {"p1"}
+        got = await q.pop("orders")
+        q.hints.clear()
+        if number == 2:
+            await engine.purge("orders")
+        else:
+            await q.ack_all(got)
+        assert q.told("orders") == set()
 
 
 async def test_a_refused_or_repeated_push_is_no_news(q: Driver) -> None:
@@ -127,19 +132,15 @@ async def test_a_pop_tells_of_what_fell_due_beside_what_it_took(q: Driver, clock
     assert q.told("orders") == {"p1", "p2", "p3"} - {held.message.partition}
 
 
-async def test_an_empty_pop_and_one_that_leases_all_there_is_tell_nothing(q: Driver) -> None:
+async def test_an_empty_pop_and_one_that_leases_all_there_is_tell_nothing(q: Driver, engine: Engine) -> None:
+    """Or those who wait would wake each other; also for as long as a queue is paused."""
     await q.pop("orders")
     await q.push("orders", "p1", 1, 2)
     q.hints.clear()
-    await q.pop("orders")
-    await q.pop("orders")
-    await q.pop("orders", "p1")
+    for partition in (None, None, "p1"):
+        await q.pop("orders", partition)
     assert q.hints == []
-
-
-async def test_looking_at_a_paused_queue_again_and_again_tells_nothing(q: Driver, engine: Engine) -> None:
-    """Or those who wait would wake each other for as long as it is paused."""
-    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
+    await q.push_messages(*(message("orders", part, 1) for part in ("p2", "p3")))
     await engine.pause("orders", None, True)
     await q.pop("orders")
     await q.pop("orders")
@@ -152,22 +153,26 @@ async def test_looking_at_a_paused_queue_again_and_again_tells_nothing(q: Driver
 # The end of leases -----------------------------------------------------------------------------------------
 
 
-async def test_the_end_of_a_lease_by_settlement_is_news(q: Driver) -> None:
+@pytest.mark.parametrize("status", ["completed", "dlq"])
+async def test_the_end_of_a_lease_by_settlement_is_news(q: Driver, status: Status) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await q.pop("orders", batch=2)
+    await q.ack(got[0])
+    q.hints.clear()
+    await q.settle(settlement(got[1], status))
+    assert q.hints == [Hint("orders", QUEUE_MODE, ("p1",), "free", ended=(got.lease,))]
+    last = await q.pop("orders")
+    q.hints.clear()
+    await q.settle(settlement(last[0], status))
+    assert q.hints == [Hint("orders", QUEUE_MODE, (), "free", ended=(last.lease,))], "nothing to take behind it"
+
+
+async def test_settling_some_of_what_a_lease_holds_is_no_news(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=2)
     q.hints.clear()
     await q.ack(got[0])
     assert q.hints == []
-    await q.ack(got[1])
-    assert q.hints == [Hint("orders", QUEUE_MODE, ("p1",), "free", ended=(got.lease,))]
-
-
-async def test_a_lease_that_ends_with_nothing_behind_it_is_over_but_there_is_nothing_to_take(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    got = await q.pop("orders")
-    q.hints.clear()
-    await q.ack(got[0])
-    assert q.hints == [Hint("orders", QUEUE_MODE, (), "free", ended=(got.lease,))]
 
 
 async def test_a_lease_over_several_partitions_is_over_with_the_last_of_them(q: Driver) -> None:
@@ -175,60 +180,50 @@ async def test_a_lease_over_several_partitions_is_over_with_the_last_of_them(q: 
     first = await q.pop("orders", batch=1)
     await q.ack(first[0])
     got = await q.pop("orders", batch=5, partitions=2)
-    places = {held.message.partition for held in got}
-    assert len(places) == 2
-    for place in sorted(places):
-        q.hints.clear()
-        await q.ack_all(held for held in got if held.message.partition == place)
-    assert q.ended == {got.lease}
-
-
-async def test_settling_the_first_of_two_partitions_does_not_end_the_lease(q: Driver) -> None:
-    await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2")))
-    got = await q.pop("orders", batch=2, partitions=2)
+    one, other = sorted({held.message.partition for held in got})
     q.hints.clear()
-    await q.ack(got[0])
-    await q.ack(got[0])
+    for _ in range(2):
+        await q.ack_all(held for held in got if held.message.partition == one)
     assert q.ended == set()
-    await q.ack(got[1])
+    await q.ack_all(held for held in got if held.message.partition == other)
     assert q.ended == {got.lease}
 
 
-async def test_the_end_of_a_lease_inside_a_transaction_is_news(q: Driver) -> None:
+@pytest.mark.parametrize("required", [False, True], ids=["named by the settlement", "only required"])
+async def test_the_end_of_a_lease_inside_a_transaction_is_news(q: Driver, required: bool) -> None:
     await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders")
     q.hints.clear()
-    await q.transact(settlement(got[0]), message("bills", "p1", 1))
+    lease, leases = (None, [got.lease]) if required else (got.lease, [])
+    await q.transact(settlement(got[0], lease=lease), message("bills", "p1", 1), required_leases=leases)
     assert q.told("orders") == {"p1"}
     assert q.told("bills") == {"p1"}
     assert q.ended == {got.lease}
 
 
-async def test_a_transaction_that_names_the_lease_only_as_required_ends_it_too(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
+async def test_a_renewal_and_what_is_refused_are_no_news(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders")
     q.hints.clear()
-    await q.transact(settlement(got[0], lease=None), required_leases=[got.lease])
-    assert q.ended == {got.lease}
-
-
-async def test_a_transaction_that_is_refused_tells_nothing(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
-    q.hints.clear()
-    outcome = await q.transact(settlement(held), message("bills", "p1", 1), settlement(held, lease=NEVER_GIVEN))
-    assert not outcome.success
+    await q.renew(got.lease, 600)
+    foreign = settlement(got[0], lease=NEVER_GIVEN)
+    await q.settle(foreign)
+    assert not (await q.transact(settlement(got[0]), message("bills", "p1", 1), foreign)).success
     assert q.hints == []
 
 
-async def test_a_message_given_back_at_once_is_news(q: Driver) -> None:
+async def test_a_message_given_back_is_news_and_is_found_at_its_time(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
-    for give_back in (q.fail, q.retry):
-        got = await q.pop("orders")
-        q.hints.clear()
-        await give_back(got[0])
-        assert q.told("orders") == {"p1"}
-        assert q.ended == {got.lease}
+    for delay_ms in (None, 2000):
+        for give_back in (q.fail, q.retry):
+            got = await q.pop("orders")
+            q.hints.clear()
+            await give_back(got[0], delay_ms=delay_ms)
+            assert q.told("orders") == {"p1"}, "the look finds out when it is due"
+            assert q.ended == {got.lease}
+            if delay_ms:
+                assert (await q.pop("orders")).look_again_at == clock.now() + 2 * SECOND
+                clock.advance(2)
 
 
 async def test_a_batch_given_back_by_its_first_message_may_still_be_settled_so_its_lease_is_not_over(q: Driver) -> None:
@@ -243,23 +238,6 @@ async def test_a_batch_given_back_by_its_first_message_may_still_be_settled_so_i
     assert q.ended == {got.lease}
 
 
-async def test_a_message_that_waits_for_its_retry_is_found_at_its_time(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    q.hints.clear()
-    await q.retry(held, delay_ms=2000)
-    assert q.told("orders") == {"p1"}, "the look finds out when it is due"
-    assert (await q.pop("orders")).look_again_at == clock.now() + 2_000_000
-
-
-async def test_a_dead_letter_frees_what_is_behind_it(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = await q.pop("orders")
-    q.hints.clear()
-    await q.kill(got[0])
-    assert q.hints == [Hint("orders", QUEUE_MODE, ("p1",), "free", ended=(got.lease,))]
-
-
 async def test_a_release_is_news(q: Driver, engine: Engine) -> None:
     await q.push_messages(*(message("orders", part, 1) for part in ("p1", "p2", "p3")))
     got = await q.pop("orders", batch=2, partitions=2)
@@ -269,36 +247,20 @@ async def test_a_release_is_news(q: Driver, engine: Engine) -> None:
     assert q.ended == {got.lease}
 
 
-async def test_an_expiry_is_news(q: Driver, engine: Engine, clock: FakeClock) -> None:
+@pytest.mark.parametrize("retry_limit", [1, 0])
+async def test_an_expiry_is_news(q: Driver, engine: Engine, clock: FakeClock, retry_limit: int) -> None:
+    """One that uses up the last attempt of the last message ends the lease; there is nothing to take."""
+    await q.configure("orders", lease_time=10, retry_limit=retry_limit)
     await q.push("orders", "p1", 1)
     got = await q.pop("orders", group="g")
     q.hints.clear()
-    clock.advance(300)
-    await engine.expire()
-    assert q.told("orders", "g") == {"p1"}
-    assert q.ended == {got.lease}
-
-
-async def test_an_expiry_that_buries_the_last_message_only_ends_the_lease(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
-    await q.configure("orders", lease_time=10, retry_limit=0)
-    await q.push("orders", "p1", 1)
-    got = await q.pop("orders")
     clock.advance(10)
-    q.hints.clear()
     await engine.expire()
     assert q.ended == {got.lease}
-    assert await q.pop("orders") == []
-
-
-async def test_a_renewal_and_refused_settlements_are_no_news(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = await q.pop("orders")
-    q.hints.clear()
-    await q.renew(got.lease, 600)
-    await q.settle(settlement(got[0], lease=NEVER_GIVEN))
-    assert q.hints == []
+    if retry_limit:
+        assert q.told("orders", "g") == {"p1"}
+    else:
+        assert await q.pop("orders", group="g") == []
 
 
 # Administration --------------------------------------------------------------------------------------------
@@ -351,20 +313,11 @@ async def test_changed_options_are_news(q: Driver) -> None:
     assert payloads(await q.pop("orders")) == [1]
 
 
-async def test_a_removed_message_is_news_of_what_waited_behind_it(q: Driver, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1, delay_ms=60_000)
+@pytest.mark.parametrize("delay_ms", [60_000, 0], ids=["delayed", "leased"])
+async def test_a_removed_message_is_news_of_what_waited_behind_it(q: Driver, engine: Engine, delay_ms: int) -> None:
+    first = await q.push_id("orders", "p1", 1, delay_ms=delay_ms)
     await q.push("orders", "p1", 2)
-    assert await q.pop("orders") == []
-    q.hints.clear()
-    await engine.delete_messages([first])
-    assert q.told("orders") == {"p1"}
-    assert payloads(await q.pop("orders")) == [2]
-
-
-async def test_a_removed_message_that_was_leased_frees_its_partition(q: Driver, engine: Engine) -> None:
-    first = await q.push_id("orders", "p1", 1)
-    await q.push("orders", "p1", 2)
-    await q.pop("orders")
+    assert len(await q.pop("orders")) == (0 if delay_ms else 1)
     q.hints.clear()
     await engine.delete_messages([first])
     assert q.told("orders") == {"p1"}
@@ -384,16 +337,6 @@ async def test_retention_that_removes_the_message_all_wait_for_is_news(q: Driver
     assert payloads(await q.pop("orders")) == [2]
 
 
-async def test_a_push_after_a_purge_of_what_was_leased_is_news(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    await q.pop("orders")
-    q.hints.clear()
-    await engine.purge("orders")
-    assert q.told("orders") == set()
-    await q.push("orders", "p1", 2)
-    assert q.told("orders") == {"p1"}
-
-
 async def test_a_group_that_starts_anew_is_news(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
     await q.drain("orders", group="g")
@@ -405,3 +348,43 @@ async def test_a_group_that_starts_anew_is_news(q: Driver, engine: Engine) -> No
     q.hints.clear()
     await engine.resubscribe("g", 0)
     assert q.told("orders", "g") == {ANYWHERE}
+
+
+# What a call has to tell, put together: each queue, group and kind of news once --------------------------
+
+
+def test_counts_of_one_partition_are_summed_up() -> None:
+    book = HintBook()
+    book.add("q", "g", ("a", "b"), "message", {"a": 2, "b": 1})
+    book.add("q", "g", ("b",), "message", {"b": 3})
+    assert book.hints() == [Hint("q", "g", ("a", "b"), "message", counts=(2, 4))]
+
+
+def test_a_partition_without_a_count_is_one_look() -> None:
+    book = HintBook()
+    book.add("q", "g", ("a", "b"))
+    assert book.hints() == [Hint("q", "g", ("a", "b"))], "without any count there are none"
+    book = HintBook()
+    book.add("q", "g", ("a", "b"))
+    book.add("q", "g", ("b", "c"), counts={"b": 2, "c": 1})
+    book.add("q", "g", ("c",))
+    assert book.hints() == [Hint("q", "g", ("a", "b", "c"), counts=(1, 2, 1))]
+
+
+def test_anywhere_has_no_counts() -> None:
+    book = HintBook()
+    book.add("q", "g", ("a",), counts={"a": 2})
+    book.add("q", "g", None)
+    book.add("q", "g", ("a",), counts={"a": 2})
+    book.add("q", "many", map(str, range(MANY + 1)), counts={})
+    assert book.hints() == [Hint("q", "g", None), Hint("q", "many", None)]
+
+
+def test_an_arrival_has_the_counts_of_what_came() -> None:
+    book = HintBook()
+    book.arrived("q", ("a", "b"), ("g",), {"a": 1, "b": 7})
+    book.arrived("alone", ("a", "b"), ("g",), {"a": 1, "b": 1})
+    assert book.hints() == [
+        Hint("q", None, ("a", "b"), "message", ("g",), counts=(1, 7)),
+        Hint("alone", None, ("a", "b"), "message", ("g",)),
+    ]

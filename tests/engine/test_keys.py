@@ -1,25 +1,23 @@
-"""Keys on every engine: what is written is read, listed in order, counted, and told of (rule 25)."""
+"""Keys on every engine: what is written is read, listed in order, counted, told of, and gone once expired (rule 25)."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
+from hark.clock import MILLISECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import Key, KeyEntry, KeyRange, KeyWrite
+from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite
 
-from .driver import Driver
-from .key_words import delete, delete_tree, entry, listed, put, set_to, text, told, value, write
+from .driver import Driver, given
+from .key_words import change, delete, delete_tree, entry, listed, put, set_to, text, told, value, write
 
 MIXED: list[Key] = [
     ("user",),
     ("user", "", "x"),
     ("user", "a"),
     ("user", "a", 1),
-    (
-        "user",
-        "a\0",
-    ),
+    ("user", "a\0"),
     ("user", "b"),
     ("user", -1.5),
     ("user", 0),
@@ -36,22 +34,18 @@ MIXED: list[Key] = [
     (True,),
 ]
 """Keys in their order."""
+A: Key = ("a",)
 
 
 # One by one ------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_set_is_read(engine: Engine) -> None:
-    version = await put(engine, ("a", 1, True, 0.5))
-    assert await entry(engine, ("a", 1, True, 0.5)) == KeyEntry(
-        ("a", 1, True, 0.5), msgspec.Raw(b'["a",1,true,0.5]'), version
-    )
-
-
-async def test_entries_come_by_position(engine: Engine) -> None:
-    await put(engine, ("a",), ("b",))
-    found = await engine.read_keys([("b",), ("none",), ("a",), ("b",)])
-    assert [None if one is None else one.key for one in found] == [("b",), None, ("a",), ("b",)]
+async def test_what_is_set_is_read_by_position(engine: Engine) -> None:
+    key: Key = ("a", 1, True, 0.5)
+    version = await put(engine, key, ("b",))
+    first, none, *twice = await engine.read_keys([("b",), ("none",), key, ("b",)])
+    assert twice == [KeyEntry(key, msgspec.Raw(b'["a",1,true,0.5]'), version), first]
+    assert (first and first.key, none) == (("b",), None)
     assert await engine.read_keys([]) == []
 
 
@@ -71,12 +65,9 @@ async def test_values_keep_their_bytes(engine: Engine, json: bytes) -> None:
     assert found is not None and found.strip() == json.strip()
 
 
-async def test_a_large_value_is_kept_whole(engine: Engine) -> None:
+async def test_a_large_value_and_the_longest_keys_are_kept_whole(engine: Engine) -> None:
     await write(engine, set_to(("large",), "x" * 3_000_000))
     assert await value(engine, ("large",)) == "x" * 3_000_000
-
-
-async def test_the_longest_keys_are_kept(engine: Engine) -> None:
     keys: list[Key] = [("€" * 600, "x" * 200 + str(number)) for number in range(3)]
     await put(engine, *keys)
     assert await listed(engine, KeyRange(prefix=("€" * 600,))) == keys
@@ -84,14 +75,10 @@ async def test_the_longest_keys_are_kept(engine: Engine) -> None:
 
 async def test_every_write_has_a_version_of_its_own(engine: Engine) -> None:
     versions = [await put(engine, ("a",), ("b",)) for _ in range(3)]
-    assert sorted(set(versions)) == versions
     assert [one.version for one in await engine.read_keys([("a",), ("b",)]) if one] == [versions[-1]] * 2
-
-
-async def test_requests_of_one_call_have_different_versions(engine: Engine) -> None:
     answers = await engine.write_keys([KeyWrite(mutations=[set_to((number,), number)]) for number in range(5)])
-    versions = {one.version for one in answers if not isinstance(one, Exception)}
-    assert len(versions) == 5 and None not in versions
+    versions += [given(one).version or 0 for one in answers]
+    assert sorted(set(versions)) == versions, "also those of one call"
 
 
 async def test_versions_do_not_repeat_after_a_restart_or_a_deletion(durable: Driver) -> None:
@@ -110,11 +97,14 @@ async def test_what_was_written_survives_a_restart(durable: Driver) -> None:
 # Deletions -------------------------------------------------------------------------------------------------
 
 
-async def test_a_deletion_counts_what_it_removed(engine: Engine) -> None:
+async def test_a_deletion_counts_what_it_removed_and_a_key_may_be_set_again_behind_it(engine: Engine) -> None:
     await put(engine, ("a",), ("a", "b"))
     assert (await write(engine, delete(("a",)), delete(("none",)))).deleted == 1
-    assert await entry(engine, ("a",)) is None
-    assert await entry(engine, ("a", "b")) is not None
+    assert await listed(engine, KeyRange()) == [("a", "b")]
+    written = await write(engine, set_to(("a", 2), 2), delete_tree(("a",)), set_to(("a", 1), "new"))
+    assert written.deleted == 2
+    assert await listed(engine, KeyRange()) == [("a", 1)]
+    assert await value(engine, ("a", 1)) == "new"
 
 
 async def test_a_tree_is_deleted_with_its_root_and_without_its_siblings(engine: Engine) -> None:
@@ -123,14 +113,6 @@ async def test_a_tree_is_deleted_with_its_root_and_without_its_siblings(engine: 
     assert (await write(engine, delete_tree(("user",)))).deleted == len(below)
     assert await listed(engine, KeyRange(limit=1000)) == [key for key in MIXED if key not in below]
     assert (await write(engine, delete_tree(("user",)))).deleted == 0
-
-
-async def test_a_key_may_be_set_again_behind_its_deletion(engine: Engine) -> None:
-    await put(engine, ("a",), ("a", 1))
-    written = await write(engine, set_to(("a", 2), 2), delete_tree(("a",)), set_to(("a", 1), "new"))
-    assert written.deleted == 3
-    assert await listed(engine, KeyRange()) == [("a", 1)]
-    assert await value(engine, ("a", 1)) == "new"
 
 
 # Lists -----------------------------------------------------------------------------------------------------
@@ -219,3 +201,73 @@ async def test_news_of_keys_that_python_takes_for_the_same_name_them_all(q: Driv
     assert sorted(repr(key) for news in q.key_news for key in news.keys or ()) == sorted(
         map(repr, [(1,), (True,), (1, "x"), (True, "x")])
     )
+
+
+# Expiry: entries whose time is over are not there, removed or not ------------------------------------------
+
+
+async def expired(engine: Engine, clock: FakeClock, *keys: Key) -> None:
+    """Entries that were there until just now."""
+    await write(engine, *(set_to(key, [1], ttl_ms=10) for key in keys))
+    clock.advance(0.01)
+
+
+async def test_an_entry_is_there_until_its_time_is_over_to_the_millisecond(engine: Engine, clock: FakeClock) -> None:
+    await write(engine, set_to(A, 1, ttl_ms=500))
+    found = await entry(engine, A)
+    assert found is not None and found.expires_at == clock.now() + 500 * MILLISECOND
+    clock.advance(0.499)
+    assert await entry(engine, A) is not None
+    clock.advance(0.001)
+    assert await entry(engine, A) is None
+
+
+async def test_nobody_sees_what_has_expired(engine: Engine, clock: FakeClock) -> None:
+    await put(engine, ("live",), ("live", 2))
+    await expired(engine, clock, A, ("b", 1), *((number,) for number in range(10)))
+    assert await listed(engine, KeyRange(limit=2)) == [("live",), ("live", 2)]
+    assert await listed(engine, KeyRange(limit=2, reverse=True)) == [("live", 2), ("live",)]
+    assert await engine.count_keys(()) == 2
+    assert (await engine.key_stats()).entries == 2
+    assert (await write(engine, delete(A), delete_tree(("b",)))).deleted == 0
+
+
+async def test_a_check_takes_what_has_expired_for_absent(engine: Engine, clock: FakeClock) -> None:
+    written = await write(engine, set_to(A, 1, ttl_ms=10))
+    clock.advance(0.01)
+    assert not (await write(engine, checks=(KeyCheck(A, written.version),))).success
+    assert (await write(engine, set_to(A, 2), checks=(KeyCheck(A, None),))).success
+
+
+@pytest.mark.parametrize("mutation", [change("append", A, [2]), change("prepend", A, [2])])
+async def test_mutations_start_anew_where_something_has_expired(
+    engine: Engine, clock: FakeClock, mutation: KeyMutation
+) -> None:
+    await expired(engine, clock, A)
+    await write(engine, mutation)
+    assert await value(engine, A) == [2]
+
+
+async def test_a_write_without_expiry_clears_an_older_one(engine: Engine, clock: FakeClock) -> None:
+    await write(engine, *(set_to((number,), 1, ttl_ms=10) for number in range(3)))
+    await write(engine, set_to((0,), 1), change("sum", (1,), 1))
+    clock.advance(1)
+    assert await listed(engine, KeyRange()) == [(0,), (1,)]
+
+
+async def test_a_sweep_removes_what_is_over_and_tells(q: Driver, engine: Engine, clock: FakeClock) -> None:
+    await put(engine, ("live",))
+    await write(engine, set_to(("later",), 1, ttl_ms=60_000))
+    await expired(engine, clock, *((number,) for number in range(5)))
+    q.key_news.clear()
+    assert [await engine.sweep_keys(3) for _ in range(3)] == [3, 2, 0]
+    assert told(q.key_news) == {(number,) for number in range(5)}
+    assert await listed(engine, KeyRange()) == [("later",), ("live",)]
+
+
+async def test_an_expiry_survives_a_restart(durable: Driver, clock: FakeClock) -> None:
+    await write(durable.engine, set_to(A, 1, ttl_ms=1000))
+    await durable.reopen()
+    assert await entry(durable.engine, A) is not None
+    clock.advance(1)
+    assert await entry(durable.engine, A) is None

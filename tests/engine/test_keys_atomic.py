@@ -1,18 +1,30 @@
-"""Checks and mutations of keys that happen together or not at all, and what they make of values."""
+"""What happens to keys together or not at all: checks and mutations, alone and in transactions (rule 22)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
 
 from hark.engine.api import Engine
 from hark.errors import Conflict, Overloaded
-from hark.model import Key, KeyCheck, KeyMutation, KeyRange, KeyWrite, KeyWritten, NewMessage
+from hark.model import (
+    Key,
+    KeyCheck,
+    KeyMutation,
+    KeyRange,
+    KeyWrite,
+    KeyWritten,
+    NewMessage,
+    Settlement,
+    Transaction,
+    TransactionOutcome,
+)
 
-from .driver import Driver, given, message
-from .key_words import change, delete, entry, listed, put, set_to, text, value, write
+from .driver import NEVER_GIVEN, Driver, given, message, payloads, settlement
+from .key_words import change, delete, entry, listed, put, set_to, text, told, value, write
 
 A: Key = ("a",)
 B: Key = ("b",)
@@ -27,6 +39,9 @@ async def test_a_write_happens_if_its_checks_hold(engine: Engine) -> None:
     written = await write(engine, set_to(A, 2), checks=(KeyCheck(A, version), KeyCheck(B, None)))
     assert written.success
     assert await value(engine, A) == 2
+    assert (await write(engine, checks=(KeyCheck(B, None),))).success, "checks alone answer whether they hold"
+    assert not (await write(engine, checks=(KeyCheck(B, 1),))).success
+    assert await entry(engine, B) is None
 
 
 async def test_of_a_write_whose_check_fails_nothing_happens(q: Driver, engine: Engine) -> None:
@@ -42,12 +57,6 @@ async def test_of_a_write_whose_check_fails_nothing_happens(q: Driver, engine: E
     assert await listed(engine, KeyRange()) == [A]
     assert await value(engine, A) == ["a"]
     assert q.key_news == []
-
-
-async def test_checks_alone_answer_whether_they_hold(engine: Engine) -> None:
-    assert (await write(engine, checks=(KeyCheck(A, None),))).success
-    assert not (await write(engine, checks=(KeyCheck(A, 1),))).success
-    assert await entry(engine, A) is None
 
 
 async def test_a_check_sees_the_requests_before_it(engine: Engine) -> None:
@@ -82,74 +91,75 @@ async def test_mutations_of_one_request_follow_each_other(engine: Engine) -> Non
 # Numbers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "stored", "given", "result"),
-    [
-        ("sum", None, b"5", b"5"),
-        ("sum", None, b"1.50", b"1.5"),
-        ("sum", b"5", b"-7", b"-2"),
-        ("sum", b" 5 ", b" 7 ", b"12"),
-        ("sum", b"0.1", b"0.2", b"0.30000000000000004"),
-        ("sum", b"1e2", b"1", b"101"),
-        ("sum", b"0.5", b"0.5", b"1"),
-        ("sum", b"-0", b"-0.0", b"0"),
-        ("sum", b"9007199254740991", b"1", b"9007199254740992"),
-        ("sum", b"-9007199254740992", b"9007199254740992", b"0"),
-        ("sum", b"1e300", b"1", b"1e+300"),
-        ("sum", b"9007199254740992.0", b"9007199254740992.0", b"1.8014398509481984e+16"),
-        ("sum", b"9007199254740992", b"2.0", b"9.007199254740994e+15"),
-        ("sum", b"4503599627370496", b"-0.5", b"4.5035996273704955e+15"),
-        ("sum", b"-4503599627370496", b"0.5", b"-4.5035996273704955e+15"),
-        ("sum", b"100000000000000", b"0.25", b"100000000000000.25"),
-        ("sum", b"0", b"0.00001", b"1e-05"),
-        ("sum", b"0", b"5e-324", b"5e-324"),
-        ("min", b"5", b"7", b"5"),
-        ("min", b"5", b"4.5", b"4.5"),
-        ("min", None, b"3E0", b"3"),
-        ("max", b"5", b"7", b"7"),
-        ("max", b"9007199254740992", b"9007199254740991", b"9007199254740992"),
-        ("max", b"-1e-400000", b"7", None),
-        ("max", b"-1", b"-0.0", b"0"),
-        ("sum", b"9007199254740992", b"1", None),
-        ("sum", b"-9007199254740992", b"-1", None),
-        ("sum", b"9007199254740993", b"1", None),
-        ("sum", b"1", b"9007199254740993", None),
-        ("sum", b"1e308", b"1e308", None),
-        ("sum", b"1", b"1e999", None),
-        ("sum", b"1", b"1e-999", None),
-        ("sum", b"0e999", b"1", b"1"),
-        ("sum", b'"5"', b"1", None),
-        ("sum", b"null", b"1", None),
-        ("sum", b"[5]", b"1", None),
-        ("max", b"true", b"1", None),
-        ("sum", b"1", b'"5"', None),
-        ("append", None, b" [ 1 , 2 ] ", b"[1 , 2]"),
-        ("append", b"[]", b"[]", b"[]"),
-        ("append", b"[1]", b"[]", b"[1]"),
-        ("append", b" [ ] ", b"[1.0,2]", b"[1.0,2]"),
-        ("append", b'[1.50,{"b":1 ,"a":"\xc3\xa9"}]', b"[ 1E1 ]", b'[1.50,{"b":1 ,"a":"\xc3\xa9"},1E1]'),
-        ("prepend", b"[1,[2]]", b'["]"]', b'["]",1,[2]]'),
-        ("prepend", None, b"[1]", b"[1]"),
-        ("append", b"{}", b"[1]", None),
-        ("append", b'"[1]"', b"[1]", None),
-        ("prepend", b"[1]", b"1", None),
-    ],
-)
-async def test_values_are_combined_alike_on_every_engine(
-    engine: Engine, kind: Combining, stored: bytes | None, given: bytes, result: bytes | None
-) -> None:
-    if stored is not None:
-        await write(engine, KeyMutation(kind="set", key=A, value=stored))
-    if result is None:
-        with pytest.raises(Conflict, match=r"^mutations\[1\]: ") as refused:
-            await write(engine, set_to(B, 1), change(kind, A, given))
-        assert refused.value.code == "value_mismatch"
-        assert await entry(engine, B) is None
-        result = stored and stored.strip()
-    else:
-        await write(engine, change(kind, A, given))
-    found = await text(engine, A)
-    assert (found and found.strip()) == result
+COMBINED: list[tuple[Combining, bytes | None, bytes, bytes | None]] = [
+    ("sum", None, b"5", b"5"),
+    ("sum", None, b"1.50", b"1.5"),
+    ("sum", b"5", b"-7", b"-2"),
+    ("sum", b" 5 ", b" 7 ", b"12"),
+    ("sum", b"0.1", b"0.2", b"0.30000000000000004"),
+    ("sum", b"1e2", b"1", b"101"),
+    ("sum", b"0.5", b"0.5", b"1"),
+    ("sum", b"-0", b"-0.0", b"0"),
+    ("sum", b"9007199254740991", b"1", b"9007199254740992"),
+    ("sum", b"-9007199254740992", b"9007199254740992", b"0"),
+    ("sum", b"1e300", b"1", b"1e+300"),
+    ("sum", b"9007199254740992.0", b"9007199254740992.0", b"1.8014398509481984e+16"),
+    ("sum", b"9007199254740992", b"2.0", b"9.007199254740994e+15"),
+    ("sum", b"4503599627370496", b"-0.5", b"4.5035996273704955e+15"),
+    ("sum", b"-4503599627370496", b"0.5", b"-4.5035996273704955e+15"),
+    ("sum", b"100000000000000", b"0.25", b"100000000000000.25"),
+    ("sum", b"0", b"0.00001", b"1e-05"),
+    ("sum", b"0", b"5e-324", b"5e-324"),
+    ("min", b"5", b"7", b"5"),
+    ("min", b"5", b"4.5", b"4.5"),
+    ("min", None, b"3E0", b"3"),
+    ("max", b"5", b"7", b"7"),
+    ("max", b"9007199254740992", b"9007199254740991", b"9007199254740992"),
+    ("max", b"-1e-400000", b"7", None),
+    ("max", b"-1", b"-0.0", b"0"),
+    ("sum", b"9007199254740992", b"1", None),
+    ("sum", b"-9007199254740992", b"-1", None),
+    ("sum", b"9007199254740993", b"1", None),
+    ("sum", b"1", b"9007199254740993", None),
+    ("sum", b"1e308", b"1e308", None),
+    ("sum", b"1", b"1e999", None),
+    ("sum", b"1", b"1e-999", None),
+    ("sum", b"0e999", b"1", b"1"),
+    ("sum", b'"5"', b"1", None),
+    ("sum", b"null", b"1", None),
+    ("sum", b"[5]", b"1", None),
+    ("max", b"true", b"1", None),
+    ("sum", b"1", b'"5"', None),
+    ("append", None, b" [ 1 , 2 ] ", b"[1 , 2]"),
+    ("append", b"[]", b"[]", b"[]"),
+    ("append", b"[1]", b"[]", b"[1]"),
+    ("append", b" [ ] ", b"[1.0,2]", b"[1.0,2]"),
+    ("append", b'[1.50,{"b":1 ,"a":"\xc3\xa9"}]', b"[ 1E1 ]", b'[1.50,{"b":1 ,"a":"\xc3\xa9"},1E1]'),
+    ("prepend", b"[1,[2]]", b'["]"]', b'["]",1,[2]]'),
+    ("prepend", None, b"[1]", b"[1]"),
+    ("append", b"{}", b"[1]", None),
+    ("append", b'"[1]"', b"[1]", None),
+    ("prepend", b"[1]", b"1", None),
+]
+"""What is done, to which value, with which one, and the result; None: it is refused."""
+
+
+async def test_values_are_combined_alike_on_every_engine(engine: Engine) -> None:
+    for number, case in enumerate(COMBINED):
+        kind, stored, operand, result = case
+        key, beside = ("combined", number), ("beside", number)
+        if stored is not None:
+            await write(engine, KeyMutation(kind="set", key=key, value=stored))
+        if result is None:
+            with pytest.raises(Conflict, match=r"^mutations\[1\]: ") as refused:
+                await write(engine, set_to(beside, 1), change(kind, key, operand))
+            assert refused.value.code == "value_mismatch", case
+            assert await entry(engine, beside) is None, case
+            result = stored and stored.strip()
+        else:
+            await write(engine, change(kind, key, operand))
+        found = await text(engine, key)
+        assert (found and found.strip()) == result, case
 
 
 async def test_a_request_that_does_not_fit_disturbs_no_other(engine: Engine) -> None:
@@ -170,16 +180,22 @@ def with_messages(*messages: NewMessage, checks: tuple[KeyCheck, ...] = ()) -> K
 
 
 async def test_messages_are_pushed_with_the_write(q: Driver, engine: Engine) -> None:
-    [answer] = await engine.write_keys([with_messages(message("orders", "p1", 1), message("bills", "p1", 2))])
-    written = given(answer)
-    assert [one.status for one in written.messages] == ["queued", "queued"]
-    assert (await q.drain("orders"), await q.drain("bills")) == ([1], [2])
+    request = with_messages(message("orders", "p1", 1, transaction_id="t"), message("bills", "p1", 2))
+    first, second = [given(one) for one in await engine.write_keys([request, request])]
+    assert [one.status for one in first.messages] == ["queued", "queued"]
+    assert [one.status for one in second.messages] == ["duplicate", "queued"], "a duplicate is a success"
+    assert first.messages[0].message_id == second.messages[0].message_id
+    assert (await q.drain("orders"), await q.drain("bills")) == ([1], [2, 2])
 
 
-async def test_a_failed_check_keeps_its_messages_back(q: Driver, engine: Engine) -> None:
-    [answer] = await engine.write_keys([with_messages(message("orders", "p1", 1), checks=(KeyCheck(A, 7),))])
+async def test_a_failed_check_or_a_message_that_is_sealed_against_the_queue_refuses_all(
+    q: Driver, engine: Engine
+) -> None:
+    plain = with_messages(message("orders", "p1", 1), checks=(KeyCheck(A, 7),))
+    answer, refused = await engine.write_keys([plain, with_messages(message("orders", "p1", 1, sealed=True))])
     assert given(answer) == KeyWritten(False, failed_check=0)
-    assert await q.pop("orders") == []
+    assert isinstance(refused, Conflict) and refused.code == "sealing_mismatch"
+    assert (await q.pop("orders"), await entry(engine, A)) == ([], None)
 
 
 async def test_a_full_queue_refuses_the_write(q: Driver, engine: Engine) -> None:
@@ -189,20 +205,6 @@ async def test_a_full_queue_refuses_the_write(q: Driver, engine: Engine) -> None
     assert isinstance(refused, Overloaded) and refused.code == "queue_full"
     found = await entry(engine, A)
     assert found is not None and found.version == given(first).version
-
-
-async def test_a_duplicate_message_is_a_success(q: Driver, engine: Engine) -> None:
-    request = with_messages(message("orders", "p1", 1, transaction_id="t"))
-    first, second = [given(one) for one in await engine.write_keys([request, request])]
-    assert [one.status for one in (*first.messages, *second.messages)] == ["queued", "duplicate"]
-    assert first.messages[0].message_id == second.messages[0].message_id
-    assert await q.drain("orders") == [1]
-
-
-async def test_a_message_that_is_sealed_against_the_queue_refuses_the_write(engine: Engine) -> None:
-    [refused] = await engine.write_keys([with_messages(message("orders", "p1", 1, sealed=True))])
-    assert isinstance(refused, Conflict) and refused.code == "sealing_mismatch"
-    assert await entry(engine, A) is None
 
 
 async def test_an_array_does_not_grow_without_end(engine: Engine) -> None:
@@ -218,3 +220,114 @@ async def test_an_array_does_not_grow_without_end(engine: Engine) -> None:
             f"mutations[0]: {kind} is not possible: the array would be longer than 16777216 bytes; begin another key",
         )
     assert await entry(engine, A) == before
+
+
+# Transactions with keys: checks, mutations, settlements and messages, all or nothing (rule 22) -------------
+
+
+async def transact(
+    engine: Engine, keys: KeyWrite, *operations: NewMessage | Settlement, required_leases: Sequence[str] = ()
+) -> TransactionOutcome:
+    """One transaction with keys."""
+    [answer] = await engine.transact([Transaction(operations, required_leases, keys)])
+    return given(answer)
+
+
+async def test_rule_22_keys_messages_and_settlements_happen_together(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    q.key_news.clear()
+    keys = KeyWrite([KeyCheck(A, None)], [set_to(A, "done")], [message("audit", "p1", 3)])
+    outcome = await transact(engine, keys, settlement(held), message("bills", "p1", 2))
+    assert outcome.success and len(outcome.results) == 2
+    assert outcome.keys is not None and outcome.keys.version is not None
+    assert [one.status for one in outcome.keys.messages] == ["queued"]
+    assert (await q.drain("bills"), await q.drain("audit"), await q.cursor("orders", "p1")) == ([2], [3], 1)
+    assert await value(engine, A) == "done"
+    assert told(q.key_news) == {A}
+
+
+async def test_rule_22_a_failed_check_aborts_everything(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    await put(engine, A)
+    keys = KeyWrite([KeyCheck(A, None)], [set_to(("b",), 1)], [message("audit", "p1", 3)])
+    outcome = await transact(engine, keys, settlement(held), message("bills", "p1", 2))
+    assert (outcome.success, outcome.code) == (False, "check_failed")
+    assert outcome.keys is not None and (outcome.keys.success, outcome.keys.failed_check) == (False, 0)
+    assert (await q.pop("bills"), await q.pop("audit"), await q.cursor("orders", "p1")) == ([], [], 0)
+    assert await listed(engine, KeyRange()) == [A]
+    assert (await q.ack(held)).success
+
+
+async def test_rule_22_a_mutation_that_does_not_fit_aborts_everything(q: Driver, engine: Engine) -> None:
+    await put(engine, A)
+    outcome = await transact(engine, KeyWrite((), [set_to(("b",), 1), change("sum", A, 1)]), message("bills", "p1", 2))
+    assert (outcome.success, outcome.code) == (False, "value_mismatch")
+    assert outcome.error is not None and "mutations[1]" in outcome.error
+    assert await q.pop("bills") == []
+    assert await listed(engine, KeyRange()) == [A]
+
+
+async def test_rule_22_a_refused_settlement_or_lease_keeps_the_keys_as_they_were(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    keys = KeyWrite((), [set_to(A, 1)])
+    q.key_news.clear()
+    assert not (await transact(engine, keys, settlement(held, lease=NEVER_GIVEN))).success
+    assert not (await transact(engine, keys, required_leases=[NEVER_GIVEN])).success
+    q.clock.advance(300)
+    assert not (await transact(engine, keys, settlement(held))).success
+    assert await entry(engine, A) is None
+    assert told(q.key_news) == set()
+
+
+async def test_rule_22_a_refused_message_keeps_the_keys_as_they_were(q: Driver, engine: Engine) -> None:
+    await q.configure("orders", max_size=1)
+    keys = KeyWrite((), [set_to(A, 1)], [message("orders", "p1", 2), message("orders", "p1", 3)])
+    outcome = await transact(engine, keys, message("bills", "p1", 1))
+    assert (outcome.success, outcome.code, outcome.failed_index) == (False, "queue_full", 2)
+    assert await entry(engine, A) is None
+    assert await q.pop("bills") == []
+
+
+async def test_rule_22_what_is_refused_first_does_not_depend_on_the_engine(q: Driver, engine: Engine) -> None:
+    """Leases, then settlements, then messages, then keys."""
+    await q.configure("full", max_size=1)
+    await q.push("full", "p1", 0)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    keys = KeyWrite([KeyCheck(A, 7)], [set_to(A, 1)])
+    foreign, full = settlement(held, lease=NEVER_GIVEN), message("full", "p1", 1)
+    codes = [
+        (await transact(engine, keys, full, foreign, required_leases=[NEVER_GIVEN])).failed_index,
+        (await transact(engine, keys, full, foreign)).code,
+        (await transact(engine, keys, full)).code,
+        (await transact(engine, keys)).code,
+    ]
+    assert codes == [None, "lease_invalid", "queue_full", "check_failed"]
+
+
+async def test_rule_22_a_dead_letter_has_the_last_word_over_its_keys(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", "payload", undelivered_keys=(A,))
+    [held] = await q.pop("orders")
+    outcome = await transact(engine, KeyWrite([KeyCheck(A, None)], [set_to(A, "set")]), settlement(held, "dlq"))
+    assert outcome.success
+    assert await value(engine, A) == "payload"
+
+
+async def test_rule_22_transactions_of_one_call_see_the_keys_of_those_before(q: Driver, engine: Engine) -> None:
+    claim = Transaction([message("orders", "p1", 1)], keys=KeyWrite([KeyCheck(A, None)], [set_to(A, 1)]))
+    answers = [given(one) for one in await engine.transact([claim, claim, Transaction([message("orders", "p1", 2)])])]
+    assert [one.success for one in answers] == [True, False, True]
+    assert [one.keys is None for one in answers] == [False, False, True]
+    assert payloads(await q.pop("orders", batch=10)) == [1, 2]
+
+
+async def test_rule_22_what_was_written_survives_a_restart(durable: Driver) -> None:
+    await write(durable.engine, set_to(A, 1))
+    keys = KeyWrite((), [change("sum", A, 1)], [message("orders", "p1", 1)])
+    assert (await transact(durable.engine, keys)).success
+    await durable.reopen()
+    assert await value(durable.engine, A) == 2
+    assert payloads(await durable.pop("orders")) == [1]

@@ -28,7 +28,7 @@ from .key_model import KEYS, MUTATIONS, PREFIXES, RANGES, KeyModel, Ranked, chec
 from .searching import search
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "80"))
-EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "20"))
+FEW_EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "20"))
 STEPS = 30
 
 T = TypeVar("T")
@@ -150,11 +150,11 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[KeyMach
     return Machine
 
 
-@pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*ENGINES, MEMORY], ids=lambda kind: kind.name)
 def test_an_engine_keeps_keys_as_a_dict_does(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=search(kind, examples=EXAMPLES, with_a_server=EXAMPLES_WITH_A_SERVER, steps=STEPS),
+        settings=search(kind, examples=EXAMPLES, with_a_server=FEW_EXAMPLES, steps=STEPS),
     )
 
 

@@ -11,7 +11,12 @@ from hark.model import GroupMode, Limits, PopRequest
 from .driver import ANYWHERE, Driver, Got, message, payloads
 from .workers import Workers
 
-MODES: list[GroupMode] = ["ordered", "shared"]
+
+@pytest.fixture(params=["ordered", "shared"])
+def mode(request: pytest.FixtureRequest) -> GroupMode:
+    """A group of each kind."""
+    kind: GroupMode = request.param
+    return kind
 
 
 async def pop(q: Driver, mode: GroupMode, batch: int = 1, group: str = "g", partitions: int = 1) -> Got:
@@ -27,7 +32,6 @@ async def spread(q: Driver, number: int) -> None:
 # In flight -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 8)
@@ -40,17 +44,15 @@ async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> No
     assert len(await pop(q, mode, 5, partitions=9)) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_one_partition_gives_no_more_than_the_limit(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await q.push("orders", "p1", *range(8))
-    got = await pop(q, mode, 10)
-    assert payloads(got) == [0, 1, 2]
-    await q.ack_all(got)
-    assert payloads(await pop(q, mode, 10)) == [3, 4, 5]
+    for wanted in ([0, 1, 2], [3, 4, 5]):
+        got = await pop(q, mode, 10)
+        assert payloads(got) == wanted
+        await q.ack_all(got)
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_limit_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 5)
@@ -61,14 +63,14 @@ async def test_the_limit_of_the_queue_is_over_all_its_groups(q: Driver, mode: Gr
     assert len(await pop(q, mode, 5, "c", partitions=9)) == 2
 
 
-async def test_a_named_partition_says_the_reason_too(q: Driver, workers: Workers) -> None:
+async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: Driver, workers: Workers) -> None:
     await q.configure("orders", max_in_flight=1)
-    await q.push("orders", "p1", 1, 2)
+    await q.push("orders", "p1", 1, 2, 3)
     await workers.take()
-    assert (await workers.take(1, "p1")).reason == "max_in_flight"
+    assert (await workers.take(1, "p1")).reason == "max_in_flight", "a named partition says so too"
+    assert payloads(await workers.take(10, auto_ack=True)) == [2, 3]
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 8)
@@ -78,7 +80,6 @@ async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -
     assert {got.reason for got in everything if not got} == {"max_in_flight"}
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["ack", "fail", "retry", "kill", "release", "expiry", "delete", "purge", "seek"])
 async def test_whatever_ends_a_hold_makes_room_and_tells(
     q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode, how: str
@@ -119,14 +120,6 @@ async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: 
     assert payloads(await q.pop("orders", group="ordered")) == [1]
 
 
-async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", max_in_flight=1)
-    await q.push("orders", "p1", 1, 2, 3)
-    await workers.take()
-    assert payloads(await workers.take(10, auto_ack=True)) == [2, 3]
-
-
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=1)
     await spread(q, 5)
@@ -148,7 +141,6 @@ async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, mode: Group
 # Rate ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_bucket_is_full_at_first_then_fills_at_the_rate(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", rate_limit=2, rate_burst=4)
     await spread(q, 20)
@@ -175,7 +167,6 @@ async def test_without_a_burst_it_holds_what_a_second_allows_and_at_least_one(
     assert (await workers.take()).look_again_at == q.clock.now() + round(SECOND / rate)
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_rate_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", rate_limit=1, rate_burst=3)
     await spread(q, 5)
@@ -184,27 +175,16 @@ async def test_the_rate_of_the_queue_is_over_all_its_groups(q: Driver, mode: Gro
     assert (await pop(q, mode, 5, "c", partitions=9)).reason == "rate_limited"
 
 
-async def test_a_released_message_does_not_give_its_token_back(q: Driver, workers: Workers, engine: Engine) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=2)
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await workers.take(2)
-    await engine.release([got.lease])
-    assert (await workers.take()).reason == "rate_limited"
-
-
-async def test_auto_ack_uses_tokens(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=2)
-    await q.push("orders", "p1", 1, 2, 3)
-    assert payloads(await workers.take(10, auto_ack=True)) == [1, 2]
-    assert (await workers.take(10, auto_ack=True)).reason == "rate_limited"
-
-
-async def test_an_empty_pop_uses_no_token(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=1)
+async def test_each_delivery_uses_a_token_and_nothing_else_does(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.configure("orders", rate_limit=1, rate_burst=3)
     for _ in range(5):
         assert await workers.take() == []
-    await q.push("orders", "p1", 1)
-    assert payloads(await workers.take()) == [1]
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    got = await workers.take()
+    await engine.release([got.lease])  # It does not give its token back.
+    assert payloads(await workers.take(10, auto_ack=True)) == [1, 2]
+    for auto_ack in (True, False):
+        assert (await workers.take(10, auto_ack=auto_ack)).reason == "rate_limited"
 
 
 async def test_over_a_namespace_a_limited_queue_does_not_stop_the_others(q: Driver) -> None:
@@ -219,7 +199,6 @@ async def test_over_a_namespace_a_limited_queue_does_not_stop_the_others(q: Driv
 # Of a group ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, mode: GroupMode) -> None:
     await spread(q, 6)
     await pop(q, mode, group="g")
@@ -231,7 +210,6 @@ async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, mode: Gr
     assert (stats.limits, stats.in_flight) == (Limits(max_in_flight=2), 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_the_narrower_of_both_limits_counts(q: Driver, engine: Engine, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await spread(q, 6)
@@ -257,18 +235,13 @@ async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, cl
 async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     await workers.take()
-    await engine.limit_group("orders", "workers", Limits(max_in_flight=1))
+    for queue, group, known in (("orders", "workers", True), ("orders", "none", False), ("nowhere", "none", False)):
+        assert await engine.limit_group(queue, group, Limits(max_in_flight=1)) == known
     assert await workers.take() == []
     q.hints.clear()
     await engine.limit_group("orders", "workers", Limits())
     assert q.told("orders", "workers")
     assert payloads(await workers.take()) == [2]
-
-
-async def test_there_is_no_such_group(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1)
-    assert not await engine.limit_group("orders", "nobody", Limits(max_in_flight=1))
-    assert not await engine.limit_group("nowhere", "nobody", Limits(max_in_flight=1))
 
 
 async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) -> None:
@@ -285,27 +258,15 @@ async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) ->
     assert len(await q.pop("orders", group="others", batch=10)) == 1
 
 
-async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", max_in_flight=1)
-    await q.push_messages(
-        message("orders", "p1", 1), message("orders", "p2", 2, delay_ms=1000), message("orders", "p3", 3)
-    )
-    assert len(await q.pop("orders", group="ordered")) == 1
-    for _ in range(3):
-        assert (await workers.take(4, partitions=2)).reason == "max_in_flight"
-        assert (await q.pop("orders", group="ordered")).reason == "max_in_flight"
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_limit_is_the_reason_even_where_a_partition_waits_for_something_else(
-    q: Driver, mode: GroupMode
-) -> None:
+async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
-    await q.push("orders", "p2", 3)
-    await q.push("orders", "p3", 4, delay_ms=1000)
+    await q.push("orders", "p2", 3, delay_ms=1000)
+    await q.push("orders", "p3", 4)
     assert len(await q.pop("orders", group="first", batch=2)) == 2
-    assert (await q.pop("orders", group="second", group_mode=mode, partitions=3)).reason == "max_in_flight"
+    for _ in range(3):
+        assert (await pop(q, mode, 4, "second", partitions=3)).reason == "max_in_flight"
+        assert (await q.pop("orders", group="first")).reason == "max_in_flight"
 
 
 async def test_rule_9_who_had_its_turn_before_the_limit_was_reached_is_not_the_first_again(

@@ -1,22 +1,20 @@
-"""Rules 8 and 9: what a pop asks for, and which partition it gets."""
+"""Rules 8, 9, 11 and 24: what a pop asks for, which partition it gets, and what it can't get now."""
 
 from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
+from hark.clock import SECOND, FakeClock
 from hark.model import PopRequest
 
-from .driver import Driver, message, payloads
+from .driver import NEW, Driver, Got, message, payloads
+from .workers import TICK
 
 
 async def spread(q: Driver, queue: str, partitions: int, each: int = 1) -> None:
-    """Push `each` messages to each partition, named p1, p2 ...; payload (partition, number)."""
+    """Push `each` messages to each partition, named p1, p2 ...; the payloads are p1.1, p1.2 ..."""
     for partition in range(1, partitions + 1):
-        await q.push(queue, f"p{partition}", *([f"p{partition}", number] for number in range(1, each + 1)))
-
-
-# Rule 8 ----------------------------------------------------------------------------------------------------
+        await q.push(queue, f"p{partition}", *(f"p{partition}.{number}" for number in range(1, each + 1)))
 
 
 async def test_rule_8_a_pop_takes_one_message_by_default(q: Driver) -> None:
@@ -26,60 +24,36 @@ async def test_rule_8_a_pop_takes_one_message_by_default(q: Driver) -> None:
     assert got.lease
 
 
-async def test_rule_8_a_pop_may_name_the_partition(q: Driver) -> None:
-    await spread(q, "orders", 3)
-    got = await q.pop("orders", "p2", batch=10, partitions=10)
-    assert payloads(got) == [["p2", 1]]
+async def test_rule_8_batch_is_the_total_over_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
+    await spread(q, "orders", 3, each=2)
+    first, second, third = ["p1.1", "p1.2"], ["p2.1", "p2.2"], ["p3.1", "p3.2"]
+    for partition, batch, partitions, wanted, rest in (
+        (None, 1, 1, ["p1.1"], second + third),
+        ("p2", 10, 10, second, first + third),
+        (None, 3, 3, [*first, "p2.1"], third),
+        (None, 10, 2, first + second, third),
+    ):
+        group = f"{partition} {batch} {partitions}"
+        got = await q.pop("orders", partition, group=group, batch=batch, partitions=partitions)
+        assert (payloads(got), got.partitions) == (wanted, (len(wanted) + 1) // 2)
+        assert payloads(await q.pop("orders", group=group, batch=10, partitions=3)) == rest
 
 
-async def test_rule_8_batch_is_the_total_over_all_partitions(q: Driver) -> None:
-    await spread(q, "orders", 3, each=3)
-    got = await q.pop("orders", batch=5, partitions=3)
-    assert payloads(got) == [["p1", 1], ["p1", 2], ["p1", 3], ["p2", 1], ["p2", 2]]
-    assert got.partitions == 2
-    assert payloads(await q.pop("orders", batch=10, partitions=3)) == [["p3", 1], ["p3", 2], ["p3", 3]]
-
-
-async def test_rule_8_messages_that_wait_take_no_room_in_a_batch(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    await q.push("orders", "p1", 2, delay_ms=5000)
-    await q.push("orders", "p2", 3, 4)
-    assert len(await q.pop("orders", batch=3, partitions=2)) == 3
-
-
-async def test_rule_8_removed_messages_take_no_room_in_a_batch(q: Driver) -> None:
+async def test_rule_8_messages_that_wait_or_were_removed_take_no_room_in_a_batch(q: Driver) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
-    await q.push("orders", "p2", 5, 6)
+    await q.push("orders", "p1", 5, delay_ms=5000)
+    await q.push("orders", "p2", 6, 7)
     await q.engine.delete_messages(ids[1:3])
-    assert payloads(await q.pop("orders", batch=4, partitions=2)) == [1, 4, 5, 6]
+    assert payloads(await q.pop("orders", batch=4, partitions=2)) == [1, 4, 6, 7]
 
 
-async def test_rule_8_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
-    await spread(q, "orders", 4)
-    got = await q.pop("orders", batch=10, partitions=3)
-    assert payloads(got) == [["p1", 1], ["p2", 1], ["p3", 1]]
-    assert len({one.lease for one in got}) == 1
-    assert payloads(await q.pop("orders", batch=10)) == [["p4", 1]]
-
-
-async def test_rule_8_auto_ack_settles_at_delivery(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=2, auto_ack=True)
-    assert (payloads(got), got.lease) == ([1, 2], "")
-    assert await q.cursor("orders", "p1") == 2
-    assert payloads(await q.pop("orders", batch=10)) == [3]
-
-
-async def test_rule_8_auto_ack_over_several_partitions(q: Driver) -> None:
+async def test_rule_8_auto_ack_settles_at_delivery_for_its_group_only(q: Driver) -> None:
     await spread(q, "orders", 2, each=2)
-    assert len(await q.pop("orders", batch=3, partitions=2, auto_ack=True)) == 3
-    assert await q.drain("orders") == [["p2", 2]]
-
-
-async def test_rule_8_auto_ack_is_for_its_group_only(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    await q.pop("orders", group="a", auto_ack=True)
-    assert await q.drain("orders", group="b") == [1]
+    got = await q.pop("orders", group="a", batch=3, partitions=2, auto_ack=True)
+    assert (payloads(got), got.lease) == (["p1.1", "p1.2", "p2.1"], "")
+    assert [await q.cursor("orders", name, "a") for name in ("p1", "p2")] == [2, 1]
+    assert await q.drain("orders", group="a") == ["p2.2"]
+    assert len(await q.drain("orders", group="b")) == 4
 
 
 async def test_rule_8_a_pop_over_a_namespace_a_task_or_both(q: Driver) -> None:
@@ -89,37 +63,21 @@ async def test_rule_8_a_pop_over_a_namespace_a_task_or_both(q: Driver) -> None:
     assert payloads(await q.pop(task="x", group="g2", batch=9, partitions=9)) == ["a.x.1", "b.x.3"]
     assert payloads(await q.pop(namespace="b", task="x", group="g3", batch=9, partitions=9)) == ["b.x.3"]
     assert await q.pop(namespace="b", task="y", group="g4", batch=9, partitions=9) == []
-
-
-async def test_rule_8_namespace_and_task_follow_the_configuration(q: Driver) -> None:
-    await q.push("a.x.1", "p1", 1)
-    await q.configure("a.x.1", namespace="other", task="z")
-    assert await q.pop(namespace="a") == []
-    assert payloads(await q.pop(namespace="other", task="z")) == [1]
-
-
-async def test_rule_8_what_a_namespace_pop_leased_is_leased_for_a_queue_pop(q: Driver) -> None:
-    await q.push("a.x", "p1", 1)
-    [held] = await q.pop(namespace="a", group="g")
-    assert held.message.queue == "a.x"
-    assert await q.pop("a.x", group="g") == []
+    await q.configure("b.x.3", namespace="other", task="z")
+    assert await q.pop(namespace="b", group="g") == [], "labels follow the configuration"
+    [held] = await q.pop(namespace="other", task="z", group="g")
+    assert held.message.queue == "b.x.3"
+    assert await q.pop("b.x.3", group="g") == [], "leased for a pop of the queue too"
     assert (await q.ack(held)).success
 
 
-async def test_rule_8_an_unknown_queue_or_namespace_is_empty_not_an_error(q: Driver) -> None:
+async def test_rule_8_an_unknown_queue_namespace_or_partition_is_empty_not_an_error(q: Driver) -> None:
     for got in (await q.pop("nowhere"), await q.pop(namespace="nowhere"), await q.pop(task="nothing")):
-        assert got == []
+        assert (list(got), got.lease) == ([], "")
         assert got.reason
-        assert got.lease == ""
     assert await q.engine.queue_infos() == []
-
-
-async def test_rule_8_an_unknown_partition_is_named_as_the_reason(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     assert (await q.pop("orders", "p2")).reason == "partition_not_found"
-
-
-# Rule 9 ----------------------------------------------------------------------------------------------------
 
 
 async def test_rule_9_every_ready_partition_is_served_once_before_any_twice(q: Driver) -> None:
@@ -185,19 +143,21 @@ async def test_rule_9_a_multi_partition_pop_serves_each_of_its_partitions(q: Dri
 async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) -> None:
     for name, priority in (("low", 1), ("high", 9), ("middle", 5)):
         await q.configure(name, namespace="ns", priority=priority)
-        await q.push(name, "p1", [name, 1], [name, 2])
+        await q.push(name, "p1", [name, 1], [name, 2], [name, 3])
     order = []
-    for _ in range(6):
+    for _ in range(8):
         [held] = await q.pop(namespace="ns")
         order.append(held.payload)
         await q.ack(held)
-    assert order == [[name, number] for name in ("high", "middle", "low") for number in (1, 2)]
+        if len(order) == 2:  # A changed priority has effect at once.
+            await q.configure("high", namespace="ns", priority=0)
+    wanted = [("high", 1), ("high", 2), ("middle", 1), ("middle", 2), ("middle", 3), ("low", 1), ("low", 2), ("low", 3)]
+    assert order == [list(one) for one in wanted]
+    assert payloads(await q.pop(namespace="ns")) == [["high", 3]]
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_rule_9_queue_priority_holds_at_the_moment_a_lease_ends(
-    q: Driver, clock: FakeClock, auto_ack: bool
-) -> None:
+async def test_rule_9_queue_priority_holds_when_a_lease_ends(q: Driver, clock: FakeClock, auto_ack: bool) -> None:
     await q.configure("low", namespace="ns")
     await q.configure("high", namespace="ns", priority=5, lease_time=4)
     await q.push("high", "p1", 1, 2)
@@ -215,15 +175,6 @@ async def test_rule_9_queue_priority_holds_at_the_first_contact_with_a_queue(q: 
     assert await q.pop("low", group="g") == []
     await q.push("low", "p1", 2, 3, 4)
     assert payloads(await q.pop(namespace="ns", group="g", auto_ack=auto_ack)) == [1]
-
-
-async def test_rule_9_a_changed_queue_priority_has_effect_at_once(q: Driver) -> None:
-    for name, priority in (("one", 1), ("two", 2)):
-        await q.configure(name, namespace="ns", priority=priority)
-        await q.push(name, "p1", *([name, number] for number in range(3)))
-    await q.ack_all(await q.pop(namespace="ns"))
-    await q.configure("one", namespace="ns", priority=3)
-    assert payloads(await q.pop(namespace="ns")) == [["one", 0]]
 
 
 async def test_rule_9_queues_of_equal_priority_take_turns(q: Driver) -> None:
@@ -281,13 +232,184 @@ async def test_rule_9_pops_of_one_call_that_settle_at_once_share_a_partition(q: 
     assert await q.drain("orders") == [3, 4, 5][len(everything[1]) :]
 
 
-async def test_rule_17_a_lease_over_queues_with_different_lease_times_ends_as_a_whole(
-    q: Driver, clock: FakeClock
+# Rules 11 and 24: what can't be delivered now, the reason that is shown, and the exact moment it ends ----
+
+
+async def assert_comes_exactly_at(q: Driver, moment: int, *, queue: str = "orders", group: str = "g") -> Got:
+    """Nothing of partition p1 is delivered one microsecond before the moment; then it is, with what follows."""
+    q.clock.advance((moment - 1 - q.clock.now()) / SECOND)
+    assert await q.pop(queue, "p1", group=group) == []
+    assert await q.pop(queue, group=group) == []
+    q.clock.advance(TICK)
+    got = await q.pop(queue, group=group, batch=10)
+    assert got != []
+    return got
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("leased", "lease_held"), ("delayed", "waiting"), ("retry not due", "waiting")]
+)
+async def test_rule_11_leased_delayed_or_waiting_for_a_retry(
+    q: Driver, clock: FakeClock, state: str, reason: str
 ) -> None:
-    await q.configure("long", namespace="ns", priority=1, lease_time=300)
-    await q.configure("short", namespace="ns", lease_time=30)
-    await q.push("long", "p1", 1)
-    await q.push("short", "p1", 2)
-    assert len(await q.pop(namespace="ns", batch=2, partitions=2)) == 2
-    clock.advance(30)
-    assert len(await q.pop(namespace="ns", batch=2, partitions=2)) == 2
+    await q.configure("orders", lease_time=4, retry_delay=4000)
+    await q.push("orders", "p1", 1, delay_ms=4000 if state == "delayed" else 0)
+    if state != "delayed":
+        [held] = await q.pop("orders", group="g")
+        if state == "retry not due":
+            await q.fail(held)
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == (reason, clock.now() + 4 * SECOND)
+    await assert_comes_exactly_at(q, clock.now() + 4 * SECOND)
+
+
+async def test_rule_11_deliver_at_wins_nothing_in_the_past(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, deliver_at=clock.now() - SECOND)
+    assert payloads(await q.pop("orders")) == [1]
+
+
+async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(q: Driver, clock: FakeClock) -> None:
+    await q.push_messages(
+        message("orders", "p1", 1),
+        message("orders", "p1", 2),
+        message("orders", "p1", 3, delay_ms=1000),
+        message("orders", "p1", 4),
+    )
+    got = await q.pop("orders", batch=10)
+    assert payloads(got) == [1, 2]
+    await q.ack_all(got)
+    assert await q.pop("orders", batch=10) == []
+    clock.advance(1)
+    assert payloads(await q.pop("orders", batch=10)) == [3, 4]
+
+
+async def test_rule_11_delayed_processing_waits_until_messages_are_old_enough(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", delayed_processing=10)
+    start = clock.now()
+    await q.push("orders", "p1", 1)
+    clock.advance(4)
+    await q.push("orders", "p1", 2)
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == ("waiting", start + 10 * SECOND)
+    got = await assert_comes_exactly_at(q, start + 10 * SECOND)
+    assert payloads(got) == [1]
+    await q.ack_all(got)
+    assert payloads(await assert_comes_exactly_at(q, start + 14 * SECOND)) == [2]
+
+
+async def test_rule_11_a_window_buffer_waits_until_pushes_pause(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    await q.push("orders", "p1", 1)
+    clock.advance(4)
+    await q.push("orders", "p1", 2)
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", clock.now() + 5 * SECOND)
+    assert payloads(await assert_comes_exactly_at(q, clock.now() + 5 * SECOND)) == [1, 2], "the whole batch"
+
+
+async def test_rule_11_a_window_buffer_lasts_at_the_longest_ten_times(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    start = clock.now()
+    for number in range(12):
+        await q.push("orders", "p1", number)
+        clock.advance(4)
+    await q.push("orders", "p1", 12)
+    assert clock.now() == start + 48 * SECOND
+    empty = await q.pop("orders", "p1", group="g")
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", start + 50 * SECOND)
+    await assert_comes_exactly_at(q, start + 50 * SECOND)
+
+
+async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    start = clock.now()
+    for number in range(13):
+        await q.push("orders", "p1", number)
+        clock.advance(4)
+    [held] = await q.pop("orders", "p1", group="g")
+    assert (await q.ack(held)).success
+    await q.push("orders", "p1", 13)
+    # The oldest unsettled message was pushed at start + 4.
+    assert clock.now() == start + 52 * SECOND
+    assert (await q.pop("orders", "p1", group="g")).reason == "window_buffer"
+    assert payloads(await assert_comes_exactly_at(q, start + 54 * SECOND)) == [*range(1, 11)]
+
+
+async def test_rule_11_a_window_buffer_is_per_partition(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", window_buffer=5)
+    await q.push("orders", "p1", 1)
+    clock.advance(5)
+    await q.push("orders", "p2", 2)
+    assert payloads(await q.pop("orders", batch=10, partitions=10)) == [1]
+
+
+@pytest.mark.parametrize("group", [None, "g"], ids=["the queue", "the group"])
+async def test_rule_11_paused(q: Driver, group: str | None) -> None:
+    await q.push("orders", "p1", 1)
+    await q.pop("orders", "p1", group="h", auto_ack=True)
+    [held] = await q.pop("orders", "p1", group="g")
+    await q.retry(held)
+    assert await q.engine.pause("orders", group, True)
+    for partition in ("p1", None):
+        empty = await q.pop("orders", partition, group="g")
+        assert (list(empty), empty.reason) == ([], "paused")
+    assert await q.engine.pause("orders", group, False)
+    assert payloads(await q.pop("orders", group="g")) == [1]
+
+
+async def test_rule_11_nothing_is_ready_where_all_is_settled_whatever_waits_in_another_partition(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    await q.drain("orders")
+    for partition in ("p1", None):
+        empty = await q.pop("orders", partition)
+        assert (empty.reason, empty.look_again_at) == ("nothing_ready", None)
+    await q.push("orders", "p2", 2, delay_ms=5000)
+    assert (await q.pop("orders", "p1")).reason == "nothing_ready"
+    assert (await q.pop("orders", "p2")).reason == "waiting"
+
+
+async def test_rule_24_a_delay_is_exact_beside_a_new_group(q: Driver, clock: FakeClock) -> None:
+    """A group that began in the microsecond of the push must not move the delay by one."""
+    await q.pop("orders", group="g", subscription=NEW)
+    await q.push("orders", "p1", 1, delay_ms=2000)
+    await assert_comes_exactly_at(q, clock.now() + 2 * SECOND)
+
+
+async def test_rule_24_a_changed_option_has_effect_on_messages_that_wait(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", delayed_processing=100)
+    await q.push("orders", "p1", 1)
+    assert await q.pop("orders") == []
+    await q.configure("orders", delayed_processing=10)
+    clock.advance(10)
+    assert payloads(await q.pop("orders")) == [1]
+
+
+async def test_rule_24_a_lease_is_exact_to_the_microsecond(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=7)
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders", group="g")
+    clock.advance(7 - TICK)
+    assert (await q.ack(held)).success
+
+    await q.push("orders", "p1", 2)
+    [held] = await q.pop("orders", group="g")
+    clock.advance(7)
+    assert not (await q.ack(held)).success
+
+    renewed = await q.pop("orders", group="g")
+    assert (await q.renew(renewed.lease, 20)).expires_at == clock.now() + 20 * SECOND
+    await assert_comes_exactly_at(q, clock.now() + 20 * SECOND)
+
+
+async def test_rule_24_due_is_judged_without_any_background_work(q: Driver, clock: FakeClock) -> None:
+    """No `expire` and no `collect` was called: time alone makes things ready."""
+    await q.configure("orders", lease_time=10, retry_delay=1000, retry_limit=9)
+    await q.push("orders", "p1", 1, delay_ms=1000)
+    clock.advance(1)
+    [held] = await q.pop("orders")
+    await q.fail(held)
+    clock.advance(1)
+    [held] = await q.pop("orders")
+    clock.advance(10)
+    [held] = await q.pop("orders")
+    assert held.message.attempt == 3

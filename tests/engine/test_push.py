@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
+
+import pytest
 
 from hark.clock import FakeClock
 from hark.engine.api import Engine
+from hark.model import PushOutcome
 
 from .driver import NEW, Driver, given, message, offsets, payloads
 
-# Rule 2 ----------------------------------------------------------------------------------------------------
+
+def statuses(outcomes: Iterable[PushOutcome]) -> list[str]:
+    """What became of each item."""
+    return [one.status for one in outcomes]
 
 
 async def test_rule_2_queue_and_partition_are_made_on_first_push(q: Driver) -> None:
@@ -21,21 +28,14 @@ async def test_rule_2_queue_and_partition_are_made_on_first_push(q: Driver) -> N
     assert [one.name for one in await q.engine.partition_stats("orders")] == ["p1"]
 
 
-async def test_rule_2_a_dotted_name_gives_namespace_and_task(q: Driver) -> None:
-    for name in ("a.b.c", "orders", "x.y.z.w"):
+async def test_rule_2_a_dotted_name_gives_namespace_and_task_to_a_queue_that_is_new(q: Driver) -> None:
+    before = await q.configure("d.e.f", namespace="other", task="thing", retry_limit=7)
+    for name in ("a.b.c", "orders", "x.y.z.w", "d.e.f"):
         await q.push(name, "p1", 1)
-    infos = {one.name: (one.namespace, one.task) for one in await q.engine.queue_infos()}
-    assert infos == {"a.b.c": ("a", "b"), "orders": ("orders", ""), "x.y.z.w": ("x", "y")}
-
-
-async def test_rule_2_a_push_does_not_change_a_configured_queue(q: Driver) -> None:
-    info = await q.configure("a.b.c", namespace="other", task="thing", retry_limit=7)
-    await q.push("a.b.c", "p1", 1)
-    [now] = await q.engine.queue_infos(["a.b.c"])
-    assert (now.id, now.namespace, now.task, now.options) == (info.id, "other", "thing", info.options)
-
-
-# Rule 3 ----------------------------------------------------------------------------------------------------
+    infos = {one.name: one for one in await q.engine.queue_infos()}
+    labels = {"a.b.c": ("a", "b"), "orders": ("orders", ""), "x.y.z.w": ("x", "y"), "d.e.f": ("other", "thing")}
+    assert {name: (one.namespace, one.task) for name, one in infos.items()} == labels
+    assert (infos["d.e.f"].id, infos["d.e.f"].options) == (before.id, before.options)
 
 
 async def test_rule_3_offsets_are_dense_from_1_in_each_partition(q: Driver) -> None:
@@ -51,7 +51,7 @@ async def test_rule_3_duplicates_and_refused_items_leave_no_hole(q: Driver) -> N
     await q.push("orders", "p1", 1, transaction_id="t1")
     await q.push("orders", "p1", 1, transaction_id="t1")
     await q.push("orders", "p1", 2, 3)
-    assert [one.status for one in await q.push("orders", "p1", 4)] == ["failed"]
+    assert statuses(await q.push("orders", "p1", 4)) == ["failed"]
     await q.configure("orders")
     await q.push("orders", "p1", 5)
     assert offsets(await q.pop("orders", "p1", batch=10)) == [1, 2, 3, 4]
@@ -88,32 +88,23 @@ async def test_rule_3_nothing_is_passed_over_under_concurrent_pushes(q: Driver) 
     assert seen == list(range(1, 81))
 
 
-# Rule 4 ----------------------------------------------------------------------------------------------------
-
-
-async def test_rule_4_a_second_push_of_a_transaction_id_answers_duplicate_with_the_first_id(
-    q: Driver,
-) -> None:
-    [first] = await q.push("orders", "p1", 1, transaction_id="t1")
-    [second] = await q.push("orders", "p1", 2, transaction_id="t1")
-    assert (first.status, second.status) == ("queued", "duplicate")
-    assert second.message_id == first.message_id
-    assert second.transaction_id == "t1"
-    assert payloads(await q.pop("orders", "p1", batch=10)) == [1]
-
-
-async def test_rule_4_duplicates_within_one_request(q: Driver) -> None:
-    outcomes = await q.push("orders", "p1", 1, 2, 3, transaction_id="t1")
-    assert [one.status for one in outcomes] == ["queued", "duplicate", "duplicate"]
-    assert len({one.message_id for one in outcomes}) == 1
-
-
-async def test_rule_4_duplicates_across_the_requests_of_one_call(q: Driver, engine: Engine) -> None:
+async def test_rule_4_a_second_push_of_a_transaction_id_is_a_duplicate_of_the_first(q: Driver, engine: Engine) -> None:
+    """In another request of the same call, and in a later call."""
     answers = await engine.push([[message("orders", "p1", n, transaction_id="t1")] for n in (1, 2)])
-    [[first], [second]] = [given(answer) for answer in answers]
-    assert (first.status, second.status) == ("queued", "duplicate")
-    assert second.message_id == first.message_id
+    outcomes = [one for answer in answers for one in given(answer)]
+    outcomes += await q.push("orders", "p1", 3, transaction_id="t1")
+    assert statuses(outcomes) == ["queued", "duplicate", "duplicate"]
+    assert len({one.message_id for one in outcomes}) == 1
+    assert {one.transaction_id for one in outcomes} == {"t1"}
     assert payloads(await q.pop("orders", "p1", batch=10)) == [1]
+
+
+async def test_rule_4_duplicates_within_one_request_and_partition(q: Driver) -> None:
+    places = [("orders", "p1"), ("orders", "p1"), ("orders", "p2"), ("bills", "p1"), ("orders", "p1")]
+    outcomes = await q.push_messages(*(message(*place, n, transaction_id="t1") for n, place in enumerate(places)))
+    assert statuses(outcomes) == ["queued", "duplicate", "queued", "queued", "duplicate"]
+    assert outcomes[0].message_id == outcomes[1].message_id == outcomes[4].message_id
+    assert len({one.message_id for one in outcomes}) == 3
 
 
 async def test_rule_4_of_racing_producers_exactly_one_wins(q: Driver) -> None:
@@ -136,49 +127,29 @@ async def test_rule_4_a_duplicate_inside_a_transaction_is_a_success(q: Driver) -
     assert payloads(await q.pop("orders", "p1", batch=10)) == [1, 3]
 
 
-async def test_rule_4_the_scope_is_the_partition(q: Driver) -> None:
-    outcomes = await q.push_messages(
-        message("orders", "p1", 1, transaction_id="t1"),
-        message("orders", "p2", 2, transaction_id="t1"),
-        message("bills", "p1", 3, transaction_id="t1"),
-    )
-    assert [one.status for one in outcomes] == ["queued"] * 3
-
-
-async def test_rule_4_without_a_transaction_id_it_is_the_message_id(q: Driver) -> None:
-    outcomes = await q.push("orders", "p1", 1, 2)
-    assert [one.transaction_id for one in outcomes] == [one.message_id for one in outcomes]
-    got = await q.pop("orders", "p1", batch=10)
-    assert [one.message.transaction_id for one in got] == [one.message.id for one in got]
-
-
-async def test_rule_4_the_id_of_a_retained_message_of_the_partition_is_a_duplicate_of_it(q: Driver) -> None:
-    plain = await q.push_id("orders", "p1", 1)
+async def test_rule_4_without_a_transaction_id_it_is_the_message_id_which_guards_its_partition_too(q: Driver) -> None:
+    [pushed] = await q.push("orders", "p1", 1)
+    plain = pushed.message_id
     keyed = await q.push_id("orders", "p1", 2, transaction_id="t2")
+    assert pushed.transaction_id == plain
+    got = await q.pop("orders", "p1", batch=10, group="look")
+    assert [(one.message.id, one.message.transaction_id) for one in got] == [(plain, plain), (keyed, "t2")]
     for known in (plain, keyed):
         [outcome] = await q.push("orders", "p1", 9, transaction_id=known)
         assert (outcome.status, outcome.message_id) == ("duplicate", known)
-    [elsewhere] = await q.push("orders", "p2", 3, transaction_id=plain)
-    assert elsewhere.status == "queued"
+    assert statuses(await q.push("orders", "p2", 3, transaction_id=plain)) == ["queued"]
     assert await q.drain("orders") == [1, 2, 3]
 
 
-async def test_rule_4_a_settled_message_still_guards_its_transaction_id(q: Driver) -> None:
-    await q.push("orders", "p1", 1, transaction_id="t1")
-    await q.drain("orders")
-    assert [one.status for one in await q.push("orders", "p1", 2, transaction_id="t1")] == ["duplicate"]
-
-
-async def test_rule_4_a_removed_message_frees_its_transaction_id(q: Driver, engine: Engine) -> None:
+async def test_rule_4_a_settled_message_guards_its_transaction_id_until_removed(q: Driver, engine: Engine) -> None:
     first = await q.push_id("orders", "p1", 1, transaction_id="t1")
     plain = await q.push_id("orders", "p1", 2)
-    assert await engine.delete_messages([first, plain]) == [True, True]
-    assert [one.status for one in await q.push("orders", "p1", 3, transaction_id="t1")] == ["queued"]
-    assert [one.status for one in await q.push("orders", "p1", 4, transaction_id=plain)] == ["queued"]
+    assert await q.drain("orders") == [1, 2]
+    for wanted in ("duplicate", "queued"):
+        assert statuses(await q.push("orders", "p1", 3, transaction_id="t1")) == [wanted]
+        assert statuses(await q.push("orders", "p1", 4, transaction_id=plain)) == [wanted]
+        await engine.delete_messages([first, plain])
     assert await q.drain("orders") == [3, 4]
-
-
-# Rule 5 ----------------------------------------------------------------------------------------------------
 
 
 async def test_rule_5_ids_are_unique_uuids_that_sort_in_offset_order(q: Driver) -> None:
@@ -196,17 +167,10 @@ async def test_rule_5_an_id_alone_finds_its_message(q: Driver, engine: Engine) -
     by_transaction = await engine.message(outcome.partition_id, "t1")
     assert by_id is not None and by_id == by_transaction
     assert (by_id.id, by_id.transaction_id, by_id.offset) == (outcome.message_id, "t1", 1)
-    assert await engine.delete_messages([outcome.message_id]) == [True]
-
-
-async def test_rule_5_a_push_answers_the_partition_id_that_deliveries_carry(q: Driver) -> None:
-    [one] = await q.push("orders", "p1", 1)
     [held] = await q.pop("orders")
-    assert one.partition_id == held.message.partition_id
-    assert (one.message_id, held.message.queue, held.message.partition) == (held.message.id, "orders", "p1")
-
-
-# Rule 6 ----------------------------------------------------------------------------------------------------
+    assert (held.message.id, held.message.partition_id) == (outcome.message_id, outcome.partition_id)
+    assert (held.message.queue, held.message.partition) == ("orders", "p1")
+    assert await engine.delete_messages([outcome.message_id]) == [True]
 
 
 async def test_rule_6_payload_and_labels_come_back_byte_for_byte(q: Driver) -> None:
@@ -239,9 +203,6 @@ async def test_rule_6_unusual_names_are_just_names(q: Driver) -> None:
         assert (held.payload, held.message.queue, held.message.partition) == (name, name, name)
 
 
-# Rule 7 ----------------------------------------------------------------------------------------------------
-
-
 async def test_rule_7_max_size_refuses_what_is_beyond_it_item_by_item(q: Driver) -> None:
     await q.configure("orders", max_size=2)
     outcomes = await q.push_messages(
@@ -250,7 +211,7 @@ async def test_rule_7_max_size_refuses_what_is_beyond_it_item_by_item(q: Driver)
         message("orders", "p1", 3),
         message("bills", "p1", 4),
     )
-    assert [one.status for one in outcomes] == ["queued", "queued", "failed", "queued"]
+    assert statuses(outcomes) == ["queued", "queued", "failed", "queued"]
     assert (outcomes[2].code, outcomes[2].message_id) == ("queue_full", None)
     assert outcomes[2].error
 
@@ -264,53 +225,37 @@ async def test_rule_7_the_slowest_group_decides(q: Driver) -> None:
     q.clock.advance(300)
     [held] = await q.pop("orders", group="slow")
     await q.ack(held)
-    assert [one.status for one in await q.push("orders", "p1", 3, 4)] == ["queued", "failed"]
+    assert statuses(await q.push("orders", "p1", 3, 4)) == ["queued", "failed"]
 
 
-async def test_rule_7_a_group_that_starts_at_the_end_is_not_slow(q: Driver) -> None:
+@pytest.mark.parametrize("others", [[], ["first"]])
+async def test_rule_7_a_group_that_starts_at_the_end_is_not_slow(q: Driver, others: list[str]) -> None:
     await q.configure("orders", max_size=2)
     await q.push("orders", "p1", 1, 2)
     await q.pop("orders", group="late", subscription=NEW)
-    await q.drain("orders", group="first")
-    assert [one.status for one in await q.push("orders", "p1", 3, 4, 5)] == ["queued", "queued", "failed"]
+    for group in others:
+        await q.drain("orders", group=group)
+    assert statuses(await q.push("orders", "p1", 3, 4, 5)) == ["queued", "queued", "failed"]
 
 
-async def test_rule_7_the_only_group_may_start_at_the_end_of_a_full_queue(q: Driver) -> None:
-    await q.configure("orders", max_size=2)
-    await q.push("orders", "p1", 1, 2)
-    await q.pop("orders", group="late", subscription=NEW)
-    assert [one.status for one in await q.push("orders", "p1", 3, 4, 5)] == ["queued", "queued", "failed"]
-
-
-async def test_rule_7_settled_out_of_order_and_dead_ones_make_room(q: Driver) -> None:
+async def test_rule_7_what_is_settled_out_of_order_dead_or_removed_makes_room(q: Driver, engine: Engine) -> None:
     await q.configure("orders", max_size=3)
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=3)
     await q.ack(got[2])
     await q.kill(got[1])
-    assert [one.status for one in await q.push("orders", "p1", 4, 5, 6)] == ["queued", "queued", "failed"]
-
-
-async def test_rule_7_removed_messages_make_room(q: Driver, engine: Engine) -> None:
-    await q.configure("orders", max_size=2)
-    first = await q.push_id("orders", "p1", 1)
-    await q.push("orders", "p1", 2)
-    await engine.delete_messages([first])
-    assert [one.status for one in await q.push("orders", "p1", 3, 4)] == ["queued", "failed"]
+    assert statuses(await q.push("orders", "p1", 4, 5, 6)) == ["queued", "queued", "failed"]
+    await engine.delete_messages([got[0].message.id])
+    assert statuses(await q.push("orders", "p1", 7, 8)) == ["queued", "failed"]
     await engine.purge("orders")
-    assert [one.status for one in await q.push("orders", "p1", 5, 6, 7)] == ["queued", "queued", "failed"]
+    assert statuses(await q.push("orders", "p1", 9, 10, 11, 12)) == ["queued", "queued", "queued", "failed"]
 
 
-async def test_rule_7_a_retried_push_into_a_full_queue_is_a_duplicate_not_a_failure(q: Driver) -> None:
-    await q.configure("orders", max_size=1)
-    await q.push("orders", "p1", 1, transaction_id="t1")
-    assert [one.status for one in await q.push("orders", "p1", 1, transaction_id="t1")] == ["duplicate"]
-
-
-async def test_rule_7_a_retried_transaction_into_a_full_queue_is_a_success(q: Driver) -> None:
+async def test_rule_7_a_retry_into_a_full_queue_is_a_duplicate_not_a_failure(q: Driver) -> None:
     await q.configure("orders", max_size=1)
     new = message("orders", "p1", 1, transaction_id="t1")
-    assert (await q.transact(new)).success
+    assert statuses(await q.push_messages(new)) == ["queued"]
+    assert statuses(await q.push_messages(new)) == ["duplicate"]
     assert (await q.transact(new)).success
     assert (await q.transact(new, new)).success
     assert await q.drain("orders") == [1]

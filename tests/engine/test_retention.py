@@ -1,14 +1,16 @@
-"""Rule 23: what leaves by itself, and what never does."""
+"""Rule 23: what leaves by itself, and what never does, in ordered and in shared groups."""
 
 from __future__ import annotations
 
+import pytest
+
 from hark.clock import FakeClock
 from hark.engine.api import Engine
-from hark.model import MessageFilter
+from hark.model import QUEUE_MODE, MessageFilter
 
-from .driver import Driver, message, payloads, settlement
+from .driver import Driver, message, payloads
+from .workers import TICK, Workers
 
-TICK = 0.000_001
 HOUR = 3600
 DAY = 86400
 
@@ -18,25 +20,23 @@ async def stored(q: Driver, queue: str = "orders") -> int:
     return len(await q.engine.messages(MessageFilter(queue=queue, limit=10_000)))
 
 
+@pytest.fixture(params=["ordered", "shared"])
+def workers(request: pytest.FixtureRequest, q: Driver) -> Workers:
+    """A group of each mode of the queue "orders"."""
+    return Workers(q, mode=request.param)
+
+
 # Time to live ----------------------------------------------------------------------------------------------
 
 
-async def test_rule_23_by_default_messages_live_for_ever(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1)
-    clock.advance(1000 * DAY)
-    assert await q.collect() == 0
-    assert payloads(await q.pop("orders")) == [1]
-
-
-async def test_rule_23_the_queue_s_ttl_ends_exactly(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_the_queue_s_ttl_ends_exactly(q: Driver, workers: Workers) -> None:
     await q.configure("orders", ttl=10)
-    await q.push("orders", "p1", 1)
-    clock.advance(10 - TICK)
-    got = await q.pop("orders", group="in time")
-    assert payloads(got) == [1]
-    clock.advance(TICK)
-    assert await q.pop("orders", group="late") == []
-    assert await q.pop("orders", "p1", group="late") == []
+    await q.push("orders", "p1", 1, 2)
+    q.clock.advance(10 - TICK)
+    assert payloads(await workers.take(auto_ack=True)) == [1]
+    q.clock.advance(TICK)
+    assert await workers.take() == []
+    assert await workers.take(1, "p1") == []
 
 
 async def test_rule_23_the_message_s_ttl_wins(q: Driver, clock: FakeClock) -> None:
@@ -51,18 +51,19 @@ async def test_rule_23_the_message_s_ttl_wins(q: Driver, clock: FakeClock) -> No
     assert await q.pop("orders", "long", group="b") == []
 
 
-async def test_rule_23_expired_messages_are_stepped_over_and_counted(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_expired_messages_are_stepped_over_and_counted(q: Driver, workers: Workers) -> None:
     await q.push_messages(
         message("orders", "p1", 1),
-        message("orders", "p1", 2, ttl_ms=1000),
+        message("orders", "p1", 2, ttl_ms=1000, priority=9),
         message("orders", "p1", 3, ttl_ms=1000),
         message("orders", "p1", 4),
     )
-    clock.advance(1)
-    assert payloads(await q.pop("orders", batch=10, auto_ack=True)) == [1, 4]
+    q.clock.advance(1)
+    assert payloads(await workers.take(10, auto_ack=True)) == [1, 4]
     await q.collect()
     assert (await q.stats("orders")).expired == 2
     assert await q.dead_letters() == []
+    assert (await workers.stats()).lag == 0
 
 
 async def test_rule_23_an_expired_head_does_not_block_its_partition(q: Driver, clock: FakeClock) -> None:
@@ -73,35 +74,63 @@ async def test_rule_23_an_expired_head_does_not_block_its_partition(q: Driver, c
     assert payloads(await q.pop("orders")) == [2]
 
 
-async def test_rule_23_a_leased_message_does_not_expire(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", ttl=10)
+async def test_rule_23_a_leased_message_does_not_expire(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", ttl=10, lease_time=60)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    clock.advance(11)
+    [held] = await workers.take()
+    q.clock.advance(11)
     await q.collect()
     assert (await q.ack(held)).success
-    assert await q.cursor("orders", "p1") == 1
+    assert (await workers.stats()).lag == 0
+
+
+async def test_rule_23_a_retry_whose_time_to_live_is_over_does_not_come(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, ttl_ms=2000)
+    await q.push("orders", "p1", 2)
+    [held] = await workers.take()
+    await q.fail(held, delay_ms=3000)
+    q.clock.advance(3)
+    assert await workers.drain() == [2]
+    assert await workers.take() == []
 
 
 # Retention -------------------------------------------------------------------------------------------------
 
 
 async def test_rule_23_unconsumed_messages_are_never_removed_by_default(q: Driver, clock: FakeClock) -> None:
+    await q.push("untouched", "p1", 0)
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=2)
     await q.ack(got[0])
     clock.advance(20 * DAY)
     assert await q.collect() == 1
     assert await q.drain("orders") == [2, 3]
+    clock.advance(1000 * DAY)
+    await q.collect()
+    assert payloads(await q.pop("untouched")) == [0]
 
 
-async def test_rule_23_settled_messages_are_kept_seven_days_by_default(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_nor_what_a_shared_group_holds_or_waits_for(q: Driver) -> None:
+    workers = Workers(q)
+    await q.configure("orders", lease_time=100 * DAY)
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    await q.push("orders", "p1", 5, delay_ms=1000 * DAY)
+    got = await workers.take(3)
+    await q.ack(got[1])
+    await q.retry(got[2], delay_ms=1000 * 20 * DAY)
+    q.clock.advance(20 * DAY)
+    assert await q.collect() == 1
+    assert sorted(map(str, await workers.drain())) == ["3", "4", "5"]
+    assert (await q.ack(got[0])).success
+
+
+async def test_rule_23_settled_messages_are_kept_seven_days_by_default(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
-    await q.drain("orders")
-    clock.advance(7 * DAY - 1)
+    await workers.drain()
+    q.clock.advance(7 * DAY - 1)
     assert await q.collect() == 0
-    assert await q.drain("orders", group="late") == [1, 2]
-    clock.advance(2)
+    assert await Workers(q, group="late", mode=workers.mode).drain() == [1, 2]
+    q.clock.advance(2)
     assert await q.collect() == 2
     assert await stored(q) == 0
 
@@ -122,47 +151,39 @@ async def test_rule_23_a_queue_may_keep_settled_messages_shorter_or_longer(q: Dr
     assert await q.collect() == 1
 
 
-async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, 2)
+async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4)
     await q.drain("orders", group="fast")
-    [held] = await q.pop("orders", group="slow")
-    await q.ack(held)
-    clock.advance(8 * DAY)
-    assert await q.collect() == 1
-    assert await q.drain("orders", group="slow") == [2]
+    got = await workers.take(4)
+    await q.ack_all([got[0], got[2]])
+    await q.engine.release([got.lease])
+    q.clock.advance(8 * DAY)
+    # Behind its cursor an ordered group keeps what it has settled.
+    assert await q.collect() == (1 if workers.mode == "ordered" else 2)
+    assert await workers.drain() == [2, 4]
+    assert (await workers.stats()).lag == 0
 
 
-async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)
-    await q.pop("orders", "p1", group="slow", auto_ack=True)
+    await workers.take(1, "p1", auto_ack=True)
     await q.drain("orders", group="fast")
-    clock.advance(8 * DAY)
+    q.clock.advance(8 * DAY)
     await q.collect()
-    assert await q.drain("orders", group="slow") == [2]
+    assert await workers.drain() == [2]
 
 
-async def test_rule_23_settled_beyond_the_cursor_is_settled(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=3)
-    await q.ack(got[1])
-    clock.advance(8 * DAY)
-    await q.collect()
-    assert await q.drain("orders") == [1, 3]
-    assert await q.cursor("orders", "p1") == 3
-
-
-async def test_rule_23_an_idle_group_no_longer_holds_retention(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_an_idle_group_no_longer_holds_retention(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1)
-    await q.pop("orders", group="idle")
-    await q.drain("orders", group="busy")
-    clock.advance(29 * DAY)
-    await q.pop("orders", group="busy")
-    assert await q.collect() == 0
-    clock.advance(2 * DAY)
-    await q.pop("orders", group="busy")
-    assert await q.collect() == 1
-    assert await q.pop("orders", group="idle") == []
+    idle = Workers(q, group="idle", mode=workers.mode)
+    await idle.take()
+    await workers.drain()
+    for days, removed in ((29, 0), (2, 1)):
+        q.clock.advance(days * DAY)
+        await workers.take()
+        assert await q.collect() == removed
+    assert await idle.take() == []
 
 
 async def test_rule_23_retention_seconds_removes_by_age_consumed_or_not(q: Driver, clock: FakeClock) -> None:
@@ -180,57 +201,50 @@ async def test_rule_23_retention_seconds_removes_by_age_consumed_or_not(q: Drive
     assert await q.drain("disabled") == [2]
 
 
-async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: Driver, workers: Workers) -> None:
     await q.configure("orders", max_wait_time_seconds=HOUR)
     await q.push("orders", "p1", 1, 2, 3)
-    await q.pop("orders", group="a", auto_ack=True)
-    await q.pop("orders", group="b", batch=2, auto_ack=True)
-    clock.advance(HOUR - 1)
+    await Workers(q, group="faster", mode=workers.mode).take(2, auto_ack=True)
+    await workers.take(auto_ack=True)
+    [held] = await workers.take()
+    await q.retry(held, delay_ms=1000 * DAY)
+    q.clock.advance(HOUR - 1)
     assert await q.collect() == 0
-    clock.advance(2)
+    q.clock.advance(2)
     assert await q.collect() == 2
-    assert await q.pop("orders", group="a") == []
+    q.clock.advance(DAY)
+    assert await workers.take() == []
+    assert (await workers.stats()).lag == 0
     assert await stored(q) == 1, "what everybody settled stays for late groups"
 
 
-async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, engine: Engine, clock: FakeClock) -> None:
+async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, workers: Workers) -> None:
     await q.configure(
-        "orders",
-        lease_time=100 * DAY,
-        retention_enabled=True,
-        retention_seconds=HOUR,
-        max_wait_time_seconds=HOUR,
+        "orders", lease_time=100 * DAY, retention_enabled=True, retention_seconds=HOUR, max_wait_time_seconds=HOUR
     )
     await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
-    clock.advance(10 * DAY)
+    await q.push("orders", "p1", 3, delay_ms=1000 * DAY)
+    [held] = await workers.take()
+    q.clock.advance(2 * DAY)
     await q.collect()
-    assert (await q.settle(settlement(held, "failed")))[0].success
-    [again] = await q.pop("orders")
+    assert (await stored(q), await workers.take(10)) == (1, [])
+    assert (await q.fail(held)).success
+    [again] = await workers.take(10)
     assert again.payload == 1
-    assert await engine.purge("orders") >= 1
-    assert (await q.settle(settlement(again)))[0].code == "not_found"
+    assert await q.engine.purge("orders") >= 1
+    assert not (await q.fail(again)).success
 
 
-async def test_rule_23_offsets_go_on_after_everything_was_removed(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, 2)
-    await q.drain("orders")
-    clock.advance(8 * DAY)
-    assert await q.collect() == 2
-    await q.push("orders", "p1", 3)
-    [held] = await q.pop("orders")
-    assert (held.payload, held.message.offset) == (3, 3)
-    [late] = await q.pop("orders", group="late")
-    assert late.payload == 3
-
-
-async def test_rule_23_retention_ends_the_life_of_a_transaction_id(q: Driver, clock: FakeClock) -> None:
+async def test_rule_23_after_everything_was_removed_offsets_go_on_and_transaction_ids_are_free(q: Driver) -> None:
     await q.push("orders", "p1", 1, transaction_id="t1")
+    await q.push("orders", "p1", 2)
     await q.drain("orders")
-    clock.advance(8 * DAY)
-    await q.collect()
-    assert [one.status for one in await q.push("orders", "p1", 2, transaction_id="t1")] == ["queued"]
-    assert await q.drain("orders") == [2]
+    q.clock.advance(8 * DAY)
+    assert await q.collect() == 2
+    assert [one.status for one in await q.push("orders", "p1", 3, transaction_id="t1")] == ["queued"]
+    for group in ("late", QUEUE_MODE):
+        [held] = await q.pop("orders", group=group)
+        assert (held.payload, held.message.offset) == (3, 3)
 
 
 async def test_rule_23_collect_takes_bounded_steps(q: Driver, engine: Engine, clock: FakeClock) -> None:

@@ -1,24 +1,22 @@
-"""Rules 14 and 15: `failed`, `retry` and `dlq`."""
+"""Rules 14 and 15: `failed`, `retry` and `dlq`; and how requeued messages come again (rules 14, 16 and 19)."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
-from hark.model import Status
+from hark.model import QueueOptions, QueueSpec, Status
 
 from .driver import Driver, message, payloads, settlement
-
-TICK = 0.000_001
+from .workers import TICK, attempts
 
 
 async def delays_until_dead(q: Driver, queue: str = "orders") -> list[float]:
     """Fail a message again and again; how many milliseconds each retry waited, until it was dead."""
-    waited = []
+    waited: list[float] = []
     [held] = await q.pop(queue)
-    while not (await q.fail(held)).dead_lettered:
+    while not (outcome := await q.fail(held)).dead_lettered:
+        assert (outcome.success, held.message.attempt) == (True, len(waited) + 1)
         failed_at = q.clock.now()
         got = await q.pop(queue, held.message.partition)
         if not got:
@@ -29,79 +27,61 @@ async def delays_until_dead(q: Driver, queue: str = "orders") -> list[float]:
             got = await q.pop(queue)
         [held] = got
         waited.append((q.clock.now() - failed_at) / MILLISECOND)
+    assert outcome.success
     return waited
 
 
 # Rule 14: the schedule -------------------------------------------------------------------------------------
 
 
-async def test_rule_14_by_default_three_retries_at_once_then_the_dead_letters(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    for attempt in (1, 2, 3, 4):
-        [held] = await q.pop("orders")
-        assert held.message.attempt == attempt
-        outcome = await q.fail(held)
-        assert (outcome.success, outcome.dead_lettered) == (True, attempt == 4)
+@pytest.mark.parametrize(
+    ("options", "backoff_ms", "waited"),
+    [
+        pytest.param(QueueOptions(), None, [0, 0, 0], id="by default three retries at once"),
+        *((QueueOptions(retry_limit=limit), None, [0] * limit) for limit in (0, 1, 2)),
+        (QueueOptions(retry_limit=2, retry_delay=1500), None, [1500, 1500]),
+        (
+            QueueOptions(retry_limit=5, retry_delay=1000, retry_multiplier=2, retry_max_delay=5000),
+            None,
+            [1000, 2000, 4000, 5000, 5000],
+        ),
+        pytest.param(
+            QueueOptions(retry_limit=100, retry_delay=1000, retry_multiplier=1000),
+            None,
+            [1000, 1_000_000] + [3_600_000] * 98,
+            id="a huge multiplier is still bounded",
+        ),
+        pytest.param(
+            QueueOptions(retry_limit=9, retry_delay=50),
+            (100, 700, 300),
+            [100, 700, 300],
+            id="the message's own schedule wins",
+        ),
+        pytest.param(QueueOptions(), (), [], id="an empty schedule allows one attempt"),
+    ],
+)
+async def test_rule_14_a_message_comes_again_by_its_schedule_then_is_a_dead_letter(
+    q: Driver, options: QueueOptions, backoff_ms: tuple[int, ...] | None, waited: list[float]
+) -> None:
+    await q.configure_spec(QueueSpec(name="orders", options=options))
+    await q.push("orders", "p1", 1, backoff_ms=backoff_ms)
+    assert await delays_until_dead(q) == waited
     assert await q.pop("orders") == []
-    [letter] = await q.dead_letters("orders")
-    assert letter.attempts == 4
-
-
-@pytest.mark.parametrize("retry_limit", [0, 1, 2])
-async def test_rule_14_attempts_allowed_are_retry_limit_plus_one(q: Driver, retry_limit: int) -> None:
-    await q.configure("orders", retry_limit=retry_limit)
-    await q.push("orders", "p1", 1)
-    assert await delays_until_dead(q) == [0.0] * retry_limit
-
-
-async def test_rule_14_retry_delay_is_waited_for(q: Driver) -> None:
-    await q.configure("orders", retry_limit=2, retry_delay=1500)
-    await q.push("orders", "p1", 1)
-    assert await delays_until_dead(q) == [1500, 1500]
-
-
-async def test_rule_14_the_multiplier_grows_the_delay_up_to_the_longest(q: Driver) -> None:
-    await q.configure("orders", retry_limit=5, retry_delay=1000, retry_multiplier=2, retry_max_delay=5000)
-    await q.push("orders", "p1", 1)
-    assert await delays_until_dead(q) == [1000, 2000, 4000, 5000, 5000]
-
-
-async def test_rule_14_a_huge_multiplier_is_still_bounded(q: Driver) -> None:
-    await q.configure("orders", retry_limit=100, retry_delay=1000, retry_multiplier=1000)
-    await q.push("orders", "p1", 1)
-    assert await delays_until_dead(q) == [1000, 1_000_000] + [3_600_000] * 98
-
-
-async def test_rule_14_the_message_s_own_schedule_wins(q: Driver) -> None:
-    await q.configure("orders", retry_limit=9, retry_delay=50)
-    await q.push("orders", "p1", 1, backoff_ms=(100, 700, 300))
-    assert await delays_until_dead(q) == [100, 700, 300]
-
-
-async def test_rule_14_an_empty_schedule_allows_one_attempt(q: Driver) -> None:
-    await q.push("orders", "p1", 1, backoff_ms=())
-    assert await delays_until_dead(q) == []
+    assert [letter.attempts for letter in await q.dead_letters("orders")] == [len(waited) + 1]
 
 
 async def test_rule_14_attempts_are_counted_per_message_and_group(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    for group in ("a", "b"):
-        [held] = await q.pop("orders", group=group)
-        assert held.message.attempt == 1
-        await q.fail(held)
-        got = await q.pop("orders", group=group, batch=2)
-        assert [one.message.attempt for one in got] == [2, 1]
-
-
-async def test_rule_14_an_attempt_of_another_message_does_not_count(q: Driver) -> None:
     """The original counts failures per partition; here each message has its own."""
     await q.configure("orders", retry_limit=1)
-    await q.push("orders", "p1", 1, 2, 3)
-    for _ in range(3):
-        [held] = await q.pop("orders")
-        assert not (await q.fail(held)).dead_lettered
-        [held] = await q.pop("orders")
-        await q.ack(held)
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    for group in ("a", "b"):
+        for number in (1, 2, 3):
+            [held] = await q.pop("orders", group=group)
+            assert not (await q.fail(held)).dead_lettered
+            got = await q.pop("orders", group=group, batch=2)
+            assert attempts(got) == [(number, 2), (number + 1, 1)]
+            await q.ack(got[0])
+            await q.engine.release([got.lease])
     assert await q.dead_letters() == []
 
 
@@ -122,32 +102,25 @@ async def test_rule_14_failed_with_a_delay_waits_that_long_instead(q: Driver, cl
 # Rule 14: what follows -------------------------------------------------------------------------------------
 
 
-async def test_rule_14_the_lease_stops_blocking_at_once(q: Driver) -> None:
+async def test_rule_14_the_lease_stops_blocking_at_once_and_settles_the_rest(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=3)
-    outcome = await q.fail(got[0])
-    assert outcome.lease_released
-    assert payloads(await q.pop("orders", batch=3)) == [1, 2, 3]
+    assert (await q.fail(got[0])).lease_released
+    assert (await q.fail(got[1])).success, "it counts for its own message"
+    assert attempts(await q.pop("orders", batch=3)) == [(1, 2), (2, 2), (3, 1)]
 
 
 async def test_rule_14_the_partition_waits_and_the_rest_comes_after_it_in_order(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", retry_delay=1000)
     await q.push("orders", "p1", 1, 2, 3, 4)
     got = await q.pop("orders", batch=3)
-    await q.ack(got[0])
     await q.fail(got[1])
+    before = await q.pop("orders", batch=10)
+    assert attempts(before) == [(1, 1)], "what precedes it unsettled comes before it"
+    await q.ack_all(before)
     assert await q.pop("orders", batch=10) == []
     clock.advance(1)
-    again = await q.pop("orders", batch=10)
-    assert [(one.payload, one.message.attempt) for one in again] == [(2, 2), (3, 1), (4, 1)]
-
-
-async def test_rule_14_what_precedes_the_failed_one_unsettled_comes_before_it(q: Driver) -> None:
-    await q.configure("orders", retry_delay=1000)
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=3)
-    await q.fail(got[1])
-    assert payloads(await q.pop("orders", batch=10)) == [1]
+    assert attempts(await q.pop("orders", batch=10)) == [(2, 2), (3, 1), (4, 1)]
 
 
 async def test_rule_14_settlements_under_the_old_lease_count_until_redelivery(q: Driver, clock: FakeClock) -> None:
@@ -166,17 +139,10 @@ async def test_rule_14_settlements_under_the_old_lease_count_until_redelivery(q:
     assert await q.cursor("orders", "p1") == 4
 
 
-async def test_rule_14_a_second_failure_under_the_old_lease_counts_for_its_own_message(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = await q.pop("orders", batch=2)
-    await q.fail(got[0])
-    assert (await q.fail(got[1])).success
-    again = await q.pop("orders", batch=2)
-    assert [one.message.attempt for one in again] == [2, 2]
-
-
-async def test_rule_14_the_old_lease_counts_only_while_its_time_lasts(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", lease_time=10, retry_delay=60_000)
+async def test_rule_14_the_old_lease_counts_while_it_lasts_and_its_end_costs_nothing(
+    q: Driver, clock: FakeClock
+) -> None:
+    await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", batch=3)
     await q.fail(got[0])
@@ -184,17 +150,8 @@ async def test_rule_14_the_old_lease_counts_only_while_its_time_lasts(q: Driver,
     assert (await q.ack(got[1])).success
     clock.advance(TICK)
     assert not (await q.ack(got[2])).success
-
-
-async def test_rule_14_the_end_of_a_lease_that_no_longer_blocks_costs_nothing(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", lease_time=10)
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=3)
-    await q.fail(got[0])
-    clock.advance(10)
     await q.engine.expire()
-    again = await q.pop("orders", batch=3)
-    assert [(one.payload, one.message.attempt) for one in again] == [(1, 2), (2, 1), (3, 1)]
+    assert attempts(await q.pop("orders", batch=3)) == [(1, 2), (3, 1)]
 
 
 async def test_rule_14_a_dead_letter_does_not_end_the_lease_of_the_rest(q: Driver) -> None:
@@ -233,34 +190,26 @@ async def test_rule_14_a_changed_retry_limit_has_effect_at_once(q: Driver) -> No
     assert (await q.fail(held)).dead_lettered
 
 
-# Rule 15 ---------------------------------------------------------------------------------------------------
-
-
-async def test_rule_15_retry_uses_no_attempt_however_often(q: Driver) -> None:
+async def test_rule_15_retry_uses_no_attempt_however_often_and_keeps_those_that_were_used(q: Driver) -> None:
     await q.configure("orders", retry_limit=1)
     await q.push("orders", "p1", 1)
-    for _ in range(10):
+    for attempt in (1, 2):
+        for _ in range(5):
+            [held] = await q.pop("orders")
+            assert held.message.attempt == attempt
+            outcome = await q.retry(held)
+            assert (outcome.success, outcome.lease_released, outcome.dead_lettered) == (True, True, False)
         [held] = await q.pop("orders")
-        assert held.message.attempt == 1
-        outcome = await q.retry(held)
-        assert (outcome.success, outcome.lease_released, outcome.dead_lettered) == (True, True, False)
-    assert payloads(await q.pop("orders")) == [1]
+        assert (await q.fail(held)).dead_lettered == (attempt == 2)
 
 
-async def test_rule_15_retry_keeps_the_attempts_that_were_used(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    await q.fail(held)
+async def test_rule_15_retry_is_at_once_or_waits_as_it_says(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", retry_delay=60_000)
+    await q.push("orders", "p1", 1, 2, backoff_ms=(60_000,))
     [held] = await q.pop("orders")
     await q.retry(held)
     [held] = await q.pop("orders")
-    assert held.message.attempt == 2
-
-
-async def test_rule_15_retry_may_wait(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", retry_delay=60_000)
-    await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
+    assert held.payload == 1
     await q.retry(held, delay_ms=2000)
     clock.advance(2 - TICK)
     assert await q.pop("orders") == []
@@ -268,16 +217,8 @@ async def test_rule_15_retry_may_wait(q: Driver, clock: FakeClock) -> None:
     assert payloads(await q.pop("orders", batch=2)) == [1, 2]
 
 
-async def test_rule_15_retry_without_a_delay_is_at_once(q: Driver) -> None:
-    await q.configure("orders", retry_delay=60_000)
-    await q.push("orders", "p1", 1, backoff_ms=(60_000,))
-    [held] = await q.pop("orders")
-    await q.retry(held)
-    assert payloads(await q.pop("orders")) == [1]
-
-
 @pytest.mark.parametrize("how", ["one request", "a transaction"])
-async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, how: Literal["one request", "a transaction"]) -> None:
+async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, how: str) -> None:
     await q.push("orders", "p1", 1, 2)
     [held] = await q.pop("orders")
     verdict = settlement(held, "dlq", "hopeless")
@@ -304,4 +245,78 @@ async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, clock: FakeCl
     assert await q.pop("orders") == []
     clock.advance(1)
     again = await q.pop("orders", batch=5)
-    assert [(one.payload, one.message.attempt) for one in again] == [(3, 2), (4, 1)]
+    assert attempts(again) == [(3, 2), (4, 1)]
+
+
+# Requeued messages, and what comes with them in a batch --------------------------------------------------
+
+
+async def requeue_first(q: Driver, number: int) -> None:
+    """Let the first messages of the queue "orders" die, and put them back in front in their order."""
+    for _ in range(number):
+        [held] = await q.pop("orders")
+        await q.kill(held)
+    for letter in sorted(await q.dead_letters("orders"), key=lambda one: one.message_id):
+        await q.requeue(letter)
+
+
+@pytest.mark.parametrize(("how", "attempt"), [("failed", 2), ("given back", 1), ("ran out", 2)])
+async def test_rule_14_a_requeued_one_comes_with_what_follows(
+    q: Driver, clock: FakeClock, how: str, attempt: int
+) -> None:
+    """Rules 15 and 16 too: however its delivery ended."""
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3)
+    await requeue_first(q, 1)
+    [held] = await q.pop("orders", batch=1)
+    assert held.payload == 1
+    match how:
+        case "failed":
+            await q.fail(held)
+        case "given back":
+            await q.retry(held)
+        case "ran out":
+            clock.advance(10)
+    assert attempts(await q.pop("orders", batch=10)) == [(1, attempt), (2, 1), (3, 1)]
+
+
+async def test_rule_16_requeued_ones_of_a_batch_that_ran_out_come_one_at_a_time(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    await requeue_first(q, 2)
+    assert payloads(await q.pop("orders", batch=2)) == [1, 2]
+    clock.advance(10)
+    got = await q.pop("orders", batch=10)
+    assert attempts(got) == [(1, 1)], "a batch that ran out cost no attempt"
+    await q.fail(got[0])
+    for wanted in ([(1, 2)], [(2, 1)], [(3, 1), (4, 1)]):
+        got = await q.pop("orders", batch=10)
+        assert attempts(got) == wanted
+        await q.ack_all(got)
+
+
+async def test_rule_16_what_is_requeued_in_front_of_such_a_batch_comes_alone_too(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3, 4, 5)
+    for _ in range(2):
+        [held] = await q.pop("orders")
+        await q.kill(held)
+    assert payloads(await q.pop("orders", batch=2)) == [3, 4]
+    clock.advance(10)
+    await requeue_first(q, 0)
+    for n in (1, 2, 3, 4):
+        got = await q.pop("orders", batch=10)
+        assert payloads(got) == [n]
+        await q.ack_all(got)
+    assert payloads(await q.pop("orders", batch=10)) == [5]
+
+
+async def test_rule_16_one_at_a_time_outlives_a_restart(durable: Driver, clock: FakeClock) -> None:
+    await durable.configure("orders", lease_time=10)
+    await durable.push("orders", "p1", 1, 2, 3)
+    await requeue_first(durable, 2)
+    assert payloads(await durable.pop("orders", batch=2)) == [1, 2]
+    clock.advance(10)
+    await durable.engine.expire()
+    await durable.reopen()
+    assert payloads(await durable.pop("orders", batch=10)) == [1]

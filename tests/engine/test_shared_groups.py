@@ -1,27 +1,26 @@
-"""Shared groups beside others: the mode is fixed at first contact, and each group has a state of its own."""
+"""Shared groups beside others: the mode is fixed at first contact, each has a place of its own, and a seek moves it."""
 
 from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.errors import Conflict
-from hark.model import GroupMode, PopRequest, PopResult, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, SeekOutcome, Subscription
 
-from .driver import NEW, Driver, payloads
-from .workers import Workers
+from .driver import NEW, Driver, message, payloads
+from .workers import Workers, attempts
 
 
-async def test_the_mode_is_stored_at_first_contact_even_when_nothing_was_there(
-    q: Driver, workers: Workers, engine: Engine
-) -> None:
-    assert await workers.take() == []
-    [group] = await engine.group_stats("workers", "orders")
-    assert group.mode == "shared"
+@pytest.mark.parametrize("group", ["workers", QUEUE_MODE])
+async def test_the_mode_is_stored_at_first_contact_even_when_nothing_was_there(q: Driver, group: str) -> None:
+    assert await q.pop("orders", group=group, group_mode="shared") == []
+    [stats] = await q.engine.group_stats(group, "orders")
+    assert stats.mode == "shared"
     await q.push("orders", "p1", 1, 2)
-    first, second = [await q.pop("orders", group="workers") for _ in range(2)]
+    first, second = [await q.pop("orders", group=group) for _ in range(2)]
     assert (payloads(first), payloads(second)) == ([1], [2]), "absent means: as stored"
+    await q.ack_all([*first, *second])
 
 
 @pytest.mark.parametrize(("first", "then"), [("shared", "ordered"), ("ordered", "shared"), (None, "shared")])
@@ -41,21 +40,15 @@ async def test_another_mode_is_a_conflict_in_place_and_neighbours_are_served(
     assert [isinstance(one, PopResult) and len(one.messages) for one in answers[1:]] == [1, 1]
 
 
-async def test_the_same_name_may_have_another_mode_in_another_queue(q: Driver, engine: Engine) -> None:
-    for queue, mode in (("a", "shared"), ("b", "ordered")):
-        await q.push(queue, "p1", 1, 2)
-        await q.pop(queue, group="g", group_mode="shared" if mode == "shared" else None)
-    assert payloads(await q.pop("a", group="g")) == [2]
-    assert await q.pop("b", group="g") == []
-    assert {one.queue: one.mode for one in await engine.group_stats("g")} == {"a": "shared", "b": "ordered"}
-
-
 async def test_every_group_sees_every_message_whatever_its_mode(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    assert await workers.drain() == [1, 2, 3]
-    assert await Workers(q, group="others").drain() == [1, 2, 3]
+    await q.ack_all(await workers.take())
+    [held] = await workers.take()
+    assert await Workers(q, group="others").drain() == [1, 2, 3], "also what another group holds or has settled"
     assert await q.drain("orders", group="ordered") == [1, 2, 3]
     assert await q.drain("orders") == [1, 2, 3]
+    assert await workers.drain() == [3]
+    assert (await q.ack(held)).success
 
 
 async def test_an_ordered_group_beside_a_shared_one_keeps_its_order(q: Driver, workers: Workers) -> None:
@@ -67,96 +60,50 @@ async def test_an_ordered_group_beside_a_shared_one_keeps_its_order(q: Driver, w
     assert payloads(await q.pop("orders", group="ordered", batch=10)) == [1, 2, 3]
 
 
-async def test_what_one_group_holds_or_settles_is_open_for_the_other(q: Driver, workers: Workers) -> None:
-    others = Workers(q, group="others")
-    await q.push("orders", "p1", 1, 2)
-    await q.ack_all(await workers.take())
-    await workers.take()
-    got = await others.take(10)
-    assert payloads(got) == [1, 2]
-    await q.ack_all(got)
-
-
-async def test_the_default_group_can_be_shared(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2)
-    got = [await q.pop("orders", group_mode="shared") for _ in range(2)]
-    assert [payloads(one) for one in got] == [[1], [2]]
-    await q.ack_all([one for each in got for one in each])
-
-
-async def test_a_shared_group_starts_at_the_end_if_it_wants_only_new_messages(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, 2)
-    assert await workers.take(subscription=NEW) == []
-    await q.push("orders", "p1", 3)
-    await q.push("orders", "p2", 4)
-    assert sorted(map(str, await workers.drain())) == ["3", "4"]
-    assert (await workers.stats()).lag == 0
-
-
-async def test_a_shared_group_starts_after_a_time(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    start = clock.now()
+async def test_a_shared_group_starts_at_the_end_or_after_a_time(q: Driver) -> None:
+    new, since = Workers(q, group="new"), Workers(q, group="since")
+    start = q.clock.now()
     for number in range(3):
         await q.push("orders", "p1", number, priority=9 - number)
-        clock.advance(10)
-    got = await workers.take(10, subscription=Subscription("timestamp", start + 5_000_000))
-    assert payloads(got) == [1, 2]
+        q.clock.advance(10)
+    assert payloads(await since.take(10, subscription=Subscription("timestamp", start + 5_000_000))) == [1, 2]
+    assert await new.take(subscription=NEW) == []
+    await q.push("orders", "p1", 3)
+    await q.push("orders", "p2", 4)
+    assert sorted(map(str, await new.drain())) == ["3", "4"]
+    assert (await new.stats()).lag == 0
 
 
-async def test_a_late_group_gets_what_others_have_settled(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await workers.drain()
-    assert await Workers(q, group="late").drain() == [1, 2, 3]
-
-
-async def test_a_deleted_group_starts_anew(q: Driver, workers: Workers, engine: Engine) -> None:
+async def test_a_deleted_group_starts_again_and_a_forgotten_one_may_have_another_mode(
+    q: Driver, workers: Workers, engine: Engine
+) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(2)
     await q.ack(got[0])
     await q.fail(got[1])
     for forget in (False, True):
         await engine.delete_group("workers", "orders", forget)
-        again = await workers.take(10)
-        assert [(one.payload, one.message.attempt) for one in again] == [(1, 1), (2, 1), (3, 1)]
+        assert attempts(await workers.take(10)) == [(1, 1), (2, 1), (3, 1)]
         assert not (await q.ack(got[0])).lease_released
-
-
-async def test_a_group_that_was_forgotten_may_choose_its_mode_again(
-    q: Driver, workers: Workers, engine: Engine
-) -> None:
-    await q.push("orders", "p1", 1, 2)
-    await workers.take()
     await engine.delete_group("workers", "orders", True)
     assert payloads(await q.pop("orders", group="workers", group_mode="ordered")) == [1]
     assert await q.pop("orders", group="workers") == []
 
 
-async def test_a_purge_for_one_group_settles_all_that_it_has_open(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
+@pytest.mark.parametrize("group", ["workers", None])
+async def test_a_purge_for_one_group_or_all_concerns_what_is_held_delayed_or_waits(
+    q: Driver, workers: Workers, group: str | None
 ) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.push("orders", "p1", 4, delay_ms=1000)
     got = await workers.take(2)
     await q.retry(got[0], delay_ms=500)
-    assert await engine.purge("orders", "workers") == 4
-    clock.advance(1000)
+    assert await q.engine.purge("orders", group) == 4
+    q.clock.advance(1000)
     assert await workers.take(10) == []
     assert (await workers.stats()).lag == 0
     assert not (await q.fail(got[1])).success
-    assert len(await Workers(q, group="others").take(10)) == 4
-    await q.push("orders", "p1", 5)
-    assert await workers.drain() == [5]
-
-
-async def test_a_purge_of_the_queue_removes_what_is_held_delayed_or_waits(
-    q: Driver, workers: Workers, engine: Engine, clock: FakeClock
-) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await q.push("orders", "p1", 4, delay_ms=1000)
-    got = await workers.take(2)
-    await q.retry(got[0], delay_ms=500)
-    assert await engine.purge("orders") == 4
-    clock.advance(1000)
-    assert await workers.take(10) == []
+    assert len(await Workers(q, group="others").take(10)) == (4 if group else 0)
     await q.push("orders", "p1", 5)
     assert await workers.drain() == [5]
     assert (await workers.stats()).lag == 0
@@ -172,3 +119,94 @@ async def test_the_mode_and_the_place_survive_a_restart(durable: Driver) -> None
     assert payloads(await q.pop("orders", group="workers", batch=10)) == [4]
     with pytest.raises(Conflict):
         await q.pop("orders", group="workers", group_mode="ordered")
+
+
+# Seek ------------------------------------------------------------------------------------------------------
+
+
+async def test_rule_21_back_to_the_beginning_forward_and_to_the_end(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    await workers.drain()
+    assert await q.seek("orders", group="workers", offset=1) == SeekOutcome(partitions=1, next_offset=1)
+    assert (await workers.stats()).lag == 3
+    assert await workers.drain() == [1, 2, 3]
+    await q.seek("orders", group="workers", offset=1)
+    await workers.take(auto_ack=True)
+    await q.seek("orders", group="workers", offset=3)
+    assert (await workers.stats()).lag == 1
+    assert await workers.drain() == [3]
+    for _ in range(3):
+        await q.seek("orders", group="workers", to_end=True)
+        assert await workers.take() == []
+        assert (await workers.stats()).lag == 0
+        await q.seek("orders", group="workers", offset=2)
+        assert payloads(await workers.take(10)) == [2, 3]
+
+
+async def test_rule_21_open_leases_are_void(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.push("orders", "p2", 4)
+    got, beside = await workers.take(2, "p1"), await workers.take(1, "p2")
+    [theirs] = await Workers(q, group="others").take(1, "p1")
+    await q.seek("orders", "p1", group="workers", offset=1)
+    assert [(await q.ack(held)).success for held in got] == [False, False]
+    assert not (await q.renew(got.lease)).success
+    assert await engine.lease_ends([got.lease]) == [None]
+    assert (await q.ack(beside[0])).success, "another partition"
+    assert (await q.ack(theirs)).success, "another group"
+    assert payloads(await workers.take(10)) == [1, 2, 3]
+
+
+async def test_rule_21_attempts_and_waits_are_forgotten(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    for held in await workers.take(2):
+        await q.fail(held, delay_ms=60_000)
+    await q.seek("orders", group="workers", offset=1)
+    got = await workers.take(10)
+    assert attempts(got) == [(1, 1), (2, 1), (3, 1)]
+    await q.fail(got[0], delay_ms=1000)
+    await q.seek("orders", group="workers", offset=2)
+    q.clock.advance(10)
+    assert await workers.drain() == [2, 3], "a retry can be skipped"
+
+
+async def test_rule_21_delayed_messages_beyond_the_target_come_at_their_time_again(q: Driver, workers: Workers) -> None:
+    await q.push_messages(
+        message("orders", "p1", "first", delay_ms=1000),
+        message("orders", "p1", "second", delay_ms=3000),
+        message("orders", "p1", "plain"),
+    )
+    await workers.take(1, "nowhere")
+    await q.seek("orders", group="workers", offset=2)
+    q.clock.advance(1)
+    assert await workers.drain() == ["plain"], "one before the target is skipped"
+    assert (await workers.stats()).lag == 1
+    await q.seek("orders", group="workers", offset=1)
+    assert await workers.drain() == ["plain", "first"]
+    q.clock.advance(2)
+    assert await workers.drain() == ["second"]
+    await q.seek("orders", group="workers", offset=2)
+    assert await workers.drain() == ["plain", "second"]
+    await q.seek("orders", group="workers", to_end=True)
+    assert await workers.drain() == []
+
+
+async def test_rule_21_every_priority_begins_again(q: Driver, workers: Workers) -> None:
+    start = q.clock.now()
+    for priority in (0, 9, 4, 0, 9):
+        await q.push("orders", "p1", priority, priority=priority)
+        q.clock.advance(10)
+    await workers.drain()
+    await q.seek("orders", group="workers", offset=3)
+    assert await workers.drain() == [9, 4, 0]
+    await q.seek("orders", group="workers", timestamp=start + 15_000_000)
+    assert await workers.drain() == [9, 4, 0], "also behind a time"
+
+
+async def test_rule_21_a_seek_survives_a_restart(durable: Driver) -> None:
+    q, workers = durable, Workers(durable)
+    await q.push("orders", "p1", 1, 2, 3)
+    await workers.drain()
+    await q.seek("orders", group="workers", offset=2)
+    await q.reopen()
+    assert await workers.drain() == [2, 3]

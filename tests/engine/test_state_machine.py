@@ -7,28 +7,30 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from hark.clock import FakeClock
 from hark.engine.api import Engine
+from tests.replaying import Recordings, replay
 
 from .broken import Broken
 from .broken_sharing import BROKEN
 from .comparing import Disagreement
 from .driver import Wrap
-from .engines import ENGINES, EngineKind
+from .engines import ENGINES, MEMORY, EngineKind
 from .machine import QueueMachine
 from .searching import search
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "150"))
-EXAMPLES_WITH_A_SERVER = int(os.environ.get("HARK_TEST_EXAMPLES", "30"))
-"""Fewer where every step is a call of another process."""
+FEW_EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "30"))
+"""Where every step is a call of another process, and where another kind is nearly the same."""
 STEPS = 40
 ENOUGH_FOR_A_BROKEN_ONE = 500
+RECORDED = Recordings(Path(__file__).with_name("recorded_faults.json"))
 
 
 def machine_of(kind: EngineKind, request: pytest.FixtureRequest, wrapper: Wrap | None = None) -> type[QueueMachine]:
@@ -44,11 +46,11 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest, wrapper: Wrap |
     return Machine
 
 
-@pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*ENGINES, MEMORY], ids=lambda kind: kind.name)
 def test_an_engine_answers_as_the_model_does(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=search(kind, examples=EXAMPLES, with_a_server=EXAMPLES_WITH_A_SERVER, steps=STEPS),
+        settings=search(kind, examples=EXAMPLES, with_a_server=FEW_EXAMPLES, steps=STEPS),
     )
 
 
@@ -59,17 +61,15 @@ def test_a_broken_engine_is_found(wrapper: type[Broken], request: pytest.Fixture
     def spoil(engine: Engine, clock: FakeClock) -> Engine:
         return cast("Engine", wrapper(engine, clock))
 
-    with pytest.raises(Disagreement):
-        run_state_machine_as_test(
-            machine_of(wrapper.kind, request, spoil),
-            settings=settings(
-                max_examples=ENOUGH_FOR_A_BROKEN_ONE,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                derandomize=True,
-                phases=[Phase.generate],
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+    RECORDED.show(
+        machine_of(wrapper.kind, request, spoil),
+        wrapper.__name__,
+        Disagreement,
+        examples=ENOUGH_FOR_A_BROKEN_ONE,
+        steps=STEPS,
+    )
+
+
+@pytest.mark.parametrize("wrapper", BROKEN, ids=lambda wrapper: wrapper.__name__)
+def test_an_engine_that_works_passes_the_same_steps(wrapper: type[Broken], request: pytest.FixtureRequest) -> None:
+    replay(machine_of(wrapper.kind, request), RECORDED.steps(wrapper.__name__))

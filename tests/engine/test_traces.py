@@ -1,13 +1,16 @@
-"""Traces: what consumers record about messages."""
+"""Traces: what consumers record about messages, and the trace context that a message carries."""
 
 from __future__ import annotations
+
+import pytest
 
 from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
-from hark.model import QUEUE_MODE, NewTrace
+from hark.model import QUEUE_MODE, GroupMode, NewTrace, Read
 
-from .driver import NEVER_GIVEN, Driver, given
+from .driver import NEVER_GIVEN, Driver, given, message
+from .workers import Workers
 
 
 async def place(q: Driver, payload: object, transaction_id: str) -> str:
@@ -17,7 +20,7 @@ async def place(q: Driver, payload: object, transaction_id: str) -> str:
     return outcome.partition_id
 
 
-async def test_events_of_a_message_oldest_first(q: Driver, engine: Engine, clock: FakeClock) -> None:
+async def test_events_of_a_message_oldest_first_and_in_pages(q: Driver, engine: Engine, clock: FakeClock) -> None:
     partition = await place(q, {"n": 1}, "t1")
     start = clock.now()
     for number in range(3):
@@ -33,50 +36,31 @@ async def test_events_of_a_message_oldest_first(q: Driver, engine: Engine, clock
         ("step", QUEUE_MODE, "t1", partition)
     }
     assert {(one.queue, one.partition) for one in events} == {("orders", "p1")}
+    await engine.trace([NewTrace(partition_id=partition, transaction_id="t1", data=b"%d" % n) for n in range(3, 5)])
+    events, total = await engine.traces(partition, "t1", limit=2, offset=2)
+    assert ([bytes(one.data) for one in events], total) == ([b'{"step":2}', b"3"], 5)
 
 
-async def test_events_page(q: Driver, engine: Engine) -> None:
-    partition = await place(q, 1, "t1")
-    await engine.trace([NewTrace(partition_id=partition, transaction_id="t1", data=b"%d" % n) for n in range(5)])
-    events, total = await engine.traces(partition, "t1", limit=2, offset=1)
-    assert ([bytes(one.data) for one in events], total) == ([b"1", b"2"], 5)
-
-
-async def test_events_of_a_name_newest_first_with_the_payload(q: Driver, engine: Engine, clock: FakeClock) -> None:
+async def test_events_of_a_name_newest_first_with_the_payload_and_names_with_counts(q: Driver, engine: Engine) -> None:
     partition = await place(q, {"n": 1}, "t1")
     await place(q, {"n": 2}, "t2")
-    for transaction, names in (("t1", ("a", "b")), ("t2", ("a",)), ("t1", ())):
-        new = NewTrace(
-            partition_id=partition,
-            transaction_id=transaction,
-            data=b"{}",
-            names=names,
-            group="g",
-            event="seen",
-        )
+    for key, names in (("t1", ("a",)), ("t1", ("a", "b")), ("t2", ("a",)), ("t1", ())):
+        new = NewTrace(partition_id=partition, transaction_id=key, data=b"{}", names=names, group="g", event="seen")
         await engine.trace([new])
-        clock.advance(1)
+        q.clock.advance(1)
     events, total = await engine.traces(name="a")
-    assert total == 2
+    assert total == 3
     assert [(one.transaction_id, one.payload and bytes(one.payload)) for one in events] == [
         ("t2", b'{"n":2}'),
         ("t1", b'{"n":1}'),
+        ("t1", b'{"n":1}'),
     ]
-    assert [sorted(one.names) for one in events] == [["a"], ["a", "b"]]
+    assert [sorted(one.names) for one in events] == [["a"], ["a", "b"], ["a"]]
     assert await engine.traces(name="unknown") == ([], 0)
-
-
-async def test_names_with_their_counts(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    partition = await place(q, 1, "t1")
-    await place(q, 2, "t2")
-    for transaction, names in (("t1", ("a",)), ("t1", ("a", "b")), ("t2", ("a",))):
-        new = NewTrace(partition_id=partition, transaction_id=transaction, data=b"{}", names=names)
-        await engine.trace([new])
-        clock.advance(1)
-    found, total = await engine.trace_names()
+    counts, total = await engine.trace_names()
     assert total == 2
-    assert {(one.name, one.traces, one.messages) for one in found} == {("a", 3, 2), ("b", 1, 1)}
-    assert max(one.last_seen for one in found) == clock.now() - 1_000_000
+    assert {(one.name, one.traces, one.messages) for one in counts} == {("a", 3, 2), ("b", 1, 1)}
+    assert max(one.last_seen for one in counts) == q.clock.now() - 2_000_000
     page, total = await engine.trace_names(limit=1)
     assert (len(page), total) == (1, 2)
 
@@ -111,3 +95,39 @@ async def test_traces_leave_with_their_message(q: Driver, engine: Engine) -> Non
     await q.collect()
     assert await engine.traces(name="a") == ([], 0)
     assert await engine.trace_names() == ([], 0)
+
+
+# The trace context of a message: kept with it wherever it goes, and absent where it had none ---------------
+
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 vendor=1"
+
+
+async def test_pops_and_readers_see_the_context_of_each_message(q: Driver, engine: Engine) -> None:
+    await q.push_messages(message("orders", "p1", 1, trace_context=CONTEXT), message("orders", "p1", 2))
+    await q.transact(message("orders", "p1", 3, trace_context=CONTEXT[:55], priority=1))
+    [answer] = await engine.read([Read(queue="orders", partition="p1", offset=1)])
+    assert [one.trace_context for one in given(answer).messages] == [CONTEXT, None, CONTEXT[:55]]
+    assert [one.message.trace_context for one in await q.pop("orders", batch=10)] == [CONTEXT, None, CONTEXT[:55]]
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_retries_and_a_requeued_dead_letter_keep_it(q: Driver, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
+    await q.push("orders", "p1", 1, trace_context=CONTEXT, backoff_ms=(1000,))
+    for _ in range(2):
+        [held] = await workers.take()
+        assert held.message.trace_context == CONTEXT
+        await q.fail(held)
+        q.clock.advance(1)
+    [letter] = await q.dead_letters()
+    await q.requeue(letter)
+    [held] = await workers.take()
+    assert held.message.trace_context == CONTEXT
+
+
+async def test_it_outlives_a_restart(durable: Driver) -> None:
+    await durable.push("orders", "p1", 1, trace_context=CONTEXT)
+    await durable.reopen()
+    [held] = await durable.pop("orders")
+    assert held.message.trace_context == CONTEXT

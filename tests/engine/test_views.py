@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import QUEUE_MODE, MessageFilter, MessageState, MessageView
+from hark.model import QUEUE_MODE, GroupMode, MessageFilter, MessageState, MessageView, Status
 
-from .driver import NEVER_GIVEN, Driver, message
+from .driver import NEVER_GIVEN, Driver, message, settlement
+from .workers import Workers
+
+MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
+
 
 # Messages --------------------------------------------------------------------------------------------------
 
@@ -25,12 +31,7 @@ async def test_messages_are_listed_newest_first_without_payloads(q: Driver, engi
     views = await engine.messages(MessageFilter(queue="shop.ship"))
     assert keys(views) == ["t2", "t1", "t0"]
     newest = views[0]
-    assert (newest.queue, newest.partition, newest.namespace, newest.task) == (
-        "shop.ship",
-        "p1",
-        "shop",
-        "ship",
-    )
+    assert (newest.queue, newest.partition, newest.namespace, newest.task) == ("shop.ship", "p1", "shop", "ship")
     assert (newest.offset, newest.created_at, newest.state) == (3, start + 20 * SECOND, "pending")
     assert (newest.trace_id, newest.producer, newest.priority, newest.queue_priority) == ("x", "me", 2, 4)
     assert newest.payload is None
@@ -61,79 +62,78 @@ async def test_messages_are_filtered_and_paged(q: Driver, engine: Engine, clock:
         assert keys(await engine.messages(where)) == wanted, where
 
 
-async def test_messages_by_state(q: Driver, engine: Engine) -> None:
-    for number in range(1, 6):
-        await q.push("orders", "p1", number, transaction_id=f"t{number}")
-    got = await q.pop("orders", batch=3)
-    await q.ack(got[0])
-    await q.kill(got[1])
+@MODES
+async def test_messages_by_state(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    for number in range(1, 7):
+        await q.push("orders", "p1", number, transaction_id=f"t{number}", delay_ms=60_000 if number == 6 else 0)
+    got = await Workers(q, mode=mode).take(4)
+    await q.ack(got[1])
+    await q.kill(got[2])
     expected: dict[MessageState, list[str]] = {
-        "completed": ["t1"],
-        "dead_letter": ["t2"],
-        "processing": ["t3"],
-        "pending": ["t5", "t4"],
+        "completed": ["t2"],
+        "dead_letter": ["t3"],
+        "processing": ["t4", "t1"],
+        "pending": ["t6", "t5"],
     }
     for state, wanted in expected.items():
         views = await engine.messages(MessageFilter(queue="orders", state=state))
-        assert keys(views) == wanted
+        assert keys(views) == wanted, state
         assert {one.state for one in views} == {state}
 
 
-async def test_a_message_with_its_payload_and_what_each_group_did(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1")
-    assert outcome.partition_id
-    [done] = await q.pop("orders", group="done")
-    await q.ack(done)
-    [failed] = await q.pop("orders", group="failed")
-    await q.fail(failed, "boom")
-    await q.pop("orders", group="working")
-    [dead] = await q.pop("orders", group="dead")
-    await q.kill(dead)
-    view = await engine.message(outcome.partition_id, "t1")
+@MODES
+async def test_a_message_with_its_payload_and_what_each_group_did(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1", priority=5)
+    said: dict[str, Status] = {"done": "completed", "failed": "failed", "dead": "dlq"}
+    for name in ("done", "failed", "dead", "working"):
+        [held] = await Workers(q, group=name, mode=mode).take()
+        if name in said:
+            await q.settle(settlement(held, said[name], "boom"))
+    await Workers(q, group="fresh", mode=mode).take(1, "nowhere")
+    view = await engine.message(outcome.partition_id or "", "t1")
     assert view is not None and view.payload is not None
-    assert bytes(view.payload) == b'{"n":1}'
+    assert (bytes(view.payload), view.priority) == (b'{"n":1}', 5)
     groups = {one.group: one for one in view.groups}
-    states = {name: group.state for name, group in groups.items()}
-    assert states == {
+    assert {name: one.state for name, one in groups.items()} == {
         "done": "completed",
         "failed": "pending",
-        "working": "processing",
         "dead": "dead_letter",
+        "working": "processing",
+        "fresh": "pending",
     }
     assert (groups["failed"].attempts, groups["failed"].error) == (1, "boom")
-    assert groups["working"].lease_expires_at == clock.now() + 300 * SECOND
+    assert groups["working"].lease_expires_at == q.clock.now() + 300 * SECOND
     assert groups["done"].lease_expires_at is None
 
 
-async def test_a_delayed_message_shows_when_it_is_due(q: Driver, engine: Engine, clock: FakeClock) -> None:
+async def test_a_message_shows_when_it_is_due_until_it_is_deleted(q: Driver, engine: Engine) -> None:
     [outcome] = await q.push("orders", "p1", 1, transaction_id="t1", delay_ms=5000)
-    view = await engine.message(outcome.partition_id or "", "t1")
+    assert outcome.partition_id and outcome.message_id
+    view = await engine.message(outcome.partition_id, "t1")
     assert view is not None
-    assert (view.deliver_at, view.state) == (clock.now() + 5 * SECOND, "pending")
-
-
-async def test_what_does_not_exist_is_none(q: Driver, engine: Engine) -> None:
-    [outcome] = await q.push("orders", "p1", 1, transaction_id="t1")
-    assert await engine.message(outcome.partition_id or "", "t2") is None
-    assert await engine.message(NEVER_GIVEN, "t1") is None
-    assert await engine.message("no id", "t1") is None
-    await q.engine.delete_messages([outcome.message_id or ""])
-    assert await engine.message(outcome.partition_id or "", "t1") is None
+    assert (view.deliver_at, view.state) == (q.clock.now() + 5 * SECOND, "pending")
+    for place, key in ((outcome.partition_id, "t2"), (NEVER_GIVEN, "t1"), ("no id", "t1")):
+        assert await engine.message(place, key) is None
+    await engine.delete_messages([outcome.message_id])
+    assert await engine.message(outcome.partition_id, "t1") is None
 
 
 # Counts ----------------------------------------------------------------------------------------------------
 
 
-async def test_counts_of_a_queue_by_state(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2, 3, 4, 5)
-    await q.push("orders", "p2", 6)
-    got = await q.pop("orders", "p1", batch=4)
-    await q.ack(got[0])
-    await q.kill(got[1])
+@MODES
+async def test_counts_of_a_queue_by_state(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    await q.push("orders", "p1", *range(7))
+    await q.push("orders", "p2", 7)
+    got = await Workers(q, mode=mode).take(4, "p1")
+    await q.ack(got[2])
+    await q.kill(got[3])
     stats = await q.stats("orders")
-    assert (stats.partitions, stats.counts.total) == (2, 6)
-    assert (stats.counts.pending, stats.counts.processing) == (2, 2)
-    assert (stats.counts.completed, stats.counts.dead_letter) == (1, 1)
+    assert (stats.partitions, stats.counts.total) == (2, 8)
+    [p1] = await engine.partition_stats("orders", search="p1")
+    for counts, pending in ((stats.counts, 4), (p1.counts, 3)):
+        assert (counts.pending, counts.processing) == (pending, 2)
+        assert (counts.completed, counts.dead_letter) == (1, 1)
 
 
 async def test_counts_are_those_of_the_group_that_is_furthest_behind(q: Driver) -> None:
@@ -164,26 +164,48 @@ async def test_partition_stats_by_name_with_counts_and_times(q: Driver, engine: 
 
 async def test_group_stats_show_where_a_group_is(q: Driver, engine: Engine, clock: FakeClock) -> None:
     start = clock.now()
-    for name in ("p1", "p2"):
+    for name in ("p1", "p2", "untouched"):
         await q.push("orders", name, 1)
         clock.advance(10)
         await q.push("orders", name, 2)
     await q.pop("orders", "p1", group="g", auto_ack=True)
-    await q.pop("orders", "p2", group="g", batch=2)
+    got = await q.pop("orders", "p2", group="g", batch=2)
     [group] = await engine.group_stats("g")
     assert (group.group, group.queue, group.mode, group.paused) == ("g", "orders", "ordered", False)
-    assert (group.lag, group.partitions_with_lag, group.leases) == (3, 2, 1)
+    assert (group.lag, group.partitions_with_lag, group.leases, group.in_flight) == (5, 3, 1, 2)
     assert group.oldest_waiting == start + 10 * SECOND
     assert (group.created_at, group.last_seen) == (clock.now(), clock.now())
     assert group.subscription.mode == "all"
+    await q.ack(got[0])
+    assert [one.in_flight for one in await engine.group_stats("g")] == [1]
 
 
-async def test_group_stats_count_partitions_that_the_group_has_not_touched(q: Driver, engine: Engine) -> None:
-    for name in ("p1", "p2", "p3"):
-        await q.push("orders", name, 1)
-    await q.pop("orders", "p1", group="g", auto_ack=True)
-    [group] = await engine.group_stats("g")
-    assert (group.lag, group.partitions_with_lag) == (2, 2)
+async def test_lag_is_what_was_not_settled(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    start = clock.now()
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    clock.advance(10)
+    await q.push("orders", "p2", 5, delay_ms=60_000)
+    got = await workers.take(3, "p1")
+    await q.ack(got[0])
+    await q.kill(got[1])
+    stats = await workers.stats()
+    assert (stats.mode, stats.lag, stats.partitions_with_lag) == ("shared", 3, 2)
+    assert stats.oldest_waiting == start
+    assert (await workers.track("p1")).lag == 2
+
+
+async def test_in_flight_counts_messages_and_leases_count_pops(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.push("orders", "p1", *range(10))
+    first, second = await workers.take(3), await workers.take(2)
+    stats = await workers.stats()
+    assert (stats.in_flight, stats.leases) == (5, 2)
+    await q.ack(first[0])
+    await q.fail(first[1])
+    await engine.release([second.lease])
+    stats = await workers.stats()
+    assert (stats.in_flight, stats.leases) == (1, 1)
+    q.clock.advance(300)
+    assert (await workers.stats()).in_flight == 0
 
 
 async def test_group_stats_one_entry_per_group_and_queue(q: Driver, engine: Engine) -> None:
@@ -209,16 +231,16 @@ async def test_track_stats_show_a_place_in_a_partition(q: Driver, clock: FakeClo
     assert (track.lease_id, track.lease_expires_at) == (got.lease, clock.now() + 299 * SECOND)
 
 
-async def test_track_stats_of_those_that_lag(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    for name in ("p1", "p2"):
-        await q.push("orders", name, 1)
-        await q.push("orders", name, 2)
-    await q.pop("orders", "p1", group="g", auto_ack=True)
-    await q.pop("orders", "p2", group="g", batch=2, auto_ack=True)
-    clock.advance(60)
-    lagging = await engine.track_stats(group="g", min_lag_seconds=60)
-    assert [(one.partition, one.lag) for one in lagging] == [("p1", 1)]
-    assert await engine.track_stats(group="g", min_lag_seconds=61) == []
+@MODES
+async def test_track_stats_of_those_that_lag(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
+    for name in ("p1", "p2", "p3"):
+        await q.push("orders", name, 1, 2)
+        await workers.take(2 if name == "p2" else 1, name, auto_ack=name != "p3")
+    q.clock.advance(60)
+    lagging = await engine.track_stats(group="workers", min_lag_seconds=60)
+    assert [(one.partition, one.lag) for one in lagging] == [("p1", 1), ("p3", 2)]
+    assert await engine.track_stats(group="workers", min_lag_seconds=61) == []
 
 
 async def test_track_stats_of_named_partitions(q: Driver, engine: Engine) -> None:

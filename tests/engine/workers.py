@@ -1,10 +1,10 @@
-"""Words for tests of shared groups: consumers of one queue that take messages side by side."""
+"""Words for tests of groups: consumers of one queue that take messages side by side, or in order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hark.model import DeadLetter, GroupStats, PopRequest, Subscription, TrackStats
+from hark.model import DeadLetter, GroupMode, GroupStats, PopRequest, Subscription, TrackStats
 
 from .driver import ALL, Driver, Got, Held, payloads
 
@@ -13,12 +13,13 @@ TICK = 0.000_001
 
 
 class Workers:
-    """A shared group of a queue."""
+    """A group of a queue, shared unless the mode says otherwise."""
 
-    def __init__(self, q: Driver, queue: str = "orders", group: str = "workers") -> None:
+    def __init__(self, q: Driver, queue: str = "orders", group: str = "workers", mode: GroupMode = "shared") -> None:
         self.q = q
         self.queue = queue
         self.group = group
+        self.mode = mode
 
     async def take(
         self,
@@ -35,7 +36,7 @@ class Workers:
             self.queue,
             partition,
             group=self.group,
-            group_mode="shared",
+            group_mode=self.mode,
             batch=batch,
             partitions=partitions,
             auto_ack=auto_ack,
@@ -47,7 +48,7 @@ class Workers:
         """Several of them pop in one call."""
         return await self.q.pop_requests(
             *(
-                PopRequest(queue=self.queue, partition=partition, group=self.group, group_mode="shared", batch=batch)
+                PopRequest(queue=self.queue, partition=partition, group=self.group, group_mode=self.mode, batch=batch)
                 for batch in batches
             )
         )

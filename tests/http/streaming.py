@@ -24,11 +24,23 @@ from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
 from hark.serving.server import uvicorn_config
 from hark.settings import Settings
-from tests.http.api import Json, texts
+from tests.http.api import Api, Json, texts
 
 T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds after which a test gives up on what should come at once."""
+
+
+UPGRADE = (
+    "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\n"
+)
+"""The headers that ask for a WebSocket."""
+
+
+def spread(api: Api, queue: str, number: int, first: int = 0) -> None:
+    """Push numbers, each into a partition of its own: they can be worked on at the same time."""
+    items = [{"queue": queue, "payload": n, "partition": str(n)} for n in range(first, first + number)]
+    assert api.post("/push", {"items": items}).status_code == 201
 
 
 class Socket:
@@ -113,11 +125,18 @@ class Events:
         self._parts = response.iter_bytes()
         self._rest = b""
 
-    def next(self) -> tuple[str, str | None, Json]:
-        """The next event: its name, its id and its data."""
+    def frame(self) -> bytes:
+        """The next event as it came, with the empty line behind it."""
         while b"\n\n" not in self._rest:
             self._rest += next(self._parts)
-        event, self._rest = self._rest.split(b"\n\n", 1)
+        frame, self._rest = self._rest.split(b"\n\n", 1)
+        return frame + b"\n\n"
+
+    def next(self) -> tuple[str, str | None, Json]:
+        """The next event: its name, its id and its data."""
+        event = self.frame()[:-2]
+        if event == b"event: ping\ndata: ":  # As work queues and watches say it.
+            return "ping", None, {}
         fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
         assert len(fields) == event.count(b"\n") + 1, event
         return fields["event"], fields.get("id"), json.loads(fields["data"])

@@ -1,12 +1,21 @@
-"""POST /ack and /ack/batch: the answer's shape, refusals in the answer, and wrong requests."""
+"""POST /ack and /ack/batch, POST /lease/{id}/extend and /lease/extend: answers, refusals in them, wrong requests."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from tests.http.api import Api, acknowledgment, data, read, refusal
+from tests.http.api import Api, Json, acknowledgment, data, read, refusal
+
+FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
+
+
+def ack_batch(api: Api, *items: Json, **fields: Any) -> list[Json]:
+    """Settle many; the results."""
+    results: list[Json] = read(api.post("/ack/batch", {"acknowledgments": list(items)} | fields))
+    return results
 
 
 def test_one_ack_is_answered_with_a_list_of_one(api: Api, queue: str) -> None:
@@ -30,74 +39,55 @@ def test_one_ack_is_answered_with_a_list_of_one(api: Api, queue: str) -> None:
 def test_absent_and_null_fields_have_their_defaults(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    body = {
-        "transactionId": message["transactionId"],
-        "partitionId": message["partitionId"],
-        "leaseId": None,
-        "status": None,
-        "consumerGroup": None,
-        "error": None,
-    }
-    [result] = read(api.post("/ack", body))
+    nulls = dict.fromkeys(("leaseId", "status", "consumerGroup", "error"))
+    [result] = read(api.post("/ack", acknowledgment(message) | nulls))
     assert result["success"]
-
-
-def test_success_is_another_word_for_completed(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    assert api.ack(api.pop_one(queue), "success")["success"]
     assert api.pop(queue) == []
 
 
-def test_a_failed_message_comes_again_with_its_attempt_counted(api: Api, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "dlq", "attempt"),
+    [
+        ("completed", False, None),
+        ("success", False, None),
+        ("failed", False, 2),
+        ("retry", False, 1),
+        ("dlq", True, None),
+    ],
+)
+def test_the_status_says_what_becomes_of_the_message(
+    api: Api, queue: str, status: str, dlq: bool, attempt: int | None
+) -> None:
     api.push(queue, 1)
     first = api.pop_one(queue)
     assert first["deliveryAttempt"] == 1
-    result = api.ack(first, "failed", error="boom")
-    assert (result["success"], result["dlq"], result["leaseReleased"]) == (True, False, True)
-    again = api.pop_one(queue)
-    assert (again["id"], again["deliveryAttempt"]) == (first["id"], 2)
+    result = api.ack(first, status, error="boom")
+    assert (result["success"], result["dlq"], result["leaseReleased"]) == (True, dlq, True)
+    again = [(message["id"], message["deliveryAttempt"]) for message in api.pop(queue)]
+    assert again == ([] if attempt is None else [(first["id"], attempt)])
+    assert [letter["errorMessage"] for letter in api.dead_letters(queue)] == (["boom"] if dlq else [])
 
 
-def test_retry_uses_no_attempt(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    api.ack(api.pop_one(queue), "retry")
-    assert api.pop_one(queue)["deliveryAttempt"] == 1
-
-
-def test_dlq_makes_a_dead_letter_at_once(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    assert api.ack(api.pop_one(queue), "dlq", error="poison")["dlq"]
-    [letter] = api.dead_letters(queue)
-    assert letter["errorMessage"] == "poison"
-
-
-def test_a_foreign_lease_is_refused_in_the_answer(api: Api, queue: str) -> None:
+def test_a_foreign_lease_or_an_unknown_message_is_refused_in_the_answer(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    result = api.ack(message, leaseId="0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000")
+    result = api.ack(message, leaseId=FOREIGN)
     assert (result["success"], result["leaseReleased"]) == (False, False)
     assert result["error"]
+    for unknown in ({"transactionId": "unknown"}, {"partitionId": "unknown"}):
+        [result] = read(api.post("/ack", acknowledgment(message) | unknown))
+        assert (result["success"], result["error"]) == (False, "Message not found")
+    [result] = read(api.post("/ack", {"transactionId": "00000000-0010-8000-8000-00005f254e7b"}))
+    assert (result["success"], result["code"]) == (False, "not_found")
     assert api.ack(message)["success"]
 
 
-def test_an_unknown_message_is_refused_in_the_answer(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    [result] = read(api.post("/ack", acknowledgment(message) | {"transactionId": "unknown"}))
-    assert (result["success"], result["error"]) == (False, "Message not found")
-    [result] = read(api.post("/ack", acknowledgment(message) | {"partitionId": "unknown"}))
-    assert (result["success"], result["error"]) == (False, "Message not found")
-
-
 def test_a_batch_is_answered_in_order_and_per_item(api: Api, queue: str) -> None:
+    assert ack_batch(api) == []
     api.push(queue, 1, 2, 3)
-    messages = api.pop(queue, batch=3)
-    items = [
-        acknowledgment(messages[2]),
-        acknowledgment(messages[0]),
-        acknowledgment(messages[1]) | {"transactionId": "unknown"},
-    ]
-    results = read(api.post("/ack/batch", {"acknowledgments": items}))
+    messages = api.pop(queue, batch=3, consumerGroup="g")
+    unknown = acknowledgment(messages[1]) | {"transactionId": "unknown"}
+    results = ack_batch(api, acknowledgment(messages[2]), acknowledgment(messages[0]), unknown, consumerGroup="g")
     assert [result["index"] for result in results] == [0, 1, 2]
     assert [result["success"] for result in results] == [True, True, False]
     assert results[2]["error"] == "Message not found"
@@ -108,21 +98,8 @@ def test_a_failure_in_the_middle_of_a_batch_is_not_lost(api: Api, queue: str) ->
     messages = api.pop(queue, batch=3)
     statuses = ("completed", "failed", "completed")
     items = [acknowledgment(message, status) for message, status in zip(messages, statuses, strict=True)]
-    results = read(api.post("/ack/batch", {"acknowledgments": items, "consumerGroup": None}))
-    assert all(result["success"] for result in results)
+    assert all(result["success"] for result in ack_batch(api, *items, consumerGroup=None))
     assert data(api.pop(queue, batch=10)) == [2]
-
-
-def test_an_empty_batch_is_answered_with_nothing(api: Api) -> None:
-    assert read(api.post("/ack/batch", {"acknowledgments": []})) == []
-
-
-def test_a_batch_is_for_one_group(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue, consumerGroup="g")
-    body = {"acknowledgments": [acknowledgment(message)], "consumerGroup": "g"}
-    [result] = read(api.post("/ack/batch", body))
-    assert result["success"]
 
 
 def test_the_id_of_a_message_says_where_it_is(api: Api, queue: str) -> None:
@@ -130,86 +107,162 @@ def test_the_id_of_a_message_says_where_it_is(api: Api, queue: str) -> None:
     api.push(queue, 2, partition="q")
     first, second = api.pop(queue, batch=2, partitions=2)
     assert api.ack(first, partitionId=None, transactionId=first["id"])["success"]
-    [result] = read(api.post("/ack/batch", {"acknowledgments": [{"transactionId": second["id"]}]}))
+    [result] = ack_batch(api, {"transactionId": second["id"]})
     assert (result["success"], result["partitionName"]) == (True, second["partition"])
 
 
-def test_an_id_that_is_none_of_ours_is_refused_in_the_answer(api: Api) -> None:
-    [result] = read(api.post("/ack", {"transactionId": "00000000-0010-8000-8000-00005f254e7b"}))
-    assert (result["success"], result["code"]) == (False, "not_found")
-
-
-@pytest.mark.parametrize("status", ["completed", "dlq"])
-def test_a_delay_is_for_what_comes_again(api: Api, queue: str, status: str) -> None:
+def test_a_wrong_ack_names_its_field_and_changes_nothing(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    text = refusal(api.post("/ack", acknowledgment(message, status, delay=5)), 400)
-    assert text == f"delay: only with status failed or retry, got {status}"
-    text = refusal(api.post("/ack", acknowledgment(message, "failed", delay=-1)), 400)
-    assert text.startswith("delay: expected an integer from 0 to")
-    assert api.ack(message)["success"]
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
+    for change, text in (
         ({"transactionId": None}, "transactionId is required"),
         ({"transactionId": ""}, "transactionId is required"),
         ({"partitionId": None, "transactionId": "t"}, "partitionId is required to ensure message uniqueness"),
-        ({"transactionId": 5}, "transactionId"),
-        ({"partitionId": 5}, "partitionId"),
         ({"status": "done"}, "status: expected completed, failed, retry or dlq, got 'done'"),
-        ({"status": 5}, "status"),
-        ({"leaseId": 5}, "leaseId"),
-        ({"error": 5}, "error"),
-        ({"consumerGroup": 5}, "consumerGroup"),
-        ({"consumerGroup": "x" * 256}, "consumerGroup"),
-    ],
-)
-def test_a_wrong_ack_names_its_field_and_changes_nothing(
-    api: Api, queue: str, change: dict[str, Any], text: str
-) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    assert text in refusal(api.post("/ack", acknowledgment(message) | change), 400, "invalid_input")
+        ({"consumerGroup": "x" * 256}, "consumerGroup: at most 255 bytes of UTF-8, got 256"),
+        ({"status": "completed", "delay": 5}, "delay: only with status failed or retry, got completed"),
+        ({"status": "dlq", "delay": 5}, "delay: only with status failed or retry, got dlq"),
+        ({"status": "failed", "delay": -1}, f"delay: expected an integer from 0 to {2**53 - 1}, got -1"),
+    ):
+        assert refusal(api.post("/ack", acknowledgment(message) | change), 400, "invalid_input") == text
     assert api.ack(message)["success"]
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({}, "acknowledgments array is required"),
-        ({"acknowledgments": None}, "acknowledgments array is required"),
-        ({"acknowledgments": {}}, "acknowledgments array is required"),
-        (
-            {"acknowledgments": [{"partitionId": "p"}]},
-            "acknowledgments[0].transactionId: Each acknowledgment must have a valid transactionId string",
-        ),
-        (
-            {"acknowledgments": [{"transactionId": 5, "partitionId": "p"}]},
-            "acknowledgments[0].transactionId: ",
-        ),
-        ({"acknowledgments": [{"transactionId": "t"}]}, "valid partitionId string"),
-        ({"acknowledgments": ["t"]}, "acknowledgments[0]"),
-        (
-            {"acknowledgments": [{"transactionId": "t", "partitionId": "p", "status": "x"}]},
-            "acknowledgments[0].status: expected completed, failed, retry or dlq, got 'x'",
-        ),
-    ],
-)
-def test_a_wrong_batch_names_what_is_wrong(api: Api, body: Any, text: str) -> None:
-    assert text in refusal(api.post("/ack/batch", body), 400, "invalid_input")
 
 
 def test_a_wrong_item_refuses_the_whole_batch(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    items = [acknowledgment(message), acknowledgment(message, "nonsense")]
-    refusal(api.post("/ack/batch", {"acknowledgments": items}), 400)
+    for item, text in (
+        ({"partitionId": "p"}, ".transactionId: Each acknowledgment must have a valid transactionId string"),
+        (
+            {"transactionId": "t"},
+            ".partitionId: Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
+        ),
+        ("t", ": expected an object, got a string"),
+        (acknowledgment(message, "x"), ".status: expected completed, failed, retry or dlq, got 'x'"),
+    ):
+        body = {"acknowledgments": [acknowledgment(message), item]}
+        assert refusal(api.post("/ack/batch", body), 400, "invalid_input") == f"acknowledgments[1]{text}"
+    absent: list[Json] = [{}, {"acknowledgments": None}, {"acknowledgments": {}}]
+    for nothing in absent:
+        assert refusal(api.post("/ack/batch", nothing), 400) == "acknowledgments array is required"
+    too_many = {"acknowledgments": [{"transactionId": "t", "partitionId": "p"}] * 10_001}
+    assert "10000" in refusal(api.post("/ack/batch", too_many), 400).replace(",", "")
     assert api.ack(message, "failed")["success"]
     assert len(api.pop(queue)) == 1
 
 
-def test_too_large_batches_are_refused(api: Api) -> None:
-    items = [{"transactionId": "t", "partitionId": "p"}] * 10_001
-    assert "10000" in refusal(api.post("/ack/batch", {"acknowledgments": items}), 400).replace(",", "")
+# Leases ----------------------------------------------------------------------------------------------------
+
+
+def extend(api: Api, lease: str, seconds: int | None = None) -> Json:
+    """Extend one lease."""
+    return read(api.post(f"/lease/{lease}/extend", {"seconds": seconds}))
+
+
+def expiry(answer: Json) -> datetime:
+    """The new end of a lease."""
+    return datetime.fromisoformat(answer["expiresAt"])
+
+
+def leased(api: Api, queue: str, *partitions: str) -> list[str]:
+    """A lease of a second on a message of each partition."""
+    api.configure(queue, leaseTime=1)
+    for partition in partitions:
+        api.push(queue, 1, partition=partition)
+    return [api.pop_one(queue, partition)["leaseId"] for partition in partitions]
+
+
+def test_a_lease_is_extended_and_never_shortened(api: Api, queue: str) -> None:
+    [lease] = leased(api, queue, "p")
+    answer = extend(api, lease, 1000)
+    expires = answer["expiresAt"]
+    assert answer == {
+        "index": 0,
+        "leaseId": lease,
+        "success": True,
+        "renewed": 1,
+        "error": None,
+        "expiresAt": expires,
+        "newExpiresAt": expires,
+        "lease_expires_at": expires,
+    }
+    assert extend(api, lease, 1)["expiresAt"] == expires
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"seconds":null}'])
+def test_without_seconds_it_is_a_minute(api: Api, queue: str, content: bytes) -> None:
+    [lease] = leased(api, queue, "p")
+    minute = expiry(read(api.post(f"/lease/{lease}/extend", content=content)))
+    assert 1 <= (expiry(extend(api, lease, 61)) - minute).total_seconds() < 30
+
+
+def test_one_lease_over_many_partitions_is_extended_whole(api: Api, queue: str) -> None:
+    for name in ("p1", "p2"):
+        api.push(queue, name, partition=name)
+    messages = api.pop(queue, batch=10, partitions=2)
+    assert extend(api, messages[0]["leaseId"], 1000)["success"]
+    ends = [api.show(message)["leaseExpiresAt"] for message in messages]
+    assert ends == [ends[0]] * 2
+
+
+def test_a_lease_that_is_gone_is_an_answer(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue)
+    api.ack(message)
+    for lease in (message["leaseId"], "unknown", "extend"):
+        answer = extend(api, lease)
+        assert (answer["success"], answer["renewed"], answer["expiresAt"]) == (False, 0, None)
+        assert answer["leaseId"] == lease
+        assert answer["error"]
+        assert answer["code"]
+
+
+def test_many_leases_are_answered_by_position(api: Api, queue: str) -> None:
+    first, second = leased(api, queue, "p1", "p2")
+    answer = read(api.post("/lease/extend", {"leaseIds": [second, "gone", first, first], "seconds": 1000}))
+    assert set(answer) == {"results"}
+    results = answer["results"]
+    asked = [(second, True), ("gone", False), (first, True), (first, True)]
+    assert [(result["leaseId"], result["success"]) for result in results] == asked
+    assert set(results[0]) == {"leaseId", "success", "expiresAt"}
+    assert (results[1]["expiresAt"], results[1]["code"]) == (None, "lease_not_found")
+    assert results[1]["error"]
+    for lease, result in ((second, results[0]), (first, results[2])):
+        assert expiry(extend(api, lease, 1)) == expiry(result)
+
+
+@pytest.mark.parametrize("body", [{}, {"seconds": None}])
+def test_without_seconds_many_are_held_for_a_minute(api: Api, queue: str, body: dict[str, Any]) -> None:
+    [lease] = leased(api, queue, "p")
+    [result] = read(api.post("/lease/extend", {"leaseIds": [lease]} | body))["results"]
+    assert 1 <= (expiry(extend(api, lease, 61)) - expiry(result)).total_seconds() < 30
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/lease/x/extend", {"seconds": 0}, "seconds: expected an integer from 1 to 315360000, got 0"),
+        (
+            "/lease/x/extend",
+            {"seconds": 315_360_001},
+            "seconds: expected an integer from 1 to 315360000, got 315360001",
+        ),
+        ("/lease/extend", {"leaseIds": ["x"], "seconds": 0}, "seconds: expected an integer from 1 to 315360000, got 0"),
+        ("/lease/extend", {}, "leaseIds: is required"),
+        ("/lease/extend", {"leaseIds": ["x", "a\0b"]}, "leaseIds[1]: must not contain a NUL character"),
+        ("/lease/extend", {"leaseIds": ["x" * 256]}, "leaseIds[0]: at most 255 bytes of UTF-8, got 256"),
+        (
+            "/lease/extend",
+            {"leaseIds": ["x"] * 10_001},
+            "leaseIds: at most 10000 at once (limits.max_batch), got 10001",
+        ),
+    ],
+)
+def test_a_wrong_extension_is_refused_by_field(api: Api, path: str, body: dict[str, Any], text: str) -> None:
+    assert refusal(api.post(path, body), 400) == text
+
+
+@pytest.mark.parametrize("number", [0, 10_000])
+def test_as_many_leases_as_the_limit_share_a_request(api: Api, number: int) -> None:
+    results = read(api.post("/lease/extend", {"leaseIds": ["x"] * number}))["results"]
+    assert len(results) == number

@@ -1,4 +1,4 @@
-"""GET /consumers: who waits on this server."""
+"""GET /consumers: who waits on this server; and browsers over SSE and WebSocket, who see messages and take none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.http.api import Api, Json, data, read, refusal
+import pytest
+
+from tests.http.api import Api, Json, data, read
 from tests.http.streaming import PATIENCE, listening, websocket
 
 
@@ -16,10 +18,10 @@ def consumers(api: Api, **query: Any) -> list[Json]:
     return found
 
 
-def listed(api: Api, queue: str) -> list[Json]:
-    """The consumers of a queue, as soon as there are some that have looked for themselves."""
+def until_interested(api: Api, queue: str, number: int) -> list[Json]:
+    """The consumers of a queue, as soon as there are that many and all of them wait."""
     until = time.monotonic() + PATIENCE
-    while not (found := consumers(api, queue=queue)) or found[0]["state"] == "not interested":
+    while len(found := consumers(api, queue=queue)) != number or {one["state"] for one in found} - {"interested"}:
         assert time.monotonic() < until
     return found
 
@@ -28,7 +30,7 @@ def test_a_waiting_pop_is_listed(api: Api, queue: str) -> None:
     wish = {"consumerGroup": "g", "batch": 3, "consumerPriority": 7, "consumer": "worker 7", "wait": True}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(api.pop, queue, "p", timeout=20_000, **wish)
-        [shown] = listed(api, queue)
+        [shown] = until_interested(api, queue, 1)
         assert shown.pop("id").startswith("pop-")
         assert shown.pop("waitingSince") < shown.pop("deadline")
         assert shown == {
@@ -46,26 +48,6 @@ def test_a_waiting_pop_is_listed(api: Api, queue: str) -> None:
         api.push(queue, 1, partition="p")
         assert data(waiting.result()) == [1]
     assert consumers(api, queue=queue) == []
-
-
-def test_of_those_who_wait_the_one_with_the_highest_priority_gets_it(api: Api, queue: str) -> None:
-    priorities = (0, 5, -5)
-    with ThreadPoolExecutor(len(priorities)) as pool:
-        pops = {}
-        for number, priority in enumerate(priorities, 1):
-            pops[priority] = pool.submit(api.pop, queue, consumerPriority=priority, wait=True, timeout=20_000)
-            until_interested(api, queue, number)
-        for left, priority in ((2, 5), (1, 0), (0, -5)):
-            api.push(queue, priority, partition=f"p{priority}")
-            assert data(pops[priority].result()) == [priority]
-            until_interested(api, queue, left)
-
-
-def until_interested(api: Api, queue: str, number: int) -> None:
-    """Wait until so many pops are there and all of them wait."""
-    until = time.monotonic() + PATIENCE
-    while [one["state"] for one in consumers(api, queue=queue)] != ["interested"] * number:
-        assert time.monotonic() < until
 
 
 def test_streams_are_listed_with_their_credit_and_subscriptions(api: Api, server_url: str, queue: str) -> None:
@@ -95,27 +77,100 @@ def test_an_event_stream_says_its_priority_batch_and_prefetch(api: Api, server_u
         assert second["subscriptions"][0]["batch"] == 2
 
 
-def test_browsers_are_listed(api: Api, server_url: str, queue: str) -> None:
-    with listening(server_url, f"/queue/{queue}", browse=True, partition="p", from_="2026-01-02T03:04:05Z"):
-        assert consumers(api, queue=queue) == [
+def test_the_list_has_pages(api: Api, server_url: str, queue: str) -> None:
+    browse = {"browse": True, "partition": "p", "from_": "2026-01-02T03:04:05Z"}
+    with listening(server_url, f"/queue/{queue}"), listening(server_url, f"/queue/{queue}", **browse):
+        answer = read(api.get("/consumers", queue=queue, limit=1, offset=1))
+        assert answer["consumers"] == [
             {"kind": "browser", "queue": queue, "partition": "p", "from": "2026-01-02T03:04:05.000Z"}
         ]
-
-
-def test_the_list_has_pages(api: Api, server_url: str, queue: str) -> None:
-    with listening(server_url, f"/queue/{queue}"), listening(server_url, f"/queue/{queue}", browse=True):
-        answer = read(api.get("/consumers", queue=queue, limit=1, offset=1))
-        assert [one["kind"] for one in answer["consumers"]] == ["browser"]
         assert (answer["total"], answer["pagination"]) == (2, {"limit": 1, "offset": 1})
-    assert refusal(api.get("/consumers", limit=0), 400).startswith("limit:")
 
 
-def test_metrics_tell_of_those_who_wait(api: Api, server_url: str, queue: str) -> None:
-    with listening(server_url, f"/queue/{queue}") as events:
-        api.push(queue, 1)
+def test_metrics_tell_of_those_who_wait(fresh_api: Api, fresh_server_url: str, queue: str) -> None:
+    with listening(fresh_server_url, f"/queue/{queue}") as events:
+        fresh_api.push(queue, 1)
         events.message()
-        numbers = read(api.get("/system/metrics"))
+        numbers = read(fresh_api.get("/system/metrics"))
         assert numbers["delivery"]["streams"] == 1
         assert numbers["delivery"]["deliveries"] >= 1
         assert numbers["batching"]["push"]["requests"] >= numbers["batching"]["push"]["calls"] >= 1
         assert "peers" not in numbers
+
+
+# Browsers -------------------------------------------------------------------------------------------------
+
+
+def test_a_browser_from_the_head_sees_what_is_there_and_what_comes(api: Api, server_url: str, queue: str) -> None:
+    api.push(queue, 1, 2)
+    api.ack(api.pop_one(queue))
+    with listening(server_url, f"/queue/{queue}", browse=True, from_="head") as events:
+        seen = [events.message(), events.message()]
+        api.push(queue, 3)
+        seen.append(events.message())
+    assert data(seen) == [1, 2, 3]
+    assert {(message["leaseId"], message["consumerGroup"], message["deliveryAttempt"]) for message in seen} == {
+        ("", "", 0)
+    }
+    assert data(api.pop(queue, batch=10)) == [2, 3]
+
+
+@pytest.mark.parametrize("place", ["", "/partition/p"])
+def test_a_browser_starts_at_the_tail_or_behind_a_time_and_may_name_a_partition(
+    api: Api, server_url: str, queue: str, place: str
+) -> None:
+    api.push(queue, 1, partition="p")
+    api.let_pass(queue, 2)
+    api.push(queue, 2, partition="p")
+    api.push(queue, "elsewhere", partition="q")
+    first = api.pop_one(queue, "p")
+    path = f"/queue/{queue}{place}"
+    with (
+        listening(server_url, path, browse=True) as untold,
+        listening(server_url, path, browse=True, from_="tail") as tail,
+        listening(server_url, path, browse=True, from_=first["createdAt"]) as behind,
+    ):
+        api.push(queue, 3, partition="p")
+        assert [events.message()["data"] for events in (untold, tail)] == [3, 3]
+        seen = data([behind.message() for _ in range(2 if place else 3)])
+        assert sorted(seen, key=str) == ([2, 3] if place else [2, 3, "elsewhere"])
+
+
+def test_every_browser_and_one_consumer_see_a_message(api: Api, server_url: str, queue: str) -> None:
+    with (
+        listening(server_url, f"/queue/{queue}", browse=True) as first,
+        listening(server_url, f"/queue/{queue}", browse=True) as second,
+        listening(server_url, f"/queue/{queue}") as consumer,
+    ):
+        api.push(queue, 1)
+        assert [events.message()["data"] for events in (first, second, consumer)] == [1, 1, 1]
+
+
+def test_a_socket_browses_several_queues_without_credit(api: Api, server_url: str, queue: str) -> None:
+    other = f"{queue}-other"
+    api.push(queue, 1)
+    api.push(other, 2)
+    with websocket(server_url) as socket:
+        socket.send("subscribe", id="a", queue=queue, browse=True, from_="head")
+        socket.send("subscribe", id="b", queue=other, browse=True, from_="head")
+        frames = [socket.receive() for _ in range(4)]
+        shown = {frame["id"]: frame for frame in frames if frame["type"] == "messages"}
+        assert {name: data(frame["messages"]) for name, frame in shown.items()} == {"a": [1], "b": [2]}
+        assert {frame["leaseId"] for frame in shown.values()} == {""}
+        assert socket.ask("unsubscribe", id="a") == {"type": "unsubscribed", "id": "a"}
+        api.push(queue, 3)
+        api.push(other, 4)
+        assert data(socket.messages()) == [4]
+        socket.subscribe("a", queue, browse=True)
+        assert socket.ask("subscribe", id="b", queue=queue)["code"] == "subscription_exists"
+
+
+def test_a_long_history_comes_in_order_and_once(api: Api, server_url: str, queue: str) -> None:
+    items = [{"queue": queue, "payload": n, "partition": str(n % 30)} for n in range(3000)]
+    assert api.post("/push", {"items": items}).status_code == 201
+    with listening(server_url, f"/queue/{queue}", browse=True, from_="head") as events:
+        seen = [events.message() for _ in range(3000)]
+    assert sorted(data(seen)) == list(range(3000))
+    for partition in range(30):
+        numbers = [message["data"] for message in seen if message["partition"] == str(partition)]
+        assert numbers == sorted(numbers)

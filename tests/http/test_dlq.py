@@ -1,12 +1,10 @@
-"""Dead letters over HTTP: list with every filter, requeue once, delete."""
+"""Dead letters over HTTP: list with every filter, requeue once, delete; one at a time, or many, each answered."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.http.api import Api, data, read, refusal
+from tests.http.api import Api, Json, data, read, refusal
 
 
 def test_a_dead_letter_has_the_contracts_shape(api: Api, queue: str) -> None:
@@ -60,23 +58,6 @@ def test_the_list_can_be_filtered_and_paged(api: Api, queue: str) -> None:
     assert api.dead_letters(f"{queue}-unknown") == []
 
 
-@pytest.mark.parametrize(
-    ("query", "name"),
-    [
-        ({"limit": "0"}, "limit"),
-        ({"limit": "1001"}, "limit"),
-        ({"limit": "x"}, "limit"),
-        ({"offset": "-1"}, "offset"),
-        ({"from_": "yesterday"}, "from"),
-        ({"to": "x"}, "to"),
-        ({"queue": "x" * 256}, "queue"),
-        ({"partition": "a\0"}, "partition"),
-    ],
-)
-def test_wrong_filters_are_refused_by_name(api: Api, query: dict[str, Any], name: str) -> None:
-    assert refusal(api.get("/dlq", **query), 400).startswith(f"{name}: ")
-
-
 def test_requeue_puts_it_back_in_front_with_fresh_attempts_and_once(api: Api, queue: str) -> None:
     dead = api.kill(queue, "dead")
     api.push(queue, "next")
@@ -108,6 +89,9 @@ def test_requeue_by_message_id_needs_the_group_when_it_died_in_several(api: Api,
     path = f"/dlq/{message['id']}"
     refusal(api.post(f"{path}/requeue"), 409, "ambiguous")
     refusal(api.delete(path), 409, "ambiguous")
+    for verb in ("requeue", "delete"):
+        [result] = read(api.post(f"/dlq/{verb}", {"ids": [message["id"]]}))["results"]
+        assert (result["success"], result["code"]) == (False, "ambiguous")
     assert len(api.dead_letters(queue)) == 2
     assert read(api.post(f"{path}/requeue", consumerGroup="g1"))["consumerGroup"] == "g1"
     assert data(api.pop(queue, consumerGroup="g1")) == [1]
@@ -116,35 +100,132 @@ def test_requeue_by_message_id_needs_the_group_when_it_died_in_several(api: Api,
     assert api.dead_letters(queue) == []
 
 
-def test_one_dead_letter_can_be_deleted(api: Api, queue: str) -> None:
-    for number in range(2):
-        api.kill(queue, number)
-    newest, oldest = api.dead_letters(queue)
-    answer = read(api.delete(f"/dlq/{newest['deadLetterId']}"))
-    assert answer == {"success": True, "deadLetterId": newest["deadLetterId"], "deleted": 1}
-    refusal(api.delete(f"/dlq/{newest['deadLetterId']}"), 404, "dead_letter_not_found")
-    assert api.dead_letters(queue) == [oldest]
-
-
 def test_the_dead_letters_of_a_queue_can_be_deleted(api: Api, queue: str) -> None:
     other = f"{queue}-other"
     api.kill(other, "kept")
     for number in range(3):
         api.kill(queue, number, partition=f"p{number}")
+    assert refusal(api.delete("/dlq"), 400) == "queue is required"
+    refusal(api.delete("/dlq", queue=queue, from_="x"), 400)
     assert read(api.delete("/dlq", queue=queue, partition="p1"))["deleted"] == 1
     assert read(api.delete("/dlq", queue=queue)) == {"success": True, "queue": queue, "deleted": 2}
     assert api.dead_letters(queue) == []
     assert data(api.dead_letters(other)) == ["kept"]
 
 
-def test_deleting_dead_letters_needs_a_queue(api: Api, queue: str) -> None:
-    api.kill(queue, 1)
-    assert refusal(api.delete("/dlq"), 400) == "queue is required"
-    refusal(api.delete("/dlq", queue=queue, from_="x"), 400)
+def test_one_dead_letter_can_be_deleted_and_unknown_ones_are_not_found(api: Api, queue: str) -> None:
+    for number in range(2):
+        api.kill(queue, number)
+    newest, oldest = api.dead_letters(queue)
+    answer = read(api.delete(f"/dlq/{newest['deadLetterId']}"))
+    assert answer == {"success": True, "deadLetterId": newest["deadLetterId"], "deleted": 1}
+    assert api.dead_letters(queue) == [oldest]
+    for identifier in ("unknown", newest["deadLetterId"]):
+        requeue, delete = api.post(f"/dlq/{identifier}/requeue"), api.delete(f"/dlq/{identifier}")
+        for response in (requeue, delete):
+            assert refusal(response, 404, "dead_letter_not_found") == "Dead letter not found"
+
+
+# Many at a time ------------------------------------------------------------------------------------------
+
+
+def kill_with(api: Api, queue: str, payload: Json, error: str, partition: str = "Default") -> None:
+    """Make a dead letter with an error of its own."""
+    api.push(queue, payload, partition=partition)
+    assert api.ack(api.pop_one(queue, partition), "dlq", error=error)["dlq"]
+
+
+def drain(api: Api, queue: str) -> list[Json]:
+    """All payloads that the default group can get now."""
+    found: list[Json] = []
+    while messages := api.pop(queue, batch=100, autoAck=True):
+        found += data(messages)
+    return found
+
+
+def test_the_list_is_searched_by_what_errors_say(api: Api, queue: str) -> None:
+    kill_with(api, queue, 1, "Timeout of the bank")
+    kill_with(api, queue, 2, "no such account")
+    assert data(api.dead_letters(queue, search="timeout")) == [1]
+    assert data(api.dead_letters(queue, search="%")) == []
+    assert data(api.dead_letters(queue, payloads=True)) == [2, 1]
+    assert data(api.dead_letters(queue, payloads=False)) == [None, None]
+    assert read(api.delete("/dlq", queue=queue, search="account"))["deleted"] == 1
+    assert data(api.dead_letters(queue)) == [1]
+
+
+def test_ids_are_requeued_in_their_order_or_deleted_and_each_is_answered_once(api: Api, queue: str) -> None:
+    for number in range(5):
+        kill_with(api, queue, number, "boom")
+    kept, gone, deleted, middle, oldest = api.dead_letters(queue)
+    ids = [middle["deadLetterId"], "unknown", oldest["id"], middle["deadLetterId"]]
+    answer = read(api.post("/dlq/requeue", {"ids": ids}))
+    assert (answer["requeued"], answer["remaining"]) == (2, 0)
+    results = answer["results"]
+    assert [result["id"] for result in results] == ids
+    assert [result["success"] for result in results] == [True, False, True, False]
+    assert results[1] == {
+        "id": "unknown",
+        "success": False,
+        "error": "Dead letter not found",
+        "code": "dead_letter_not_found",
+    }
+    got = api.pop(queue, batch=10)
+    assert data(got) == [1, 0]
+    assert [message["id"] for message in got] == [results[0]["messageId"], results[2]["messageId"]]
+    ids = [gone["deadLetterId"], "unknown", deleted["id"]]
+    answer = read(api.post("/dlq/delete", {"ids": ids}))
+    assert answer["deleted"] == 2
+    assert [result["id"] for result in answer["results"]] == ids
+    assert [result["success"] for result in answer["results"]] == [True, False, True]
+    assert api.dead_letters(queue) == [kept]
+
+
+def test_a_bounded_requeue_begins_with_the_oldest_and_tells_what_is_left(api: Api, queue: str) -> None:
+    for number in range(6):
+        kill_with(api, queue, number, "other" if number == 5 else "timeout")
+    taken = []
+    for left in (3, 1, 0):
+        answer = read(api.post("/dlq/requeue", {"filter": {"queue": queue, "search": "timeout"}, "limit": 2}))
+        assert answer["remaining"] == left
+        taken += drain(api, queue)
+    assert taken == list(range(5))
+    assert data(api.dead_letters(queue)) == [5]
+
+
+@pytest.mark.parametrize(
+    ("where", "requeued"),
+    [
+        ({"partition": "p1"}, 1),
+        ({"consumerGroup": "nobody"}, 0),
+        ({"from": "2999-01-01T00:00:00Z"}, 0),
+        ({"to": "2020-01-01T00:00:00Z"}, 0),
+        ({}, 2),
+    ],
+    ids=["partition", "group", "from", "to", "queue"],
+)
+def test_each_filter_of_a_requeue_counts(api: Api, queue: str, where: Json, requeued: int) -> None:
+    kill_with(api, queue, 1, "boom", partition="p1")
+    kill_with(api, queue, 2, "boom", partition="p2")
+    assert read(api.post("/dlq/requeue", {"filter": {"queue": queue, **where}}))["requeued"] == requeued
+
+
+def test_what_is_wrong_is_said_and_nothing_happens(api: Api, queue: str) -> None:
+    kill_with(api, queue, 1, "boom")
+    wrong: list[tuple[str, Json, str]] = [
+        ("requeue", {}, "send ids, or a filter"),
+        ("requeue", {"ids": [], "filter": {}}, "send ids, or a filter"),
+        ("requeue", {"ids": ["a"], "limit": 5}, "send ids, or a filter"),
+        ("requeue", {"filter": {"queeu": "x"}}, "queeu"),
+        ("requeue", {"filter": {"from": "yesterday"}}, "from: "),
+        ("requeue", {"filter": {}, "limit": 0}, "limit: "),
+        ("requeue", {"filter": {}, "limit": 1001}, "limit: "),
+        ("requeue", {"ids": ["x"] * 1001}, "ids: at most 1000"),
+        ("requeue", {"ids": ["x" * 256]}, "ids[0]: "),
+        ("delete", {}, "ids: is required"),
+        ("delete", {"ids": ["x"] * 1001}, "ids: at most 1000"),
+        ("delete", {"filter": {}}, "filter"),
+    ]
+    for verb, body, text in wrong:
+        assert text in refusal(api.post(f"/dlq/{verb}", body), 400)
     assert len(api.dead_letters(queue)) == 1
-
-
-def test_unknown_ids_are_not_found(api: Api) -> None:
-    for identifier in ("unknown", "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"):
-        assert refusal(api.post(f"/dlq/{identifier}/requeue"), 404) == "Dead letter not found"
-        assert refusal(api.delete(f"/dlq/{identifier}"), 404) == "Dead letter not found"

@@ -1,5 +1,6 @@
 """Whatever is sent, the answer is JSON with a status that says whose fault it is: no 500, no hang, no leak.
 
+Requests are nearly right: paths of the table of routes, and bodies shaped as its types say, but not quite.
 `scripts/fuzz` runs the same with as many examples as one likes.
 """
 
@@ -7,19 +8,188 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import inspect
 
-from tests.conftest import running_server
+from hark.broker import Broker
+from hark.http.app import App
+from hark.http.params import BoolParam, ChoiceParam, IntParam, Param
+from hark.http.routes.table import EVENTS, WEBSOCKET, Operation
+from hark.settings import Settings
 from tests.http.api import Api
-from tests.http.conformance import FIXED, SERVER_SETTINGS
-from tests.http.fuzzing import Target, anything, bodies, encoded, paths, queries, targets
+from tests.servers import running_server
+
+Json = Any
+
+SERVER_SETTINGS = {"HARK_POP_DEFAULT_TIMEOUT_MS": "20", "HARK_POP_MAX_TIMEOUT_MS": "20"}
+"""Of a server that is asked so much: nobody waits long for what does not come."""
+FIXED = "HARK_TEST_FUZZ_BODIES" not in os.environ
+"""Whether the same is sent each time: so a red build is about the change. `scripts/fuzz` sends what was never sent."""
+
+WORDS = [
+    "",
+    "q",
+    "p",
+    "g",
+    "push",
+    "ack",
+    "enqueue",
+    "set",
+    "sum",
+    "append",
+    "completed",
+    "failed",
+    "dlq",
+    "now",
+    "2026-01-02T00:00:00Z",
+    "00000000000000000001",
+    "0",
+    "\0",
+    "é" * 200,
+    "x" * 300,
+    "\ud800",
+]
+"""Texts that mean something somewhere, and texts that mean nothing anywhere."""
+_NUMBERS = st.sampled_from([0, 1, -1, 255, 256, 10_000, 10_001, 2**31, 2**53, 2**63, 2**64, -(2**63), 0.5, -0.0, 1e308])
+_RIGHT_PARTS = 15
+_NAME = re.compile(r"\{\w+(:path)?\}")
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    _NUMBERS,
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(WORDS),
+    st.text(max_size=20),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+class Target(NamedTuple):
+    """An operation, and the path that it is asked for at."""
+
+    method: str
+    path: str
+    operation: Operation
+
+    def __repr__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def targets() -> list[Target]:
+    """All operations, but not those that answer without an end."""
+    table = App(cast(Broker, None), Settings()).table
+    return [
+        Target(method, path, operation)
+        for path, operations in table.items()
+        for method, operation in operations.items()
+        if method != WEBSOCKET and operation.media != EVENTS
+    ]
+
+
+@st.composite
+def paths(draw: st.DrawFn, pattern: str) -> str:
+    """A path of a pattern, with names in it."""
+    return _NAME.sub(lambda _: draw(st.sampled_from(["q", "g", "p", "x", "%00", "%F0%9F%98%80", "x" * 300])), pattern)
+
+
+# Bodies ----------------------------------------------------------------------------------------------------
+
+
+def bodies(type: Any) -> st.SearchStrategy[Json]:
+    """JSON as a type says, where any part may be something else, be missing or be too much."""
+    return _shaped(inspect.type_info(type))
+
+
+def _shaped(type: inspect.Type) -> st.SearchStrategy[Json]:
+    # Most parts are right: so most bodies are wrong in one place or two, and some in none.
+    return st.one_of(*[_right(type)] * _RIGHT_PARTS, anything)
+
+
+def _right(type: inspect.Type) -> st.SearchStrategy[Json]:
+    match type:
+        case inspect.Metadata():
+            return _right(type.type)
+        case inspect.StructType():
+            return _object(type)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.CollectionType():
+            return st.lists(_shaped(type.item_type), max_size=3)
+        case inspect.DictType():
+            return st.dictionaries(st.sampled_from(WORDS), _shaped(type.value_type), max_size=3)
+        case inspect.UnionType():
+            return st.one_of([_right(one) for one in type.types])
+        case inspect.StrType():
+            return st.sampled_from(WORDS) | st.text(max_size=20)
+        case inspect.IntType() | inspect.FloatType():
+            return _NUMBERS | st.integers(0, 100)
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.NoneType():
+            return st.none()
+        case inspect.LiteralType():
+            return st.sampled_from(sorted(type.values, key=str))
+        case _:
+            return anything
+
+
+def _object(type: inspect.StructType) -> st.SearchStrategy[Json]:
+    fields = {field.encode_name: _shaped(field.type) for field in type.fields}
+    required = {field.encode_name for field in type.fields if field.required}
+    tag = {} if type.tag_field is None else {type.tag_field: st.just(type.tag) | scalars}
+    right = st.fixed_dictionaries(
+        {name: shape for name, shape in fields.items() if name in required} | tag,
+        optional={name: shape for name, shape in fields.items() if name not in required},
+    )
+    near = st.fixed_dictionaries({}, optional=fields | tag | {"unknown": anything})
+    return right | right | near
+
+
+def encoded(body: Json) -> bytes:
+    """A body as bytes; what has no UTF-8 goes out as an escape."""
+    return json.dumps(body).encode()
+
+
+# Parameters ------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def queries(draw: st.DrawFn, params: tuple[Param, ...]) -> dict[str, str]:
+    """Some parameters of an operation, with values that they may have, or nearly."""
+    query = {}
+    for param in params:
+        if draw(st.booleans()):
+            text = draw(_values(param))
+            query[param.name] = text.encode("utf-8", "replace").decode()
+    return query
+
+
+def _values(param: Param) -> st.SearchStrategy[str]:
+    strange = st.sampled_from(WORDS) | st.text(max_size=20) | _NUMBERS.map(str)
+    if isinstance(param, IntParam):
+        near = st.sampled_from([param.low - 1, param.low, param.default, param.high, param.high + 1]).map(str)
+    elif isinstance(param, ChoiceParam):
+        near = st.sampled_from(param.choices)
+    elif isinstance(param, BoolParam):
+        near = st.sampled_from(["true", "false", "1", "0", ""])
+    else:
+        return strange
+    return near | near | strange
+
+
+# Requests ----------------------------------------------------------------------------------------------------
 
 BODIES = int(os.environ.get("HARK_TEST_FUZZ_BODIES", "1000"))
 SECONDS = 20.0
@@ -114,8 +284,12 @@ def test_any_parameters(fuzzed: Api, request: tuple[Target, str, dict[str, str]]
 @given(name=st.text(min_size=1, max_size=100))
 def test_any_name_in_a_path(fuzzed: Api, name: str) -> None:
     segment = quote(name.encode("utf-8", "replace"), safe="")
-    for path in (f"/resources/queues/{segment}", f"/pop/queue/{segment}", f"/consumer-groups/{segment}"):
-        response = fuzzed.get(path)
+    letter = f"/keyval/api/queue/dlq/{segment}"
+    for method, path in (
+        *(("GET", f"/api/v1/{above}/{segment}") for above in ("resources/queues", "pop/queue", "consumer-groups")),
+        *(("GET", letter), ("DELETE", letter), ("POST", f"{letter}/requeue")),
+    ):
+        response = fuzzed.client.request(method, path)
         assert response.status_code in {200, 204, 400, 404}, response.text
 
 

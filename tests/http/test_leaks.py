@@ -8,11 +8,11 @@ from bench.delivery.leaks import SETTINGS, Leaks, Plan, growth, misbehave
 from bench.servers import running
 from bench.stores import Place
 
-ROUNDS = 200
+ROUNDS = 100
 WAVE = 25
 POOL = 8
 """Connections to the database that may have been opened meanwhile."""
-MUCH_MB = 15
+MUCH_MB = 8
 """Caches fill during so short a run; it would take 4 KB of each client to get there."""
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx
 import pytest
 
 from tests.http.api import WAIT, Api, Json, data, read, refusal
-from tests.http.keyval.test_listen import listening as listening_to_work
 from tests.http.keyval.work import WAIT as WORK_WAIT
 from tests.http.keyval.work import Work
-from tests.http.streaming import listening, websocket
+from tests.http.streaming import listening
 
 PUSH, POP = "/system/maintenance", "/system/maintenance/pop"
+
+
+@pytest.fixture
+def api(fresh_api: Api) -> Api:
+    """Of a server that the test may stop."""
+    return fresh_api
 
 
 @contextmanager
@@ -52,20 +57,9 @@ PUSHES: dict[str, tuple[str, Json]] = {
 }
 
 
-def named(body: Json, queue: str) -> Json:
-    """A body about this queue."""
-    match body:
-        case dict():
-            return {name: named(value, queue) for name, value in body.items()}
-        case list():
-            return [named(value, queue) for value in body]
-        case _:
-            return queue if body == "QUEUE" else body
-
-
 @pytest.mark.parametrize("way", PUSHES)
 def test_every_way_to_push_is_refused_and_keeps_nothing(api: Api, queue: str, way: str) -> None:
-    path, body = PUSHES[way][0].replace("QUEUE", queue), named(PUSHES[way][1], queue)
+    path, body = json.loads(json.dumps(PUSHES[way]).replace("QUEUE", queue))
     with stopped(api, PUSH):
         answer = api.client.post(path, json=body)
         refusal(answer, 503, "maintenance")
@@ -89,10 +83,10 @@ def test_what_pushes_nothing_goes_on(api: Api, queue: str) -> None:
 # Pops ------------------------------------------------------------------------------------------------------
 
 
-def test_every_pop_answers_empty_at_once_also_one_that_would_wait(api: Api, http: httpx.Client, queue: str) -> None:
+def test_every_pop_answers_empty_at_once_also_one_that_would_wait(api: Api, queue: str) -> None:
     api.configure(queue, namespace=queue)
     api.push(queue, 1, partition="p")
-    work = Work(http, f"{queue}-work")
+    work = Work(api.client, f"{queue}-work")
     work.enqueue(2)
     with stopped(api, POP):
         assert api.pop(queue) == []
@@ -106,8 +100,8 @@ def test_every_pop_answers_empty_at_once_also_one_that_would_wait(api: Api, http
     assert work.take()["value"] == 2
 
 
-def test_those_who_wait_are_answered_when_it_begins(api: Api, http: httpx.Client, queue: str) -> None:
-    work = Work(http, f"{queue}-work")
+def test_those_who_wait_are_answered_when_it_begins(api: Api, queue: str) -> None:
+    work = Work(api.client, f"{queue}-work")
     work.enqueue("makes the queue")
     work.ack(work.take())
     with ThreadPoolExecutor() as pool:
@@ -118,47 +112,10 @@ def test_those_who_wait_are_answered_when_it_begins(api: Api, http: httpx.Client
             assert (pop.result(), poll.result()) == ([], None)
 
 
-def test_a_stream_gets_nothing_until_it_ends(api: Api, server_url: str, queue: str) -> None:
-    with stopped(api, POP), listening(server_url, f"/queue/{queue}") as events:
-        withdrawn(api, queue)
-        read(api.post(POP, {"enabled": False}))
-        api.push(queue, "after")
-        assert events.message()["data"] == "after"
-
-
-def test_a_websocket_gets_nothing_until_it_ends(api: Api, server_url: str, queue: str) -> None:
-    with stopped(api, POP), websocket(server_url, credit=10) as socket:
-        socket.subscribe("s", queue)
-        withdrawn(api, queue)
-        read(api.post(POP, {"enabled": False}))
-        api.push(queue, "after")
-        assert data(socket.messages()) == ["after"]
-
-
-def test_a_listener_of_a_work_queue_gets_nothing_until_it_ends(
-    api: Api, http: httpx.Client, server_url: str, queue: str
-) -> None:
-    work = Work(http, queue)
-    work.enqueue("makes the queue")
-    work.ack(work.take())
-    with stopped(api, POP), listening_to_work(server_url, queue) as events:
-        withdrawn(api, queue)
-        read(api.post(POP, {"enabled": False}))
-        work.enqueue("after")
-        assert events.message()["value"] == "after"
-
-
-def withdrawn(api: Api, queue: str) -> None:
-    """Push a message that a consumer would take if it could, and take it back: nobody has got it."""
-    [pushed] = api.push(queue, "during")
-    assert api.pop(queue) == []
-    assert read(api.post(f"/messages/{pushed['message_id']}/cancel"))["cancelled"] is True
-
-
-def test_browsers_and_settlements_go_on(api: Api, server_url: str, queue: str) -> None:
+def test_browsers_and_settlements_go_on(api: Api, fresh_server_url: str, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    with stopped(api, POP), listening(server_url, f"/queue/{queue}", browse=True) as events:
+    with stopped(api, POP), listening(fresh_server_url, f"/queue/{queue}", browse=True) as events:
         api.push(queue, 2)
         assert events.message()["data"] == 2
         assert api.ack(message)["success"]

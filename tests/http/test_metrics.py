@@ -1,4 +1,4 @@
-"""GET /metrics: each number moves when the thing happens that it counts."""
+"""GET /metrics, and /keyval/api/metrics: each number moves when the thing happens that it counts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ import httpx
 import pytest
 
 import hark
+from hark.broker.operations import Operations
+from hark.clock import FakeClock
+from hark.errors import EngineFailure, NotFound
 from tests.http.api import WAIT, Api, acknowledgment, read
+from tests.http.keyval.keys import BASE, Keys, watching
+from tests.http.keyval.work import Work
 from tests.http.scraping import Scrape, scrape, shown_name
 from tests.http.streaming import PATIENCE, listening, websocket
+
+
+@pytest.fixture
+def api(fresh_api: Api) -> Api:
+    """Of a server that nobody else asks."""
+    return fresh_api
 
 
 class Growth:
@@ -26,21 +37,25 @@ class Growth:
         """How much a counter grew."""
         return scrape(self._client)(name, **labels) - self.before(name, **labels)
 
+    def check(self, **expected: float) -> None:
+        """How much counters without labels grew."""
+        now = scrape(self._client)
+        names = {name: f"hark_{name}" for name in expected}
+        assert {name: now(names[name]) - self.before(names[name]) for name in expected} == expected
+
 
 @pytest.fixture
-def grown(http: httpx.Client) -> Growth:
-    """The counters of the module's server."""
-    return Growth(http)
+def grown(api: Api) -> Growth:
+    """The counters of that server."""
+    return Growth(api.client)
 
 
-def test_both_paths_answer_the_same_families(http: httpx.Client) -> None:
-    names = scrape(http).names()
-    assert len(names) > 50
-    assert Scrape(http.get("/metrics/prometheus").text).names() >= names, "the first survey may have ended meanwhile"
-
-
-def test_names_and_texts_follow_the_conventions(http: httpx.Client) -> None:
-    for family in scrape(http).families.values():
+def test_names_and_texts_follow_the_conventions(api: Api) -> None:
+    shown = scrape(api.client)
+    assert len(shown.names()) > 50
+    # The first survey may have ended meanwhile.
+    assert Scrape(api.client.get("/metrics/prometheus").text).names() >= shown.names()
+    for family in shown.families.values():
         name = shown_name(family)
         assert re.fullmatch(r"(hark|process|python)(_[a-z0-9]+)+", name), name
         assert family.documentation, name
@@ -53,6 +68,17 @@ def test_names_and_texts_follow_the_conventions(http: httpx.Client) -> None:
             assert {sample.name.removeprefix(name) for sample in family.samples} <= {"_bucket", "_sum", "_count"}
 
 
+def test_the_store_the_process_the_version_and_the_event_loop_show(api: Api) -> None:
+    shown = scrape(api.client)
+    assert shown("hark_store_up") == 1
+    assert shown("hark_store_database_bytes") > 0
+    assert shown("hark_build_info", version=hark.__version__) == 1
+    assert shown("process_resident_memory_bytes") > 0
+    assert shown("process_cpu_seconds_total") > 0
+    assert shown.sum("python_info") == 1
+    assert "hark_event_loop_lag_seconds" in shown.names()
+
+
 # Messages --------------------------------------------------------------------------------------------------
 
 
@@ -61,10 +87,7 @@ def test_pushes_are_counted_by_what_became_of_them(api: Api, grown: Growth, queu
     api.push(queue, 1, transactionId="same")
     api.push(queue, 1, transactionId="same")
     api.push(queue, 2, 3)
-    assert grown("hark_push_requests_total") == 3
-    assert grown("hark_pushed_messages_total") == 2
-    assert grown("hark_push_duplicates_total") == 1
-    assert grown("hark_push_refusals_total") == 1
+    grown.check(push_requests_total=3, pushed_messages_total=2, push_duplicates_total=1, push_refusals_total=1)
     assert grown("hark_queue_pushed_messages_total", queue=queue) == 2
 
 
@@ -72,21 +95,21 @@ def test_pops_are_counted_with_their_messages(api: Api, grown: Growth, queue: st
     api.push(queue, 1, 2, 3)
     assert len(api.pop(queue, batch=2)) == 2
     assert api.pop(queue) == []
-    assert grown("hark_pop_requests_total") == 2
-    assert grown("hark_empty_pops_total") == 1
-    assert grown("hark_delivered_messages_total") == 2
+    grown.check(pop_requests_total=2, empty_pops_total=1, delivered_messages_total=2, delivery_age_seconds_count=2)
     assert grown("hark_queue_delivered_messages_total", queue=queue) == 2
-    assert grown("hark_delivery_age_seconds_count") == 2
     assert grown("hark_delivery_age_seconds_bucket", le="17179.869184") == 2
 
 
-def test_pops_by_label_count_for_the_queues_of_their_messages(api: Api, grown: Growth, queue: str) -> None:
+def test_pops_by_label_count_for_the_queues_of_their_messages_and_auto_ack_settles(
+    api: Api, grown: Growth, queue: str
+) -> None:
     read(api.post("/configure", {"queue": queue, "namespace": queue}))
     api.push(queue, 1, 2)
     read(api.get("/pop", namespace=queue, batch=2, autoAck=True))
     assert grown("hark_queue_delivered_messages_total", queue=queue) == 2
     assert grown("hark_delivered_messages_total") == 2
     assert grown("hark_queue_settled_messages_total", queue=queue, outcome="completed") == 2
+    assert grown("hark_settled_messages_total", outcome="completed") == 2
 
 
 def test_settlements_are_counted_by_outcome(api: Api, grown: Growth, queue: str) -> None:
@@ -102,33 +125,19 @@ def test_settlements_are_counted_by_outcome(api: Api, grown: Growth, queue: str)
     for outcome, number in outcomes.items():
         assert grown("hark_settled_messages_total", outcome=outcome) == number
         assert grown("hark_queue_settled_messages_total", queue=queue, outcome=outcome) == number
-    assert grown("hark_settle_requests_total") == 5
-    assert grown("hark_settle_refusals_total") == 1
-    assert grown("hark_dead_lettered_messages_total") == 1
+    grown.check(settle_requests_total=5, settle_refusals_total=1, dead_lettered_messages_total=1)
 
 
-def test_auto_ack_settles_what_it_delivers(api: Api, grown: Growth, queue: str) -> None:
-    api.push(queue, 1, 2)
-    assert len(api.pop(queue, batch=2, autoAck=True)) == 2
-    assert grown("hark_settled_messages_total", outcome="completed") == 2
-
-
-def test_transactions_count_for_all_that_is_in_them(api: Api, grown: Growth, queue: str) -> None:
+def test_transactions_and_writes_of_keys_count_for_all_that_is_in_them(api: Api, grown: Growth, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
     ack = {"type": "ack", **acknowledgment(message)}
     push = {"type": "push", "items": [{"queue": queue, "payload": 2}, {"queue": queue, "payload": 3}]}
     assert api.transact(ack, push)["success"]
-    assert grown("hark_transactions_total") == 1
-    assert grown("hark_pushed_messages_total") == 3
+    grown.check(transactions_total=1, pushed_messages_total=3)
     assert grown("hark_settled_messages_total", outcome="completed") == 1
-
-
-def test_messages_that_come_with_keys_are_counted(api: Api, grown: Growth, queue: str) -> None:
-    body = {"mutations": [{"type": "enqueue", "value": 1, "queue": queue}]}
-    response = api.client.post("/keyval/api/atomic", json=body)
-    assert response.status_code == 200, response.text
-    assert grown("hark_queue_pushed_messages_total", queue=queue) == 1
+    read(api.client.post(f"{BASE}/atomic", json={"mutations": [{"type": "enqueue", "value": 1, "queue": queue}]}))
+    assert grown("hark_queue_pushed_messages_total", queue=queue) == 4
 
 
 def test_leases_that_run_out_are_counted_and_what_dies_of_it(api: Api, grown: Growth, queue: str) -> None:
@@ -137,13 +146,11 @@ def test_leases_that_run_out_are_counted_and_what_dies_of_it(api: Api, grown: Gr
     api.pop_one(queue)
     again = api.pop_one(queue, **WAIT)
     assert again["data"] == 1
-    assert grown("hark_lease_expiries_total") == 1
-    assert grown("hark_redelivered_messages_total") == 1
-    assert grown("hark_delivery_age_seconds_count") == 1, "a second delivery says nothing of how long messages wait"
+    # A second delivery says nothing of how long messages wait.
+    grown.check(lease_expiries_total=1, redelivered_messages_total=1, delivery_age_seconds_count=1)
     api.push(queue, 2)
     assert api.pop_one(queue, **WAIT)["data"] == 2, "the first one is dead now"
-    assert grown("hark_lease_expiries_total") == 2
-    assert grown("hark_dead_lettered_messages_total") == 1
+    grown.check(lease_expiries_total=2, dead_lettered_messages_total=1)
 
 
 # Those who wait --------------------------------------------------------------------------------------------
@@ -174,40 +181,31 @@ def test_pops_that_wait_are_counted_and_what_wakes_them(api: Api, grown: Growth,
     assert grown("hark_wake_latency_seconds_count") == 1
 
 
-def test_streams_and_browsers_are_counted(api: Api, server_url: str, queue: str) -> None:
+def test_streams_browsers_and_watchers_are_counted(api: Api, fresh_server_url: str, queue: str) -> None:
     api.push(queue, 1)
-    with websocket(server_url) as consumer:
+    with websocket(fresh_server_url) as consumer:
         consumer.subscribe("s", queue)
         until(api.client, "hark_streams", 1)
     until(api.client, "hark_streams", 0)
-    with listening(server_url, f"/queue/{queue}", browse=True):
+    with listening(fresh_server_url, f"/queue/{queue}", browse=True):
         until(api.client, "hark_browsers", 1)
     until(api.client, "hark_browsers", 0)
-
-
-def test_who_watches_keys_is_counted(api: Api) -> None:
-    with (
-        httpx.Client(base_url=api.client.base_url, timeout=30) as other,
-        other.stream("GET", "/keyval/api/watch", params={"keys": '[["a"]]'}) as response,
-    ):
-        assert response.status_code == 200, response.read()
+    with watching(fresh_server_url, keys="a"):
         until(api.client, "hark_key_watchers", 1)
 
 
 def test_maintenance_shows(api: Api) -> None:
-    try:
-        read(api.post("/system/maintenance", {"enabled": True}))
-        shown = scrape(api.client)
-        assert (shown("hark_maintenance", verb="push"), shown("hark_maintenance", verb="pop")) == (1, 0)
-        read(api.post("/system/maintenance/pop", {"enabled": True}))
-        assert scrape(api.client)("hark_maintenance", verb="pop") == 1
-    finally:
-        read(api.post("/system/maintenance", {"enabled": False}))
-        read(api.post("/system/maintenance/pop", {"enabled": False}))
+    read(api.post("/system/maintenance", {"enabled": True}))
+    shown = scrape(api.client)
+    assert (shown("hark_maintenance", verb="push"), shown("hark_maintenance", verb="pop")) == (1, 0)
+    read(api.post("/system/maintenance/pop", {"enabled": True}))
+    assert scrape(api.client)("hark_maintenance", verb="pop") == 1
+    read(api.post("/system/maintenance", {"enabled": False}))
+    read(api.post("/system/maintenance/pop", {"enabled": False}))
     assert scrape(api.client).sum("hark_maintenance") == 0
 
 
-# The store -------------------------------------------------------------------------------------------------
+# The store and the server ----------------------------------------------------------------------------------
 
 
 def test_calls_of_the_engine_are_counted_and_timed(api: Api, grown: Growth, queue: str) -> None:
@@ -221,15 +219,6 @@ def test_calls_of_the_engine_are_counted_and_timed(api: Api, grown: Growth, queu
     assert grown("hark_batch_requests_count", verb="push") == 2
     assert grown("hark_batch_requests_sum", verb="push") == 2
     assert grown("hark_batch_requests_bucket", verb="push", le="1") == 2
-
-
-def test_the_store_tells_of_itself(http: httpx.Client) -> None:
-    shown = scrape(http)
-    assert shown("hark_store_up") == 1
-    assert shown("hark_store_database_bytes") > 0
-
-
-# The server ------------------------------------------------------------------------------------------------
 
 
 def test_requests_are_counted_by_route_method_and_status(api: Api, grown: Growth, queue: str) -> None:
@@ -246,31 +235,79 @@ def test_requests_are_counted_by_route_method_and_status(api: Api, grown: Growth
     assert grown("hark_http_request_seconds_sum", route=route, method="GET") > 0
 
 
-def test_requests_without_a_route_share_one(api: Api, grown: Growth) -> None:
+def test_requests_without_a_route_and_invented_methods_share_one(
+    api: Api, grown: Growth, fresh_server_url: str
+) -> None:
     for path in ("/nowhere", "/api/v1/nothing", "/nowhere/else"):
         assert api.client.get(path).status_code == 404
     assert api.client.request("DELETE", "/api/v1/push").status_code == 405
     assert grown("hark_http_requests_total", route="none", method="GET", status="404") == 3
     assert grown("hark_http_requests_total", route="none", method="DELETE", status="405") == 1
-
-
-def test_invented_methods_share_one(api: Api, grown: Growth) -> None:
     for method in ("PROPFIND", "REPORT", "LOCK"):
         assert api.client.request(method, "/health").status_code == 405
     shown = {sample.labels["method"] for sample in scrape(api.client).families["hark_http_requests"].samples}
     assert not shown & {"PROPFIND", "REPORT", "LOCK"}
     assert grown("hark_http_request_seconds_count", route="none", method="other") == 3
-
-
-def test_websockets_are_requests(grown: Growth, server_url: str) -> None:
-    with websocket(server_url):
+    with websocket(fresh_server_url):
         assert grown("hark_http_requests_total", route="/api/v1/consume", method="WEBSOCKET", status="101") == 1
 
 
-def test_the_process_the_version_and_the_event_loop_show(http: httpx.Client) -> None:
-    shown = scrape(http)
-    assert shown("hark_build_info", version=hark.__version__) == 1
-    assert shown("process_resident_memory_bytes") > 0
-    assert shown("process_cpu_seconds_total") > 0
-    assert shown.sum("python_info") == 1
-    assert "hark_event_loop_lag_seconds" in shown.names()
+# The key-value API -----------------------------------------------------------------------------------------
+
+
+def test_operations_on_keys_and_work_queues_are_counted_and_the_store_is_measured(api: Api, queue: str) -> None:
+    keys, work = Keys(api.client, queue), Work(api.client, queue)
+    keys.put("a", value="x" * 100)
+    assert keys.get("a") is not None
+    assert keys.get("missing") is None
+    keys.list()
+    keys.atomic()
+    work.enqueue(1)
+    work.enqueue(2, backoffSchedule=[])
+    work.ack(work.take())
+    work.nack(work.take())
+    shown = read(api.client.get(f"{BASE}/metrics", params={"queue": queue}))
+    counts = {name: numbers["count"] for name, numbers in shown["operations"]["operations"].items()}
+    expected = {"set": 1, "get": 2, "list": 1, "atomic_commit": 1}
+    expected |= {"queue_enqueue": 2, "queue_dequeue": 2, "queue_ack": 1, "queue_nack": 1}
+    assert counts == expected
+    numbers = shown["operations"]["operations"]["get"]
+    assert (set(numbers), numbers["errors"]) == ({"count", "errors", "avgLatencyMs"}, 0)
+    assert shown["operations"]["totals"] == {"operations": sum(counts.values()), "errors": 0}
+    assert shown["storage"]["entries"] == 1
+    assert shown["storage"]["sizeBytes"] >= 100
+    assert shown["queue"] == {"pending": 0, "processing": 0, "dlq": 1, "total": 1}
+    shown = read(api.client.get(f"{BASE}/metrics", params={"queue": "nothing"}))
+    assert shown["queue"] == {"pending": 0, "processing": 0, "dlq": 0, "total": 0}
+
+
+def test_prometheus_can_read_those_of_the_key_value_api(api: Api) -> None:
+    Keys(api.client, "r").put("a", value=1)
+    response = api.client.get(f"{BASE}/metrics/prometheus")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert response.text.endswith("\n")
+    samples = Scrape(response.text).samples
+    assert {sample.name.removeprefix("keyval_") for sample in samples} >= {
+        *("operations_total", "errors_total", "entries_total", "storage_bytes"),
+        *(f"operation_duration_ms_{part}" for part in ("bucket", "sum", "count")),
+        *(f"queue_{state}" for state in ("pending", "processing", "dlq", "total")),
+    }
+    sets = [sample for sample in samples if sample.labels.get("operation") == "set"]
+    buckets = [sample.value for sample in sets if sample.name == "keyval_operation_duration_ms_bucket"]
+    assert len(buckets) == 12
+    assert buckets == sorted(buckets)
+    assert [one.value for one in sets if one.name == "keyval_operation_duration_ms_count"] == [buckets[-1]]
+
+
+def test_what_clients_do_wrong_is_not_an_error_of_the_operation() -> None:
+    clock = FakeClock()
+    operations = Operations(clock)
+    for error in (NotFound("x"), EngineFailure("x"), ValueError("x")):
+        with pytest.raises(type(error)), operations.measure("get"):
+            clock.advance(0.005)
+            raise error
+    with operations.measure("get"):
+        clock.advance(60)
+    tally = operations.tallies()["get"]
+    assert (tally.count, tally.errors, tally.milliseconds.sum) == (4, 2, 60_015)
+    assert (tally.milliseconds.counts[1], tally.milliseconds.counts[-1]) == (3, 1)

@@ -1,8 +1,9 @@
-"""GET /metrics at its worst: the number of series is bounded, and a store that is away or large does not matter."""
+"""GET /metrics at its worst: which queues have series, and that a store that is away or large does not matter."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from hark.broker import Broker
 from hark.broker.measured import VERBS
 from hark.broker.observing.samples import Depths, QueueDepth
-from hark.clock import SECOND, SystemClock
+from hark.broker.tallies import Tallies, Tally
+from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure
 from hark.http.measuring import Requests
 from hark.http.metrics import scrape as scraping
-from hark.http.metrics.busiest import REST
+from hark.http.metrics.busiest import REST, BusiestQueues
 from hark.http.metrics.depths import depth_metrics
 from hark.http.metrics.scrape import Metrics
 from hark.http.metrics.store import ELSEWHERE, STORE
@@ -108,18 +110,15 @@ async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple
     return Metrics(broker, requests), requests
 
 
-async def test_there_are_never_more_than_4000_series(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_never_more_than_4000_series_and_sums_over_labels_are_right(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics, _ = await at_its_worst(broker, monkeypatch)
     found = await taken(metrics)
     assert len(found.samples) <= MOST_SERIES
     assert len(found.samples) > 3000, "is this the worst?"
     queues = {sample.labels["queue"] for sample in found.samples if "queue" in sample.labels}
     assert len(queues) == 101
-
-
-async def test_sums_over_labels_are_right_at_the_bounds(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, _ = await at_its_worst(broker, monkeypatch)
-    found = await taken(metrics)
     assert found.sum("hark_queue_pushed_messages_total") == QUEUES == found("hark_pushed_messages_total")
     assert found.sum("hark_queue_backlog_messages") == found("hark_backlog_messages")
     assert found.sum("hark_queue_dead_letters") == found("hark_dead_letters")
@@ -127,26 +126,12 @@ async def test_sums_over_labels_are_right_at_the_bounds(broker: Broker, monkeypa
     assert found.sum("hark_engine_errors_total") == 10 * len(VERBS)
 
 
-async def test_counters_of_a_store_that_goes_away_do_not_fall(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_goes_away_leaves_the_other_numbers_and_its_counters_do_not_fall(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def numbers() -> dict[str, float]:
         return {"leases_expired": 7, "expiries_buried": 2, "pool_connects": 3, "pool_idle": 4}
 
-    async def away() -> dict[str, float]:
-        raise EngineFailure("away")
-
-    metrics = Metrics(broker, Requests())
-    for answer in (numbers, away):
-        monkeypatch.setattr(broker.engine, "store_metrics", answer)
-        found = await taken(metrics)
-        assert found("hark_lease_expiries_total") == 7
-        assert found("hark_dead_lettered_messages_total") == 2
-        assert found("hark_store_pool_connects_total") == 3
-    assert found("hark_store_up") == 0
-
-
-async def test_a_store_that_does_not_answer_leaves_the_other_numbers(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
     async def away() -> dict[str, float]:
         raise EngineFailure("away")
 
@@ -154,13 +139,17 @@ async def test_a_store_that_does_not_answer_leaves_the_other_numbers(
         await asyncio.Event().wait()
         return {}
 
-    monkeypatch.setattr(scraping, "STORE_SECONDS", 0)
-    for store in (away, silent):
-        monkeypatch.setattr(broker.engine, "store_metrics", store)
-        found = await taken(Metrics(broker, Requests()))
-        assert found("hark_store_up") == 0
+    metrics = Metrics(broker, Requests())
+    for answer in (numbers, away, silent):
+        monkeypatch.setattr(broker.engine, "store_metrics", answer)
+        found = await taken(metrics)
+        assert found("hark_lease_expiries_total") == 7
+        assert found("hark_dead_lettered_messages_total") == 2
+        assert found("hark_store_pool_connects_total") == 3
+        assert found("hark_store_up") == (answer is numbers)
         assert {"hark_pushed_messages_total", "hark_http_connections"} <= found.names()
         assert "hark_store_database_bytes" not in found.names()
+        monkeypatch.setattr(scraping, "STORE_SECONDS", 0)
 
 
 def test_depths_are_those_of_the_last_survey_and_what_has_no_series_is_summed_up() -> None:
@@ -197,3 +186,87 @@ async def test_names_that_need_escaping_can_be_read(broker: Broker) -> None:
 async def test_load_is_that_of_the_moment(broker: Broker) -> None:
     found = await taken(Metrics(broker, Requests()))
     assert (found("hark_http_connections"), found("hark_http_requests_in_flight")) == (3, 2)
+
+
+# The busiest queues, of whose counters none ever jumps -----------------------------------------------------
+
+
+@pytest.fixture
+def tallies() -> Tallies:
+    """What is counted by queue."""
+    return Tallies(FakeClock())
+
+
+def push(tallies: Tallies, queue: str, number: int) -> None:
+    """Count so many messages."""
+    tallies.pushed([[NewMessage(queue)] * number], [[PushOutcome("queued", None)] * number])
+
+
+def pushed(numbers: dict[str, Tally]) -> dict[str, int]:
+    """What was counted."""
+    return {queue: tally.pushed for queue, tally in numbers.items()}
+
+
+def test_the_busiest_are_shown_and_the_others_summed_up(tallies: Tallies) -> None:
+    busiest = BusiestQueues(tallies, most=2)
+    for queue, number in {"a": 5, "b": 1, "c": 9, "d": 2}.items():
+        push(tallies, queue, number)
+    assert pushed(busiest.look({})) == {"c": 9, "a": 5, REST: 3}
+
+
+def test_a_queue_that_becomes_busy_is_counted_from_there_on(tallies: Tallies) -> None:
+    busiest = BusiestQueues(tallies, most=1)
+    push(tallies, "a", 10)
+    push(tallies, "b", 4)
+    assert pushed(busiest.look({})) == {"a": 10, REST: 4}
+    push(tallies, "b", 100)
+    push(tallies, "a", 1)
+    assert pushed(busiest.look({})) == {"b": 0, REST: 105}, "the others keep what they had"
+    push(tallies, "b", 7)
+    assert pushed(busiest.look({})) == {"b": 7, REST: 105}
+
+
+def test_a_queue_that_is_only_a_little_busier_replaces_none(tallies: Tallies) -> None:
+    busiest = BusiestQueues(tallies, most=1)
+    push(tallies, "a", 10)
+    busiest.look({})
+    push(tallies, "a", 10)
+    push(tallies, "b", 19)
+    assert set(busiest.look({})) == {"a", REST}
+
+
+def test_a_queue_with_nothing_but_duplicates_hides_no_other(tallies: Tallies) -> None:
+    busiest = BusiestQueues(tallies, most=1)
+    push(tallies, "quiet", 2)
+    push(tallies, "busy", 1)
+    assert set(busiest.look({})) == {"quiet", REST}
+    push(tallies, "busy", 50)
+    tallies.pushed([[NewMessage("quiet")]], [[PushOutcome("duplicate", None)]])
+    assert set(busiest.look({})) == {"busy", REST}
+
+
+def test_among_idle_queues_the_longest_backlogs_are_shown(tallies: Tallies) -> None:
+    busiest = BusiestQueues(tallies, most=2)
+    push(tallies, "busy", 1)
+    assert pushed(busiest.look({"stuck": 1000, "short": 1, "empty": 0})) == {"busy": 1, "stuck": 0, REST: 0}
+
+
+def test_sums_of_growth_are_right_and_nothing_shrinks_whatever_happens() -> None:
+    chance = random.Random(7)
+    tallies = Tallies(FakeClock(), most_queues=20)
+    busiest = BusiestQueues(tallies, most=5)
+    before = pushed(busiest.look({}))
+    for _ in range(300):
+        sent = 0
+        for _ in range(chance.randrange(6)):
+            number = chance.randrange(1, 50)
+            push(tallies, f"q{chance.randrange(40)}", number)
+            sent += number
+        now = pushed(busiest.look({}))
+        assert len(now) <= 6
+        # As Prometheus reads counters: one that is smaller than before began anew, at 0.
+        growth = {queue: number - before.get(queue, 0) for queue, number in now.items()}
+        assert growth[REST] >= 0
+        seen = sum(number if number >= 0 else now[queue] for queue, number in growth.items())
+        assert seen == sent
+        before = now

@@ -1,15 +1,15 @@
-"""GET /pop and its forms: the answer's shape, its parameters, groups and waiting."""
+"""GET /pop and its forms: the answer's shape, its parameters, groups, waiting, and clients that leave."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from hark.http.responses import Event, send_if_there
 from tests.http.api import Api, data, read, refusal
 
 
@@ -54,16 +54,8 @@ def test_an_unknown_queue_or_partition_is_empty_and_not_an_error(api: Api, queue
 def test_batch_bounds_the_number_of_messages(api: Api, queue: str) -> None:
     api.push(queue, 1, 2, 3)
     assert data(api.pop(queue)) == [1]
-    other = api.pop(queue, consumerGroup="g", batch=2)
-    assert data(other) == [1, 2]
-
-
-def test_a_leased_partition_is_empty_for_its_group_only(api: Api, queue: str) -> None:
-    api.push(queue, 1, 2)
-    assert len(api.pop(queue)) == 1
-    assert api.pop(queue) == []
-    assert api.pop(queue, "Default") == []
-    assert data(api.pop(queue, consumerGroup="other", batch=10)) == [1, 2]
+    assert api.pop(queue) == [], "its partition is leased"
+    assert data(api.pop(queue, consumerGroup="g", batch=2)) == [1, 2]
 
 
 def test_one_partition_can_be_asked_for(api: Api, queue: str) -> None:
@@ -93,13 +85,11 @@ def test_auto_ack_settles_at_delivery_without_a_lease(api: Api, queue: str) -> N
     assert data(api.pop(queue, batch=10)) == [3]
 
 
-def test_a_queue_can_be_named_by_parameter(api: Api, queue: str) -> None:
-    api.push(queue, 1, partition="p")
-    [message] = read(api.get("/pop", queue=queue))["messages"]
-    assert (message["data"], message["queue"]) == (1, queue)
-
-
 def test_pop_by_namespace_and_task_goes_over_queues(api: Api, queue: str) -> None:
+    refusal(api.get("/pop"), 400, "invalid_input")
+    api.push(queue, 1, partition="p")
+    [by_name] = read(api.get("/pop", queue=queue))["messages"]
+    assert (by_name["data"], by_name["queue"]) == (1, queue)
     api.push(f"{queue}.t1.a", "a")
     api.push(f"{queue}.t2.b", "b")
     [by_task] = read(api.get("/pop", namespace=queue, task="t2"))["messages"]
@@ -109,87 +99,10 @@ def test_pop_by_namespace_and_task_goes_over_queues(api: Api, queue: str) -> Non
     assert api.get("/pop", namespace=queue).status_code == 204
 
 
-def test_a_pop_must_say_of_what(api: Api) -> None:
-    refusal(api.get("/pop"), 400, "invalid_input")
-
-
-@pytest.mark.parametrize(
-    ("query", "parameter"),
-    [
-        ({"batch": "x"}, "batch"),
-        ({"batch": "0"}, "batch"),
-        ({"batch": "-1"}, "batch"),
-        ({"batch": "1.5"}, "batch"),
-        ({"batch": "10001"}, "batch"),
-        ({"batch": "9" * 30}, "batch"),
-        ({"consumerPriority": "1001"}, "consumerPriority"),
-        ({"consumerPriority": "-1001"}, "consumerPriority"),
-        ({"consumerPriority": "high"}, "consumerPriority"),
-        ({"partitions": "0"}, "partitions"),
-        ({"partitions": "x"}, "partitions"),
-        ({"timeout": "soon"}, "timeout"),
-        ({"timeout": "-1"}, "timeout"),
-        ({"wait": "maybe"}, "wait"),
-        ({"autoAck": "maybe"}, "autoAck"),
-        ({"consumerGroup": "x" * 256}, "consumerGroup"),
-        ({"consumerGroup": "a\0b"}, "consumerGroup"),
-        ({"groupMode": "chaotic"}, "groupMode"),
-        ({"leaseTime": "0"}, "leaseTime"),
-        ({"leaseTime": "-1"}, "leaseTime"),
-        ({"leaseTime": "1.5"}, "leaseTime"),
-        ({"leaseTime": ""}, "leaseTime"),
-        ({"leaseTime": "315360001"}, "leaseTime"),
-        ({"subscriptionFrom": "whenever"}, "subscriptionFrom"),
-    ],
-)
-def test_a_wrong_parameter_is_named_and_leases_nothing(
-    api: Api, queue: str, query: dict[str, str], parameter: str
-) -> None:
+def test_a_wrong_parameter_leases_nothing_and_unknown_ones_are_ignored(api: Api, queue: str) -> None:
     api.push(queue, 1)
-    assert refusal(api.try_pop(queue, **query), 400).startswith(parameter)
-    assert len(api.pop(queue)) == 1
-
-
-def lease_seconds(api: Api, message: Any) -> float:
-    """How long a delivered message is held, seen from now on."""
-    until = datetime.fromisoformat(api.show(message)["leaseExpiresAt"])
-    return (until - datetime.now(UTC)).total_seconds()
-
-
-def test_a_lease_time_may_be_ten_years(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    assert lease_seconds(api, api.pop_one(queue, leaseTime=315_360_000)) > 315_350_000
-
-
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
-def test_a_consumer_may_say_how_long_it_holds_what_it_gets(api: Api, queue: str, mode: str) -> None:
-    api.configure(queue, leaseTime=60)
-    api.push(queue, 1)
-    asked = api.pop_one(queue, consumerGroup="asks", groupMode=mode, leaseTime=5000)
-    assert 4000 < lease_seconds(api, asked) < 6000
-    other = api.pop_one(queue, consumerGroup="does-not", groupMode=mode)
-    held = read(api.post(f"/lease/{other['leaseId']}/extend", {"seconds": 1}))["expiresAt"]
-    assert (datetime.fromisoformat(held) - datetime.now(UTC)).total_seconds() < 61
-
-
-def test_a_short_lease_time_ends_before_the_queue_s_would(api: Api, queue: str) -> None:
-    api.configure(queue, leaseTime=300)
-    api.push(queue, 1)
-    api.pop_one(queue, leaseTime=1)
-    again = api.pop_one(queue, wait=True, timeout=20_000)
-    assert again["deliveryAttempt"] == 2
-
-
-def test_the_lock_duration_of_a_work_queue_counts_instead_of_a_lease_time(api: Api, queue: str) -> None:
-    path = f"/keyval/api/queue/settings?queue={queue}"
-    api.push(queue, 1)
-    assert api.client.put(path, json={"lockDuration": 5_000_000}).status_code == 200
-    assert 4000 < lease_seconds(api, api.pop_one(queue, leaseTime=60)) < 6000
-
-
-def test_unknown_parameters_are_ignored(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    assert len(api.pop(queue, frames=True, namespace="n", task="t", whatever="1")) == 1
+    refusal(api.try_pop(queue, batch=0), 400)
+    assert len(api.pop(queue, frames=True, namespace="n", task="t", whatever="1")) == 1, "nothing was leased"
 
 
 def test_a_waiting_pop_is_woken_by_a_push(api: Api, queue: str) -> None:
@@ -201,16 +114,6 @@ def test_a_waiting_pop_is_woken_by_a_push(api: Api, queue: str) -> None:
 
 def test_a_waiting_pop_ends_empty_when_its_time_is_up(api: Api, queue: str) -> None:
     assert api.pop(queue, wait=True, timeout=30) == []
-
-
-def test_a_waiting_pop_is_woken_by_a_nack(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(api.pop, queue, wait=True, timeout=20_000)
-        api.ack(message, "failed", error="again")
-        [again] = waiting.result()
-    assert (again["id"], again["deliveryAttempt"]) == (message["id"], 2)
 
 
 def test_a_client_that_leaves_while_it_waits_takes_nothing_with_it(api: Api, server_url: str, queue: str) -> None:
@@ -232,28 +135,76 @@ def test_autopilot_takes_up_to_200(api: Api, queue: str) -> None:
     assert len(api.pop(queue, autopilot=True)) == 200
 
 
-class TestGroups:
-    """Groups: where they start, and how they share."""
+@pytest.mark.parametrize("start", [{"subscriptionMode": "new"}, {"subscriptionFrom": "now"}], ids=["new", "now"])
+def test_new_starts_after_the_first_contact_even_an_empty_one(api: Api, queue: str, start: dict[str, str]) -> None:
+    api.push(queue, "old")
+    assert api.pop(queue, consumerGroup="g", **start) == []
+    api.push(queue, "new")
+    assert data(api.pop(queue, consumerGroup="g", batch=10)) == ["new"]
 
-    def test_each_group_sees_every_message(self, api: Api, queue: str) -> None:
-        api.push(queue, 1)
-        for group in ("a", "b", "__QUEUE_MODE__"):
-            assert data(api.pop(queue, consumerGroup=group)) == [1]
 
-    def test_new_starts_after_the_first_contact_even_an_empty_one(self, api: Api, queue: str) -> None:
-        api.push(queue, "old")
-        assert api.pop(queue, consumerGroup="g", subscriptionMode="new") == []
-        api.push(queue, "new")
-        assert data(api.pop(queue, consumerGroup="g", batch=10)) == ["new"]
+def test_a_timestamp_starts_after_that_time(api: Api, queue: str) -> None:
+    api.push(queue, "old")
+    created = api.pop_one(queue, consumerGroup="look")["createdAt"]
+    api.push(queue, "new")
+    assert data(api.pop(queue, consumerGroup="g", subscriptionFrom=created, batch=10)) == ["new"]
 
-    def test_now_is_another_word_for_new(self, api: Api, queue: str) -> None:
-        api.push(queue, "old")
-        assert api.pop(queue, consumerGroup="g", subscriptionFrom="now") == []
-        api.push(queue, "new")
-        assert data(api.pop(queue, consumerGroup="g", batch=10)) == ["new"]
 
-    def test_a_timestamp_starts_after_that_time(self, api: Api, queue: str) -> None:
-        api.push(queue, "old")
-        created = api.pop_one(queue, consumerGroup="look")["createdAt"]
-        api.push(queue, "new")
-        assert data(api.pop(queue, consumerGroup="g", subscriptionFrom=created, batch=10)) == ["new"]
+# Clients that leave while their answer is on its way -------------------------------------------------------
+
+PART = 256 * 1024
+
+
+class Connection:
+    """A connection that fails at a write, as event loops do it: the write returns, and they tell in their next turn."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.written: list[bytes] = []
+        self.complete = False
+        self._fails_at = fails_at
+        self.left = asyncio.Event()
+
+    async def send(self, event: Event) -> None:
+        """Write a part of the answer; without waiting, as long as the buffers of the system take it."""
+        if event["type"] != "http.response.body":
+            return
+        if len(self.written) == self._fails_at:
+            asyncio.get_running_loop().call_soon(self.left.set)
+        self.written.append(event["body"])
+        self.complete = not event.get("more_body", False)
+
+    async def receive(self) -> Event:
+        """Wait for the end of the connection."""
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("parts", [10, 3])
+async def test_a_client_that_left_is_noticed_at_the_write_that_failed(parts: int) -> None:
+    """Even if only the last part was missing."""
+    connection = Connection(fails_at=1)
+    assert not await send_if_there(connection.send, connection.receive, 200, b"x" * (parts * PART))
+    assert len(connection.written) == 2
+    assert not connection.complete
+
+
+async def test_a_client_that_leaves_with_the_whole_answer_has_got_it() -> None:
+    """It may be gone before the server's next turn: what it has must not be given to somebody else."""
+    connection = Connection(fails_at=2)
+    assert await send_if_there(connection.send, connection.receive, 200, b"x" * (3 * PART))
+
+
+async def test_a_client_that_stays_gets_everything_in_order() -> None:
+    for size in (1, PART, PART + 1, 3 * PART):
+        connection = Connection()
+        body = bytes(n % 251 for n in range(size))
+        assert await send_if_there(connection.send, connection.receive, 200, body)
+        assert b"".join(connection.written) == body
+        assert connection.complete
+
+
+async def test_who_left_before_the_answer_gets_nothing() -> None:
+    connection = Connection()
+    connection.left.set()
+    assert not await send_if_there(connection.send, connection.receive, 200, b"{}")
+    assert connection.written == []

@@ -1,13 +1,18 @@
-"""POST /push: the answer's shape, duplicates, and that a refused request stores nothing."""
+"""POST /push: the answer's shape, that a refused request stores nothing, and each field of an item (rule 6)."""
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.http.api import Api, data, read, refusal
+from hark.errors import HarkError, InvalidInput
+from hark.http.push_items import MAX_DEPTH, PushItem, payload_too_deep, to_new_message
+from hark.model import NewMessage
+from tests.http.api import Api, read, refusal
 
 TRACE = "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"
 
@@ -21,43 +26,13 @@ def test_each_item_is_answered_in_order(api: Api, queue: str) -> None:
     first, second, third = read(api.post("/push", {"items": items}), 201)
     message_id, partition_id = first.pop("message_id"), first.pop("partition_id")
     assert message_id and partition_id
-    assert first == {
-        "index": 0,
-        "transaction_id": "t1",
-        "status": "queued",
-        "trace_id": TRACE,
-        "queueName": queue,
-    }
+    assert first == {"index": 0, "transaction_id": "t1", "status": "queued", "trace_id": TRACE, "queueName": queue}
     assert (second["index"], second["status"], second["trace_id"]) == (1, "queued", None)
     assert second["partition_id"] != partition_id
     assert second["transaction_id"]
     assert (third["index"], third["status"], third["message_id"]) == (2, "duplicate", message_id)
     assert (third["transaction_id"], third["queueName"]) == ("t1", queue)
-
-
-def test_no_items_are_answered_with_nothing(api: Api) -> None:
     assert read(api.post("/push", {"items": []}), 201) == []
-
-
-def test_a_missing_payload_is_null(api: Api, queue: str) -> None:
-    read(api.post("/push", {"items": [{"queue": queue}]}), 201)
-    assert api.pop_one(queue)["data"] is None
-
-
-def test_a_transaction_id_counts_once_per_partition(api: Api, queue: str) -> None:
-    [first] = api.push(queue, 1, transactionId="t")
-    [again] = api.push(queue, 2, transactionId="t")
-    [other] = api.push(queue, 3, transactionId="t", partition="other")
-    assert (again["status"], again["message_id"]) == ("duplicate", first["message_id"])
-    assert other["status"] == "queued"
-    assert data(api.pop(queue, "Default", batch=10)) == [1]
-
-
-def test_the_queue_is_made_with_labels_from_its_name(api: Api, queue: str) -> None:
-    name = f"{queue}.billing.daily"
-    api.push(name, 1)
-    shown = read(api.get(f"/resources/queues/{name}"))
-    assert (shown["namespace"], shown["task"]) == (queue, "billing")
 
 
 def test_payloads_come_back_byte_for_byte(api: Api, queue: str) -> None:
@@ -68,48 +43,25 @@ def test_payloads_come_back_byte_for_byte(api: Api, queue: str) -> None:
 
 
 def test_unknown_fields_are_ignored(api: Api, queue: str) -> None:
-    body = {"items": [{"queue": queue, "payload": 1, "producerSub": "x", "whatever": [1]}], "bufferMs": 5}
+    body = {"items": [{"queue": queue, "producerSub": "x", "whatever": [1]}], "bufferMs": 5}
     [result] = read(api.post("/push", body), 201)
     assert result["status"] == "queued"
-    assert api.pop_one(queue)["producerSub"] is None
+    message = api.pop_one(queue)
+    assert (message["producerSub"], message["data"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"partition": None}, "items[1].partition: Partition must be a string"),
-        ({"partition": 5}, "items[1].partition: Partition must be a string"),
-        ({"transactionId": 5}, "items[1].transactionId: TransactionId must be a string"),
-        ({"traceId": []}, "items[1].traceId: TraceId must be a string"),
-        ({"traceId": "nope"}, "items[1].traceId: expected a UUID, got 'nope'"),
-        ({"queue": 1}, "items[1].queue: Queue must be a string"),
+def test_a_wrong_item_is_named_and_nothing_of_its_request_is_stored(api: Api, queue: str) -> None:
+    for fields, text in (
         ({"queue": ""}, "items[1].queue: must not be empty"),
-        ({"queue": "a\0b"}, "items[1].queue: must not contain a NUL character"),
         ({"queue": "x" * 256}, "items[1].queue: at most 255 bytes of UTF-8, got 256"),
         ({"partition": "a\0b"}, "items[1].partition: must not contain a NUL character"),
+        ({"partition": None}, "items[1].partition: Partition must be a string"),
         ({"transactionId": "é" * 128}, "items[1].transactionId: at most 255 bytes of UTF-8, got 256"),
         ({"priority": 12}, "items[1].priority: expected an integer from 0 to 9, got 12"),
-        ({"priority": "1"}, "items[1].priority: expected an integer, got a string"),
-        ({"delay": -5}, "items[1].delay: expected an integer from 0 to 315360000000, got -5"),
-        ({"deliverAt": "tomorrow"}, "items[1].deliverAt: expected a time such as"),
-        ({"backoffSchedule": [1, "x"]}, "items[1].backoffSchedule[1]: expected an integer, got a string"),
-        ({"backoffSchedule": 5}, "items[1].backoffSchedule: expected an array, got an integer"),
-        ({"ttl": 0}, "items[1].ttl: expected an integer from 1 to"),
-        ({"keysIfUndelivered": []}, "items[1].keysIfUndelivered: Keys array cannot be empty"),
-        ({"keysIfUndelivered": [["a", {}]]}, "items[1].keysIfUndelivered: Invalid key at index 0: "),
-    ],
-)
-def test_a_wrong_item_is_named_and_nothing_of_its_request_is_stored(
-    api: Api, queue: str, fields: dict[str, Any], text: str
-) -> None:
-    items = [{"queue": queue, "payload": "before"}, {"queue": queue, "payload": 1} | fields]
-    assert refusal(api.post("/push", {"items": items}), 400, "invalid_input").startswith(text)
+    ):
+        items = [{"queue": queue, "payload": "before"}, {"queue": queue, "payload": 1} | fields]
+        assert refusal(api.post("/push", {"items": items}), 400, "invalid_input") == text
     refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
-@pytest.mark.parametrize("body", [{}, {"items": None}, {"items": {}}, {"items": "x"}])
-def test_items_must_be_an_array(api: Api, body: Any) -> None:
-    assert refusal(api.post("/push", body), 400) == "items array is required"
 
 
 def test_a_payload_of_256_levels_is_accepted_and_of_257_refused(api: Api, queue: str) -> None:
@@ -127,13 +79,6 @@ def test_too_many_items_are_refused(api: Api, queue: str) -> None:
     refusal(api.get(f"/resources/queues/{queue}"), 404)
 
 
-def test_a_refused_request_leaves_its_neighbours_alone(api: Api, queue: str) -> None:
-    api.push(queue, "first")
-    refusal(api.post("/push", {"items": [{"queue": queue, "traceId": "bad"}]}), 400)
-    api.push(queue, "second")
-    assert data(api.pop(queue, batch=10)) == ["first", "second"]
-
-
 def test_of_racing_producers_with_one_transaction_id_exactly_one_wins(api: Api, queue: str) -> None:
     def push(number: int) -> Any:
         return api.push(queue, number, transactionId="once")[0]
@@ -145,12 +90,126 @@ def test_of_racing_producers_with_one_transaction_id_exactly_one_wins(api: Api, 
     assert len(api.pop(queue, batch=100)) == 1
 
 
-def test_a_full_queue_refuses_with_429_and_says_when_to_come_back(api: Api, queue: str) -> None:
-    api.configure(queue, maxSize=2)
-    api.push(queue, 1)
-    [fits, not_] = read(api.post("/push", {"items": [{"queue": queue}, {"queue": queue}]}), 201)
-    assert (fits["status"], not_["status"], not_["code"]) == ("queued", "failed", "queue_full")
-    response = api.post("/push", {"items": [{"queue": queue}]})
-    assert response.status_code == 429
-    assert int(response.headers["retry-after"]) >= 1
-    assert response.json()["code"] == "queue_full"
+# Items ---------------------------------------------------------------------------------------------------
+
+
+def convert(**fields: Any) -> NewMessage:
+    """Send an item through the wire format and the checks, as the fourth of a request."""
+    return to_new_message(msgspec.json.decode(json.dumps({"queue": "q"} | fields), type=PushItem), 3)
+
+
+def test_the_payload_is_kept_byte_for_byte() -> None:
+    body = b'{"queue":"q","payload": { "b":1.00,  "a":"\\u00e9" } }'
+    message = to_new_message(msgspec.json.decode(body, type=PushItem), 0)
+    assert message.payload == b'{ "b":1.00,  "a":"\\u00e9" }'
+
+
+def test_all_options_arrive() -> None:
+    message = convert(
+        partition="p",
+        payload=[1],
+        transactionId="t",
+        traceId=TRACE,
+        priority=9,
+        deliverAt="2026-01-02T03:04:05Z",
+        backoffSchedule=[0, 1000],
+        ttl=1,
+    )
+    assert message == NewMessage(
+        "q", "p", b"[1]", "t", TRACE, priority=9, deliver_at=1_767_323_045_000_000, backoff_ms=(0, 1000), ttl_ms=1
+    )
+    assert convert() == NewMessage("q", "Default", b"null", None)
+    assert convert(delay=5).delay_ms == 5
+    assert convert(backoffSchedule=[]).backoff_ms == ()
+    assert convert(deliverAt=1_767_323_045_000).deliver_at == 1_767_323_045_000_000
+    keys = convert(keysIfUndelivered=[["a", 1, True], ["b", 1.5, False, ""]]).undelivered_keys
+    assert keys == (("a", 1, True), ("b", 1.5, False, ""))
+    assert [type(part) for part in keys[0]] == [str, int, bool]
+
+
+def test_empty_ids_and_null_options_are_absent() -> None:
+    nulls = dict.fromkeys(("priority", "delay", "deliverAt", "backoffSchedule", "ttl", "keysIfUndelivered"))
+    assert convert(transactionId="", traceId="", **nulls) == NewMessage("q", "Default", b"null", None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("queue", "", ": must not be empty"),
+        ("queue", "a\0", ": must not contain a NUL character"),
+        ("queue", "x" * 256, ": at most 255 bytes of UTF-8, got 256"),
+        ("partition", "", ": must not be empty"),
+        ("partition", "Ω" * 128, ": at most 255 bytes of UTF-8, got 256"),
+        ("transactionId", "t\0", ": must not contain a NUL character"),
+        ("transactionId", "t" * 256, ": at most 255 bytes"),
+        ("traceId", "not-a-uuid", ": expected a UUID, got 'not-a-uuid'"),
+        ("traceId", TRACE + "0", ": expected a UUID"),
+        ("priority", 12, ": expected an integer from 0 to 9, got 12"),
+        ("priority", -1, ": expected an integer from 0 to 9, got -1"),
+        ("priority", 10**40, ": expected an integer from 0 to 9"),
+        ("delay", -1, ": expected an integer from 0 to 315360000000, got -1"),
+        ("delay", 315_360_000_001, ": expected"),
+        ("deliverAt", "soon", ": expected a time such as"),
+        ("deliverAt", -1, ": expected"),
+        ("deliverAt", "", ": expected a time such as"),
+        ("backoffSchedule", [1, -1], "[1]: expected an integer from 0"),
+        ("backoffSchedule", [0] * 101, ": at most 100 entries, got 101"),
+        ("ttl", 0, ": expected an integer from 1 to 3153600000000, got 0"),
+        ("keysIfUndelivered", [], ": Keys array cannot be empty."),
+        ("keysIfUndelivered", {}, ": Keys must be an array of key arrays"),
+        ("keysIfUndelivered", "failed", ": Keys must be an array of key arrays"),
+        ("keysIfUndelivered", [["a"], "b"], ": Invalid key at index 1: Key must be an array of"),
+        ("keysIfUndelivered", [["a"], []], ": Invalid key at index 1: Key cannot be empty."),
+        ("keysIfUndelivered", [["a", None]], ": Invalid key at index 0: Invalid key part at index 1: expected"),
+        ("keysIfUndelivered", [["a"] * 21], ": Invalid key at index 0: Key too deep: 21 parts (max 20)."),
+        ("keysIfUndelivered", [["x" * 1025]], ": Invalid key at index 0: Key part at index 0 too long"),
+        ("keysIfUndelivered", [["a"]] * 1001, ": Too many keys: 1001 (max 1000)."),
+    ],
+)
+def test_a_wrong_value_is_refused_with_item_and_field(field: str, value: Any, text: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        convert(**{field: value})
+    assert f"items[3].{field}{text}" in refused.value.text
+
+
+def test_delay_and_deliver_at_exclude_each_other() -> None:
+    with pytest.raises(InvalidInput, match=r"items\[3\].deliverAt: give either delay or deliverAt"):
+        convert(delay=1, deliverAt=1)
+
+
+def nested(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
+    """Brackets in brackets."""
+    return opening * depth + b"1" + closing * depth
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        nested(MAX_DEPTH),
+        nested(MAX_DEPTH, b'{"a":', b"}"),
+        b'"' + b"[" * 1000 + b'"',
+        b'["' + b'\\"[' * 1000 + b'"]',
+        b'["' + b"[\\\\" * 1000 + b'",[],"\\\\",[]]',
+        b"[" + b"[]," * 1000 + b"[]]",
+        b'{"[[' + b"[" * 300 + b'":{}}',
+    ],
+)
+def test_payloads_of_256_levels_are_not_too_deep(payload: bytes) -> None:
+    json.loads(payload)
+    assert not payload_too_deep(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        nested(MAX_DEPTH + 1),
+        nested(MAX_DEPTH + 1, b'{"a":', b"}"),
+        b'["\\"",' + nested(MAX_DEPTH) + b"]",
+        b'{"\\\\":' + nested(MAX_DEPTH) + b"}",
+    ],
+)
+def test_payloads_of_257_levels_are_too_deep(payload: bytes) -> None:
+    json.loads(payload)
+    assert payload_too_deep(payload)
+    with pytest.raises(HarkError, match=r"items\[3\].payload: nested too deeply, at most 256 levels"):
+        to_new_message(PushItem("q", payload=msgspec.Raw(payload)), 3)

@@ -1,66 +1,198 @@
-"""What goes on: the history, the events, the settings, and the original's words for it."""
+"""The server itself: health, maintenance, settings, history, events, and the original's words for what goes on."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
+import hark
 from hark.access.identity import Identity, Role
+from hark.broker import Broker
+from hark.broker.measured import EngineCalls
 from hark.broker.observing.samples import Point, QueueRates, Rates, Sample, Standing
+from hark.broker.readiness import Readiness
+from hark.engine.api import Engine
+from hark.errors import EngineFailure
 from hark.http.answers import status as answers
+from hark.http.app import App
 from hark.http.routes import history
 from hark.http.routes.history import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
-from tests.http.api import Api, Json, read, refusal
-from tests.http.streaming import PATIENCE, Events, Inside, inside
+from hark.testing.thread import ServerThread
+from hark.testing.timers import FakeTimers
+from tests.http.api import Api, Json, data, read, refusal
+from tests.http.edge.asking import Tokens
+from tests.http.streaming import PATIENCE, Events
+from tests.servers import running_server
 
-HISTORY_SAMPLE = {
-    "at",
-    "pushedPerSecond",
-    "deliveredPerSecond",
-    "settledPerSecond",
-    "failedPerSecond",
-    "deadLetteredPerSecond",
-    "backlog",
-    "inFlight",
-    "oldestWaitingSeconds",
-    "latencyMs",
-}
-LIVE_SAMPLE = HISTORY_SAMPLE | {
-    "queues",
-    "partitions",
-    "deadLetters",
-    "waiting",
-    "maintenance",
-    "busiest",
-    "changed",
-    "more",
-}
+HISTORY_SAMPLE = set(answers.HistorySample.__annotations__)
+LIVE_SAMPLE = set(answers.LiveSample.__annotations__)
 SIX = {"total", "pending", "processing", "completed", "failed", "deadLetter"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Inside]:
-    """A server that the tests of this module look into."""
-    with inside(Settings(limits=Limits(max_streams=3), encryption=Encryption(key="ab" * 32))) as server:
-        yield server
+# Health and maintenance -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def api(server: Inside) -> Iterator[Api]:
+def test_health(api: Api) -> None:
+    answer = read(api.client.get("/health"))
+    assert (answer["status"], answer["database"]) == ("healthy", "connected")
+    assert answer["version"] == hark.__version__
+    assert {"server", "worker_id", "shared_state", "queen"} <= set(answer)
+    assert api.client.head("/health").status_code == 200
+    assert read(api.client.get("/health/live")) == {"status": "live"}
+    assert read(api.client.get("/health/ready")) == {"status": "ready"}
+
+
+def test_metrics_are_numbers_about_the_store(api: Api) -> None:
+    numbers = read(api.get("/system/metrics"))["store"]
+    assert numbers["database_bytes"] > 0
+    assert all(isinstance(number, int | float) for number in numbers.values())
+
+
+def test_push_maintenance_refuses_pushes_and_stores_nothing(fresh_api: Api, queue: str) -> None:
+    fresh_api.push(queue, "before")
+    answer = read(fresh_api.post("/system/maintenance", {"enabled": True}))
+    assert (answer["maintenanceMode"], answer["bufferedMessages"], answer["bufferHealthy"]) == (True, 0, True)
+    assert answer["message"]
+    response = fresh_api.post("/push", {"items": [{"queue": queue, "payload": "lost"}]})
+    assert refusal(response, 503, "maintenance")
+    assert int(response.headers["retry-after"]) >= 1
+    operations = [{"type": "push", "queue": queue, "payload": "lost"}]
+    refusal(fresh_api.post("/transaction", {"operations": operations}), 503, "maintenance")
+    shown = read(fresh_api.get("/system/maintenance"))
+    assert (shown["maintenanceMode"], shown["popMaintenanceMode"]) == (True, False)
+    assert shown["bufferStats"]["failedFiles"]["count"] == 0
+    assert data(fresh_api.pop(queue, batch=10)) == ["before"], "pops go on"
+    read(fresh_api.post("/system/maintenance", {"enabled": False}))
+    fresh_api.push(queue, "after", partition="p")
+    for stopped in (True, False):
+        assert read(fresh_api.post("/system/maintenance/pop", {"enabled": stopped}))["popMaintenanceMode"] is stopped
+        assert read(fresh_api.get("/system/maintenance/pop"))["popMaintenanceMode"] is stopped
+        assert data(fresh_api.pop(queue)) == ([] if stopped else ["after"])
+
+
+def test_maintenance_outlives_a_restart(tmp_path: Path, queue: str) -> None:
+    engine = f"sqlite:///{tmp_path / 'hark.db'}"
+    with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
+        read(Api(client).post("/system/maintenance", {"enabled": True}))
+    with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
+        again = Api(client)
+        assert read(again.get("/system/maintenance"))["maintenanceMode"] is True
+        refusal(again.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
+
+
+class _LostStore:
+    """A broker whose store can't be reached."""
+
+    def __init__(self) -> None:
+        self.engine = self
+        self.readiness = Readiness(cast(Engine, self), EngineCalls())
+
+    async def ping(self) -> None:
+        """Fail."""
+        raise EngineFailure("the disk is gone")
+
+
+async def test_health_is_503_when_the_store_is_lost() -> None:
+    app = App(cast(Broker, _LostStore()), Settings())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
+        answer = read(await client.get("/health"), 503)
+        not_ready = read(await client.get("/health/ready"), 503)
+        live = read(await client.get("/health/live"))
+    assert (answer["status"], answer["database"]) == ("unhealthy", "disconnected")
+    assert (answer["error"], answer["code"]) == ("the disk is gone", "unhealthy")
+    assert not_ready == {"status": "not ready", "error": "the disk is gone", "code": "not_ready"}
+    assert live == {"status": "live"}, "a restart would not bring the store back"
+
+
+async def test_where_tokens_are_asked_for_those_without_one_do_not_hear_what_the_store_said() -> None:
+    app = App(cast(Broker, _LostStore()), Settings(), authenticator=Tokens())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
+        for path in ("/health", "/health/ready"):
+            assert read(await client.get(path), 503)["error"] == "the log of the server says why"
+
+
+# A server to watch ----------------------------------------------------------------------------------------
+
+
+class TickingServer(ServerThread):
+    """A server that the test looks into, and whose seconds pass when the test says so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(Settings(limits=Limits(max_streams=3), encryption=Encryption(key="ab" * 32)))
+        self._ticks = FakeTimers(self.clock)
+        # Samples are taken in real time, also where the clock of the server is another one.
+        patch.setattr("hark.broker.broker.LoopTimers", lambda _clock: self._ticks)
+
+    async def tick(self) -> None:
+        """Let a second pass."""
+        self._ticks.advance(1)
+        await self.engine.rest()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TickingServer]:
+    """A server to watch."""
+    server = TickingServer(monkeypatch)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def timed(server: TickingServer) -> Iterator[Api]:
     """Its API."""
     with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
         yield Api(client)
 
 
-@contextmanager
-def watching(server: Inside) -> Iterator[Events]:
+class Watching:
     """The stream of samples, whose first event has come."""
+
+    def __init__(self, server: TickingServer, events: Events) -> None:
+        self.server = server
+        self.events = events
+
+    def sample(self) -> Json:
+        """The next sample; there is one a second."""
+        self.server.call(self.server.tick)
+        return self.come()
+
+    def come(self) -> Json:
+        """The next sample that has come."""
+        while (event := self.events.next())[0] == "ping":
+            pass
+        assert event[0] == "sample", event
+        return event[2]
+
+    def until(self, comes: Callable[[Json], bool]) -> Json:
+        """The next sample that has what should come; fails if it does not come soon."""
+        for _ in range(30):
+            if comes(found := self.sample()):
+                return found
+        pytest.fail(f"it does not come, the last sample is {found}")
+
+    def changed(self, prefix: str, number: int) -> set[str]:
+        """The names of that many queues that something happened to."""
+        changed: set[str] = set()
+
+        def all_changed(one: Json) -> bool:
+            changed.update(name for name in one["changed"] if name.startswith(prefix))
+            return len(changed) >= number
+
+        self.until(all_changed)
+        return changed
+
+
+@contextmanager
+def watching(server: TickingServer) -> Iterator[Watching]:
+    """Watch."""
     with (
         httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client,
         client.stream("GET", "/api/v1/events") as response,
@@ -68,70 +200,44 @@ def watching(server: Inside) -> Iterator[Events]:
         assert response.status_code == 200, response.read()
         events = Events(response)
         assert events.next() == ("ping", None, {})
-        yield events
-
-
-def sample(events: Events) -> Json:
-    """The next sample."""
-    while (event := events.next())[0] == "ping":
-        pass
-    assert event[0] == "sample", event
-    return event[2]
-
-
-def until(events: Events, comes: Callable[[Json], bool]) -> Json:
-    """The next sample that has what should come; fails if it does not come soon."""
-    for _ in range(30):
-        if comes(found := sample(events)):
-            return found
-    pytest.fail(f"it does not come, the last sample is {found}")
+        yield Watching(server, events)
 
 
 # Events ----------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_comes_every_second_and_names_what_changed(server: Inside, api: Api, queue: str) -> None:
+def test_a_sample_comes_every_second_and_names_what_changed(server: TickingServer, timed: Api, queue: str) -> None:
     with watching(server) as events:
-        assert events.response.headers["content-type"] == "text/event-stream"
-        assert set(sample(events)) == LIVE_SAMPLE
-        api.push(queue, 1, 2, 3)
-        found = until(events, lambda one: queue in one["changed"])
+        assert events.events.response.headers["content-type"] == "text/event-stream"
+        assert set(events.sample()) == LIVE_SAMPLE
+        timed.push(queue, 1, 2, 3)
+        found = events.until(lambda one: queue in one["changed"])
         assert found["pushedPerSecond"] > 0
         assert queue in [one["queue"] for one in found["busiest"]]
         assert (found["more"], found["maintenance"]) == (False, {"push": False, "pop": False})
         assert set(found["waiting"]) == {"pops", "streams", "browsers"}
-        found = until(events, lambda one: one["backlog"] == 3 and one["oldestWaitingSeconds"] is not None)
+        found = events.until(lambda one: one["backlog"] == 3 and one["oldestWaitingSeconds"] is not None)
         assert (found["queues"], found["partitions"], found["inFlight"]) == (1, 1, 0)
-        api.ack(api.pop_one(queue))
-        until(events, lambda one: one["settledPerSecond"] > 0)
-        until(events, lambda one: one["backlog"] == 2)
-    read(api.delete(f"/resources/queues/{queue}"))
+        timed.ack(timed.pop_one(queue))
+        events.until(lambda one: one["settledPerSecond"] > 0)
+        events.until(lambda one: one["backlog"] == 2)
+    read(timed.delete(f"/resources/queues/{queue}"))
 
 
-def changed_queues(events: Events, prefix: str, number: int) -> set[str]:
-    """The names of so many queues that something happened to."""
-    changed: set[str] = set()
-
-    def all_changed(one: Json) -> bool:
-        changed.update(name for name in one["changed"] if name.startswith(prefix))
-        return len(changed) >= number
-
-    until(events, all_changed)
-    return changed
-
-
-def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(server: Inside, api: Api, queue: str) -> None:
+def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(
+    server: TickingServer, timed: Api, queue: str
+) -> None:
     with watching(server) as events:
         for action in ("pause", "purge", "delete", "nothing"):
-            api.push(f"{queue}-{action}", 1)
-        changed_queues(events, queue, 4)
-        read(api.post(f"/resources/queues/{queue}-pause/pause"))
-        read(api.post(f"/resources/queues/{queue}-purge/purge"))
-        read(api.delete(f"/resources/queues/{queue}-delete"))
-        assert changed_queues(events, queue, 3) == {f"{queue}-{done}" for done in ("pause", "purge", "delete")}
+            timed.push(f"{queue}-{action}", 1)
+        events.changed(queue, 4)
+        read(timed.post(f"/resources/queues/{queue}-pause/pause"))
+        read(timed.post(f"/resources/queues/{queue}-purge/purge"))
+        read(timed.delete(f"/resources/queues/{queue}-delete"))
+        assert events.changed(queue, 3) == {f"{queue}-{done}" for done in ("pause", "purge", "delete")}
 
 
-def test_a_sample_is_encoded_once_for_all_who_watch(server: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_encoded_once_for_all_who_watch(server: TickingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Sample] = []
 
     def counted(one: Sample) -> answers.LiveSample:
@@ -139,29 +245,34 @@ def test_a_sample_is_encoded_once_for_all_who_watch(server: Inside, monkeypatch:
         return sample_of(one)
 
     with watching(server) as one, watching(server) as other:
-        sample(one), sample(other)
         monkeypatch.setattr(history, "sample_of", counted)
-        for events in (one, other, one, other):
-            sample(events)
-    assert len(encoded) == len({found.point.at for found in encoded}) >= 1
+        for _ in range(3):
+            assert one.sample() == other.come()
+    assert len(encoded) == len({found.point.at for found in encoded}) >= 2
 
 
-def test_so_many_may_watch_and_those_who_leave_make_room(server: Inside, api: Api) -> None:
+def test_so_many_may_watch_and_those_who_leave_make_room(server: TickingServer, timed: Api) -> None:
+    async def watchers() -> int:
+        return len(server.broker.observed.watchers)
+
     with watching(server), watching(server), watching(server):
-        assert "limits.max_streams" in refusal(api.get("/events"), 429, "too_many_streams")
-    while server.call(lambda: len(server.broker.observed.watchers)):
+        assert "limits.max_streams" in refusal(timed.get("/events"), 429, "too_many_streams")
+    while server.call(watchers):
         pass
     with watching(server) as events:
-        sample(events)
+        events.sample()
 
 
-def test_the_stream_ends_when_the_server_stops() -> None:
-    with inside() as server, watching(server) as events:
-        sample(events)
-        server.call(server.broker.stop_waiting)
+def test_the_stream_ends_when_the_server_stops(server: TickingServer) -> None:
+    async def stop() -> None:
+        server.broker.stop_waiting()
+
+    with watching(server) as events:
+        events.sample()
+        server.call(stop)
         with pytest.raises(StopIteration):
             while True:
-                events.next()
+                events.come()
 
 
 def test_who_may_use_only_some_queues_sees_nothing_of_the_others() -> None:
@@ -180,7 +291,7 @@ def test_who_may_use_only_some_queues_sees_nothing_of_the_others() -> None:
 # History ---------------------------------------------------------------------------------------------------
 
 
-def test_the_history_is_that_of_the_last_hour(server: Inside, api: Api) -> None:
+def test_the_history_is_that_of_the_last_hour(server: TickingServer, timed: Api) -> None:
     point = Point(1_700_000_000_000_000, Rates(1, 2, 3, 4, 5), None, None)
     observed = server.broker.observed
     with pytest.MonkeyPatch.context() as patch:
@@ -191,22 +302,21 @@ def test_the_history_is_that_of_the_last_hour(server: Inside, api: Api) -> None:
             return [point]
 
         patch.setattr(observed, "history", known)
-        shown_history = read(api.get("/status/history"))
-        read(api.get("/status/history", seconds=60))
+        shown_history = read(timed.get("/status/history"))
+        read(timed.get("/status/history", seconds=60))
     assert asked == [3600, 60]
     assert shown_history["intervalSeconds"] == 10
     [shown] = shown_history["samples"]
     assert set(shown) == HISTORY_SAMPLE
     assert (shown["at"], shown["pushedPerSecond"]) == ("2023-11-14T22:13:20.000Z", 1)
     assert (shown["backlog"], shown["latencyMs"]) == (None, {"p50": None, "p99": None})
-    refusal(api.get("/status/history", seconds=3601), 400)
 
 
 # Settings --------------------------------------------------------------------------------------------------
 
 
-def test_settings_are_shown_without_secrets(api: Api) -> None:
-    answer = api.get("/system/settings")
+def test_settings_are_shown_without_secrets(timed: Api) -> None:
+    answer = timed.get("/system/settings")
     shown = read(answer)
     values = {one["name"]: one["value"] for one in shown["settings"]}
     assert values["limits.max_streams"] == 3
@@ -221,54 +331,41 @@ def test_settings_are_shown_without_secrets(api: Api) -> None:
 # Lists of queues -------------------------------------------------------------------------------------------
 
 
-def test_queues_are_listed_in_pages_by_backlog_too(server: Inside, api: Api, queue: str) -> None:
+def test_queues_are_listed_in_pages_by_backlog_too(server: TickingServer, timed: Api, queue: str) -> None:
     for number, name in enumerate(("b", "a", "c")):
-        api.push(f"{queue}-{name}", *range(number + 1))
+        timed.push(f"{queue}-{name}", *range(number + 1))
 
     def listed(**query: Any) -> tuple[list[str], int]:
-        page = read(api.get("/resources/queues", search=queue, **query))
+        page = read(timed.get("/resources/queues", search=queue, **query))
         return [one["name"].removeprefix(f"{queue}-") for one in page["queues"]], page["total"]
 
     assert listed() == (["c", "a", "b"], 3)
     assert listed(sort="name") == (["a", "b", "c"], 3)
     assert listed(sort="name", limit=1, offset=2) == (["c"], 3)
     with watching(server) as events:
-        until(events, lambda one: one["backlog"] >= 6)
+        events.until(lambda one: one["backlog"] >= 6)
         assert listed(sort="backlog") == (["c", "a", "b"], 3)
         assert listed(sort="backlog", limit=1, offset=1) == (["a"], 3)
-    assert "sort" in refusal(api.get("/resources/queues", sort="size"), 400)
-    assert read(api.get("/resources/queues", limit=2, offset=1))["pagination"] == {"limit": 2, "offset": 1}
+    assert read(timed.get("/resources/queues", limit=2, offset=1))["pagination"] == {"limit": 2, "offset": 1}
 
 
 # Of the original -------------------------------------------------------------------------------------------
 
 
-def test_the_status_has_the_shape_of_the_original(api: Api, queue: str) -> None:
-    api.push(queue, 1, 2)
-    api.ack(api.pop_one(queue))
-    status = read(api.get("/status"))
-    assert set(status) == {
-        "timeRange",
-        "bucketMinutes",
-        "pointCount",
-        "throughput",
-        "queues",
-        "messages",
-        "leases",
-        "deadLetterQueue",
-        "workers",
-        "errors",
-        "statsAge",
-    }
+def test_the_status_has_the_shape_of_the_original(timed: Api, queue: str) -> None:
+    timed.push(queue, 1, 2)
+    timed.ack(timed.pop_one(queue))
+    status = read(timed.get("/status"))
+    assert set(status) == set(answers.Status.__annotations__)
     assert set(status["messages"]) == SIX | {"requests", "batchEfficiency"}
     assert status["messages"]["requests"]["push"] >= 1
     assert status["messages"]["batchEfficiency"]["ack"] == 1
-    [shown] = read(api.get("/status", queue=queue))["queues"]
+    [shown] = read(timed.get("/status", queue=queue))["queues"]
     assert (shown["name"], shown["partitions"], shown["totalConsumed"]) == (queue, 1, 1)
-    assert read(api.get("/status", queue=queue))["throughput"] == [], "what flows is not kept for single queues"
+    assert read(timed.get("/status", queue=queue))["throughput"] == [], "what flows is not kept for single queues"
 
 
-def test_the_throughput_of_a_minute_is_the_sum_of_its_points(server: Inside, api: Api) -> None:
+def test_the_throughput_of_a_minute_is_the_sum_of_its_points(server: TickingServer, timed: Api) -> None:
     minute = 28_333_333 * 60_000_000
     points = [
         Point(minute + second * 1_000_000, Rates(pushed=6, delivered=3, settled=2, dead_lettered=1), None, None)
@@ -276,10 +373,10 @@ def test_the_throughput_of_a_minute_is_the_sum_of_its_points(server: Inside, api
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server.broker.observed, "history", lambda _: points)
-        status = read(api.get("/status", **{"from": "2023-01-01T00:00:00Z", "to": "2024-01-01T00:00:00Z"}))
-        by_minute = read(api.get("/status/analytics", interval="minute", **{"from": "2023-01-01T00:00:00Z"}))
-        by_day = read(api.get("/status/analytics", interval="day", **{"from": "2023-01-01T00:00:00Z"}))
-        later = read(api.get("/status/analytics", **{"from": "2024-01-01T00:00:00Z"}))
+        status = read(timed.get("/status", **{"from": "2023-01-01T00:00:00Z", "to": "2024-01-01T00:00:00Z"}))
+        by_minute = read(timed.get("/status/analytics", interval="minute", **{"from": "2023-01-01T00:00:00Z"}))
+        by_day = read(timed.get("/status/analytics", interval="day", **{"from": "2023-01-01T00:00:00Z"}))
+        later = read(timed.get("/status/analytics", **{"from": "2024-01-01T00:00:00Z"}))
     first, second = status["throughput"]
     assert status["pointCount"] == 2
     assert (first["ingested"], first["popMessages"], first["processed"], first["dlqCount"]) == (120, 60, 40, 20)
@@ -289,29 +386,29 @@ def test_the_throughput_of_a_minute_is_the_sum_of_its_points(server: Inside, api
     assert (later["dataPoints"], later["interval"], later["from"]) == ([], "hour", "2024-01-01T00:00:00.000Z")
 
 
-def test_queues_and_their_messages_as_the_original_lists_them(api: Api, queue: str) -> None:
+def test_queues_and_their_messages_as_the_original_lists_them(timed: Api, queue: str) -> None:
     for number in range(3):
-        api.push(queue, number, partition=f"p{number}", transactionId=f"t{number}")
-    page = read(api.get("/status/queues", limit=1))
+        timed.push(queue, number, partition=f"p{number}", transactionId=f"t{number}")
+    page = read(timed.get("/status/queues", limit=1))
     assert ([one["name"] for one in page["queues"]], page["pagination"]) == ([queue], {"limit": 1, "offset": 0})
-    shown = read(api.get(f"/status/queues/{queue}", limit=2))
+    shown = read(timed.get(f"/status/queues/{queue}", limit=2))
     assert (shown["queue"]["name"], shown["queue"]["config"]["retryLimit"]) == (queue, 3)
     assert [one["name"] for one in shown["partitions"]] == ["p0", "p1"]
     assert (shown["totals"]["partitions"], shown["totals"]["messages"]["total"]) == (3, 3)
-    messages = read(api.get(f"/status/queues/{queue}/messages", limit=2, offset=1))
+    messages = read(timed.get(f"/status/queues/{queue}/messages", limit=2, offset=1))
     assert [one["transactionId"] for one in messages] == ["t1", "t0"]
     assert messages[0]["queuePath"] == f"{queue}/p1"
-    assert read(api.get(f"/status/queues/{queue}-2/messages")) == []
-    refusal(api.get(f"/status/queues/{queue}-2"), 404, "queue_not_found")
+    assert read(timed.get(f"/status/queues/{queue}-2/messages")) == []
+    refusal(timed.get(f"/status/queues/{queue}-2"), 404, "queue_not_found")
 
 
 def test_there_is_nothing_in_buffers(api: Api) -> None:
     assert read(api.get("/status/buffers")) == {"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0}
 
 
-def test_the_overview_says_what_flows(server: Inside, api: Api) -> None:
+def test_the_overview_says_what_flows(server: TickingServer, timed: Api) -> None:
     with watching(server) as events:
-        sample(events)
-    throughput = read(api.get("/resources/overview"))["throughput"]
+        events.sample()
+    throughput = read(timed.get("/resources/overview"))["throughput"]
     assert all(isinstance(number, int | float) for number in throughput.values())
     assert json.dumps(throughput)

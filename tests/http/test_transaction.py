@@ -1,4 +1,4 @@
-"""POST /transaction: both forms of operations, all or nothing, and refusals in the answer."""
+"""POST /transaction: both forms of operations, writes of keys beside them, all or nothing, refusals in the answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.http.api import Api, Json, data, read, refusal
+from tests.http.api import Api, Json, acknowledgment, data, read, refusal
+
+FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 
 
 def ack(message: Json, status: str = "completed", **fields: Any) -> Json:
@@ -33,14 +35,7 @@ def test_an_ack_and_pushes_happen_together(api: Api, queue: str) -> None:
     assert answer["transactionId"]
     assert "error" not in answer
     acked, first, duplicate, third = answer["results"]
-    assert acked == {
-        "index": 0,
-        "type": "ack",
-        "success": True,
-        "transactionId": "t1",
-        "error": None,
-        "dlq": False,
-    }
+    assert acked == {"index": 0, "type": "ack", "success": True, "transactionId": "t1", "error": None, "dlq": False}
     assert first.pop("messageId") == duplicate["messageId"]
     assert first.pop("partitionId")
     assert first == {
@@ -81,51 +76,27 @@ def test_a_refused_ack_undoes_the_pushes_and_the_other_acks(api: Api, queue: str
     assert data(api.pop(queue, batch=10)) == [1, 2]
 
 
-def test_an_ack_under_a_foreign_lease_is_refused(api: Api, queue: str) -> None:
+def test_leases_count_whether_they_are_named_required_or_neither(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    lease = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
-    answer = api.transact(ack(message, leaseId=lease), push(queue, 2))
+    answer = api.transact(ack(message, leaseId=FOREIGN), push(queue, 2))
     assert (answer["success"], answer["code"]) == (False, "lease_invalid")
-    assert api.ack(message)["success"]
-
-
-def test_required_leases_are_honoured(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    other = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
-    assert not api.transact(ack(message), requiredLeases=[other])["success"]
-    assert api.transact(ack(message), requiredLeases=[message["leaseId"]])["success"]
+    assert not api.transact(ack(message), requiredLeases=[FOREIGN])["success"]
+    api.ack(message, "retry")
+    assert not api.transact(ack(message))["success"], "without any lease the message must be held"
+    again = api.pop_one(queue)
+    assert api.transact(ack(message), requiredLeases=[again["leaseId"]])["success"]
     assert api.pop(queue) == []
 
 
-def test_without_any_lease_the_message_must_be_held(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    api.ack(message, "retry")
-    assert not api.transact(ack(message))["success"]
-    api.pop_one(queue)
-    assert api.transact(ack(message))["success"]
-
-
-def test_acks_of_other_groups_name_their_group(api: Api, queue: str) -> None:
+def test_acks_of_other_groups_name_their_group_and_count_as_elsewhere(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue, consumerGroup="g")
     assert not api.transact(ack(message))["success"]
-    assert api.transact(ack(message, consumerGroup="g"))["success"]
-
-
-def test_a_failed_ack_counts_an_attempt_as_elsewhere(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    assert api.transact(ack(message, "failed", error="boom"))["success"]
-    assert api.dead_letters(queue) == []
-    assert api.pop_one(queue)["deliveryAttempt"] == 2
-
-
-def test_dlq_in_a_transaction_is_reported(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    [result] = api.transact(ack(api.pop_one(queue), "dlq", error="boom"))["results"]
+    assert api.transact(ack(message, "failed", error="boom", consumerGroup="g"))["success"]
+    again = api.pop_one(queue, consumerGroup="g")
+    assert again["deliveryAttempt"] == 2
+    [result] = api.transact(ack(again, "dlq", error="boom", consumerGroup="g"))["results"]
     assert result["dlq"] is True
     assert [letter["errorMessage"] for letter in api.dead_letters(queue)] == ["boom"]
 
@@ -140,7 +111,6 @@ def test_dlq_in_a_transaction_is_reported(api: Api, queue: str) -> None:
         ({"operations": [{"type": "push", "items": []}]}, "operations array cannot be empty"),
         ({"operations": [{}]}, "operations[0].type: expected push or ack"),
         ({"operations": [{"type": "pull"}]}, "operations[0].type: expected push or ack"),
-        ({"operations": [5]}, "operations[0]: expected an object, got an integer"),
         ({"operations": [{"type": "push"}]}, "operations[0].queue: must not be empty"),
         (
             {"operations": [{"type": "push", "items": [{"queue": "q"}, {"queue": "q", "priority": 10}]}]},
@@ -163,23 +133,114 @@ def test_dlq_in_a_transaction_is_reported(api: Api, queue: str) -> None:
             {"operations": [{"type": "ack", "transactionId": "t", "partitionId": "p", "status": "ok"}]},
             "operations[0].status: expected completed, failed, retry or dlq, got 'ok'",
         ),
-        (
-            {"operations": [{"type": "push", "queue": "q"}], "requiredLeases": "x"},
-            "requiredLeases: expected an array, got a string",
-        ),
     ],
 )
 def test_a_wrong_transaction_names_what_is_wrong(api: Api, body: Json, text: str) -> None:
     assert refusal(api.post("/transaction", body), 400, "invalid_input") == text
 
 
-def test_nothing_of_a_wrong_transaction_is_stored(api: Api, queue: str) -> None:
-    body = {"operations": [push(queue, 1), push(queue, 2, traceId="bad")]}
-    refusal(api.post("/transaction", body), 400)
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
-def test_too_many_operations_are_refused(api: Api, queue: str) -> None:
+def test_nothing_of_a_transaction_that_is_wrong_or_too_large_is_stored(api: Api, queue: str) -> None:
     body = {"operations": [push(queue, *range(10_001))]}
     refusal(api.post("/transaction", body), 400, "batch_too_large")
+    refusal(api.post("/transaction", {"operations": [push(queue, 1), push(queue, 2, traceId="bad")]}), 400)
     assert read(api.get("/resources/queues", search=queue))["queues"] == []
+
+
+# Keys ----------------------------------------------------------------------------------------------------
+
+
+def value(api: Api, *key: str) -> Json:
+    """What is stored under a key of texts; None: nothing."""
+    response = api.client.get(f"/keyval/api/keys/{'/'.join(key)}")
+    return None if response.status_code == 404 else read(response)["value"]
+
+
+def kv(*mutations: Json, checks: list[Json] | None = None) -> Json:
+    """The rider of a transaction."""
+    return {"checks": checks or [], "mutations": list(mutations)}
+
+
+def put(queue: str, what: Json, name: str = "a") -> Json:
+    """A mutation that sets a key of this test."""
+    return {"type": "set", "key": [queue, name], "value": what}
+
+
+def test_keys_are_written_with_an_ack_and_a_push(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue)
+    answer = api.transact(
+        {"type": "ack"} | acknowledgment(message),
+        {"type": "push", "queue": f"{queue}-out", "payload": 2},
+        kv=kv(put(queue, {"n": 1}), {"type": "sum", "key": [queue, "b"], "value": 5}),
+    )
+    assert (answer["success"], len(answer["results"])) == (True, 2)
+    assert answer["kv"]["ok"] is True
+    entry = read(api.client.get(f"/keyval/api/keys/{queue}/a"))
+    assert (entry["value"], entry["versionstamp"]) == ({"n": 1}, answer["kv"]["versionstamp"])
+    assert value(api, queue, "b") == 5
+    assert data(api.pop(f"{queue}-out")) == [2]
+    assert api.pop(queue) == []
+
+
+def test_a_check_that_fails_undoes_everything(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue)
+    checks = [{"key": [queue, "b"], "versionstamp": None}, {"key": [queue, "a"], "versionstamp": "1".zfill(20)}]
+    answer = api.transact(
+        {"type": "ack"} | acknowledgment(message),
+        {"type": "push", "queue": f"{queue}-out"},
+        kv=kv(put(queue, 1), checks=checks),
+    )
+    assert (answer["success"], answer["code"], answer["kv"]) == (False, "check_failed", {"ok": False})
+    assert "checks[1]" in answer["error"]
+    assert value(api, queue, "a") is None
+    refusal(api.get(f"/resources/queues/{queue}-out"), 404)
+    assert api.ack(message)["success"]
+
+
+def test_what_is_refused_beside_keys_undoes_them(api: Api, queue: str) -> None:
+    api.push(queue, 1)
+    message = api.pop_one(queue)
+    foreign = {"type": "ack"} | acknowledgment(message) | {"leaseId": FOREIGN}
+    answer = api.transact(foreign, kv=kv(put(queue, 1)))
+    assert (answer["success"], answer["code"], answer["kv"]) == (False, "lease_invalid", {"ok": False})
+    assert value(api, queue, "a") is None
+    assert api.transact(kv=kv(put(queue, "text")))["success"]
+    mutation = {"type": "sum", "key": [queue, "a"], "value": 1}
+    answer = api.transact({"type": "push", "queue": f"{queue}-out"}, kv=kv(put(queue, 1, "b"), mutation))
+    assert (answer["success"], answer["code"]) == (False, "value_mismatch")
+    assert "mutations[1]" in answer["error"]
+    assert value(api, queue, "b") is None
+    refusal(api.get(f"/resources/queues/{queue}-out"), 404)
+
+
+def test_operations_may_be_empty_beside_keys_and_without_keys_nothing_is_said_of_them(api: Api, queue: str) -> None:
+    riders: list[dict[str, Any]] = [{}, {"kv": None}, {"kv": []}, {"timers": []}, {"timers": None}]
+    for nothing in riders:
+        assert "kv" not in api.transact({"type": "push", "queue": queue}, **nothing)
+    answer = api.transact(kv=kv(put(queue, 1)))
+    assert (answer["success"], answer["results"], answer["kv"]["ok"]) == (True, [], True)
+    assert value(api, queue, "a") == 1
+
+
+@pytest.mark.parametrize(
+    ("rider", "status", "text"),
+    [
+        ({"kv": 5}, 400, "kv: expected an object or an array, got an integer"),
+        ({"kv": {}}, 400, "kv.mutations: is required"),
+        ({"kv": {"mutations": [{"key": ["a"]}]}}, 400, "kv.mutations[0].type: is required"),
+        ({"kv": {"mutations": [{"type": "enqueue", "value": 1}]}}, 400, "kv.mutations[0].type: push messages with"),
+        ({"kv": {"mutations": [{"type": "jump", "key": ["a"]}]}}, 400, "kv.mutations[0].type: "),
+        ({"kv": {"mutations": [{"type": "set", "key": [], "value": 1}]}}, 400, "kv.mutations[0].key: "),
+        ({"kv": {"mutations": [], "checks": [{"key": "a", "versionstamp": None}]}}, 400, "kv.checks[0].key: "),
+        ({"kv": [{"op": "put", "key": "a"}]}, 501, "kv: expected an object with checks and mutations"),
+        ({"timers": [{"op": "schedule"}]}, 501, "timers: this server has none; push with delay or deliverAt"),
+    ],
+)
+def test_wrong_keys_and_what_is_not_supported_are_refused_and_nothing_is_stored(
+    api: Api, queue: str, rider: dict[str, Any], status: int, text: str
+) -> None:
+    body = {"operations": [{"type": "push", "queue": queue}]} | rider
+    code = {400: "invalid_input", 501: "not_supported"}[status]
+    assert refusal(api.post("/transaction", body), status, code).startswith(text)
+    refusal(api.get(f"/resources/queues/{queue}"), 404)

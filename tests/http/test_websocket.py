@@ -8,21 +8,15 @@ import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from hark.settings import Limits, Settings
 from tests.http.api import WAIT, Api, Json, data
-from tests.http.streaming import PATIENCE, Socket, deaf, inside, masked, websocket
+from tests.http.streaming import PATIENCE, UPGRADE, Socket, deaf, inside, spread, websocket
 
-
-def spread(api: Api, queue: str, number: int, first: int = 0) -> None:
-    """Push numbers, each into a partition of its own: they can be worked on at the same time."""
-    items = [{"queue": queue, "payload": n, "partition": str(n)} for n in range(first, first + number)]
-    assert api.post("/push", {"items": items}).status_code == 201
-
+OPENING = f"GET /api/v1/consume HTTP/1.1\nHost: localhost\n{UPGRADE}\n"
 
 # Subscribing -----------------------------------------------------------------------------------------------
 
@@ -38,28 +32,20 @@ def test_messages_come_with_the_shape_of_a_pop(api: Api, socket: Socket, queue: 
     assert set(frame["messages"][0]) == set(api.pop_one(queue, consumerGroup="other"))
 
 
-def test_the_credit_may_be_in_the_address(api: Api, server_url: str, queue: str) -> None:
-    spread(api, queue, 3)
-    with websocket(server_url, credit=2) as socket:
-        socket.subscribe("s", queue)
-        socket.take(2)
-        assert socket.drain() == ([], 2)
-
-
-def test_nothing_comes_without_credit(api: Api, socket: Socket, queue: str) -> None:
+def test_nothing_comes_without_credit_which_may_be_in_the_address(
+    api: Api, socket: Socket, server_url: str, queue: str
+) -> None:
     api.push(queue, 1)
     socket.subscribe("s", queue)
     assert socket.drain() == ([], 0)
     socket.send("resume")
     socket.send("credit", n=1)
     assert data(socket.messages()) == [1]
-
-
-def test_a_namespace_is_a_subscription_too(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=10)
-    socket.subscribe("all", namespace=queue)
-    api.push(f"{queue}.a", 1)
-    assert data(socket.messages()) == [1]
+    spread(api, f"{queue}-more", 3)
+    with websocket(server_url, credit=2) as other:
+        other.subscribe("s", f"{queue}-more")
+        other.take(2)
+        assert other.drain() == ([], 2)
 
 
 def test_one_socket_consumes_from_two_queues_with_shared_credit(api: Api, socket: Socket, queue: str) -> None:
@@ -117,34 +103,16 @@ def test_after_unsubscribed_nothing_comes(api: Api, socket: Socket, queue: str) 
     socket.subscribe("s", queue)
 
 
-def test_auto_ack_costs_no_credit(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue, autoAck=True, batch=1)
-    api.push(queue, 1, 2, 3)
-    assert data(socket.take(3)) == [1, 2, 3]
-    assert socket.drain() == ([], 0)
-    assert api.pop(queue) == []
-
-
-def hold_one(api: Api, socket: Socket, queue: str) -> Json:
+def hold_one(api: Api, socket: Socket, queue: str, **fields: Any) -> Json:
     """A message that uses up all credit of a socket: nothing else is on its way to it."""
     socket.send("credit", n=1)
-    socket.subscribe("s", queue)
+    socket.subscribe("s", queue, **fields)
     api.push(queue, 1)
     [message] = socket.messages()
     return message
 
 
 # Credit ----------------------------------------------------------------------------------------------------
-
-
-def test_h3_credit_too_small_for_a_batch_gets_what_fits(api: Api, server_url: str, queue: str) -> None:
-    api.push(queue, *range(5))
-    with websocket(server_url, credit=2) as first, websocket(server_url, credit=2) as second:
-        first.subscribe("s", queue, batch=5)
-        second.subscribe("s", queue, batch=5)
-        assert data(first.messages()) == [0, 1]
-        assert second.drain() == ([], 0)
 
 
 def test_i6_crossed_credits_and_acks_never_leave_more_unsettled_than_the_largest_grant(
@@ -179,26 +147,22 @@ def test_i6_crossed_credits_and_acks_never_leave_more_unsettled_than_the_largest
     assert not held or socket.drain()[1] == len(held)
 
 
-def test_credit_that_is_taken_back_stops_deliveries(api: Api, socket: Socket, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("stop", "go_on"),
+    [({"type": "pause"}, {"type": "resume"}), ({"type": "credit", "n": 0}, {"type": "credit", "n": 1})],
+)
+def test_a_pause_or_credit_that_is_taken_back_stops_deliveries_until_they_go_on(
+    api: Api, socket: Socket, queue: str, stop: Json, go_on: Json
+) -> None:
     message = hold_one(api, socket, queue)
-    socket.send("credit", n=0)
-    socket.settle([message])
-    socket.expect("settled")
-    api.push(queue, 2)
-    assert data(api.pop(queue)) == [2]
-    assert socket.drain() == ([], 0)
-
-
-def test_pause_stops_and_resume_goes_on(api: Api, socket: Socket, queue: str) -> None:
-    message = hold_one(api, socket, queue)
-    socket.send("pause")
+    socket.send(**stop)
     socket.settle([message])
     socket.expect("settled")
     api.push(queue, 2)
     other = api.pop_one(queue)
     assert other["data"] == 2
     api.ack(other, "retry")
-    socket.send("resume")
+    socket.send(**go_on)
     assert data(socket.messages()) == [2]
 
 
@@ -235,16 +199,8 @@ def test_an_ack_finds_the_group_by_its_lease(api: Api, socket: Socket, queue: st
     socket.settle(messages)
     results = socket.expect("settled")["results"]
     assert [(result["success"], result["leaseReleased"]) for result in results] == [(True, True)] * 2
-    assert set(results[0]) == {
-        "index",
-        "transactionId",
-        "success",
-        "error",
-        "queueName",
-        "partitionName",
-        "leaseReleased",
-        "dlq",
-    }
+    names = ("index", "transactionId", "success", "error", "queueName", "partitionName", "leaseReleased", "dlq")
+    assert set(results[0]) == set(names)
 
 
 def test_an_ack_may_name_its_group(api: Api, socket: Socket, queue: str) -> None:
@@ -286,10 +242,7 @@ def test_a_nack_in_an_ordered_group_brings_the_rest_of_the_batch_again(api: Api,
 
 
 def test_a_nack_can_wait_or_be_the_end(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue)
-    api.push(queue, 1)
-    [message] = socket.messages()
+    message = hold_one(api, socket, queue)
     socket.settle([message], "nack", status="retry", delay=1)
     assert socket.expect("settled")["results"][0]["success"]
     [again] = socket.messages()
@@ -301,10 +254,7 @@ def test_a_nack_can_wait_or_be_the_end(api: Api, socket: Socket, queue: str) -> 
 
 
 def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> None:
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue)
-    api.push(queue, 1)
-    [message] = socket.messages()
+    message = hold_one(api, socket, queue)
     answer = socket.ask("renew", ref="r", leaseIds=[message["leaseId"], "gone"], seconds=1000)
     held, gone = answer["results"]
     assert (answer["type"], answer["ref"]) == ("renewed", "r")
@@ -315,75 +265,12 @@ def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> N
 
 def test_a_subscription_may_say_how_long_it_holds_what_it_gets(api: Api, socket: Socket, queue: str) -> None:
     api.configure(queue, leaseTime=60)
-    socket.send("credit", n=1)
-    socket.subscribe("s", queue, leaseTime=5000)
-    api.push(queue, 1)
-    [message] = socket.messages()
+    message = hold_one(api, socket, queue, leaseTime=5000)
     held = datetime.fromisoformat(api.show(message)["leaseExpiresAt"]) - datetime.now(UTC)
     assert 4000 < held.total_seconds() < 6000
 
 
 # Leaving ---------------------------------------------------------------------------------------------------
-
-
-def test_what_was_written_stays_with_its_lease_when_the_client_leaves(api: Api, server_url: str, queue: str) -> None:
-    api.push(queue, 1)
-    with websocket(server_url, credit=1) as socket:
-        socket.subscribe("s", queue)
-        [message] = socket.messages()
-    assert api.pop(queue) == []
-    assert api.ack(message)["success"]
-
-
-def test_what_comes_after_the_client_left_is_for_others(api: Api, server_url: str, queue: str) -> None:
-    for _ in range(20):
-        with websocket(server_url, credit=1) as socket:
-            socket.subscribe("s", queue)
-        api.push(queue, 1)
-        message = api.pop_one(queue, **WAIT)
-        assert message["deliveryAttempt"] == 1
-        api.ack(message)
-
-
-UPGRADE = (
-    "GET /api/v1/consume?credit={credit} HTTP/1.1\nHost: localhost\nConnection: Upgrade\nUpgrade: websocket\n"
-    "Sec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\n\n"
-)
-
-
-def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: str) -> None:
-    settings = Settings(limits=Limits(stalled_seconds=1))
-    with inside(settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        api = Api(client)
-        with deaf(server.url, UPGRADE.format(credit=1000)) as lazy:
-            [stream] = server.call(lambda: list(server.broker.delivery.streams))
-            lazy.sendall(masked(f'{{"type": "subscribe", "id": "s", "queue": "{queue}", "batch": 10}}'))
-            for partition in range(100):
-                api.push(queue, *["x" * 100_000] * 10, partition=str(partition))
-            got = 0
-            while not stream.closed:
-                got += len(api.pop(queue, batch=10, wait=True, timeout=1000))
-            assert stream.unsettled < 200
-            while messages := api.pop(queue, batch=10):
-                got += len(messages)
-            assert got + stream.unsettled == 1000
-            while lazy.recv(1 << 20):  # Its end comes after what the socket had.
-                pass
-
-
-def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str) -> None:
-    with inside() as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        api = Api(client)
-        for _ in range(4):
-            api.push(queue, *["x" * 100_000] * 50)
-        with deaf(server.url, UPGRADE.format(credit=200)) as lazy:
-            lazy.sendall(masked(f'{{"type": "subscribe", "id": "s", "queue": "{queue}", "batch": 200}}'))
-            begun = b""
-            while b'"messages"' not in begun:
-                begun += lazy.recv(1024)
-        messages = api.pop(queue, batch=200, **WAIT)
-        assert {message["deliveryAttempt"] for message in messages} == {1}
-        assert server.call(lambda: len(server.broker.delivery.streams)) == 0
 
 
 @pytest.mark.parametrize(
@@ -394,7 +281,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str)
     ],
 )
 def test_a_client_that_floods_and_does_not_read_is_cut_off(flood: bytes) -> None:
-    with inside() as server, deaf(server.url, UPGRADE.format(credit=0)) as client:
+    with inside() as server, deaf(server.url, OPENING) as client:
         client.sendall(b"\x01\x81" + bytes(4 + 1))  # The first part of a message.
         with pytest.raises(ConnectionError):
             for _ in range(10_000):
@@ -428,18 +315,3 @@ def test_the_example_in_the_docs_works(api: Api, server_url: str, queue: str) ->
             api.push(queue, {"order": number})
             assert running.stdout.readline() == f"{{'order': {number}}}\n"
         running.terminate()
-
-
-# Sharing ---------------------------------------------------------------------------------------------------
-
-
-def test_ten_clients_share_fairly(api: Api, server_url: str, queue: str) -> None:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(websocket(server_url, credit=1)) for _ in range(10)]
-        for socket in sockets:
-            socket.subscribe("s", queue, autoAck=True, batch=1)
-        spread(api, queue, 95)
-        taken = [socket.take(9) for socket in sockets]
-        rest = [socket.drain()[0] for socket in sockets]
-        assert sorted(data([message for messages in taken + rest for message in messages])) == list(range(95))
-        assert {len(messages) for messages in rest} == {0, 1}

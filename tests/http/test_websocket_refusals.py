@@ -1,19 +1,48 @@
-"""GET /consume: frames and connections that are refused."""
+"""GET /consume: frames and connections that are refused, and sockets that are kept to what their token may."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.conftest import running_server
+from hark.settings import Settings
 from tests.http.api import Api, Json, data
-from tests.http.streaming import Socket, websocket
+from tests.http.edge.asking import Tokens
+from tests.http.streaming import Inside, Socket, inside, websocket
 
 # Wrong frames ----------------------------------------------------------------------------------------------
+
+ITEM = {"transactionId": "t", "partitionId": "p"}
+WRONG: list[tuple[str, Json, str]] = [
+    ("credit", {}, "n: is required"),
+    ("credit", {"n": "many"}, "n: expected an integer, got a string"),
+    ("credit", {"n": -1}, "n: expected an integer from 0 to 10000"),
+    ("subscribe", {"queue": "q"}, "id: is required"),
+    ("subscribe", {"id": "", "queue": "q"}, "id: must not be empty"),
+    ("subscribe", {"id": "s"}, "queue, namespace or task is required"),
+    ("subscribe", {"id": "s", "queue": "q", "batch": 0}, "batch: expected an integer"),
+    ("subscribe", {"id": "s", "queue": "q", "batch": "1"}, "batch: expected an integer"),
+    ("subscribe", {"id": "s", "queue": "q", "autoAck": 1}, "autoAck: expected true"),
+    ("subscribe", {"id": "s", "queue": "q", "from": "head"}, "from: only with browse"),
+    ("subscribe", {"id": "s", "queue": "q", "leaseTime": 0}, "leaseTime: expected an int"),
+    ("subscribe", {"id": "s", "queue": "q", "leaseTime": "1"}, "leaseTime: expected an int"),
+    ("subscribe", {"id": "s", "task": "t", "browse": True}, "queue is required"),
+    ("ack", {}, "items: is required"),
+    ("ack", {"items": [{}]}, "items[0].transactionId:"),
+    ("ack", {"items": [{"transactionId": "t"}]}, "items[0].partitionId:"),
+    ("ack", {"items": [ITEM | {"status": "failed"}]}, "items[0].status: an ack completes"),
+    ("nack", {"items": [ITEM | {"status": "completed"}]}, "items[0].status: expected failed, retry or dlq"),
+    ("nack", {"items": [ITEM | {"status": "dlq", "delay": 5}]}, "items[0].delay: only with status failed or retry"),
+    ("renew", {"leaseIds": ["l"], "seconds": 0}, "seconds: expected an integer from 1"),
+    ("renew", {"leaseIds": ["l", "\0"]}, "leaseIds[1]: must not contain a NUL"),
+    ("jump", {}, "type: expected subscribe, "),
+]
 
 
 @pytest.mark.parametrize(
@@ -23,49 +52,8 @@ from tests.http.streaming import Socket, websocket
         ("", "invalid_input", "Empty"),
         ("[]", "invalid_input", "frame: expected an object, got an array"),
         ("{}", "invalid_input", "type: expected subscribe, "),
-        ('{"type": "jump"}', "invalid_input", "type: expected subscribe, "),
-        ('{"type": "credit"}', "invalid_input", "n: is required"),
-        ('{"type": "credit", "n": "many"}', "invalid_input", "n: expected an integer, got a string"),
-        ('{"type": "credit", "n": -1}', "invalid_input", "n: expected an integer from 0 to 10000"),
-        ('{"type": "subscribe", "queue": "q"}', "invalid_input", "id: is required"),
-        ('{"type": "subscribe", "id": "", "queue": "q"}', "invalid_input", "id: must not be empty"),
-        ('{"type": "subscribe", "id": "s"}', "invalid_input", "queue, namespace or task is required"),
-        ('{"type": "subscribe", "id": "s", "queue": "q", "batch": 0}', "invalid_input", "batch: expected an integer"),
-        ('{"type": "subscribe", "id": "s", "queue": "q", "batch": "1"}', "invalid_input", "batch: expected an integer"),
-        ('{"type": "subscribe", "id": "s", "queue": "q", "autoAck": 1}', "invalid_input", "autoAck: expected true"),
-        ('{"type": "subscribe", "id": "s", "queue": "q", "from": "head"}', "invalid_input", "from: only with browse"),
-        ('{"type": "subscribe", "id": "s", "task": "t", "browse": true}', "invalid_input", "queue is required"),
         ('{"type": "unsubscribe", "id": "nobody"}', "subscription_not_found", "id: there is no subscription"),
-        ('{"type": "ack"}', "invalid_input", "items: is required"),
-        ('{"type": "ack", "items": [{}]}', "invalid_input", "items[0].transactionId:"),
-        ('{"type": "ack", "items": [{"transactionId": "t"}]}', "invalid_input", "items[0].partitionId:"),
-        (
-            '{"type": "ack", "items": [{"transactionId": "t", "partitionId": "p", "status": "failed"}]}',
-            "invalid_input",
-            "items[0].status: an ack completes",
-        ),
-        (
-            '{"type": "nack", "items": [{"transactionId": "t", "partitionId": "p", "status": "completed"}]}',
-            "invalid_input",
-            "items[0].status: expected failed, retry or dlq",
-        ),
-        (
-            '{"type": "nack", "items": [{"transactionId": "t", "partitionId": "p", "status": "dlq", "delay": 5}]}',
-            "invalid_input",
-            "items[0].delay: only with status failed or retry",
-        ),
-        ('{"type": "renew", "leaseIds": ["l"], "seconds": 0}', "invalid_input", "seconds: expected an integer from 1"),
-        ('{"type": "renew", "leaseIds": ["l", "\\u0000"]}', "invalid_input", "leaseIds[1]: must not contain a NUL"),
-        (
-            '{"type": "subscribe", "id": "s", "queue": "q", "leaseTime": 0}',
-            "invalid_input",
-            "leaseTime: expected an int",
-        ),
-        (
-            '{"type": "subscribe", "id": "s", "queue": "q", "leaseTime": "1"}',
-            "invalid_input",
-            "leaseTime: expected an int",
-        ),
+        *((json.dumps({"type": type} | fields), "invalid_input", start) for type, fields, start in WRONG),
     ],
 )
 def test_a_wrong_frame_is_answered_and_the_connection_goes_on(socket: Socket, text: str, code: str, start: str) -> None:
@@ -84,19 +72,16 @@ def test_an_error_has_the_labels_of_its_frame(socket: Socket, queue: str) -> Non
     assert (answer["type"], answer["id"], answer["code"]) == ("error", "s", "subscription_exists")
 
 
-def test_binary_frames_are_refused_and_pongs_ignored(socket: Socket) -> None:
+def test_binary_and_large_frames_are_refused_and_pongs_ignored(socket: Socket) -> None:
     socket.connection.send(b'{"type": "ping"}')
     assert "binary" in socket.expect("error")["error"]
     socket.send("pong")
     assert socket.ask("ping") == {"type": "pong"}
-
-
-def test_too_many_items_in_one_frame_are_refused(socket: Socket) -> None:
     assert socket.ask("renew", leaseIds=["l"] * 10_001)["code"] == "batch_too_large"
 
 
-def test_a_frame_over_the_limit_ends_the_connection_with_1009(tmp_path: Path) -> None:
-    with running_server(tmp_path, settings={"HARK_MAX_BODY_BYTES": "1000"}) as url, websocket(url) as socket:
+def test_a_frame_over_the_limit_ends_the_connection_with_1009() -> None:
+    with inside(Settings(max_body_bytes=1000)) as server, websocket(server.url) as socket:
         socket.send_text("x" * 1001)
         with pytest.raises(ConnectionClosed) as closed:
             socket.receive()
@@ -121,35 +106,89 @@ def test_a_subscription_that_can_not_be_served_ends_and_the_others_go_on(api: Ap
 # Connecting ------------------------------------------------------------------------------------------------
 
 
-def refused(address: str, **headers: str) -> tuple[int, Json]:
-    """The status and the body of a connection that is refused."""
-    with pytest.raises(InvalidStatus) as refusal:
-        connect(address.replace("http://", "ws://"), proxy=None, additional_headers=headers)
-    response = refusal.value.response
+@pytest.fixture(scope="module")
+def server() -> Iterator[Inside]:
+    """A server that knows the tokens."""
+    with inside(authenticator=Tokens()) as one:
+        yield one
+
+
+@contextmanager
+def connected(server: Inside, path: str = "consume?credit=10", **headers: str) -> Iterator[Socket]:
+    """A connection with these headers."""
+    address = f"{server.url.replace('http', 'ws')}/api/v1/{path}"
+    with connect(address, proxy=None, additional_headers=headers) as connection:
+        yield Socket(connection)
+
+
+def push(server: Inside, queue: str) -> Json:
+    """Push a message."""
+    items = {"items": [{"queue": queue, "payload": queue}]}
+    answer = httpx.post(f"{server.url}/api/v1/push", json=items, headers={"Authorization": "Bearer writer"})
+    assert answer.status_code == 201
+    return answer.json()[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "code"),
+    [
+        ("consume", {}, 401, "unauthorized"),
+        ("consume", {"Authorization": "Bearer nobody"}, 401, "unauthorized"),
+        ("consume", {"Cookie": "hark_session=nobody"}, 401, "unauthorized"),
+        ("consume", {"Authorization": "Bearer writer", "Origin": "https://evil.example"}, 403, "cross_origin"),
+        ("consume", {"Authorization": "Bearer writer", "Origin": "http://["}, 403, "cross_origin"),
+        ("consume", {"Cookie": "hark_session=writer", "Origin": "https://evil.example"}, 403, "cross_origin"),
+        ("consume?credit=x", {"Authorization": "Bearer writer"}, 400, "invalid_input"),
+        ("elsewhere", {"Authorization": "Bearer writer"}, 404, "route_not_found"),
+    ],
+    ids=str,
+)
+def test_who_may_not_connect_is_refused_before_the_upgrade(
+    server: Inside, path: str, headers: dict[str, str], status: int, code: str
+) -> None:
+    with pytest.raises(InvalidStatus) as refused, connected(server, path, **headers):
+        pass
+    response = refused.value.response
+    said = json.loads(response.body)
+    assert (response.status_code, said["code"]) == (status, code)
+    assert code != "invalid_input" or said["error"].startswith("credit:")
     assert response.headers["content-type"] == "application/json"
-    return response.status_code, json.loads(response.body)
+    assert response.headers["x-request-id"]
 
 
-def test_connections_are_refused_before_the_upgrade(api: Api, server_url: str) -> None:
-    status, body = refused(f"{server_url}/api/v1/elsewhere")
-    assert (status, body["code"]) == (404, "route_not_found")
-    status, body = refused(f"{server_url}/api/v1/consume?credit=x")
-    assert (status, body["error"][:7]) == (400, "credit:")
-    answer = api.get("/consume")
-    assert (answer.status_code, "ws://" in answer.json()["error"]) == (400, True)
+def test_a_token_or_the_cookie_of_a_page_lets_in(server: Inside) -> None:
+    by_token = {"Authorization": "Bearer writer"}
+    by_cookie = {"Cookie": "hark_session=writer", "Origin": server.url}
+    for queue, headers in (("by-token", by_token), ("by-cookie", by_cookie)):
+        push(server, queue)
+        with connected(server, **headers) as consumer:
+            consumer.subscribe("s", queue)
+            assert consumer.messages()[0]["data"] == queue
 
 
-def test_pages_of_other_sites_may_not_connect(server_url: str) -> None:
-    status, body = refused(f"{server_url}/api/v1/consume", Origin="https://elsewhere.example")
-    assert (status, body["code"]) == (403, "cross_origin")
-    status, body = refused(f"{server_url}/api/v1/consume", Origin="http://[")
-    assert (status, body["code"]) == (403, "cross_origin")
-    address = f"{server_url.replace('http', 'ws')}/api/v1/consume"
-    with connect(address, proxy=None, additional_headers={"Origin": server_url}) as connection:
-        assert Socket(connection).ask("ping") == {"type": "pong"}
+def test_who_only_reads_may_browse_and_nothing_else(server: Inside) -> None:
+    message = push(server, "seen")
+    with connected(server, Authorization="Bearer reader") as consumer:
+        assert consumer.ask("subscribe", id="s", queue="seen")["code"] == "forbidden"
+        item = {"transactionId": message["message_id"], "partitionId": message["partition_id"]}
+        assert consumer.ask("ack", items=[item])["code"] == "forbidden"
+        assert consumer.ask("nack", items=[item])["code"] == "forbidden"
+        assert consumer.ask("renew", leaseIds=["x"])["code"] == "forbidden"
+        consumer.send("subscribe", id="b", queue="seen", browse=True, from_="head")
+        assert consumer.expect("subscribed")["id"] == "b"
+        assert consumer.messages()[0]["data"] == "seen"
 
 
-def test_too_many_connections_are_a_429(tmp_path: Path) -> None:
-    with running_server(tmp_path, settings={"HARK_LIMITS_MAX_STREAMS": "1"}) as url, websocket(url):
-        status, body = refused(f"{url}/api/v1/consume")
-        assert (status, body["code"]) == (429, "too_many_streams")
+def test_other_queues_can_not_be_subscribed_to_nor_settled(server: Inside) -> None:
+    theirs = push(server, "theirs")
+    push(server, "mine")
+    with connected(server, Authorization="Bearer mine-writer") as consumer:
+        for wish in ({"queue": "theirs"}, {"namespace": "theirs"}, {"task": "x"}, {"queue": "theirs", "browse": True}):
+            assert consumer.ask("subscribe", id="s", **wish)["code"] == "queue_not_allowed", wish
+        item = {"transactionId": theirs["message_id"], "partitionId": theirs["partition_id"], "leaseId": "x"}
+        unknown = {"transactionId": theirs["message_id"], "partitionId": "nowhere", "leaseId": "x"}
+        answers = [consumer.ask("ack", items=[one])["results"] for one in (item, unknown)]
+        assert answers[0] == answers[1]
+        assert not answers[0][0]["success"]
+        consumer.subscribe("m", "mine")
+        assert consumer.messages()[0]["data"] == "mine"

@@ -31,82 +31,68 @@ FILE_LEGACY = "[worker]\npoll_interval = 300\n"
 SERVER = "port = 7000\nworkers = 4\n[retention]\ncompleted_seconds = 5\n"
 
 PRECEDENCE = [
-    ("default", "", {}, None, adaptive()),
-    ("file", FILE_ADAPTIVE, {}, None, adaptive(min_interval_ms=50, max_interval_ms=30_000)),
-    ("file-fixed", FILE_FIXED, {}, None, fixed(interval_ms=250)),
-    ("file-with-settings-of-a-server", SERVER + FILE_FIXED, {}, None, fixed(interval_ms=250)),
-    ("file-partly", "[worker.polling]\nmax_interval_ms = 1000\n", {}, None, adaptive(max_interval_ms=1000)),
-    ("file-fractions", "[worker.polling]\nmin_interval_ms = 0.5\n", {}, None, adaptive(min_interval_ms=0.5)),
-    ("file-legacy", FILE_LEGACY, {}, None, fixed(interval_ms=300)),
-    ("env", "", {"HARK_POLLING_BACKOFF_MULTIPLIER": "1.5"}, None, adaptive(backoff_multiplier=1.5)),
-    ("env-strategy-only", "", {"HARK_POLLING_STRATEGY": "FIXED"}, None, fixed(interval_ms=500)),
-    ("env-empty-is-not-set", FILE_FIXED, {"HARK_POLLING_STRATEGY": ""}, None, fixed(interval_ms=250)),
-    ("env-alias", "", {"QO_POLLING_MAX_INTERVAL_MS": "30000"}, None, adaptive(max_interval_ms=30_000)),
+    ("default", "", {}, adaptive()),
+    ("file", FILE_ADAPTIVE, {}, adaptive(min_interval_ms=50, max_interval_ms=30_000)),
+    ("file-fixed", FILE_FIXED, {}, fixed(interval_ms=250)),
+    ("file-with-settings-of-a-server", SERVER + FILE_FIXED, {}, fixed(interval_ms=250)),
+    ("file-partly", "[worker.polling]\nmax_interval_ms = 1000\n", {}, adaptive(max_interval_ms=1000)),
+    ("file-fractions", "[worker.polling]\nmin_interval_ms = 0.5\n", {}, adaptive(min_interval_ms=0.5)),
+    ("file-legacy", FILE_LEGACY, {}, fixed(interval_ms=300)),
+    ("env", "", {"HARK_POLLING_BACKOFF_MULTIPLIER": "1.5"}, adaptive(backoff_multiplier=1.5)),
+    ("env-strategy-only", "", {"HARK_POLLING_STRATEGY": "FIXED"}, fixed(interval_ms=500)),
+    ("env-empty-is-not-set", FILE_FIXED, {"HARK_POLLING_STRATEGY": ""}, fixed(interval_ms=250)),
+    ("env-alias", "", {"QO_POLLING_MAX_INTERVAL_MS": "30000"}, adaptive(max_interval_ms=30_000)),
     (
         "env-over-its-alias",
         "",
         {"QO_POLLING_MAX_INTERVAL_MS": "30000", "HARK_POLLING_MAX_INTERVAL_MS": "2000"},
-        None,
         adaptive(max_interval_ms=2000),
     ),
     (
         "env-over-file-field-by-field",
         FILE_ADAPTIVE,
         {"HARK_POLLING_MAX_INTERVAL_MS": "1000"},
-        None,
         adaptive(min_interval_ms=50, max_interval_ms=1000),
     ),
     (
         "alias-over-file",
         FILE_ADAPTIVE,
         {"QO_POLLING_MIN_INTERVAL_MS": "70"},
-        None,
         adaptive(min_interval_ms=70, max_interval_ms=30_000),
     ),
-    ("env-strategy-over-file", FILE_FIXED, {"HARK_POLLING_STRATEGY": "adaptive"}, None, adaptive()),
-    ("env-interval-over-file-legacy", FILE_LEGACY, {"HARK_POLLING_INTERVAL_MS": "20"}, None, fixed(interval_ms=20)),
-    ("env-strategy-over-file-legacy", FILE_LEGACY, {"HARK_POLLING_STRATEGY": "adaptive"}, None, adaptive()),
-    ("env-legacy-over-file", FILE_ADAPTIVE, {"HARK_POLL_INTERVAL": "40"}, None, fixed(interval_ms=40)),
-    ("env-legacy-alias", "", {"QO_POLL_INTERVAL": "40"}, None, fixed(interval_ms=40)),
+    ("env-strategy-over-file", FILE_FIXED, {"HARK_POLLING_STRATEGY": "adaptive"}, adaptive()),
+    ("env-interval-over-file-legacy", FILE_LEGACY, {"HARK_POLLING_INTERVAL_MS": "20"}, fixed(interval_ms=20)),
+    ("env-strategy-over-file-legacy", FILE_LEGACY, {"HARK_POLLING_STRATEGY": "adaptive"}, adaptive()),
+    ("env-legacy-over-file", FILE_ADAPTIVE, {"HARK_POLL_INTERVAL": "40"}, fixed(interval_ms=40)),
+    ("env-legacy-alias", "", {"QO_POLL_INTERVAL": "40"}, fixed(interval_ms=40)),
     (
         "env-legacy-beside-fixed",
         "",
         {"QO_POLL_INTERVAL": "40", "HARK_POLLING_STRATEGY": "fixed"},
-        None,
         fixed(interval_ms=40),
     ),
     (
         "env-legacy-and-the-new-name",
         "",
         {"HARK_POLL_INTERVAL": "40", "HARK_POLLING_INTERVAL_MS": "30"},
-        None,
         fixed(interval_ms=30),
     ),
     (
         "what-belongs-to-the-other-strategy-plays-no-part",
         FILE_FIXED + "min_interval_ms = 9000\nmax_interval_ms = 10\n",
         {},
-        None,
         fixed(interval_ms=250),
     ),
-    (
-        "run-options-over-all-as-a-whole",
-        FILE_ADAPTIVE,
-        {"HARK_POLLING_BACKOFF_MULTIPLIER": "3"},
-        adaptive(max_interval_ms=2000),
-        adaptive(max_interval_ms=2000),
-    ),
-    ("run-options-fixed", FILE_ADAPTIVE, {}, fixed(), fixed()),
 ]
 
 
-@pytest.mark.parametrize(
-    ("file", "env", "given", "wanted"), [pytest.param(*rest, id=name) for name, *rest in PRECEDENCE]
-)
+@pytest.mark.parametrize(("file", "env", "wanted"), [pytest.param(*rest, id=name) for name, *rest in PRECEDENCE])
 def test_run_options_then_environment_then_file_then_default(
-    file: str, env: dict[str, str], given: PollingStrategy | None, wanted: PollingStrategy
+    file: str, env: dict[str, str], wanted: PollingStrategy
 ) -> None:
-    assert chosen(file, env, given) == wanted
+    assert chosen(file, env) == wanted
+    for given in (adaptive(max_interval_ms=2000), fixed()):
+        assert chosen(file, env, given) == given, "run options count as a whole"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,43 @@
-"""The rests between polls: how long, and what ends them."""
+"""The rests between polls: how long, what ends them, and their numbers; and the five tests that seed 002 asks for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 
 from hark.polling import Poller, PollingStrategy, PollMetrics
-from tests.polling.pauses import Pauses, middle
+from hark.polling.metrics import prometheus_text
 
-STRATEGY = PollingStrategy.adaptive(min_interval_ms=100, max_interval_ms=5000)
+
+class Pauses:
+    """Stands in for the clock and for sleeping: a pause is written down, and is over at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.taken: list[float] = []
+
+    def monotonic(self) -> float:
+        """The time of the test."""
+        return self.now
+
+    async def pause(self, event: asyncio.Event, seconds: float) -> None:
+        """Let the time pass, unless the event ends it before it began."""
+        assert not event.is_set()
+        self.taken.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+def middle() -> float:
+    """A random number that makes no jitter."""
+    return 0.5
+
+
+ADAPTIVE = PollingStrategy.adaptive(min_interval_ms=100, max_interval_ms=5000, backoff_multiplier=2.0)
 
 
 @pytest.fixture
@@ -23,7 +49,7 @@ def pauses() -> Pauses:
 @pytest.fixture
 def poller(pauses: Pauses) -> Poller:
     """A poller whose rests are written down, without jitter."""
-    return Poller(STRATEGY, monotonic=pauses.monotonic, random=middle, pause=pauses.pause)
+    return Poller(ADAPTIVE, monotonic=pauses.monotonic, random=middle, pause=pauses.pause)
 
 
 def look(poller: Poller, found: bool) -> None:
@@ -59,7 +85,7 @@ async def test_work_that_was_seen_and_lost_to_others_is_no_reason_to_back_off(po
 
 
 async def test_jitter_changes_the_rest_and_not_the_interval(pauses: Pauses) -> None:
-    poller = Poller(STRATEGY, random=lambda: 1.0, pause=pauses.pause)
+    poller = Poller(ADAPTIVE, random=lambda: 1.0, pause=pauses.pause)
     for _ in range(3):
         look(poller, False)
         await poller.rest()
@@ -68,35 +94,25 @@ async def test_jitter_changes_the_rest_and_not_the_interval(pauses: Pauses) -> N
 
 
 async def test_a_message_that_is_due_soon_is_not_slept_past(poller: Poller, pauses: Pauses) -> None:
-    for _ in range(6):
-        look(poller, False)
-    await poller.rest(next_due=pauses.now + 0.3)
-    assert pauses.taken == pytest.approx([0.3])
-
-
-async def test_a_message_that_is_due_late_does_not_lengthen_the_rest(poller: Poller, pauses: Pauses) -> None:
     look(poller, False)
     await poller.rest(next_due=pauses.now + 3600)
-    assert pauses.taken == pytest.approx([0.2])
-
-
-async def test_a_message_that_is_overdue_and_was_not_found_does_not_make_the_loop_spin(
-    poller: Poller, pauses: Pauses
-) -> None:
+    for _ in range(5):
+        look(poller, False)
+    await poller.rest(next_due=pauses.now + 0.3)
+    assert pauses.taken == pytest.approx([0.2, 0.3]), "one that is due late does not lengthen the rest"
     for _ in range(6):
         look(poller, False)
         await poller.rest(next_due=pauses.now - 1)
-    assert pauses.taken == pytest.approx([0.1] * 6)
+    assert pauses.taken[2:] == pytest.approx([0.1] * 6), "one that is overdue and was not found makes no loop spin"
 
 
-@pytest.mark.parametrize(("waited", "rests"), [(0.0, [5.0]), (2.0, [3.0]), (5.0, []), (30.0, [])])
-async def test_the_time_that_the_server_waited_counts_as_rest(
-    poller: Poller, pauses: Pauses, waited: float, rests: list[float]
-) -> None:
+async def test_the_time_that_the_server_waited_counts_as_rest(poller: Poller, pauses: Pauses) -> None:
     for _ in range(6):
         look(poller, False)
-    await poller.rest(waited=waited)
-    assert pauses.taken == pytest.approx(rests)
+    for waited, rests in ((0.0, [5.0]), (2.0, [3.0]), (5.0, []), (30.0, [])):
+        pauses.taken.clear()
+        await poller.rest(waited=waited)
+        assert pauses.taken == pytest.approx(rests)
 
 
 async def test_jitter_makes_no_rest_where_the_server_has_waited_long_enough(pauses: Pauses) -> None:
@@ -137,10 +153,14 @@ async def test_a_rest_is_over_when_its_time_is() -> None:
         await poller.rest()
 
 
-async def test_a_hint_ends_the_rest_at_once(sleepy: Poller) -> None:
+@pytest.mark.parametrize("end", [Poller.wake, Poller.stop, lambda poller: poller.follow(ADAPTIVE)])
+async def test_a_hint_a_stop_and_another_strategy_end_the_rest_at_once(
+    sleepy: Poller, end: Callable[[Poller], None]
+) -> None:
     look(sleepy, False)
     async with an_hours_rest(sleepy):
-        sleepy.wake()
+        end(sleepy)
+    assert sleepy.stopped == (end is Poller.stop)
 
 
 async def test_a_hint_that_comes_while_a_poll_is_under_way_is_not_lost(sleepy: Poller) -> None:
@@ -159,13 +179,6 @@ async def test_a_hint_ends_one_rest_only(poller: Poller, pauses: Pauses) -> None
     look(poller, False)
     await poller.rest()
     assert pauses.taken == pytest.approx([0.4])
-
-
-async def test_stop_ends_the_rest_at_once(sleepy: Poller) -> None:
-    look(sleepy, False)
-    async with an_hours_rest(sleepy):
-        sleepy.stop()
-    assert sleepy.stopped
 
 
 async def test_after_stop_there_is_no_rest_any_more(poller: Poller, pauses: Pauses) -> None:
@@ -190,7 +203,7 @@ async def test_a_rest_can_be_cancelled(sleepy: Poller) -> None:
 # Errors ----------------------------------------------------------------------------------------------------
 
 
-async def test_errors_have_a_backoff_of_their_own(poller: Poller, pauses: Pauses) -> None:
+async def test_errors_have_a_backoff_of_their_own_until_a_poll_succeeds(poller: Poller, pauses: Pauses) -> None:
     look(poller, False)
     for _ in range(11):
         poller.begin()
@@ -198,15 +211,10 @@ async def test_errors_have_a_backoff_of_their_own(poller: Poller, pauses: Pauses
         await poller.rest()
     assert pauses.taken == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30])
     assert poller.interval == 0.2, "that of empty polls is as it was"
-
-
-async def test_a_poll_that_succeeds_ends_the_backoff_of_errors(poller: Poller, pauses: Pauses) -> None:
-    for _ in range(5):
-        poller.failed()
     look(poller, True)
     poller.failed()
     await poller.rest()
-    assert pauses.taken == pytest.approx([0.1])
+    assert pauses.taken[-1] == pytest.approx(0.1)
 
 
 async def test_a_server_that_says_when_to_come_again_is_left_alone_so_long(poller: Poller, pauses: Pauses) -> None:
@@ -218,7 +226,7 @@ async def test_a_server_that_says_when_to_come_again_is_left_alone_so_long(polle
 
 
 async def test_a_hint_does_not_end_the_rest_after_an_error_and_stop_does() -> None:
-    poller = Poller(STRATEGY)
+    poller = Poller(ADAPTIVE)
     poller.failed(retry_after=3600)
     async with an_hours_rest(poller) as resting:
         poller.wake()
@@ -226,9 +234,6 @@ async def test_a_hint_does_not_end_the_rest_after_an_error_and_stop_does() -> No
         await asyncio.sleep(0)
         assert not resting.done()
         poller.stop()
-
-
-# Another strategy --------------------------------------------------------------------------------------------
 
 
 async def test_a_poller_may_follow_another_strategy_from_its_first_interval_on(poller: Poller, pauses: Pauses) -> None:
@@ -242,17 +247,12 @@ async def test_a_poller_may_follow_another_strategy_from_its_first_interval_on(p
     assert pauses.taken == pytest.approx([3, 9, 9])
 
 
-async def test_who_rests_does_not_finish_the_rest_of_the_strategy_before() -> None:
-    poller = Poller(PollingStrategy.fixed(interval_ms=3_600_000))
-    look(poller, False)
-    async with an_hours_rest(poller):
-        poller.follow(STRATEGY)
-
-
-# Counting --------------------------------------------------------------------------------------------------
-
-
 async def test_the_four_numbers_follow_the_polls(poller: Poller) -> None:
+    metrics = PollMetrics()
+    fixed = Poller(PollingStrategy.fixed(interval_ms=500), metrics=metrics)
+    look(fixed, False)
+    look(fixed, False)
+    assert metrics == PollMetrics(interval_seconds=0.5, polls=2, empty=2, backoffs=0), "it never backs off"
     assert poller.metrics == PollMetrics(interval_seconds=0.1)
     for found in (True, False, False):
         look(poller, found)
@@ -267,17 +267,6 @@ async def test_the_four_numbers_follow_the_polls(poller: Poller) -> None:
     assert poller.metrics == PollMetrics(interval_seconds=0.1, polls=11, empty=8, backoffs=6)
 
 
-async def test_fixed_polling_never_backs_off() -> None:
-    metrics = PollMetrics()
-    poller = Poller(PollingStrategy.fixed(interval_ms=500), metrics=metrics)
-    look(poller, False)
-    look(poller, False)
-    assert metrics == PollMetrics(interval_seconds=0.5, polls=2, empty=2, backoffs=0)
-
-
-# Without a poll --------------------------------------------------------------------------------------------
-
-
 async def test_a_poll_that_is_skipped_is_not_counted_and_rests_as_long_as_the_last(
     poller: Poller, pauses: Pauses
 ) -> None:
@@ -288,3 +277,112 @@ async def test_a_poll_that_is_skipped_is_not_counted_and_rests_as_long_as_the_la
     await poller.rest()
     assert pauses.taken == pytest.approx([0.2, 0.2])
     assert (poller.metrics.polls, poller.metrics.empty) == (1, 1)
+
+
+def test_the_metrics_have_the_names_and_types_of_the_seed() -> None:
+    metrics = PollMetrics(interval_seconds=0.1, polls=12_345_678_901, empty=2, backoffs=1)
+    assert metrics.text().splitlines() == [
+        "# HELP worker_poll_interval_seconds The current poll interval.",
+        "# TYPE worker_poll_interval_seconds gauge",
+        "worker_poll_interval_seconds 0.1",
+        "# HELP worker_poll_total Polls.",
+        "# TYPE worker_poll_total counter",
+        "worker_poll_total 1.2345678901e+10",
+        "# HELP worker_poll_empty_total Polls that found no work.",
+        "# TYPE worker_poll_empty_total counter",
+        "worker_poll_empty_total 2.0",
+        "# HELP worker_backoff_total Times that the poll interval grew.",
+        "# TYPE worker_backoff_total counter",
+        "worker_backoff_total 1.0",
+    ]
+    assert metrics.text().endswith("\n")
+
+
+def test_several_pollers_are_told_apart_by_labels_under_one_head_and_labels_are_escaped() -> None:
+    text = prometheus_text([({"queue": "a"}, PollMetrics(polls=1)), ({"queue": "b"}, PollMetrics(polls=2))])
+    assert text.count("# TYPE worker_poll_total counter") == 1
+    assert 'worker_poll_total{queue="a"} 1.0\nworker_poll_total{queue="b"} 2.0\n' in text
+    assert 'worker_poll_total{queue="a\\"b\\\\c\\nd",worker="w"} 0.0\n' in PollMetrics().text(
+        {"queue": 'a"b\\c\nd', "worker": "w"}
+    )
+
+
+# The five tests that seed 002 asks for ---------------------------------------------------------------------
+
+
+FIXED = PollingStrategy.fixed(interval_ms=500)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "current", "found", "wanted"),
+    [
+        pytest.param(FIXED, 0.5, True, 0.5, id="fixed-found"),
+        pytest.param(FIXED, 0.5, False, 0.5, id="fixed-empty"),
+        pytest.param(ADAPTIVE, 0.1, False, 0.2, id="adaptive-grows"),
+        pytest.param(ADAPTIVE, 3.2, False, 5.0, id="adaptive-up-to-the-longest"),
+        pytest.param(ADAPTIVE, 5.0, False, 5.0, id="adaptive-stays-at-the-longest"),
+        pytest.param(ADAPTIVE, 5.0, True, 0.1, id="adaptive-found"),
+    ],
+)
+def test_1_next_interval(strategy: PollingStrategy, current: float, found: bool, wanted: float) -> None:
+    assert strategy.next_interval(current, found) == wanted
+
+
+async def test_2_a_worker_picks_a_task_up_within_the_shortest_interval(
+    poller: Poller, pauses: Pauses, server_url: str, queue: str
+) -> None:
+    """A loop of plain polls at a real server: what is pushed in a rest is there when the rest is over."""
+    async with httpx.AsyncClient(base_url=server_url, trust_env=False) as http:
+
+        async def push(number: int) -> None:
+            body = {"items": [{"queue": queue, "payload": number}]}
+            assert (await http.post("/api/v1/push", json=body)).status_code == 201
+
+        async def poll() -> bool:
+            poller.begin()
+            answer = await http.get(f"/api/v1/pop/queue/{queue}?autoAck=true")
+            poller.saw(answer.status_code == 200)
+            return answer.status_code == 200
+
+        await push(1)
+        assert await poll()
+        pushed_at = pauses.now
+        await push(2)
+        await poller.rest()
+        assert await poll()
+        assert pauses.now - pushed_at <= ADAPTIVE.initial_interval(), "busy: the next poll has it"
+
+        assert not await poll()
+        pushed_at = pauses.now
+        await push(3)
+        await poller.rest()
+        assert await poll()
+        # The k-th idle rest is min x mult^k, so what comes right after the last work waits for one multiplier at most.
+        assert pauses.now - pushed_at <= ADAPTIVE.initial_interval() * ADAPTIVE.backoff_multiplier
+
+
+async def test_3_the_interval_grows_while_there_is_nothing(poller: Poller, pauses: Pauses) -> None:
+    for _ in range(8):
+        look(poller, False)
+        await poller.rest()
+    assert pauses.taken == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+
+
+async def test_4_the_interval_is_the_shortest_again_as_soon_as_there_is_a_task(poller: Poller, pauses: Pauses) -> None:
+    for found in (False, False, False, True):
+        poller.saw(found)
+    assert poller.interval == 0.1
+    await poller.rest()
+    assert pauses.taken == [], "a busy worker polls back to back"
+    poller.saw(False)
+    await poller.rest()
+    assert pauses.taken == pytest.approx([0.2])
+
+
+def test_5_jitter_stays_within_a_tenth_and_uses_all_of_it() -> None:
+    assert ADAPTIVE.apply_jitter(10, lambda: 0.0) == pytest.approx(9.0)
+    assert ADAPTIVE.apply_jitter(10, lambda: 1.0) == pytest.approx(11.0)
+    drawn = [ADAPTIVE.apply_jitter(10) for _ in range(1000)]
+    assert all(9.0 <= seconds <= 11.0 for seconds in drawn)
+    assert min(drawn) < 9.5
+    assert max(drawn) > 10.5

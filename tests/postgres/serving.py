@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.conftest import running_server
 from tests.http.api import Api
+from tests.servers import running_server
 
 CLIENT_SECONDS = 60
 

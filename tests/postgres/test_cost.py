@@ -17,7 +17,6 @@ import pytest_asyncio
 
 from hark.clock import SECOND
 from hark.engine.postgres.jobs import MAX_REPLY_BYTES
-from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import POP
 from hark.engine.postgres.push import OPTIONS, PUSH
 from hark.engine.postgres.read import POSITIONS, READ
@@ -239,50 +238,49 @@ def too_much(call: Call, work: Work) -> list[str]:
     return [f"{name}: {number} > {bound}" for name, (number, bound) in bounds.items() if number > bound]
 
 
+class Measured(NamedTuple):
+    """The large store, and the work of each call by the way in which its plan was made."""
+
+    url: str
+    work: dict[str, dict[str, Work]]
+
+
+WAYS = ["planned on empty tables", "planned without statistics", "planned with statistics"]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def planned_early(postgres_server: PostgresServer) -> AsyncIterator[tuple[str, Pool]]:
-    """The large store, and one connection to it that made its plans when there was next to nothing."""
+async def measured(postgres_server: PostgresServer) -> AsyncIterator[Measured]:
+    """Measured in this order and before all tests: to analyze makes every connection plan again."""
     with postgres_server.fresh_database() as url:
         async with opened(url, size=1) as pool:
             async with pool.connection() as connection:
                 transaction = connection.transaction()
                 await transaction.start()
                 await fill(connection, sorted({LONG, *OPEN, *LEASED, *DELAYED, *DUE, *RECENT}), long_tail=100)
-                for call in CALLS.values():
-                    await work_of(connection, call)
+                await work_of_all(connection)
                 await transaction.rollback()
             async with pool.connection() as connection:
                 await fill(connection, range(1, PARTITIONS + 1), LONG_TAIL)
-            yield url, pool
+                early = await work_of_all(connection)
+            results = [early]
+            for analyzed in (False, True):
+                async with opened(url, size=1) as late, late.connection() as connection:
+                    if analyzed:
+                        await connection.execute("analyze")
+                    await work_of_all(connection)  # The first call of a connection also reads catalogs.
+                    results.append(await work_of_all(connection))
+            yield Measured(url, dict(zip(WAYS, results, strict=True)))
 
 
-# The order matters: to analyze makes every connection plan anew.
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=["planned on empty tables", "planned without statistics", "planned with statistics"],
-)
-async def pool(request: pytest.FixtureRequest, planned_early: tuple[str, Pool]) -> AsyncIterator[Pool]:
-    """One connection to the large store."""
-    url, early = planned_early
-    if request.param == "planned on empty tables":
-        yield early
-        return
-    async with opened(url, size=1) as late:
-        if request.param == "planned with statistics":
-            await late.fetch("analyze")
-        async with late.connection() as connection:
-            # The first call of a connection also reads catalogs.
-            for call in CALLS.values():
-                await work_of(connection, call)
-        yield late
+async def work_of_all(connection: asyncpg.Connection) -> dict[str, Work]:
+    """What each call costs on this connection."""
+    return {name: await work_of(connection, call) for name, call in CALLS.items()}
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_costs_what_it_carries_and_returns(pool: Pool, name: str) -> None:
-    call = CALLS[name]
-    async with pool.connection() as connection:
-        work = await work_of(connection, call)
+async def test_a_call_costs_what_it_carries_and_returns(measured: Measured, way: str, name: str) -> None:
+    call, work = CALLS[name], measured.work[way][name]
     assert (work.answered, work.written) == (call.answered, call.written)
     assert too_much(call, work) == []
 
@@ -300,8 +298,8 @@ async def test_a_call_costs_what_it_carries_and_returns(pool: Pool, name: str) -
         ("partitions_touched", CALLS["positions in what was touched"]),
     ],
 )
-async def test_a_missing_index_is_noticed(planned_early: tuple[str, Pool], index: str, call: Call) -> None:
-    async with opened(planned_early[0], size=1) as pool, pool.connection() as connection:
+async def test_a_missing_index_is_noticed(measured: Measured, index: str, call: Call) -> None:
+    async with opened(measured.url, size=1) as pool, pool.connection() as connection:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(f"drop index hark.{index}")

@@ -67,8 +67,8 @@ CALLS = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(postgres_server: PostgresServer) -> AsyncIterator[Pool]:
-    """One connection to many keys, a tenth of them expired, with plans that it made when there were none."""
+async def store(postgres_server: PostgresServer) -> AsyncIterator[tuple[str, Pool]]:
+    """Many keys, a tenth of them expired, and one connection to them with plans that it made when there were none."""
     keys = [encode_key(("user", user, number)) for user in range(USERS) for number in range(EACH)]
     with postgres_server.fresh_database() as url:
         async with opened(url, size=1) as pool:
@@ -76,21 +76,22 @@ async def pool(postgres_server: PostgresServer) -> AsyncIterator[Pool]:
                 for call in CALLS.values():
                     await work_of(connection, call)
                 await connection.execute(_FILL, keys, NOW)
-            yield pool
+            yield url, pool
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_on_keys_costs_what_it_names_and_returns(pool: Pool, name: str) -> None:
+async def test_a_call_on_keys_costs_what_it_names_and_returns(store: tuple[str, Pool], name: str) -> None:
     call = CALLS[name]
-    async with pool.connection() as connection:
+    async with store[1].connection() as connection:
         work = await work_of(connection, call)
     assert (work.answered, work.written) == (call.answered, call.written)
     assert too_much(call, work) == []
 
 
-async def test_keys_without_their_index_are_noticed(pool: Pool) -> None:
+async def test_keys_without_their_index_are_noticed(store: tuple[str, Pool]) -> None:
     call = CALLS["list"]
-    async with pool.connection() as connection:
+    # On a connection of its own: what it changes makes it plan again.
+    async with opened(store[0], size=1) as pool, pool.connection() as connection:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute("alter table hark.kv drop constraint kv_pkey")

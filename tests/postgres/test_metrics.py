@@ -13,6 +13,8 @@ from hark.engine.postgres.pool import Pool
 
 from .pools import SOON, opened
 
+pytestmark = pytest.mark.fresh_database
+
 MAKE = "insert into hark.partitions (queue, name, created_at) select 1, 'p' || n, 0 from generate_series(1, 1000) n"
 
 

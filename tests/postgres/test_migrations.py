@@ -16,6 +16,8 @@ from tests.postgres_server import PostgresServer
 
 from .pools import opened, until_blocked
 
+pytestmark = pytest.mark.fresh_database
+
 INSTALLED = [str(step) for step in all_steps() if step.phase == "pre"]
 
 

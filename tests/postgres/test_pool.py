@@ -84,6 +84,7 @@ async def test_a_value_of_the_wrong_type_is_a_failure_that_costs_no_connection(
 
 
 @WAYS
+@pytest.mark.fresh_database
 async def test_a_deadlock_is_tried_again(postgres_url: str, prepared: bool) -> None:
     async with opened(postgres_url, prepared=prepared) as pool:
         async with pool.connection() as connection:
@@ -91,6 +92,7 @@ async def test_a_deadlock_is_tried_again(postgres_url: str, prepared: bool) -> N
         assert await pool.fetchval("select fails_at_first(5)") == 6
 
 
+@pytest.mark.fresh_database
 async def test_a_deadlock_is_not_tried_for_ever(postgres_url: str) -> None:
     async with opened(postgres_url) as pool:
         async with pool.connection() as connection:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import asyncpg
+import pytest
 
 from hark.clock import FakeClock
 from tests.engine.driver import Driver, payloads
+
+pytestmark = pytest.mark.fresh_database
 
 DAY = 86400
 

@@ -24,6 +24,8 @@ from hark.model import (
 
 from .pools import opened
 
+pytestmark = pytest.mark.fresh_database
+
 CODEC = IdCodec(1)
 NOW = 1_000_000
 ALL = 100_000

@@ -90,6 +90,9 @@ class ServerThread:
                 raise
             self._ready.set_exception(error)
 
+    def _app(self) -> App:
+        return App(self.broker, self._settings)
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -100,9 +103,7 @@ class ServerThread:
             listener.close()
             raise
         try:
-            config = uvicorn_config(
-                App(self.broker, self._settings), "127.0.0.1", 0, self._settings.max_body_bytes, self._settings.limits
-            )
+            config = uvicorn_config(self._app(), "127.0.0.1", 0, self._settings.max_body_bytes, self._settings.limits)
             server = await _listen(config, listener)
             self.url = listening.shown(listener)
             self._ready.set_result(None)

@@ -107,22 +107,9 @@ EMPTY = PopResult(reason="nothing_ready")
 
 def result(lease: str, *partitions: str, queue: str = QUEUE, expires_at: int | None = None) -> PopResult:
     """Messages of partitions under a lease."""
-    messages = [
-        Message(
-            f"{lease}-{index}",
-            f"{lease}-{index}",
-            None,
-            msgspec.Raw(b"1"),
-            False,
-            None,
-            0,
-            queue,
-            partition,
-            f"id of {partition}",
-            index + 1,
-            0,
-            1,
-        )
-        for index, partition in enumerate(partitions or ("p",))
-    ]
+    messages = []
+    for index, partition in enumerate(partitions or ("p",)):
+        id, place = f"{lease}-{index}", f"id of {partition}"
+        payload = msgspec.Raw(b"1")
+        messages.append(Message(id, id, None, payload, False, None, 0, queue, partition, place, index + 1, 0, 1))
     return PopResult(messages, lease, len(set(partitions)) or 1, expires_at=expires_at)

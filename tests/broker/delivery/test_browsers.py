@@ -30,59 +30,55 @@ async def seen(browser: Browser, number: int) -> list[tuple[str, int]]:
     return got
 
 
-async def test_a_browser_sees_each_message_once_in_the_order_of_its_partition() -> None:
-    async with serving() as server:
-        await push(server, "a", *range(250))
-        await push(server, "b", *range(250))
-        browser = await server.delivery.browsers.open(QUEUE, None, "head")
-        reading = asyncio.create_task(seen(browser, 1000))
-        for start in range(250, 500, 50):
-            await push(server, "a", *range(start, start + 50))
-            await push(server, "b", *range(start, start + 50))
-        got = await reading
-        for partition in "ab":
-            assert [payload for name, payload in got if name == partition] == list(range(500))
+async def test_a_browser_sees_each_message_once_in_the_order_of_its_partition(server: Server) -> None:
+    await push(server, "a", *range(250))
+    await push(server, "b", *range(250))
+    browser = await server.delivery.browsers.open(QUEUE, None, "head")
+    reading = asyncio.create_task(seen(browser, 1000))
+    for start in range(250, 500, 50):
+        await push(server, "a", *range(start, start + 50))
+        await push(server, "b", *range(start, start + 50))
+    got = await reading
+    for partition in "ab":
+        assert [payload for name, payload in got if name == partition] == list(range(500))
 
 
-async def test_a_browser_may_start_at_the_tail_at_a_time_or_in_one_partition() -> None:
-    async with serving() as server:
-        await push(server, "a", 1)
-        await server.advance(1)
-        time = server.clock.now()
-        await server.advance(1)
-        await push(server, "a", 2)
-        tail = await server.delivery.browsers.open(QUEUE, None, "tail")
-        since = await server.delivery.browsers.open(QUEUE, None, time)
-        one = await server.delivery.browsers.open(QUEUE, "b", "head")
-        await push(server, "a", 3)
-        await push(server, "b", 4)
-        assert sorted(await seen(tail, 2)) == [("a", 3), ("b", 4)]
-        assert sorted(await seen(since, 3)) == [("a", 2), ("a", 3), ("b", 4)]
-        assert await seen(one, 1) == [("b", 4)]
-        for browser in (tail, since, one):
-            browser.close()
-        server.is_clean()
+async def test_a_browser_may_start_at_the_tail_at_a_time_or_in_one_partition(server: Server) -> None:
+    await push(server, "a", 1)
+    await server.advance(1)
+    time = server.clock.now()
+    await server.advance(1)
+    await push(server, "a", 2)
+    tail = await server.delivery.browsers.open(QUEUE, None, "tail")
+    since = await server.delivery.browsers.open(QUEUE, None, time)
+    one = await server.delivery.browsers.open(QUEUE, "b", "head")
+    await push(server, "a", 3)
+    await push(server, "b", 4)
+    assert sorted(await seen(tail, 2)) == [("a", 3), ("b", 4)]
+    assert sorted(await seen(since, 3)) == [("a", 2), ("a", 3), ("b", 4)]
+    assert await seen(one, 1) == [("b", 4)]
+    for browser in (tail, since, one):
+        browser.close()
+    server.is_clean()
 
 
-async def test_a_push_into_more_partitions_than_a_hint_names_is_seen() -> None:
-    async with serving() as server:
-        browser = await server.delivery.browsers.open(QUEUE, None, "tail")
-        await server.push(*(f"p{number}" for number in range(MANY + 1)), payload=b"1")
-        got = await seen(browser, MANY + 1)
-        assert len(set(got)) == MANY + 1
+async def test_a_push_into_more_partitions_than_a_hint_names_is_seen(server: Server) -> None:
+    browser = await server.delivery.browsers.open(QUEUE, None, "tail")
+    await server.push(*(f"p{number}" for number in range(MANY + 1)), payload=b"1")
+    got = await seen(browser, MANY + 1)
+    assert len(set(got)) == MANY + 1
 
 
-async def test_a_browser_that_gives_up_waiting_and_comes_again_misses_nothing() -> None:
-    async with serving() as server:
-        browser = await server.delivery.browsers.open(QUEUE, None, "tail")
-        for step in range(8):
-            await push(server, "a", step)
-            waiting = asyncio.create_task(browser.next())
-            await turns(step)
-            if not waiting.done():
-                waiting.cancel()
-                await turns()
-                assert await seen(browser, 1) == [("a", step)]
+async def test_a_browser_that_gives_up_waiting_and_comes_again_misses_nothing(server: Server) -> None:
+    browser = await server.delivery.browsers.open(QUEUE, None, "tail")
+    for step in range(8):
+        await push(server, "a", step)
+        waiting = asyncio.create_task(browser.next())
+        await turns(step)
+        if not waiting.done():
+            waiting.cancel()
+            await turns()
+            assert await seen(browser, 1) == [("a", step)]
 
 
 class Stumbling(SharedEngine):
@@ -123,25 +119,23 @@ async def test_a_browser_finds_what_came_without_a_word() -> None:
         assert await reading == [("a", 1)]
 
 
-async def test_a_queue_that_is_made_anew_is_seen_from_its_beginning() -> None:
-    async with serving() as server:
-        await push(server, "a", 1, 2, 3)
-        browser = await server.delivery.browsers.open(QUEUE, None, "head")
-        await seen(browser, 3)
-        await server.engine.delete_queues([QUEUE])
-        await push(server, "a", 4)
-        assert await seen(browser, 1) == [("a", 4)]
+async def test_a_queue_that_is_made_anew_is_seen_from_its_beginning(server: Server) -> None:
+    await push(server, "a", 1, 2, 3)
+    browser = await server.delivery.browsers.open(QUEUE, None, "head")
+    await seen(browser, 3)
+    await server.engine.delete_queues([QUEUE])
+    await push(server, "a", 4)
+    assert await seen(browser, 1) == [("a", 4)]
 
 
-async def test_i5_a_browser_changes_nothing_for_those_who_take() -> None:
-    async with serving() as server:
-        browser = await server.delivery.browsers.open(QUEUE, None, "head")
-        pop = await server.parked()
-        await push(server, "a", 1)
-        assert await seen(browser, 1) == [("a", 1)]
-        await server.quiet()
-        assert [message.attempt for message in (await pop).messages] == [1]
-        assert server.empty_wakes() == 0
+async def test_i5_a_browser_changes_nothing_for_those_who_take(server: Server) -> None:
+    browser = await server.delivery.browsers.open(QUEUE, None, "head")
+    pop = await server.parked()
+    await push(server, "a", 1)
+    assert await seen(browser, 1) == [("a", 1)]
+    await server.quiet()
+    assert [message.attempt for message in (await pop).messages] == [1]
+    assert server.empty_wakes() == 0
 
 
 async def test_more_browsers_than_allowed_are_refused() -> None:

@@ -8,95 +8,83 @@ from itertools import permutations
 
 import pytest
 
-from hark.errors import EngineFailure, Overloaded
-from hark.model import NewMessage, PopRequest
+from hark.errors import Overloaded
+from hark.model import GroupMode, NewMessage, PopRequest
 from hark.settings import Limits, Settings
 
 from .bench import Bench, result
-from .harness import (
-    ANY,
-    GROUP,
-    QUEUE,
-    named,
-    outbox,
-    serving,
-    turns,
-)
+from .harness import ANY, GROUP, QUEUE, Server, named, outbox, serving, turns
 
 AUTO_ACK = PopRequest(queue=QUEUE, group=GROUP, auto_ack=True)
-AWAY = EngineFailure("the store is away")
-UNKNOWN = EngineFailure("the way to the store broke", code="outcome_unknown")
 
 # Turns ------------------------------------------------------------------------------------------------------
 
 
-async def test_two_idle_consumers_one_push_exactly_one_is_told_then_the_other() -> None:
-    async with serving() as server:
-        first, second = await server.parked(), await server.parked()
-        await server.push("p")
+async def test_two_idle_consumers_one_push_exactly_one_is_told_then_the_other(server: Server) -> None:
+    first, second = await server.parked(), await server.parked()
+    await server.push("p")
+    await server.quiet()
+    assert (first.done(), second.done()) == (True, False)
+    await server.push("q")
+    await server.quiet()
+    assert second.done()
+    assert server.numbers()["wakes"]["push"] == 2
+    assert server.empty_wakes() == 0
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_three_consumers_and_bursts_of_four_a_hundred_times(server: Server, mode: GroupMode) -> None:
+    """Into partitions of their own, or all into one that the group shares."""
+    request = PopRequest(queue=QUEUE, group=GROUP, group_mode=mode)
+    streams = [await server.stream(1000, request) for _ in range(3)]
+    got: Counter[int] = Counter()
+
+    async def read(index: int) -> None:
+        while (arrival := await streams[index].next()) is not None:
+            got[index] += len(arrival.result.messages)
+            streams[index].written()
+
+    readers = [asyncio.create_task(read(index)) for index in range(3)]
+    for burst in range(100):
+        await server.push(*("p" if mode == "shared" else f"{burst}-{number}" for number in range(4)))
         await server.quiet()
-        assert (first.done(), second.done()) == (True, False)
-        await server.push("q")
+    for stream in streams:
+        stream.close()
+    await asyncio.gather(*readers)
+    assert sorted(got.values()) == [133, 133, 134]
+    assert server.numbers()["empty_wakes"]["push"] == 0
+
+
+async def test_a_thousand_long_polls_over_ten_rounds_are_served_alike(server: Server) -> None:
+    got = Counter(dict.fromkeys(range(1000), 0))
+    pops = {server.pop(): number for number in range(1000)}
+    await server.quiet()
+    for _ in range(10):
+        await server.push(*(f"p{number}" for number in range(700)))
         await server.quiet()
-        assert second.done()
-        assert server.numbers()["wakes"]["push"] == 2
-        assert server.empty_wakes() == 0
-
-
-async def test_three_consumers_and_bursts_of_four_a_hundred_times() -> None:
-    async with serving() as server:
-        streams = [await server.stream(1000) for _ in range(3)]
-        got: Counter[int] = Counter()
-
-        async def read(index: int) -> None:
-            while (arrival := await streams[index].next()) is not None:
-                got[index] += len(arrival.result.messages)
-                streams[index].written()
-
-        readers = [asyncio.create_task(read(index)) for index in range(3)]
-        for burst in range(100):
-            await server.push(*(f"{burst}-{number}" for number in range(4)))
-            await server.quiet()
-        for stream in streams:
-            stream.close()
-        await asyncio.gather(*readers)
-        assert sorted(got.values()) == [133, 133, 134]
-        assert server.numbers()["empty_wakes"]["push"] == 0
-
-
-async def test_a_thousand_long_polls_over_ten_rounds_are_served_alike() -> None:
-    async with serving() as server:
-        got = Counter(dict.fromkeys(range(1000), 0))
-        pops = {server.pop(): number for number in range(1000)}
+        done = [pop for pop in pops if pop.done()]
+        assert len(done) == 700
+        for pop in done:
+            got[pops[pop]] += 1
+            await server.settle(await pop)
         await server.quiet()
-        for _ in range(10):
-            await server.push(*(f"p{number}" for number in range(700)))
-            await server.quiet()
-            done = [pop for pop in pops if pop.done()]
-            assert len(done) == 700
-            for pop in done:
-                got[pops[pop]] += 1
-                await server.settle(await pop)
-            await server.quiet()
-            for pop in done:
-                pops[server.pop()] = pops.pop(pop)
-            await server.quiet()
-        assert max(got.values()) - min(got.values()) <= 1
-        assert server.empty_wakes() == 0
+        for pop in done:
+            pops[server.pop()] = pops.pop(pop)
+        await server.quiet()
+    assert max(got.values()) - min(got.values()) <= 1
+    assert server.empty_wakes() == 0
 
 
-async def test_of_those_who_wait_the_ones_of_higher_priority_are_served_first() -> None:
-    async with serving() as server:
-        pops = {priority: await server.parked(priority=priority) for priority in (0, 5, -3, 9)}
-        for expected in (9, 5, 0, -3):
-            await server.push(f"p{expected}")
-            await server.quiet()
-            assert [priority for priority, pop in pops.items() if pop.done()] == [expected]
-            pops.pop(expected)
+async def test_of_those_who_wait_the_ones_of_higher_priority_are_served_first(server: Server) -> None:
+    pops = {priority: await server.parked(priority=priority) for priority in (0, 5, -3, 9)}
+    for expected in (9, 5, 0, -3):
+        await server.push(f"p{expected}")
+        await server.quiet()
+        assert [priority for priority, pop in pops.items() if pop.done()] == [expected]
+        pops.pop(expected)
 
 
-async def test_a_low_one_is_told_and_a_high_one_gains_credit_before_the_look() -> None:
-    bench = Bench()
+async def test_a_low_one_is_told_and_a_high_one_gains_credit_before_the_look(bench: Bench) -> None:
     low = await bench.parked(priority=1)
     stream = await bench.stream(0, priority=5)
     bench.push("p")
@@ -129,8 +117,7 @@ async def test_a_low_one_that_is_looked_for_already_gets_it_and_the_high_one_doe
 
 
 @pytest.mark.parametrize("how", ["close", "pause", "credit", "drain", "unsubscribe", "block"])
-async def test_what_a_told_stream_can_not_take_goes_to_the_next_in_the_same_turn(how: str) -> None:
-    bench = Bench()
+async def test_what_a_told_stream_can_not_take_goes_to_the_next_in_the_same_turn(bench: Bench, how: str) -> None:
     stream = await bench.stream(2, priority=5)
     other = await bench.parked()
     if how == "block":  # It got something from another subscription and does not read it.
@@ -139,16 +126,12 @@ async def test_what_a_told_stream_can_not_take_goes_to_the_next_in_the_same_turn
         bench.pops.answer(result("first", "p", queue="another"))
         await turns()
     bench.push("p")
-    if how == "close":
-        stream.close()
-    elif how == "pause":
-        stream.pause()
-    elif how == "credit":
+    if how == "credit":
         stream.grant(0)
-    elif how == "drain":
-        stream.drain()
     elif how == "unsubscribe":
         stream.unsubscribe("s")
+    elif how != "block":
+        {"close": stream.close, "pause": stream.pause, "drain": stream.drain}[how]()
     await turns()
     assert bench.pops.open == 1
     bench.pops.answer(result("lease", "p"))
@@ -189,16 +172,14 @@ async def test_a_timeout_in_the_same_turn_as_a_delivery(steps: tuple[str, ...], 
     assert bench.delivery.snapshot()["subscriptions"] == 0
 
 
-async def test_a_told_one_whose_time_is_up_is_answered_though_a_higher_one_takes_its_turn() -> None:
-    bench = Bench()
+async def test_a_told_one_whose_time_is_up_is_answered_though_a_higher_one_takes_its_turn(bench: Bench) -> None:
     low = await bench.parked(seconds=1)
     high = await bench.stream(0, priority=5)
     bench.push("p")
     bench.timers.advance(1)
     high.grant(1)
     await turns()
-    assert low.done()
-    assert not (await low).messages
+    assert not low.result().messages
     bench.pops.answer(result("lease", "p"))
     await turns()
     assert outbox(high)
@@ -218,15 +199,13 @@ async def test_an_auto_ack_pop_that_is_under_way_is_not_lost_when_its_turn_is_ta
     assert len((await low).messages) == 1
 
 
-async def test_a_timeout_is_exact() -> None:
-    async with serving() as server:
-        pop = await server.parked(seconds=2)
-        await server.advance(1.999999)
-        assert not pop.done()
-        await server.advance(0.000001)
-        assert pop.done()
-        assert (await pop).reason == "nothing_ready"
-        server.is_clean()
+async def test_a_timeout_is_exact(server: Server) -> None:
+    pop = await server.parked(seconds=2)
+    await server.advance(1.999999)
+    assert not pop.done()
+    await server.advance(0.000001)
+    assert pop.result().reason == "nothing_ready"
+    server.is_clean()
 
 
 # Clients that leave -----------------------------------------------------------------------------------------
@@ -261,8 +240,7 @@ async def test_a_client_that_disconnects_at_any_await_leaves_nothing_behind(step
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_one_that_leaves_while_it_is_looked_for_gives_back_what_came(auto_ack: bool) -> None:
-    bench = Bench()
+async def test_one_that_leaves_while_it_is_looked_for_gives_back_what_came(bench: Bench, auto_ack: bool) -> None:
     pop = await bench.parked(AUTO_ACK if auto_ack else ANY)
     other = await bench.parked()
     bench.push("p")
@@ -292,35 +270,32 @@ async def test_a_refused_newcomer_leaves_no_subscription() -> None:
 # Many at once -----------------------------------------------------------------------------------------------
 
 
-async def test_a_hundred_that_arrive_together_are_served_by_few_calls() -> None:
-    async with serving() as server:
-        pops = [server.pop() for _ in range(100)]
-        await server.quiet()
-        before = len(server.engine.pops)
-        await server.push(*(f"p{number}" for number in range(100)))
-        await server.quiet()
-        assert all(pop.done() for pop in pops)
-        assert sum(server.engine.pops[before:]) == 100
-        assert min(server.engine.pops[before:]) >= 20
-        assert server.empty_wakes() == 0
+async def test_a_hundred_that_arrive_together_are_served_by_few_calls(server: Server) -> None:
+    pops = [server.pop() for _ in range(100)]
+    await server.quiet()
+    before = len(server.engine.pops)
+    await server.push(*(f"p{number}" for number in range(100)))
+    await server.quiet()
+    assert all(pop.done() for pop in pops)
+    assert sum(server.engine.pops[before:]) == 100
+    assert min(server.engine.pops[before:]) >= 20
+    assert server.empty_wakes() == 0
 
 
-async def test_each_has_a_batch_and_a_lease_of_its_own() -> None:
-    async with serving() as server:
-        pops = [await server.parked(PopRequest(queue=QUEUE, group=GROUP, batch=batch)) for batch in (1, 3, 2)]
-        await server.broker.push([NewMessage(QUEUE, f"p{one}", b"1") for one in range(3) for _ in range(5)])
-        results = [await pop for pop in pops]
-        assert [len(one.messages) for one in results] == [1, 3, 2]
-        assert len({one.lease_id for one in results}) == 3
-        assert len({one.messages[0].partition for one in results}) == 3
+async def test_each_has_a_batch_and_a_lease_of_its_own(server: Server) -> None:
+    pops = [await server.parked(PopRequest(queue=QUEUE, group=GROUP, batch=batch)) for batch in (1, 3, 2)]
+    await server.broker.push([NewMessage(QUEUE, f"p{one}", b"1") for one in range(3) for _ in range(5)])
+    results = [await pop for pop in pops]
+    assert [len(one.messages) for one in results] == [1, 3, 2]
+    assert len({one.lease_id for one in results}) == 3
+    assert len({one.messages[0].partition for one in results}) == 3
 
 
-async def test_wildcards_and_named_ones_together() -> None:
-    async with serving() as server:
-        anyone, one, two = await server.parked(), await server.parked(named("p1")), await server.parked(named("p2"))
-        await server.push("p1", "p3")
-        await server.quiet()
-        assert (await one).messages[0].partition == "p1"
-        assert (await anyone).messages[0].partition == "p3"
-        assert not two.done()
-        assert server.empty_wakes() == 0
+async def test_wildcards_and_named_ones_together(server: Server) -> None:
+    anyone, one, two = await server.parked(), await server.parked(named("p1")), await server.parked(named("p2"))
+    await server.push("p1", "p3")
+    await server.quiet()
+    assert (await one).messages[0].partition == "p1"
+    assert (await anyone).messages[0].partition == "p3"
+    assert not two.done()
+    assert server.empty_wakes() == 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -21,15 +22,17 @@ from hark.broker.delivery.counted import Piece
 from hark.broker.delivery.delivery import Delivery
 from hark.broker.delivery.metrics import Source
 from hark.broker.delivery.subscription import Subscription
-from hark.model import GroupMode, Hint, NewMessage
+from hark.model import GroupMode, Hint, PopRequest
+from tests.replaying import Recordings, replay
 
 from .delivery_machine import QUEUES, DeliveryMachine
-from .harness import QUEUE, serving, turns
+from .harness import ANY, serving, turns
 from .test_shared import SHARED, served
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "60"))
 STEPS = 30
 ENOUGH_FOR_A_BROKEN_ONE = 1000
+RECORDED = Recordings(Path(__file__).with_name("recorded_faults.json"), wish=PopRequest)
 LOOKING = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
@@ -57,54 +60,28 @@ def test_nobody_is_forgotten_and_nothing_is_left_behind(modes: tuple[GroupMode, 
     run_state_machine_as_test(machine_of(*modes), settings=LOOKING)
 
 
+@pytest.mark.parametrize("request_", [ANY, SHARED], ids=["free-partitions", "one-partition-of-a-shared-group"])
 @LOOKING
 @given(
     consumers=st.integers(1, 12),
     bursts=st.lists(st.tuples(st.integers(1, 8), st.sampled_from([None, 0, 1, 2, 5])), max_size=12),
 )
-def test_i3_pushes_into_free_partitions_wake_nobody_in_vain(
-    consumers: int, bursts: list[tuple[int, int | None]]
+def test_i3_pushes_wake_nobody_in_vain(
+    request_: PopRequest, consumers: int, bursts: list[tuple[int, int | None]]
 ) -> None:
-    """And whoever is told is told once: as many looks as messages."""
+    """And whoever is told is told once: as many looks as messages, although in a shared group all come to one place."""
 
     async def script() -> None:
         async with serving() as server:
             for _ in range(consumers):
-                await server.parked()
+                await server.parked(request_)
             looks, pushed = sum(server.engine.pops), 0
             for burst, rest in bursts:
-                await server.push(*(f"p{pushed + number}" for number in range(burst)))
+                await server.push(*("p" if request_ is SHARED else f"p{pushed + number}" for number in range(burst)))
                 pushed += burst
                 await (server.quiet() if rest is None else turns(rest))
             await server.quiet()
-            served = sum(task.done() for task in server.tasks)
-            assert served == min(pushed, consumers), "I1"
-            assert server.empty_wakes() == 0, "I3"
-            assert sum(server.engine.pops) - looks == served, "I3: somebody looked in vain"
-
-    asyncio.run(script())
-
-
-@LOOKING
-@given(
-    consumers=st.integers(1, 12),
-    bursts=st.lists(st.tuples(st.integers(1, 8), st.sampled_from([None, 0, 1, 2, 5])), max_size=12),
-)
-def test_i3_pushes_into_one_partition_of_a_shared_group_wake_nobody_in_vain(
-    consumers: int, bursts: list[tuple[int, int | None]]
-) -> None:
-    """As many looks as messages, although all of them come to the same place."""
-
-    async def script() -> None:
-        async with serving() as server:
-            for _ in range(consumers):
-                await server.parked(SHARED)
-            looks = sum(server.engine.pops)
-            for burst, rest in bursts:
-                await server.broker.push([NewMessage(QUEUE, "p")] * burst)
-                await (server.quiet() if rest is None else turns(rest))
-            await server.quiet()
-            assert served(server.tasks) == min(sum(burst for burst, _ in bursts), consumers), "I1"
+            assert served(server.tasks) == min(pushed, consumers), "I1"
             assert server.empty_wakes() == 0, "I3"
             assert sum(server.engine.pops) - looks == served(server.tasks), "I3: somebody looked in vain"
 
@@ -170,9 +147,7 @@ def test_a_broken_delivery_is_found(
     sabotage: Callable[[pytest.MonkeyPatch], None], mode: GroupMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checker that passes a broken delivery is broken."""
+    machine, fault = machine_of(mode, mode), f"{sabotage.__name__}-{mode}"
+    replay(machine, RECORDED.steps(fault))
     sabotage(monkeypatch)
-    looking = settings(
-        LOOKING, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(machine_of(mode, mode), settings=looking)
+    RECORDED.show(machine, fault, AssertionError, examples=ENOUGH_FOR_A_BROKEN_ONE, steps=STEPS)

@@ -8,28 +8,10 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND
 from hark.errors import Conflict, EngineFailure
-from hark.model import (
-    DeadLetterFilter,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    QueueOptions,
-    QueueSpec,
-)
+from hark.model import DeadLetterFilter, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec
 
 from .bench import EMPTY, Bench, result
-from .harness import (
-    ANY,
-    GROUP,
-    QUEUE,
-    Server,
-    named,
-    outbox,
-    payloads,
-    serving,
-    turns,
-    written,
-)
+from .harness import ANY, GROUP, QUEUE, Server, named, outbox, payloads, serving, turns, written
 
 # H1: lost wake-ups ------------------------------------------------------------------------------------------
 
@@ -48,97 +30,70 @@ async def test_h1_a_told_consumer_that_loses_its_credit_leaves_the_work_to_one_o
 
 
 @pytest.mark.parametrize("step", range(8))
-async def test_h1_whenever_a_told_consumer_leaves_the_other_gets_the_message(step: int) -> None:
-    async with serving() as server:
-        first = await server.parked(priority=5)
-        second = await server.parked()
-        await server.push("p")
-        await turns(step)
-        first.cancel()
-        await server.quiet()
-        got = (await second) if second.done() else first.result()
-        assert len(got.messages) == 1
+async def test_h1_whenever_a_told_consumer_leaves_the_other_gets_the_message(server: Server, step: int) -> None:
+    first = await server.parked(priority=5)
+    second = await server.parked()
+    await server.push("p")
+    await turns(step)
+    first.cancel()
+    await server.quiet()
+    got = (await second) if second.done() else first.result()
+    assert len(got.messages) == 1
 
 
-async def test_h1_a_named_consumer_is_told_of_a_delay_that_only_a_wildcard_knew_of() -> None:
-    async with serving() as server:
-        wildcard = await server.parked(priority=5, seconds=0.01)
-        one = await server.parked(named("p"))
-        await server.push("p", delay_ms=50)
-        await server.quiet()
-        await server.advance(0.02)
-        assert not (await wildcard).messages
-        await server.advance(0.03)
-        assert one.done()
-        assert len((await one).messages) == 1
+@pytest.mark.parametrize(("leaves", "stays"), [(ANY, named("p")), (named("p"), ANY)], ids=["wildcard", "named"])
+async def test_h1_one_is_told_of_a_delay_that_only_another_knew_of_who_left(
+    server: Server, leaves: PopRequest, stays: PopRequest
+) -> None:
+    leaver = await server.parked(leaves, priority=5, seconds=0.01)
+    stayer = await server.parked(stays)
+    await server.push("p", delay_ms=50)
+    await server.advance(0.02)
+    assert not (await leaver).messages
+    await server.advance(0.03)
+    assert len(stayer.result().messages) == 1
 
 
-async def test_h1_a_wildcard_is_told_of_a_delay_that_only_a_named_consumer_knew_of() -> None:
-    async with serving() as server:
-        wildcard = await server.parked()
-        one = await server.parked(named("p"), seconds=0.01)
-        await server.push("p", delay_ms=50)
-        await server.advance(0.02)
-        assert not (await one).messages
-        await server.advance(0.03)
-        assert wildcard.done()
-        assert len((await wildcard).messages) == 1
+async def test_h1_a_named_consumer_that_came_while_a_wildcard_waited_does_not_depend_on_it(server: Server) -> None:
+    await server.push("p", delay_ms=50)
+    wildcard = await server.stream(1)
+    one = await server.parked(named("p"))
+    wildcard.pause()
+    await server.advance(0.05)
+    assert len(one.result().messages) == 1
 
 
-async def test_h1_a_named_consumer_that_came_while_a_wildcard_waited_does_not_depend_on_it() -> None:
-    async with serving() as server:
-        await server.push("p", delay_ms=50)
-        wildcard = await server.stream(1)
-        one = await server.parked(named("p"))
-        wildcard.pause()
-        await server.advance(0.05)
-        assert one.done()
-        assert len((await one).messages) == 1
-
-
-async def test_h1_one_that_failed_and_left_does_not_take_the_news_along() -> None:
-    async with serving() as server:
-        wildcard = await server.parked(priority=5)
-        one = await server.parked(named("p"))
-        server.engine.failure = EngineFailure("the store is away")
-        await server.push("p")
-        await server.quiet()
-        server.engine.failure = None
-        wildcard.cancel()
-        await server.advance(5)
-        assert one.done()
-        assert len((await one).messages) == 1
+async def test_h1_one_that_failed_and_left_does_not_take_the_news_along(server: Server) -> None:
+    wildcard = await server.parked(priority=5)
+    one = await server.parked(named("p"))
+    server.engine.failure = EngineFailure("the store is away")
+    await server.push("p")
+    await server.quiet()
+    server.engine.failure = None
+    wildcard.cancel()
+    await server.advance(5)
+    assert len(one.result().messages) == 1
 
 
 # H2: two who may not take the message wake each other for ever -----------------------------------------------
 
 
-async def test_h2_consumers_of_other_partitions_are_not_told() -> None:
-    async with serving() as server:
-        pops = [await server.parked(named("p1")), await server.parked(named("p2"))]
-        looks = len(server.engine.pops)
-        await server.push("p3")
-        await server.quiet()
-        assert len(server.engine.pops) == looks
-        assert not any(pop.done() for pop in pops)
-        assert sum(server.numbers()["wakes"].values()) == 0
+async def test_h2_consumers_of_other_partitions_are_not_told_and_an_idle_pump_schedules_nothing(server: Server) -> None:
+    pops = [await server.parked(named(name), seconds=3600) for name in ("p1", "p2")]
+    looks = len(server.engine.pops)
+    await server.push("p3")
+    await server.quiet()
+    assert len(server.engine.pops) == looks
+    assert not any(pop.done() for pop in pops)
+    assert sum(server.numbers()["wakes"].values()) == 0
+    before = server.engine.calls, server.timers.set
+    await turns(200)
+    assert (server.engine.calls, server.timers.set) == before
+    assert server.timers.armed == 1  # The deadline of those who wait.
 
 
-async def test_h2_an_idle_pump_schedules_nothing() -> None:
-    async with serving() as server:
-        await server.parked(named("p1"), seconds=3600)
-        await server.parked(named("p2"), seconds=3600)
-        await server.push("p3")
-        await server.quiet()
-        before = server.engine.calls, server.timers.set
-        await turns(200)
-        assert (server.engine.calls, server.timers.set) == before
-        assert server.timers.armed == 1  # The deadline of those who wait.
-
-
-async def test_h2_a_look_that_nobody_wants_is_not_given_to_those_who_can_not_make_it() -> None:
+async def test_h2_a_look_that_nobody_wants_is_not_given_to_those_who_can_not_make_it(bench: Bench) -> None:
     """A stream of one partition without credit: somebody should look there, but not a wildcard again and again."""
-    bench = Bench()
     stream = bench.delivery.open_stream(0)
     stream.subscribe("s", named("p1"))
     await bench.parked()
@@ -151,8 +106,7 @@ async def test_h2_a_look_that_nobody_wants_is_not_given_to_those_who_can_not_mak
     assert len(bench.pops.asked) <= looks + 1
 
 
-async def test_h2_a_low_priority_look_at_a_partition_does_not_keep_a_high_wildcard_busy() -> None:
-    bench = Bench()
+async def test_h2_a_low_priority_look_at_a_partition_does_not_keep_a_high_wildcard_busy(bench: Bench) -> None:
     await bench.parked(priority=5)
     low = await bench.parked(named("p1"))
     due = bench.timers.now() + 50 * MILLISECOND
@@ -184,90 +138,76 @@ async def test_h2_a_consumer_whose_pull_is_refused_is_not_asked_again_and_the_ne
 # H3: too little credit -----------------------------------------------------------------------------------------
 
 
-async def test_h3_a_stream_with_credit_for_one_gets_a_batch_of_ten_one_by_one() -> None:
-    async with serving() as server:
-        stream = await server.stream(1, PopRequest(queue=QUEUE, group=GROUP, batch=10))
-        await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(10)])
-        got = []
-        for number in range(10):
-            await server.quiet()
-            before = len(server.engine.pops)
-            await turns(50)
-            assert len(server.engine.pops) == before, "it looks without credit"
-            assert stream.unsettled == 1
-            arrival = await written(stream)
-            got += payloads(arrival.result)
-            assert len(arrival.result.messages) == 1, number
-            await server.settle(arrival.result)
-        assert got == [str(number).encode() for number in range(10)]
+async def test_h3_a_stream_with_credit_for_one_gets_a_batch_of_ten_one_by_one(server: Server) -> None:
+    stream = await server.stream(1, PopRequest(queue=QUEUE, group=GROUP, batch=10))
+    await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(10)])
+    got = []
+    for number in range(10):
+        await server.quiet()
+        before = len(server.engine.pops)
+        await turns(50)
+        assert len(server.engine.pops) == before, "it looks without credit"
+        assert stream.unsettled == 1
+        arrival = await written(stream)
+        got += payloads(arrival.result)
+        assert len(arrival.result.messages) == 1, number
+        await server.settle(arrival.result)
+    assert got == [str(number).encode() for number in range(10)]
 
 
 # H4: a released message wakes everybody ------------------------------------------------------------------------
 
 
-async def test_h4_a_released_message_wakes_exactly_one() -> None:
-    async with serving() as server:
-        await server.push("p")
-        holder = await server.broker.pop(ANY)
-        pops = [await server.parked() for _ in range(20)]
-        server.broker.give_back(holder)
-        await server.quiet()
-        assert sum(pop.done() for pop in pops) == 1
-        assert sum(server.numbers()["wakes"].values()) == 1
-        assert pops[0].done()
-        assert (await pops[0]).messages[0].attempt == 1
-
-
-async def test_h4_a_nack_wakes_exactly_one() -> None:
-    async with serving() as server:
-        await server.push("p")
-        holder = await server.broker.pop(ANY)
-        pops = [await server.parked() for _ in range(20)]
+@pytest.mark.parametrize("nack", [False, True])
+async def test_h4_a_released_message_and_a_nack_wake_exactly_one(server: Server, nack: bool) -> None:
+    await server.push("p")
+    holder = await server.broker.pop(ANY)
+    pops = [await server.parked() for _ in range(20)]
+    if nack:
         await server.settle(holder, "retry")
-        await server.quiet()
-        assert [pop.done() for pop in pops] == [True] + [False] * 19
-        assert server.numbers()["wakes"]["settle"] == 1
-        assert server.empty_wakes() == 0
+    else:
+        server.broker.give_back(holder)
+    await server.quiet()
+    assert [pop.done() for pop in pops] == [True] + [False] * 19
+    assert sum(server.numbers()["wakes"].values()) == server.numbers()["wakes"]["settle"] == 1
+    assert server.empty_wakes() == 0
+    assert nack or pops[0].result().messages[0].attempt == 1
 
 
 # H5: expiry and overflow take a message that is in flight -------------------------------------------------------
 # At the engine: test_rule_23_a_leased_message_does_not_expire, test_rule_23_never_a_leased_message_except_by_purge.
 
 
-async def test_h5_what_a_stream_holds_outlives_its_time_to_live() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(ttl=2, lease_time=60)))
-        await server.push("p")
-        stream = await server.stream(5)
-        arrival = await written(stream)
-        await server.advance(10)
-        await server.engine.collect()
-        assert stream.unsettled == 1
-        assert [one.success for one in await server.settle(arrival.result)] == [True]
-        assert stream.unsettled == 0
+@pytest.mark.parametrize(
+    "options",
+    [
+        QueueOptions(ttl=2, lease_time=60),
+        QueueOptions(retention_enabled=True, retention_seconds=1, max_wait_time_seconds=1, lease_time=60),
+    ],
+    ids=["ttl", "retention"],
+)
+async def test_h5_what_a_stream_holds_outlives_its_time_to_live_and_retention(
+    server: Server, options: QueueOptions
+) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=options))
+    await server.push("p")
+    stream = await server.stream(5)
+    arrival = await written(stream)
+    await server.advance(10)
+    await server.engine.collect()
+    assert stream.unsettled == 1
+    assert [one.success for one in await server.settle(arrival.result)] == [True]
+    assert stream.unsettled == 0
 
 
-async def test_h5_retention_leaves_what_a_stream_holds() -> None:
-    async with serving() as server:
-        options = QueueOptions(retention_enabled=True, retention_seconds=1, max_wait_time_seconds=1, lease_time=60)
-        await server.broker.configure(QueueSpec(name=QUEUE, options=options))
-        await server.push("p")
-        stream = await server.stream(5)
-        arrival = await written(stream)
-        await server.advance(10)
-        await server.engine.collect()
-        assert [one.success for one in await server.settle(arrival.result)] == [True]
-
-
-async def test_h5_a_full_queue_refuses_what_comes_and_keeps_what_is_in_flight() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(max_size=1)))
-        await server.push("p")
-        stream = await server.stream(5)
-        arrival = await written(stream)
-        refused = await server.broker.push([NewMessage(QUEUE, "p")])
-        assert refused[0].code == "queue_full"
-        assert [one.success for one in await server.settle(arrival.result)] == [True]
+async def test_h5_a_full_queue_refuses_what_comes_and_keeps_what_is_in_flight(server: Server) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(max_size=1)))
+    await server.push("p")
+    stream = await server.stream(5)
+    arrival = await written(stream)
+    refused = await server.broker.push([NewMessage(QUEUE, "p")])
+    assert refused[0].code == "queue_full"
+    assert [one.success for one in await server.settle(arrival.result)] == [True]
 
 
 # H6: delays are exact to the timer -----------------------------------------------------------------------------
@@ -284,117 +224,107 @@ async def delivered_after(server: Server, pop: asyncio.Task[PopResult], microsec
     assert not pop.done()
     assert len(server.engine.pops) == looks, "somebody looked before the time"
     await server.advance(1 / SECOND)
-    assert pop.done()
-    assert len((await pop).messages) == 1
+    assert len(pop.result().messages) == 1
     assert sum(server.engine.pops[looks:]) == 1, "others looked too"
     assert not any(other.done() for other in others)
 
 
 @pytest.mark.parametrize("request_", [ANY, named("p")])
-async def test_h6_a_delay_of_50_ms_is_over_after_50_ms(request_: PopRequest) -> None:
-    async with serving() as server:
-        pop = await server.parked(request_)
+@pytest.mark.parametrize("first", ["consumer", "message"])
+async def test_h6_a_delay_of_50_ms_is_over_after_50_ms(server: Server, request_: PopRequest, first: str) -> None:
+    if first == "message":
         await server.push("p", delay_ms=50)
-        await delivered_after(server, pop, 50 * MILLISECOND)
-
-
-async def test_h6_a_delay_that_was_there_before_the_consumer() -> None:
-    async with serving() as server:
+    pop = await server.parked(request_)
+    if first == "consumer":
         await server.push("p", delay_ms=50)
-        pop = await server.parked()
-        await delivered_after(server, pop, 50 * MILLISECOND)
+    await delivered_after(server, pop, 50 * MILLISECOND)
 
 
-async def test_h6_the_end_of_a_lease_that_was_made_before() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=1)))
-        await server.push("p")
-        await server.broker.pop(ANY)
-        pop = await server.parked()
-        await delivered_after(server, pop, SECOND)
-
-
-async def test_h6_the_end_of_a_lease_that_was_made_while_the_consumer_waited() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=1)))
-        first, second = await server.parked(), await server.parked()
-        await server.push("p")
-        assert len((await first).messages) == 1
-        await delivered_after(server, second, SECOND)
-
-
-async def test_h6_a_retry_that_falls_due() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(retry_delay=50)))
-        await server.push("p")
-        holder = await server.broker.pop(ANY)
-        pop = await server.parked()
-        await server.settle(holder, "failed")
+@pytest.mark.parametrize("first", ["consumer", "lease"])
+async def test_h6_the_end_of_a_lease_that_was_made_before_or_while_the_consumer_waited(
+    server: Server, first: str
+) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=1)))
+    holder = server.pop()
+    if first == "consumer":
         await server.quiet()
-        await delivered_after(server, pop, 50 * MILLISECOND)
-
-
-async def test_h6_delayed_processing() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(delayed_processing=2)))
         pop = await server.parked()
+        await server.push("p")
+    else:
         await server.push("p")
         await server.quiet()
-        await delivered_after(server, pop, 2 * SECOND)
-
-
-async def test_h6_a_window_buffer() -> None:
-    async with serving() as server:
-        await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(window_buffer=1)))
         pop = await server.parked()
-        await server.push("p")
-        await server.advance(0.5)
-        await server.push("p")
-        await server.advance(0.999999)
-        assert not pop.done()
-        await server.advance(0.000001)
-        assert pop.done()
+    assert len((await holder).messages) == 1
+    await delivered_after(server, pop, SECOND)
+
+
+async def test_h6_a_retry_that_falls_due(server: Server) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(retry_delay=50)))
+    await server.push("p")
+    holder = await server.broker.pop(ANY)
+    pop = await server.parked()
+    await server.settle(holder, "failed")
+    await server.quiet()
+    await delivered_after(server, pop, 50 * MILLISECOND)
+
+
+async def test_h6_delayed_processing(server: Server) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(delayed_processing=2)))
+    pop = await server.parked()
+    await server.push("p")
+    await server.quiet()
+    await delivered_after(server, pop, 2 * SECOND)
+
+
+async def test_h6_a_window_buffer(server: Server) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(window_buffer=1)))
+    pop = await server.parked()
+    await server.push("p")
+    await server.advance(0.5)
+    await server.push("p")
+    await server.advance(0.999999)
+    assert not pop.done()
+    await server.advance(0.000001)
+    assert pop.done()
 
 
 # H7: browsers miss what was in flight when they passed ----------------------------------------------------------
 
 
-async def test_h7_a_browser_sees_what_was_in_flight_when_it_passed() -> None:
-    async with serving() as server:
-        await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(6)])
-        held = await server.broker.pop(PopRequest(queue=QUEUE, group=GROUP, batch=3))
-        browser = await server.delivery.browsers.open(QUEUE, None, "head")
-        seen = [bytes(message.payload) for message in await browser.next()]
-        await server.settle(held, "retry")  # It comes back behind the browser, which has seen it.
-        await server.push("p", payload=b"6")
-        while len(seen) < 7:
-            seen += [bytes(message.payload) for message in await browser.next()]
-        assert seen == [str(number).encode() for number in range(7)]
-        browser.close()
+async def test_h7_a_browser_sees_what_was_in_flight_when_it_passed(server: Server) -> None:
+    await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(6)])
+    held = await server.broker.pop(PopRequest(queue=QUEUE, group=GROUP, batch=3))
+    browser = await server.delivery.browsers.open(QUEUE, None, "head")
+    seen = [bytes(message.payload) for message in await browser.next()]
+    await server.settle(held, "retry")  # It comes back behind the browser, which has seen it.
+    await server.push("p", payload=b"6")
+    while len(seen) < 7:
+        seen += [bytes(message.payload) for message in await browser.next()]
+    assert seen == [str(number).encode() for number in range(7)]
+    browser.close()
 
 
 # H8: a message that kills its connection ------------------------------------------------------------------------
 
 
-async def test_h8_a_message_that_kills_its_connection_ends_in_the_dead_letters() -> None:
-    async with serving() as server:
-        options = QueueOptions(lease_time=1, retry_limit=2)
-        await server.broker.configure(QueueSpec(name=QUEUE, options=options))
-        await server.push("p", payload=b'"poison"')
-        await server.push("p", payload=b'"fine"')
-        got = []
-        for _ in range(5):
-            stream = await server.stream(1)
-            arrival = await written(stream)
-            got.append((payloads(arrival.result)[0], arrival.result.messages[0].attempt))
-            if got[-1][0] == b'"fine"':
-                await server.settle(arrival.result)
-                stream.close()
-                break
-            stream.close()  # It was written, and its client died of it.
-            await server.advance(1)
-        assert got == [(b'"poison"', 1), (b'"poison"', 2), (b'"poison"', 3), (b'"fine"', 1)]
-        dead = await server.engine.dead_letters(DeadLetterFilter())
-        assert [(bytes(one.payload), one.attempts) for one in dead.items] == [(b'"poison"', 3)]
-        await server.quiet()
-        server.is_clean()
+async def test_h8_a_message_that_kills_its_connection_ends_in_the_dead_letters(server: Server) -> None:
+    options = QueueOptions(lease_time=1, retry_limit=2)
+    await server.broker.configure(QueueSpec(name=QUEUE, options=options))
+    await server.push("p", payload=b'"poison"')
+    await server.push("p", payload=b'"fine"')
+    got = []
+    for _ in range(5):
+        stream = await server.stream(1)
+        arrival = await written(stream)
+        got.append((payloads(arrival.result)[0], arrival.result.messages[0].attempt))
+        if got[-1][0] == b'"fine"':
+            await server.settle(arrival.result)
+            stream.close()
+            break
+        stream.close()  # It was written, and its client died of it.
+        await server.advance(1)
+    assert got == [(b'"poison"', 1), (b'"poison"', 2), (b'"poison"', 3), (b'"fine"', 1)]
+    dead = await server.engine.dead_letters(DeadLetterFilter())
+    assert [(bytes(one.payload), one.attempts) for one in dead.items] == [(b'"poison"', 3)]
+    await server.quiet()
+    server.is_clean()

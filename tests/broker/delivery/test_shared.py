@@ -45,206 +45,156 @@ def served(pops: list[asyncio.Task[PopResult]]) -> int:
 # As many as there are messages ------------------------------------------------------------------------------
 
 
-async def test_64_waiting_pops_get_the_64_messages_of_one_push_in_one_call() -> None:
-    async with serving() as server:
-        pops = await waiting(server, 64)
-        server.engine.pops.clear()
-        await push(server, 64)
-        assert served(pops) == 64
-        assert server.engine.pops == [64]
-        assert server.broker.batch_sizes()["pop"].largest == 64
-        assert len({pop.result().lease_id for pop in pops}) == 64
-        assert server.empty_wakes() == 0
+async def test_64_waiting_pops_get_the_64_messages_of_one_push_in_one_call(server: Server) -> None:
+    pops = await waiting(server, 64)
+    server.engine.pops.clear()
+    await push(server, 64)
+    assert served(pops) == 64
+    assert server.engine.pops == [64]
+    assert server.broker.batch_sizes()["pop"].largest == 64
+    assert len({pop.result().lease_id for pop in pops}) == 64
+    assert server.empty_wakes() == 0
 
 
-async def test_a_thousand_wait_one_message_comes_one_is_told() -> None:
-    async with serving() as server:
-        pops = await waiting(server, 1000)
-        server.engine.pops.clear()
-        await push(server, 1)
-        assert served(pops) == 1
-        assert server.engine.pops == [1]
+@pytest.mark.parametrize(("wait", "request_", "come", "got"), [(1000, SHARED, 1, [1]), (8, TENS, 30, [10, 10, 10])])
+async def test_a_thousand_wait_one_message_comes_one_is_told_and_30_messages_for_pops_of_ten_are_told_to_three(
+    server: Server, wait: int, request_: PopRequest, come: int, got: list[int]
+) -> None:
+    pops = await waiting(server, wait, request_)
+    server.engine.pops.clear()
+    await push(server, come)
+    assert [len(pop.result().messages) for pop in pops if pop.done()] == got
+    assert server.engine.pops == [len(got)]
 
 
-async def test_30_messages_for_pops_of_ten_are_told_to_three() -> None:
-    async with serving() as server:
-        pops = await waiting(server, 8, TENS)
-        server.engine.pops.clear()
-        await push(server, 30)
-        assert [len(pop.result().messages) for pop in pops if pop.done()] == [10, 10, 10]
-        assert server.engine.pops == [3]
+async def test_one_who_takes_one_among_those_who_take_ten_holds_nobody_up(server: Server) -> None:
+    pops = [*await waiting(server, 2), *await waiting(server, 2, TENS)]
+    await push(server, 22)
+    assert served(pops) == 4
+    await push(server, 1)
 
 
-async def test_one_who_takes_one_among_those_who_take_ten_holds_nobody_up() -> None:
-    async with serving() as server:
-        pops = [*await waiting(server, 2), *await waiting(server, 2, TENS)]
-        await push(server, 22)
-        assert served(pops) == 4
-        await push(server, 1)
+async def test_those_of_a_partition_and_those_of_any_share_its_messages(server: Server) -> None:
+    anybody, named = await waiting(server, 2), await waiting(server, 2, OF_P)
+    await push(server, 3)
+    assert (served(named), served(anybody)) == (2, 1)
+    assert server.empty_wakes() == 0
 
 
-async def test_those_of_a_partition_and_those_of_any_share_its_messages() -> None:
-    async with serving() as server:
-        anybody, named = await waiting(server, 2), await waiting(server, 2, OF_P)
-        await push(server, 3)
-        assert (served(named), served(anybody)) == (2, 1)
-        assert server.empty_wakes() == 0
-
-
-async def test_a_stream_of_a_partition_goes_on_with_what_was_there_before() -> None:
+async def test_a_stream_of_a_partition_goes_on_with_what_was_there_before(server: Server) -> None:
     """Nobody is told of it again: a settlement frees nothing in a shared group."""
-    async with serving() as server:
-        await server.broker.pop(SHARED)
-        await push(server, 5)
-        stream = await server.stream(1, OF_P)
-        for _ in range(5):
-            arrival = await stream.next()
-            assert arrival is not None
-            stream.written()
-            await server.settle(arrival.result)
-            await server.quiet()
-        assert stream.unsettled == 0
-
-
-async def test_whoever_is_told_of_what_another_took_keeps_its_turn() -> None:
-    async with serving() as server:
-        first, second = await waiting(server, 2)
-        pushed = asyncio.create_task(push(server, 1))
-        thief = asyncio.create_task(server.broker.pop(SHARED))
-        await pushed
+    await server.broker.pop(SHARED)
+    await push(server, 5)
+    stream = await server.stream(1, OF_P)
+    for _ in range(5):
+        arrival = await stream.next()
+        assert arrival is not None
+        stream.written()
+        await server.settle(arrival.result)
         await server.quiet()
-        if not (await thief).messages:  # It came a moment too early.
-            assert first.done()
-            return
-        assert not first.done()
-        await push(server, 1)
-        assert (first.done(), second.done()) == (True, False)
+    assert stream.unsettled == 0
 
 
-async def test_three_consumers_of_one_partition_and_bursts_of_four_a_hundred_times() -> None:
-    async with serving() as server:
-        streams = [await server.stream(1000, SHARED) for _ in range(3)]
-        got: Counter[int] = Counter()
-
-        async def read(index: int) -> None:
-            while (arrival := await streams[index].next()) is not None:
-                got[index] += len(arrival.result.messages)
-                streams[index].written()
-
-        readers = [asyncio.create_task(read(index)) for index in range(3)]
-        for _ in range(100):
-            await push(server, 4)
-        for stream in streams:
-            stream.close()
-        await asyncio.gather(*readers)
-        assert sorted(got.values()) == [133, 133, 134]
+async def test_whoever_is_told_of_what_another_took_keeps_its_turn(server: Server) -> None:
+    first, second = await waiting(server, 2)
+    pushed = asyncio.create_task(push(server, 1))
+    thief = asyncio.create_task(server.broker.pop(SHARED))
+    await pushed
+    await server.quiet()
+    if not (await thief).messages:  # It came a moment too early.
+        assert first.done()
+        return
+    assert not first.done()
+    await push(server, 1)
+    assert (first.done(), second.done()) == (True, False)
 
 
-async def test_a_released_message_wakes_exactly_one() -> None:
-    async with serving() as server:
-        pops = await waiting(server, 3)
-        await push(server, 1)
-        [holder] = [pop for pop in pops if pop.done()]
-        server.engine.pops.clear()
-        server.broker.give_back(holder.result())
-        await server.quiet()
-        assert served(pops) == 2
-        assert server.engine.pops == [1]
+async def test_a_released_message_wakes_exactly_one(server: Server) -> None:
+    pops = await waiting(server, 3)
+    await push(server, 1)
+    [holder] = [pop for pop in pops if pop.done()]
+    server.engine.pops.clear()
+    server.broker.give_back(holder.result())
+    await server.quiet()
+    assert served(pops) == 2
+    assert server.engine.pops == [1]
 
 
-async def test_the_messages_of_a_lease_that_ran_out_are_told_to_as_many() -> None:
-    async with serving() as server:
-        await bounded(server, lease_time=2)
-        await push(server, 3)
-        assert len((await server.broker.pop(TENS)).messages) == 3
-        pops = await waiting(server, 5)
-        await server.advance(1.999)
-        assert served(pops) == 0
-        await server.advance(0.001)
-        assert served(pops) == 3
+async def test_the_messages_of_a_lease_that_ran_out_are_told_to_as_many(server: Server) -> None:
+    await bounded(server, lease_time=2)
+    await push(server, 3)
+    assert len((await server.broker.pop(TENS)).messages) == 3
+    pops = await waiting(server, 5)
+    await server.advance(1.999)
+    assert served(pops) == 0
+    await server.advance(0.001)
+    assert served(pops) == 3
 
 
-async def test_a_mode_is_checked_once_and_a_wrong_one_is_refused_at_once() -> None:
-    async with serving() as server:
-        pops = [*await waiting(server, 1), *await waiting(server, 20)]
-        assert sum(server.engine.pops) == 1
-        wrong = server.pop(PopRequest(queue=QUEUE, group=GROUP, group_mode="ordered"))
-        await server.quiet()
-        with pytest.raises(Conflict, match="shared"):
-            await wrong
-        assert served(pops) == 0
+async def test_a_mode_is_checked_once_and_a_wrong_one_is_refused_at_once(server: Server) -> None:
+    pops = [*await waiting(server, 1), *await waiting(server, 20)]
+    assert sum(server.engine.pops) == 1
+    wrong = server.pop(PopRequest(queue=QUEUE, group=GROUP, group_mode="ordered"))
+    await server.quiet()
+    with pytest.raises(Conflict, match="shared"):
+        await wrong
+    assert served(pops) == 0
 
 
 # At their time ----------------------------------------------------------------------------------------------
 
 
-async def test_a_delayed_message_reaches_a_waiting_consumer_at_its_time() -> None:
-    async with serving() as server:
-        [pop] = await waiting(server, 1)
-        await push(server, 1, delay_ms=50)
-        await server.advance(0.049)
-        assert not pop.done()
-        await server.advance(0.001)
-        assert served([pop]) == 1
+async def test_delayed_messages_come_at_their_time_and_one_that_is_due_earlier_moves_the_alarm(server: Server) -> None:
+    first, second = await waiting(server, 2)
+    await push(server, 1, delay_ms=500)
+    await push(server, 1, delay_ms=100)
+    await server.advance(0.099)
+    assert not first.done()
+    await server.advance(0.001)
+    assert (first.done(), second.done()) == (True, False)
+    await server.advance(0.399)
+    assert not second.done()
+    await server.advance(0.001)
+    assert second.done()
 
 
-async def test_one_that_is_due_earlier_and_was_pushed_later_moves_the_alarm() -> None:
-    async with serving() as server:
-        first, second = await waiting(server, 2)
-        await push(server, 1, delay_ms=500)
-        await push(server, 1, delay_ms=100)
-        await server.advance(0.099)
-        assert not first.done()
-        await server.advance(0.001)
-        assert (first.done(), second.done()) == (True, False)
-        await server.advance(0.399)
-        assert not second.done()
-        await server.advance(0.001)
-        assert second.done()
+async def test_a_message_that_is_ready_comes_before_a_delayed_one_of_its_partition(server: Server) -> None:
+    [pop] = await waiting(server, 1)
+    await push(server, 1, delay_ms=50)
+    await push(server, 1)
+    assert served([pop]) == 1
 
 
-async def test_a_message_that_is_ready_comes_before_a_delayed_one_of_its_partition() -> None:
-    async with serving() as server:
-        [pop] = await waiting(server, 1)
-        await push(server, 1, delay_ms=50)
-        await push(server, 1)
-        assert served([pop]) == 1
+async def test_thousands_of_due_times_take_one_alarm_and_those_that_fall_due_together_are_told_to_as_many(
+    server: Server,
+) -> None:
+    pops = await waiting(server, 67)
+    armed = server.timers.armed
+    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=50 + number) for number in range(3)])
+    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=100) for number in range(64)])
+    await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=200 + number) for number in range(3000)])
+    await server.quiet()
+    assert server.timers.armed == armed + 1
+    await server.advance(0.050)
+    assert served(pops) == 1
+    await server.advance(0.002)
+    assert served(pops) == 3
+    server.engine.pops.clear()
+    await server.advance(0.048)
+    assert served(pops) == 67
+    assert len(server.engine.pops) < 10
 
 
-async def test_thousands_of_due_times_take_one_alarm() -> None:
-    async with serving() as server:
-        pops = await waiting(server, 3)
-        armed = server.timers.armed
-        await server.broker.push([NewMessage(QUEUE, "p", b"1", delay_ms=50 + number) for number in range(3000)])
-        await server.quiet()
-        assert server.timers.armed == armed + 1
-        await server.advance(0.050)
-        assert served(pops) == 1
-        await server.advance(0.002)
-        assert served(pops) == 3
-
-
-async def test_many_that_fall_due_together_are_told_to_as_many() -> None:
-    async with serving() as server:
-        pops = await waiting(server, 64)
-        await push(server, 64, delay_ms=50)
-        server.engine.pops.clear()
-        await server.advance(0.050)
-        assert served(pops) == 64
-        assert len(server.engine.pops) < 10
-
-
-async def test_a_retry_with_a_delay_reaches_a_waiting_consumer_at_its_time() -> None:
-    async with serving() as server:
-        await server.broker.pop(SHARED)
-        await push(server, 1)
-        held = await server.broker.pop(SHARED)
-        [pop] = await waiting(server, 1)
-        await server.settle(held, "failed", delay_ms=70)
-        await server.advance(0.069)
-        assert not pop.done()
-        await server.advance(0.001)
-        assert pop.result().messages[0].attempt == 2
+async def test_a_retry_with_a_delay_reaches_a_waiting_consumer_at_its_time(server: Server) -> None:
+    await server.broker.pop(SHARED)
+    await push(server, 1)
+    held = await server.broker.pop(SHARED)
+    [pop] = await waiting(server, 1)
+    await server.settle(held, "failed", delay_ms=70)
+    await server.advance(0.069)
+    assert not pop.done()
+    await server.advance(0.001)
+    assert pop.result().messages[0].attempt == 2
 
 
 async def test_what_another_server_pushed_with_a_delay_is_learned_from_its_hint_and_comes_at_its_time() -> None:
@@ -271,64 +221,54 @@ async def test_what_another_server_pushed_without_a_word_is_found_by_a_poll_and_
         assert served([pop]) == 1
 
 
-# Bounds -----------------------------------------------------------------------------------------------------
+async def test_a_rate_limit_is_kept_by_the_timer(server: Server) -> None:
+    await bounded(server, rate_limit=10, rate_burst=1)
+    pops = await waiting(server, 5)
+    await push(server, 4)
+    for expected in (1, 2, 3, 4):
+        assert served(pops) == expected
+        await server.advance(0.099)
+        assert served(pops) == expected
+        await server.advance(0.001)
+    assert served(pops) == 4
 
 
-async def test_a_rate_limit_is_kept_by_the_timer() -> None:
-    async with serving() as server:
-        await bounded(server, rate_limit=10, rate_burst=1)
-        pops = await waiting(server, 5)
-        await push(server, 4)
-        for expected in (1, 2, 3, 4):
-            assert served(pops) == expected
-            await server.advance(0.099)
-            assert served(pops) == expected
-            await server.advance(0.001)
-        assert served(pops) == 4
+async def test_a_full_group_waits_for_a_settlement_and_nobody_looks_meanwhile(server: Server) -> None:
+    await bounded(server, max_in_flight=2)
+    pops = await waiting(server, 3)
+    await push(server, 3)
+    assert served(pops) == 2
+    looks = sum(server.engine.pops)
+    await server.advance(1)
+    assert sum(server.engine.pops) == looks
+    await server.settle(next(pop for pop in pops if pop.done()).result())
+    await server.quiet()
+    assert served(pops) == 3
 
 
-async def test_a_full_group_waits_for_a_settlement_and_nobody_looks_meanwhile() -> None:
-    async with serving() as server:
-        await bounded(server, max_in_flight=2)
-        pops = await waiting(server, 3)
-        await push(server, 3)
-        assert served(pops) == 2
-        looks = sum(server.engine.pops)
-        await server.advance(1)
-        assert sum(server.engine.pops) == looks
-        await server.settle(next(pop for pop in pops if pop.done()).result())
-        await server.quiet()
-        assert served(pops) == 3
+async def test_those_who_wait_by_label_are_told_of_the_messages_of_all_queues(server: Server) -> None:
+    by_label = PopRequest(namespace="shop", group=GROUP)
+    for queue in ("shop.a", "shop.b"):
+        await server.broker.configure(QueueSpec(name=queue, namespace="shop"))
+        await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode="shared"))
+    pops = await waiting(server, 32, by_label)
+    server.engine.pops.clear()
+    items = [NewMessage(queue, "p") for queue in ("shop.a", "shop.b") for _ in range(10)]
+    await server.broker.push(items)
+    await server.quiet()
+    assert served(pops) == 20
+    assert server.engine.pops == [20]
+    got = Counter(pop.result().messages[0].queue for pop in pops if pop.done())
+    assert got == {"shop.a": 10, "shop.b": 10}
 
 
-# Many queues ------------------------------------------------------------------------------------------------
-
-
-async def test_those_who_wait_by_label_are_told_of_the_messages_of_all_queues() -> None:
-    async with serving() as server:
-        by_label = PopRequest(namespace="shop", group=GROUP)
-        for queue in ("shop.a", "shop.b"):
-            await server.broker.configure(QueueSpec(name=queue, namespace="shop"))
-            await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode="shared"))
-        pops = await waiting(server, 32, by_label)
-        server.engine.pops.clear()
-        items = [NewMessage(queue, "p") for queue in ("shop.a", "shop.b") for _ in range(10)]
-        await server.broker.push(items)
-        await server.quiet()
-        assert served(pops) == 20
-        assert server.engine.pops == [20]
-        got = Counter(pop.result().messages[0].queue for pop in pops if pop.done())
-        assert got == {"shop.a": 10, "shop.b": 10}
-
-
-async def test_a_group_that_is_shared_in_one_queue_and_ordered_in_another_is_told_of_both() -> None:
-    async with serving() as server:
-        for queue, mode in (("shop.a", "shared"), ("shop.b", "ordered")):
-            await server.broker.configure(QueueSpec(name=queue, namespace="shop"))
-            await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode=mode))  # type: ignore[arg-type]
-        pops = await waiting(server, 10, PopRequest(namespace="shop", group=GROUP))
-        await server.broker.push([NewMessage(queue, "p") for queue in ("shop.a", "shop.b")] * 3)
-        await server.quiet()
-        got = Counter(pop.result().messages[0].queue for pop in pops if pop.done())
-        assert got == {"shop.a": 3, "shop.b": 1}
-        assert server.empty_wakes() == 0
+async def test_a_group_that_is_shared_in_one_queue_and_ordered_in_another_is_told_of_both(server: Server) -> None:
+    for queue, mode in (("shop.a", "shared"), ("shop.b", "ordered")):
+        await server.broker.configure(QueueSpec(name=queue, namespace="shop"))
+        await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode=mode))  # type: ignore[arg-type]
+    pops = await waiting(server, 10, PopRequest(namespace="shop", group=GROUP))
+    await server.broker.push([NewMessage(queue, "p") for queue in ("shop.a", "shop.b")] * 3)
+    await server.quiet()
+    got = Counter(pop.result().messages[0].queue for pop in pops if pop.done())
+    assert got == {"shop.a": 3, "shop.b": 1}
+    assert server.empty_wakes() == 0

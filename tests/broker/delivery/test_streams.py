@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Literal, get_args
 
+import msgspec
 import pytest
 
 from hark.broker.delivery.stream import Arrival, Stream
@@ -18,142 +20,131 @@ from hark.model import (
     Renewal,
     Seek,
     Settlement,
+    Status,
     Transaction,
 )
 from hark.settings import Limits, Settings
 
 from .bench import EMPTY, Bench, result
-from .harness import (
-    ANY,
-    GROUP,
-    QUEUE,
-    Server,
-    SharedEngine,
-    named,
-    outbox,
-    serving,
-    settlement,
-    turns,
-    written,
-)
+from .harness import ANY, GROUP, QUEUE, Server, SharedEngine, named, outbox, serving, settlement, turns, written
 
 BATCH = PopRequest(queue=QUEUE, group=GROUP, batch=3)
+SHARED = PopRequest(queue=QUEUE, group=GROUP, group_mode="shared", batch=3)
+both_modes = pytest.mark.parametrize("request_", [BATCH, SHARED], ids=["ordered", "shared"])
+Way = Literal[
+    "lease", "no lease", "id alone", "transaction", "transaction without lease", "transaction of an old client"
+]
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
-async def holding(server: Server, credit: int = 3, messages: int = 3, **options: int) -> tuple[Stream, Arrival]:
-    """A stream that holds a batch of one partition."""
+async def push(server: Server, number: int) -> None:
+    """Messages into one partition, with transaction ids of their own."""
+    items = [NewMessage(QUEUE, "p", str(one).encode(), transaction_id=f"t{one}") for one in range(number)]
+    await server.broker.push(items)
+    await server.quiet()
+
+
+async def holding(
+    server: Server, credit: int = 3, request: PopRequest = BATCH, **options: int
+) -> tuple[Stream, Arrival]:
+    """A stream that holds three messages of one partition."""
     await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(**options)))  # type: ignore[arg-type]  # of ints
-    await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(messages)])
-    stream = await server.stream(credit, BATCH)
+    await push(server, 3)
+    stream = await server.stream(credit, request)
     arrival = await written(stream)
-    assert stream.unsettled == min(credit, messages)
+    assert stream.unsettled == 3
     return stream, arrival
+
+
+async def complete(server: Server, arrival: Arrival, index: int, way: Way) -> None:
+    """Settle one message."""
+    message = arrival.result.messages[index]
+    item = settlement(arrival.result, message)
+    if way == "id alone":
+        item = Settlement(message.id, group=GROUP)
+    elif way not in ("lease", "transaction"):
+        item = msgspec.structs.replace(item, lease_id=None)
+    if way.startswith("transaction"):
+        leases = [arrival.result.lease_id] if way == "transaction of an old client" else []
+        assert (await server.broker.transact(Transaction([item], leases))).success
+    else:
+        assert (await server.broker.settle([item]))[0].success
 
 
 # What it holds ----------------------------------------------------------------------------------------------
 
 
-async def test_each_ack_makes_room_for_one() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server)
-        for left, message in zip((2, 1, 0), arrival.result.messages, strict=True):
-            await server.broker.settle([settlement(arrival.result, message)])
-            assert stream.unsettled == left
-        assert not server.delivery.streams._by_lease
+@both_modes
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_ack_makes_room_for_one_however_it_names_its_message(
+    server: Server, way: Way, request_: PopRequest
+) -> None:
+    stream, arrival = await holding(server, request=request_)
+    for left, index in ((2, 1), (1, 2), (0, 0)) if request_ is SHARED else ((2, 0), (1, 1), (0, 2)):
+        await complete(server, arrival, index, way)
+        assert stream.unsettled == left
+    assert not server.delivery.streams._by_lease
 
 
-async def test_a_nack_gives_up_the_rest_of_the_batch_of_its_partition_which_comes_again() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server)
-        await server.broker.settle([settlement(arrival.result, arrival.result.messages[1], "failed")])
-        await server.quiet()
-        again = await written(stream)
-        assert [bytes(message.payload) for message in again.result.messages] == [b"0", b"1", b"2"]
-        assert stream.unsettled == 3
+async def test_a_nack_gives_up_the_rest_of_the_batch_of_its_partition_which_comes_again(server: Server) -> None:
+    stream, arrival = await holding(server)
+    await server.broker.settle([settlement(arrival.result, arrival.result.messages[1], "failed")])
+    await server.quiet()
+    again = await written(stream)
+    assert [bytes(message.payload) for message in again.result.messages] == [b"0", b"1", b"2"]
+    assert stream.unsettled == 3
 
 
-async def test_a_failure_without_attempts_left_gives_up_that_message_only() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server, retry_limit=0)
-        await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], "failed")])
-        assert stream.unsettled == 2
-
-
-async def test_a_message_that_is_discarded_gives_up_that_message_only() -> None:
+async def test_a_message_that_is_discarded_gives_up_that_message_only(server: Server) -> None:
     """I6: the others are still held, so there is room for one and not for three."""
-    async with serving() as server:
-        stream, arrival = await holding(server, retry_limit=0, dead_letter_queue=False)
-        await server.push("q", "r", "s")
-        await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], "failed")])
-        await server.quiet()
-        assert stream.unsettled == 3
-        assert sum(len(one.result.messages) for one in outbox(stream)) == 1
+    stream, arrival = await holding(server, retry_limit=0, dead_letter_queue=False)
+    await server.push("q", "r", "s")
+    await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], "failed")])
+    await server.quiet()
+    assert stream.unsettled == 3
+    assert sum(len(one.result.messages) for one in outbox(stream)) == 1
 
 
-async def test_a_dead_letter_gives_up_that_message_only() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server)
-        await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], "dlq")])
-        assert stream.unsettled == 2
-        assert (await server.engine.dead_letters(DeadLetterFilter())).total == 1
+@pytest.mark.parametrize(("status", "options"), [("dlq", {}), ("failed", {"retry_limit": 0})])
+async def test_a_dead_letter_gives_up_that_message_only(
+    server: Server, status: Status, options: dict[str, Any]
+) -> None:
+    stream, arrival = await holding(server, **options)
+    await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], status)])
+    assert stream.unsettled == 2
+    assert (await server.engine.dead_letters(DeadLetterFilter())).total == 1
 
 
-@pytest.mark.parametrize("with_lease_id", [True, False])
-async def test_a_transaction_makes_room(with_lease_id: bool) -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server)
-        items: list[NewMessage | Settlement] = [settlement(arrival.result, one) for one in arrival.result.messages]
-        if not with_lease_id:  # As old clients do it.
-            for item in items:
-                assert isinstance(item, Settlement)
-                item.lease_id = None
-        outcome = await server.broker.transact(Transaction(items, (arrival.result.lease_id,)))
-        assert outcome.success
-        await server.quiet()
-        assert stream.unsettled == 0
+async def test_a_transaction_makes_room_for_all_it_settles(server: Server) -> None:
+    stream, arrival = await holding(server)
+    items = [settlement(arrival.result, one) for one in arrival.result.messages]
+    assert (await server.broker.transact(Transaction(items, (arrival.result.lease_id,)))).success
+    await server.quiet()
+    assert stream.unsettled == 0
 
 
-async def test_a_transaction_of_an_old_client_makes_room_for_each_message() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server)
-        item = settlement(arrival.result, arrival.result.messages[0])
-        item.lease_id = None
-        assert (await server.broker.transact(Transaction([item], (arrival.result.lease_id,)))).success
-        await server.quiet()
-        assert stream.unsettled == 2
-
-
-async def test_the_end_of_a_lease_makes_room() -> None:
-    async with serving() as server:
-        stream, _ = await holding(server, lease_time=2)
-        await server.advance(1.999)
-        assert stream.unsettled == 3
-        await server.advance(0.001)
-        assert stream.unsettled == 1  # It came again, one at a time now.
-        assert len(outbox(stream)) == 1
-
-
-async def test_a_renewed_lease_is_held_on() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server, lease_time=2)
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_the_end_of_a_lease_makes_room_and_a_renewed_one_is_held_on(server: Server, renewed: bool) -> None:
+    stream, arrival = await holding(server, lease_time=2)
+    if renewed:
         await server.advance(1)
         assert (await server.broker.renew(Renewal(arrival.result.lease_id, 10))).success
-        await server.advance(9.999)
-        assert stream.unsettled == 3
-        await server.advance(0.001)
-        assert outbox(stream)
+    await server.advance(9.999 if renewed else 1.999)
+    assert stream.unsettled == 3
+    await server.advance(0.001)
+    assert stream.unsettled == 1  # It came again, one at a time now.
+    assert len(outbox(stream)) == 1
 
 
-async def test_a_lease_that_a_seek_ends_makes_room() -> None:
-    async with serving() as server:
-        stream, _ = await holding(server)
-        await server.engine.seek([Seek(queue=QUEUE, group=GROUP, to_end=True)])
-        await server.quiet()
-        assert stream.unsettled == 0
+@both_modes
+async def test_a_lease_that_a_seek_ends_makes_room(server: Server, request_: PopRequest) -> None:
+    stream, _ = await holding(server, request=request_)
+    await server.engine.seek([Seek(queue=QUEUE, group=GROUP, to_end=True)])
+    await server.quiet()
+    assert stream.unsettled == 0
 
 
-async def test_a_lease_that_ends_while_what_it_holds_is_on_its_way_is_not_counted() -> None:
-    bench = Bench()
+async def test_a_lease_that_ends_while_what_it_holds_is_on_its_way_is_not_counted(bench: Bench) -> None:
     stream = await bench.stream(1)
     bench.push("p")
     await turns()
@@ -175,75 +166,72 @@ async def test_what_another_server_settled_without_a_word_makes_room_when_the_st
         assert stream.unsettled == 0
 
 
-async def test_a_lease_that_was_renewed_on_another_server_is_asked_about_at_its_end() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server, credit=10, lease_time=2)
-        await server.engine.renew([Renewal(arrival.result.lease_id, 10)])  # Past the broker.
-        await server.advance(9.9)
-        assert stream.unsettled == 3
-        await server.advance(1)
-        assert stream.leases() != [arrival.result.lease_id]
+async def test_a_lease_that_was_renewed_on_another_server_is_asked_about_at_its_end(server: Server) -> None:
+    stream, arrival = await holding(server, credit=10, lease_time=2)
+    await server.engine.renew([Renewal(arrival.result.lease_id, 10)])  # Past the broker.
+    await server.advance(9.9)
+    assert stream.unsettled == 3
+    await server.advance(1)
+    assert stream.leases() != [arrival.result.lease_id]
 
 
-async def test_leases_that_can_not_be_asked_about_are_asked_about_again_but_not_at_once() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server, credit=10, lease_time=2)
-        await server.engine.renew([Renewal(arrival.result.lease_id, 3)])
-        server.engine.failure = EngineFailure("the store is away")
-        await server.advance(2.5)
-        assert server.engine.questions == 1
-        server.engine.failure = None
-        assert stream.unsettled == 3
-        await server.advance(5)
-        assert stream.leases() != [arrival.result.lease_id]
+async def test_leases_that_can_not_be_asked_about_are_asked_about_again_but_not_at_once(server: Server) -> None:
+    stream, arrival = await holding(server, credit=10, lease_time=2)
+    await server.engine.renew([Renewal(arrival.result.lease_id, 3)])
+    server.engine.failure = EngineFailure("the store is away")
+    await server.advance(2.5)
+    assert server.engine.questions == 1
+    server.engine.failure = None
+    assert stream.unsettled == 3
+    await server.advance(5)
+    assert stream.leases() != [arrival.result.lease_id]
 
 
-async def test_a_late_hint_of_a_lease_that_is_settled_already_changes_nothing() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server)
-        await server.settle(arrival.result)
-        server.delivery.hint([Hint(QUEUE, GROUP, (), "free", (), (arrival.result.lease_id,))])
-        assert stream.unsettled == 0
+@both_modes
+async def test_a_late_hint_of_a_lease_that_is_settled_already_changes_nothing(
+    server: Server, request_: PopRequest
+) -> None:
+    stream, arrival = await holding(server, request=request_)
+    await server.settle(arrival.result)
+    server.delivery.hint([Hint(QUEUE, GROUP, (), "free", (), (arrival.result.lease_id,))])
+    await turns()
+    assert stream.unsettled == 0
 
 
 # Credit -----------------------------------------------------------------------------------------------------
 
 
-async def test_credit_is_shared_by_all_subscriptions_of_a_connection() -> None:
-    async with serving() as server:
-        stream = server.delivery.open_stream(3)
-        for name in ("a", "b"):
-            stream.subscribe(name, PopRequest(queue=name, group=GROUP, batch=2))
-            await server.broker.push([NewMessage(name, "p") for _ in range(5)])
-        held = 0
-        for _ in range(6):
-            await server.quiet()
-            held += sum([len((await written(stream)).result.messages) for _ in outbox(stream)])
-        assert held == stream.unsettled == 3
-
-
-async def test_credit_says_how_much_in_all_so_saying_it_twice_grants_nothing_more() -> None:
-    async with serving() as server:
-        stream = await server.stream(0)
-        await server.push("p", "q", "r")
-        stream.grant(1)
-        stream.grant(1)
+async def test_credit_is_shared_by_all_subscriptions_of_a_connection(server: Server) -> None:
+    stream = server.delivery.open_stream(3)
+    for name in ("a", "b"):
+        stream.subscribe(name, PopRequest(queue=name, group=GROUP, batch=2))
+        await server.broker.push([NewMessage(name, "p") for _ in range(5)])
+    held = 0
+    for _ in range(6):
         await server.quiet()
-        assert stream.unsettled == 1
+        held += sum([len((await written(stream)).result.messages) for _ in outbox(stream)])
+    assert held == stream.unsettled == 3
 
 
-async def test_a_client_that_does_not_read_holds_one_batch() -> None:
-    async with serving() as server:
-        stream = await server.stream(1000)
-        await server.push(*map(str, range(50)))
-        await server.quiet()
-        assert stream.unsettled == 1
-        other = await server.broker.pop(ANY)
-        assert len(other.messages) == 1
+async def test_credit_says_how_much_in_all_so_saying_it_twice_grants_nothing_more(server: Server) -> None:
+    stream = await server.stream(0)
+    await server.push("p", "q", "r")
+    stream.grant(1)
+    stream.grant(1)
+    await server.quiet()
+    assert stream.unsettled == 1
 
 
-async def test_drain_hands_over_what_is_on_its_way_and_no_more() -> None:
-    bench = Bench()
+async def test_a_client_that_does_not_read_holds_one_batch(server: Server) -> None:
+    stream = await server.stream(1000)
+    await server.push(*map(str, range(50)))
+    await server.quiet()
+    assert stream.unsettled == 1
+    other = await server.broker.pop(ANY)
+    assert len(other.messages) == 1
+
+
+async def test_drain_hands_over_what_is_on_its_way_and_no_more(bench: Bench) -> None:
     stream = await bench.stream(5)
     bench.push("p")
     await turns()
@@ -268,40 +256,37 @@ async def test_drain_hands_over_what_is_on_its_way_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("step", range(8))
-async def test_a_connection_that_breaks_at_any_moment_leaves_nothing_behind(step: int) -> None:
-    async with serving() as server:
-        stream = await server.stream(5)
-        other = await server.parked()
-        push = asyncio.create_task(server.push("p"))
-        await turns(step)
-        stream.close()
-        await push
-        await server.quiet()
-        assert [message.attempt for message in (await other).messages] == [1]
-        server.is_clean()
+async def test_a_connection_that_breaks_at_any_moment_leaves_nothing_behind(server: Server, step: int) -> None:
+    stream = await server.stream(5)
+    other = await server.parked()
+    push = asyncio.create_task(server.push("p"))
+    await turns(step)
+    stream.close()
+    await push
+    await server.quiet()
+    assert [message.attempt for message in (await other).messages] == [1]
+    server.is_clean()
 
 
 @pytest.mark.parametrize("lost_first", [True, False])
-async def test_what_could_not_be_written_is_free_again_and_uncounted(lost_first: bool) -> None:
-    async with serving() as server:
-        await server.push("p")
-        stream = await server.stream(5)
-        arrival = await stream.next()
-        assert arrival is not None
-        if lost_first:
-            stream.lost(arrival)
-            stream.close()
-        else:
-            stream.close()
-            stream.lost(arrival)
-        assert not server.delivery.streams._by_lease
-        await server.quiet()
-        server.is_clean()
-        assert [message.attempt for message in (await server.broker.pop(ANY)).messages] == [1]
+async def test_what_could_not_be_written_is_free_again_and_uncounted(server: Server, lost_first: bool) -> None:
+    await server.push("p")
+    stream = await server.stream(5)
+    arrival = await stream.next()
+    assert arrival is not None
+    if lost_first:
+        stream.lost(arrival)
+        stream.close()
+    else:
+        stream.close()
+        stream.lost(arrival)
+    assert not server.delivery.streams._by_lease
+    await server.quiet()
+    server.is_clean()
+    assert [message.attempt for message in (await server.broker.pop(ANY)).messages] == [1]
 
 
-async def test_a_name_that_is_used_again_does_not_get_what_was_meant_for_the_one_before() -> None:
-    bench = Bench()
+async def test_a_name_that_is_used_again_does_not_get_what_was_meant_for_the_one_before(bench: Bench) -> None:
     stream = await bench.stream(5)
     bench.push("p")
     await turns()
@@ -314,8 +299,7 @@ async def test_a_name_that_is_used_again_does_not_get_what_was_meant_for_the_one
     assert stream.unsettled == 0
 
 
-async def test_a_refused_subscription_ends_alone() -> None:
-    bench = Bench()
+async def test_a_refused_subscription_ends_alone(bench: Bench) -> None:
     stream = bench.delivery.open_stream(5)
     stream.subscribe("bad", ANY)
     await turns()
@@ -345,12 +329,72 @@ async def test_a_second_subscription_of_the_same_name_and_too_many_streams_are_r
         assert server.numbers()["subscriptions"] == 1
 
 
-async def test_an_idle_stream_that_settled_all_sets_no_more_timers() -> None:
-    async with serving() as server:
-        stream, arrival = await holding(server, credit=10, lease_time=2)
-        await server.settle(arrival.result)
-        await server.advance(5)
-        before = server.timers.set, server.engine.pops[:]
-        await server.advance(3600)
-        assert (server.timers.set, server.engine.pops) == before
-        assert stream.unsettled == 0
+async def test_an_idle_stream_that_settled_all_sets_no_more_timers(server: Server) -> None:
+    stream, arrival = await holding(server, credit=10, lease_time=2)
+    await server.settle(arrival.result)
+    await server.advance(5)
+    before = server.timers.set, server.engine.pops[:]
+    await server.advance(3600)
+    assert (server.timers.set, server.engine.pops) == before
+    assert stream.unsettled == 0
+
+
+# Shared groups -----------------------------------------------------------------------------------------------
+
+
+async def test_several_streams_work_on_one_partition_at_once(server: Server) -> None:
+    streams = [await server.stream(3, SHARED) for _ in range(3)]
+    await push(server, 9)
+    assert [stream.unsettled for stream in streams] == [3, 3, 3]
+    seen = {one.offset for stream in streams for one in outbox(stream)[0].result.messages}
+    assert seen == set(range(1, 10))
+
+
+async def test_a_nack_makes_room_for_that_message_only_and_others_may_get_it(server: Server) -> None:
+    stream, arrival = await holding(server, request=SHARED)
+    other = await server.stream(1, SHARED)
+    await server.broker.settle([settlement(arrival.result, arrival.result.messages[1], "failed", delay_ms=0)])
+    assert stream.unsettled == 2
+    await server.quiet()
+    again = [one for each in (stream, other) for one in outbox(each)]
+    assert [message.offset for one in again for message in one.result.messages] == [2]
+    assert again[0].result.messages[0].attempt == 2
+
+
+async def test_what_makes_room_is_filled_with_what_came_meanwhile(server: Server) -> None:
+    stream, arrival = await holding(server, request=SHARED)
+    await server.push("p", "p")
+    await server.quiet()
+    assert stream.unsettled == 3
+    await complete(server, arrival, 0, "no lease")
+    await server.quiet()
+    assert stream.unsettled == 3
+    assert [message.offset for message in (await written(stream)).result.messages] == [4]
+
+
+async def test_the_end_of_a_lease_makes_room_and_costs_each_message_an_attempt(server: Server) -> None:
+    stream, arrival = await holding(server, request=SHARED, lease_time=2)
+    await complete(server, arrival, 0, "lease")
+    await server.advance(2)
+    again = list((await written(stream)).result.messages)
+    await server.quiet()
+    again += [message for one in outbox(stream) for message in one.result.messages]
+    assert [(message.offset, message.attempt) for message in again] == [(2, 2), (3, 2)]
+    assert stream.unsettled == 2
+
+
+async def test_only_what_was_not_written_is_released_when_a_connection_breaks(server: Server) -> None:
+    stream, arrival = await holding(server, credit=5, request=SHARED, lease_time=2)
+    await server.push("p", "p")
+    await server.quiet()
+    assert stream.unsettled == 5
+    other = await server.stream(5, SHARED)
+    stream.close()
+    await server.quiet()
+    released = await written(other)
+    assert [(one.offset, one.attempt) for one in released.result.messages] == [(4, 1), (5, 1)]
+    await server.settle(released.result)
+    await server.advance(2)
+    ran_out = await written(other)
+    assert [(one.offset, one.attempt) for one in ran_out.result.messages] == [(1, 2), (2, 2), (3, 2)]
+    assert arrival.result.lease_id != ran_out.result.lease_id

@@ -1,4 +1,4 @@
-"""Datagrams: what goes in comes out, in packets of bounded size, and nothing else is believed."""
+"""Datagrams: what is gathered for them, what goes in comes out, in packets of bounded size; nothing else is heard."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hark.broker.peers.datagrams import MAX_BYTES, Packer, Refusal, Unpacker
+from hark.broker.peers.gathering import MAX_KEYS, MAX_PARTITIONS, Gathering
+from hark.broker.peers.senders import MAX_SENDERS, WINDOW, Senders
 from hark.clock import FakeClock
-from hark.model import Hint
+from hark.keys import encode_key
+from hark.model import Hint, Key, KeyNews, KeyPart
 
 SECRET = b"a secret that is shared"
 HERE, THERE = b"h" * 16, b"t" * 16
@@ -137,22 +140,18 @@ def test_more_than_anybody_counts_is_told_as_much(packer: Packer, unpacker: Unpa
     assert unpacker.unpack(packed(packer, hint)) == [msgspec.structs.replace(hint, counts=(65_535, 3))]
 
 
-@pytest.mark.parametrize("counts", [[1], [1, 2, 3], []])
-def test_counts_that_do_not_fit_the_partitions_are_left_out(
-    unpacker: Unpacker, packer: Packer, counts: list[int]
+@pytest.mark.parametrize(
+    ("content", "heard"),
+    [
+        *(([1, "q", ["a", "b"], counts], Hint("q", None, ("a", "b"), "message")) for counts in ([1], [1, 2, 3], [])),
+        ([1, "q", ["a"]], Hint("q", None, ("a",), "message")),
+        ([2, "q", "g", ["a"], ["lease"]], Hint("q", "g", ("a",), "free", ended=("lease",))),
+    ],
+)
+def test_counts_that_do_not_fit_the_partitions_are_left_out_and_a_server_that_does_not_count_is_understood(
+    unpacker: Unpacker, packer: Packer, content: list[object], heard: Hint
 ) -> None:
-    head = packed(packer)[:37]
-    content = head + msgspec.msgpack.encode([[1, "q", ["a", "b"], counts]])
-    assert unpacker.unpack(signed(content)) == [Hint("q", None, ("a", "b"), "message")]
-
-
-def test_a_server_that_does_not_count_is_understood(unpacker: Unpacker, packer: Packer) -> None:
-    head = packed(packer)[:37]
-    content = head + msgspec.msgpack.encode([[1, "q", ["a"]], [2, "q", "g", ["a"], ["lease"]]])
-    assert unpacker.unpack(signed(content)) == [
-        Hint("q", None, ("a",), "message"),
-        Hint("q", "g", ("a",), "free", ended=("lease",)),
-    ]
+    assert unpacker.unpack(signed(packed(packer)[:37] + msgspec.msgpack.encode([content]))) == [heard]
 
 
 def test_who_was_told_at_the_sender_does_not_travel(packer: Packer, unpacker: Unpacker) -> None:
@@ -172,10 +171,13 @@ def test_what_is_too_short_or_too_long_is_refused(unpacker: Unpacker, packer: Pa
     assert refusal(unpacker, packed(packer)[:69].ljust(size, b"x")[:size]) == "size"
 
 
-def test_another_protocol_or_version_is_refused(unpacker: Unpacker, packer: Packer) -> None:
+def test_another_protocol_version_or_secret_is_refused(unpacker: Unpacker, packer: Packer, clock: FakeClock) -> None:
     datagram = packed(packer)
     assert refusal(unpacker, b"BARK" + datagram[4:]) == "magic"
     assert refusal(unpacker, signed(datagram[:4] + b"\x02" + datagram[5:-32])) == "version"
+    assert refusal(unpacker, packed(Packer(b"another secret", THERE, clock))) == "signature"
+    assert refusal(unpacker, datagram[:-1]) == "signature", "it was cut short"
+    assert refusal(unpacker, packed(Packer(SECRET, HERE, clock))) == "own"
 
 
 @given(st.data())
@@ -187,30 +189,15 @@ def test_no_bit_can_be_changed(data: st.DataObject) -> None:
     assert refusal(Unpacker(SECRET, HERE, clock), bytes(datagram)) in ("magic", "version", "signature")
 
 
-def test_another_secret_is_refused(unpacker: Unpacker, clock: FakeClock) -> None:
-    assert refusal(unpacker, packed(Packer(b"another secret", THERE, clock))) == "signature"
-
-
-def test_what_was_cut_short_is_refused(unpacker: Unpacker, packer: Packer) -> None:
-    assert refusal(unpacker, packed(packer)[:-1]) == "signature"
-
-
-def test_what_this_server_sent_itself_is_refused(unpacker: Unpacker, clock: FakeClock) -> None:
-    assert refusal(unpacker, packed(Packer(SECRET, HERE, clock))) == "own"
-
-
-@pytest.mark.parametrize("seconds", [-30.1, 30.1, 86_400])
-def test_what_is_old_or_comes_from_the_future_is_refused(seconds: float) -> None:
-    sender, receiver = FakeClock(), FakeClock()
-    sender.advance(seconds)
-    assert refusal(Unpacker(SECRET, HERE, receiver), packed(Packer(SECRET, THERE, sender))) == "time"
-
-
-@pytest.mark.parametrize("seconds", [-30, 30])
-def test_clocks_may_differ_somewhat(seconds: float) -> None:
-    sender, receiver = FakeClock(), FakeClock()
-    sender.advance(seconds)
-    assert Unpacker(SECRET, HERE, receiver).unpack(packed(Packer(SECRET, THERE, sender))) == [HINT]
+def test_what_is_old_or_comes_from_the_future_is_refused_but_clocks_may_differ_somewhat() -> None:
+    for seconds in (-30, 30, -30.1, 30.1, 86_400):
+        sender, unpacker = FakeClock(), Unpacker(SECRET, HERE, FakeClock())
+        sender.advance(seconds)
+        datagram = packed(Packer(SECRET, THERE, sender))
+        if abs(seconds) <= 30:
+            assert unpacker.unpack(datagram) == [HINT]
+        else:
+            assert refusal(unpacker, datagram) == "time"
 
 
 def test_what_is_repeated_is_refused_and_what_was_overtaken_is_not(unpacker: Unpacker, packer: Packer) -> None:
@@ -225,3 +212,155 @@ def test_what_is_repeated_is_refused_and_what_was_overtaken_is_not(unpacker: Unp
 )
 def test_content_that_is_no_list_of_notices_is_refused(unpacker: Unpacker, packer: Packer, content: bytes) -> None:
     assert refusal(unpacker, signed(packed(packer)[:37] + content)) == "content"
+
+
+# News of keys on their way to the peers: joined, in datagrams of bounded size, and believed only if t ------
+
+
+parts: st.SearchStrategy[KeyPart] = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.booleans()
+keys: st.SearchStrategy[Key] = st.lists(parts | st.integers(-5, 5), min_size=1, max_size=4).map(tuple)
+
+
+def travelled(news: KeyNews, *hints: Hint) -> list[Hint | KeyNews]:
+    """What arrives of news."""
+    clock = FakeClock()
+    packer, unpacker = Packer(SECRET, THERE, clock), Unpacker(SECRET, HERE, clock)
+    heard = []
+    for datagram, notices in packer.pack(hints, news):
+        assert len(datagram) <= MAX_BYTES
+        found = unpacker.unpack(datagram)
+        assert len(found) == notices
+        heard += found
+    return heard
+
+
+def gathered_keys(*news: KeyNews) -> KeyNews | None:
+    """What remains of news."""
+    gathering = Gathering()
+    for one in news:
+        gathering.add_keys(one)
+    assert gathering
+    found = gathering.take_keys()
+    assert not gathering and gathering.take_keys() is None
+    return found
+
+
+@given(st.lists(keys, min_size=1, max_size=40).map(tuple))
+def test_keys_arrive_in_datagrams_of_bounded_size(told: tuple[Key, ...]) -> None:
+    heard = [key for news in travelled(KeyNews(told)) if isinstance(news, KeyNews) for key in news.keys or (("any",),)]
+    too_long = any(len(encode_key(key)) > MAX_BYTES - 120 for key in told)
+    assert heard == [("any",)] if too_long else [*map(encode_key, heard)] == [*map(encode_key, told)]
+
+
+def test_keys_share_a_datagram_with_hints() -> None:
+    assert travelled(KeyNews((("a",),)), Hint("q")) == [Hint("q"), KeyNews((("a",),))]
+
+
+@pytest.mark.parametrize("news", [KeyNews(None), KeyNews((("a",), ("x" * 1024, "y" * 900)))])
+def test_what_does_not_fit_is_told_as_any_key(news: KeyNews) -> None:
+    assert travelled(news) == [KeyNews(None)]
+
+
+def test_keys_are_joined_and_told_once_and_many_become_any_key() -> None:
+    assert gathered_keys(KeyNews((("a",), (1,))), KeyNews(((True,), ("a",)))) == KeyNews((("a",), (1,), (True,)))
+    many = tuple((number,) for number in range(MAX_KEYS + 1))
+    assert gathered_keys(KeyNews(many[:-1]), KeyNews(many[1:])) == KeyNews(None)
+    assert gathered_keys(KeyNews((("a",),)), KeyNews(None), KeyNews((("b",),))) == KeyNews(None)
+
+
+@pytest.mark.parametrize("content", [b"\x91\x92\x03\x91\xc4\x01\x09", b"\x91\x92\x03\x91\xa1a", b"\x91\x92\x03\x05"])
+def test_bytes_that_are_no_key_are_refused(content: bytes) -> None:
+    clock = FakeClock()
+    [(datagram, _)] = Packer(SECRET, THERE, clock).pack((), KeyNews(None))
+    assert refusal(Unpacker(SECRET, HERE, clock), signed(datagram[:37] + content)) == "content"
+
+
+# The memory for what was heard: nothing twice, little forgotten, never more than a bounded size ------------
+
+
+@given(st.lists(st.integers(0, 3 * WINDOW) | st.integers(0, 2**64 - 1), max_size=200))
+def test_a_sequence_is_new_at_most_once_and_surely_if_it_is_within_the_window(sequences: list[int]) -> None:
+    senders = Senders()
+    accepted: set[int] = set()
+    for sequence in sequences:
+        within = sequence > max(accepted, default=sequence) - WINDOW
+        assert senders.is_new(b"a", sequence) == (within and sequence not in accepted)
+        if within:
+            accepted.add(sequence)
+
+
+def test_what_comes_after_the_window_has_passed_is_refused_and_senders_do_not_disturb_each_other() -> None:
+    senders = Senders()
+    assert senders.is_new(b"a", WINDOW)
+    assert senders.is_new(b"a", 1)
+    assert not senders.is_new(b"a", 0)
+    assert senders.is_new(b"b", WINDOW)
+    assert not senders.is_new(b"a", WINDOW)
+
+
+def test_the_sender_heard_of_longest_ago_is_forgotten() -> None:
+    senders = Senders()
+    for number in range(MAX_SENDERS):
+        senders.is_new(b"%d" % number, 1)
+    senders.is_new(b"0", 2)
+    senders.is_new(b"one too many", 1)
+    assert not senders.is_new(b"0", 1)
+    assert senders.is_new(b"1", 1)
+
+
+# Gathering: what is about the same thing is told once ------------------------------------------------------
+
+
+def gathered(*hints: Hint) -> list[Hint]:
+    """What remains of hints."""
+    gathering = Gathering()
+    for hint in hints:
+        gathering.add([hint])
+    found = gathering.take()
+    assert not gathering
+    assert gathering.take() == []
+    return found
+
+
+def test_partitions_and_leases_of_the_same_queue_and_group_are_joined() -> None:
+    assert gathered(
+        Hint("q", "g", ("a", "b"), ended=("1",)),
+        Hint("q", "g", ("b", "c"), ended=("2", "1")),
+        Hint("q", "other", ("a",)),
+        Hint("other", "g", ("a",)),
+        Hint("q", None, ("a",)),
+    ) == [
+        Hint("q", "g", ("a", "b", "c"), ended=("1", "2")),
+        Hint("q", "other", ("a",)),
+        Hint("other", "g", ("a",)),
+        Hint("q", None, ("a",)),
+    ]
+
+
+def test_counts_of_the_same_partition_are_summed_up_and_anywhere_has_no_counts() -> None:
+    assert gathered(
+        Hint("q", "g", ("a", "b"), counts=(2, 1)), Hint("q", "g", ("b", "c"), counts=(5, 1)), Hint("q", "g", ("a", "d"))
+    ) == [Hint("q", "g", ("a", "b", "c", "d"), counts=(2, 6, 1, 1))]
+    assert gathered(Hint("q", "g", ("a",), counts=(2,)), Hint("q", "g", None)) == [Hint("q", "g", None)]
+
+
+def test_arrivals_and_other_news_are_kept_apart() -> None:
+    hints = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
+    assert gathered(*hints) == hints
+
+
+def test_anywhere_covers_every_place() -> None:
+    assert gathered(Hint("q", "g", ("a",)), Hint("q", "g", None, ended=("1",)), Hint("q", "g", ("b",))) == [
+        Hint("q", "g", None, ended=("1",))
+    ]
+
+
+def test_too_many_places_are_anywhere() -> None:
+    names = [f"p{number}" for number in range(MAX_PARTITIONS + 1)]
+    assert gathered(*(Hint("q", "g", (name,)) for name in names[:-1])) == [Hint("q", "g", tuple(names[:-1]))]
+    assert gathered(*(Hint("q", "g", (name,)) for name in names)) == [Hint("q", "g", None)]
+
+
+def test_arrivals_for_one_group_stay_here_because_the_general_hint_tells_of_them() -> None:
+    general = Hint("q", None, ("a",), "message", told=("g",))
+    assert gathered(general, Hint("q", "g", ("a",), "message")) == [Hint("q", None, ("a",), "message")]

@@ -1,15 +1,18 @@
-"""Peers on loopback sockets: told once, heard once, and disturbed by nothing that arrives."""
+"""Peers on loopback sockets: told once, heard once, disturbed by nothing that arrives, and found by their names."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
-from hark.broker.peers import Directory, Peers
+from hark.broker.peers import Peers
 from hark.broker.peers.datagrams import MAX_BYTES
+from hark.broker.peers.directory import Directory, SocketAddress
 from hark.clock import FakeClock
 from hark.model import Hint, KeyNews
 from hark.settings import Address
@@ -67,10 +70,17 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
         await end.peers.close()
 
 
-async def test_a_server_hears_what_another_tells(ends: tuple[End, End]) -> None:
+@pytest.fixture
+async def linked(ends: tuple[End, End]) -> tuple[End, End]:
+    """Two ends that tell and hear each other."""
     one, other = ends
     await one.start(other.address)
     await other.start(one.address)
+    return ends
+
+
+async def test_a_server_hears_what_another_tells(linked: tuple[End, End]) -> None:
+    one, other = linked
     arrival, free = Hint("q", None, ("a",), "message"), Hint("q", "g", ("a",), ended=("lease",))
     one.peers.tell([arrival, free])
     assert [await other.next(), await other.next()] == [arrival, free]
@@ -78,10 +88,8 @@ async def test_a_server_hears_what_another_tells(ends: tuple[End, End]) -> None:
     assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_received"] == 2
 
 
-async def test_a_server_hears_which_keys_another_changed(ends: tuple[End, End]) -> None:
-    one, other = ends
-    await one.start(other.address)
-    await other.start(one.address)
+async def test_a_server_hears_which_keys_another_changed(linked: tuple[End, End]) -> None:
+    one, other = linked
     one.peers.tell([Hint("q")])
     one.peers.tell_keys(KeyNews((("user", 1), ("user", True))))
     one.peers.tell_keys(KeyNews((("user", 1), ("user", "1"))))
@@ -92,12 +100,14 @@ async def test_a_server_hears_which_keys_another_changed(ends: tuple[End, End]) 
     assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_received"] == 2
 
 
-async def test_what_was_heard_is_not_told_on(ends: tuple[End, End]) -> None:
-    one, other = ends
-    await one.start(other.address)
-    await other.start(one.address)
-    one.peers.tell([Hint("q")])
-    await other.next()
+async def test_a_name_told_a_thousand_times_is_one_hint_and_what_was_heard_is_not_told_on(
+    linked: tuple[End, End],
+) -> None:
+    one, other = linked
+    for _ in range(1000):
+        one.peers.tell([Hint("q", None, ("a",), "message")])
+    assert await other.next() == Hint("q", None, ("a",), "message")
+    assert one.peers.metrics()["hints_sent"] == 1
     other.peers.tell([Hint("last")])
     assert await one.next() == Hint("last")
     assert other.peers.metrics()["hints_sent"] == 1
@@ -105,11 +115,9 @@ async def test_what_was_heard_is_not_told_on(ends: tuple[End, End]) -> None:
 
 
 async def test_a_thousand_hints_within_the_linger_are_few_datagrams_and_heard_in_few_calls(
-    ends: tuple[End, End],
+    linked: tuple[End, End],
 ) -> None:
-    one, other = ends
-    await one.start(other.address)
-    await other.start()
+    one, other = linked
     wanted = {f"p{number:03}" for number in range(1000)}
     for name in sorted(wanted):
         one.peers.tell([Hint("q", None, (name,), "message"), Hint("q", "g", (name,), "message")])
@@ -121,22 +129,10 @@ async def test_a_thousand_hints_within_the_linger_are_few_datagrams_and_heard_in
     assert other.calls <= 5
 
 
-async def test_a_name_told_a_thousand_times_is_one_hint(ends: tuple[End, End]) -> None:
-    one, other = ends
-    await one.start(other.address)
-    await other.start()
-    for _ in range(1000):
-        one.peers.tell([Hint("q", None, ("a",), "message")])
-    assert await other.next() == Hint("q", None, ("a",), "message")
-    assert one.peers.metrics()["hints_sent"] == 1
-
-
 async def test_malformed_datagrams_are_counted_and_dropped_and_hearing_goes_on(
-    ends: tuple[End, End], caplog: pytest.LogCaptureFixture
+    linked: tuple[End, End], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, other = ends
-    await one.start(other.address)
-    await other.start()
+    one, other = linked
     with udp_socket() as stranger, caplog.at_level(logging.WARNING):
         for rubbish in (b"", b"x", b"x" * 100, b"y" * 100, b"x" * (MAX_BYTES + 1), b"x" * 60_000):
             stranger.sendto(rubbish, other.address)
@@ -192,36 +188,24 @@ async def test_a_peer_that_is_not_there_disturbs_nobody(ends: tuple[End, End]) -
     assert await one.next() == Hint("back")
 
 
-async def test_what_cannot_be_sent_is_counted_and_complained_of_once(
+async def test_what_cannot_be_sent_is_counted_and_complained_of_once_a_minute(
     ends: tuple[End, End], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = ends
     await other.start()
     await one.start(("127.0.0.1", 0), other.address)  # Nobody can send to port 0.
-    for number in range(3):
-        one.peers.tell([Hint(f"q{number}")])
-        await other.next()
-    assert one.peers.metrics()["send_errors"] == 3
-    [record] = caplog.records
-    assert "the peer 127.0.0.1:0 can't be told" in record.getMessage()
-
-
-async def test_a_complaint_is_repeated_after_a_minute(ends: tuple[End, End], caplog: pytest.LogCaptureFixture) -> None:
-    one, other = ends
-    await other.start()
-    await one.start(("127.0.0.1", 0), other.address)
-    for seconds in (0, 59, 1):
+    for seconds, complaints in ((0, 1), (59, 1), (1, 2)):
         one.clock.advance(seconds)
         one.peers.tell([Hint(f"after {seconds}")])
         other.clock.advance(seconds)
         await other.next()
-    assert len(caplog.records) == 2
+        assert len(caplog.records) == complaints
+    assert one.peers.metrics()["send_errors"] == 3
+    assert "the peer 127.0.0.1:0 can't be told" in caplog.records[0].getMessage()
 
 
-async def test_closing_tells_what_is_left(ends: tuple[End, End]) -> None:
-    one, other = ends
-    await one.start(other.address)
-    await other.start()
+async def test_closing_tells_what_is_left(linked: tuple[End, End]) -> None:
+    one, other = linked
     one.peers.tell([Hint("q", "g")])
     await one.peers.close()
     await one.peers.close()
@@ -239,3 +223,101 @@ async def test_nothing_is_told_before_the_start_or_without_peers(ends: tuple[End
     await one.peers.close()
     await other.peers.close()
     assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_sent"] == 0
+
+
+# The directory: names are found in the background, whenever that is possible -------------------------------
+
+
+class Names:
+    """A name server, and a pause that ends when the test says so."""
+
+    def __init__(self, **known: Sequence[SocketAddress]) -> None:
+        self.known = known
+        self.pauses: asyncio.Queue[float] = asyncio.Queue()
+        self._over = asyncio.Event()
+
+    async def look_up(self, name: str) -> Sequence[SocketAddress]:
+        try:
+            return self.known[name]
+        except KeyError:
+            raise OSError(f"no such name: {name}") from None
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.put_nowait(seconds)
+        await self._over.wait()
+
+    async def next_pause(self) -> float:
+        """Wait until a name was looked up; the seconds until the next time."""
+        async with asyncio.timeout(SECONDS):
+            return await self.pauses.get()
+
+    def end_pauses(self) -> None:
+        self._over.set()
+        self._over = asyncio.Event()
+
+
+@asynccontextmanager
+async def looking(names: Names, *peers: Address) -> AsyncIterator[Directory]:
+    """A directory that looks for names."""
+    directory = Directory(peers, socket.AF_INET, names.look_up, names.pause)
+    task = asyncio.create_task(directory.keep_looking())
+    yield directory
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_numeric_addresses_are_known_at_once() -> None:
+    assert not Directory([], socket.AF_INET)
+    assert Directory([("somewhere", 1)], socket.AF_INET)
+    four = Directory([("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 1)], socket.AF_INET)
+    assert four.found == (("127.0.0.1", 1), ("127.0.0.1", 2))
+    six = Directory([("::1", 1), ("127.0.0.1", 2)], socket.AF_INET6)
+    assert six.found == (("::1", 1, 0, 0), ("::ffff:127.0.0.1", 2, 0, 0))
+
+
+async def test_a_name_is_asked_of_the_system() -> None:
+    names = Names()
+    directory = Directory([("localhost", 6633)], socket.AF_INET, pause=names.pause)
+    assert not directory.found
+    task = asyncio.create_task(directory.keep_looking())
+    await names.next_pause()
+    assert list(directory.found) == [("127.0.0.1", 6633)]
+    task.cancel()
+
+
+async def test_a_name_with_several_addresses_is_several_peers() -> None:
+    names = Names(all=[("10.0.0.1", 0), ("10.0.0.2", 0)])
+    async with looking(names, ("all", 1), ("all", 2)) as directory:
+        await names.next_pause()
+        assert list(directory.found) == [("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1), ("10.0.0.2", 2)]
+
+
+async def test_a_name_that_is_not_found_is_tried_again_soon_and_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = Names(known=[("10.0.0.1", 0)])
+    async with looking(names, ("missing", 1), ("known", 2)) as directory:
+        assert {await names.next_pause(), await names.next_pause()} == {5, 60}
+        assert list(directory.found) == [("10.0.0.1", 2)]
+        names.end_pauses()
+        assert {await names.next_pause(), await names.next_pause()} == {5, 60}
+        names.known["missing"] = [("10.0.0.9", 0)]
+        names.end_pauses()
+        assert [await names.next_pause(), await names.next_pause()] == [60, 60]
+        assert list(directory.found) == [("10.0.0.9", 1), ("10.0.0.1", 2)]
+    [record] = caplog.records
+    assert "the peer missing is not found, trying again" in record.getMessage()
+
+
+async def test_a_name_that_comes_to_mean_another_machine_is_followed_and_kept_while_the_name_server_is_away() -> None:
+    names = Names(moving=[("10.0.0.1", 0)])
+    async with looking(names, ("moving", 1)) as directory:
+        await names.next_pause()
+        names.known["moving"] = [("10.0.0.2", 0)]
+        names.end_pauses()
+        await names.next_pause()
+        assert list(directory.found) == [("10.0.0.2", 1)]
+        del names.known["moving"]
+        names.end_pauses()
+        assert await names.next_pause() == 5
+        assert list(directory.found) == [("10.0.0.2", 1)]

@@ -93,11 +93,8 @@ def test_a_short_secret_is_refused_and_no_secret_is_shown() -> None:
 # Ports -----------------------------------------------------------------------------------------------------
 
 
-def test_one_server_without_peers_has_no_port(opened: Open) -> None:
+def test_one_server_with_peers_takes_the_port_that_it_is_told_and_without_peers_none(opened: Open) -> None:
     assert opened(Settings()) == []
-
-
-def test_one_server_with_peers_takes_the_port_that_it_is_told(opened: Open) -> None:
     port = free_ports(1)
     [endpoint] = opened(Settings(peers=("b:1-2", "c:3"), peer=Peer(port=port)))
     assert endpoint.udp.getsockname() == ("127.0.0.1", port)
@@ -111,14 +108,11 @@ def test_workers_without_a_port_are_peers_on_this_machine_alone(opened: Open) ->
     assert [set(endpoint.others) for endpoint in made] == [set(here) - {own} for own in here]
 
 
-def test_workers_with_a_port_take_those_that_follow(opened: Open) -> None:
+def test_workers_with_a_port_take_those_that_follow_also_on_all_addresses(opened: Open) -> None:
     port = free_ports(2)
     one, other = opened(Settings(workers=2, peers=("b:1",), peer=Peer(port=port)))
     assert one.others == (("127.0.0.1", port + 1), ("b", 1))
     assert other.others == (("127.0.0.1", port), ("b", 1))
-
-
-def test_workers_on_all_addresses_reach_each_other_on_this_machine(opened: Open) -> None:
     port = free_ports(2)
     one, _ = opened(Settings(workers=2, host="127.0.0.1", peer=Peer(port=port, host="0.0.0.0")))
     assert one.udp.getsockname() == ("0.0.0.0", port)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hark.settings import Auth, Settings
 from tests.http.edge.asking import Asking, Off, serving
 
 
@@ -21,11 +20,4 @@ async def ask() -> AsyncIterator[Asking]:
 async def ask_open() -> AsyncIterator[Asking]:
     """A server without authentication."""
     async with serving(authenticator=Off()) as asking:
-        yield asking
-
-
-@pytest.fixture
-async def ask_public() -> AsyncIterator[Asking]:
-    """A server that shows its metrics to everybody."""
-    async with serving(Settings(auth=Auth(public_metrics=True))) as asking:
         yield asking

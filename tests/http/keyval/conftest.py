@@ -20,13 +20,6 @@ def work(http: httpx.Client, queue: str) -> Work:
 
 
 @pytest.fixture
-def default_queue(fresh_server_url: str) -> Iterator[Work]:
-    """The default queue of a server that no other test uses."""
-    with httpx.Client(base_url=fresh_server_url, timeout=30) as client:
-        yield Work(client)
-
-
-@pytest.fixture
 def clock() -> FakeClock:
     """The time of the server in `timed`."""
     return FakeClock()

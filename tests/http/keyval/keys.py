@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from tests.http.api import Json, read, texts
-from tests.http.streaming import PATIENCE
+from tests.http.streaming import PATIENCE, Events
 
 BASE = "/keyval/api"
 
@@ -83,20 +83,8 @@ class Keys:
         return read(self.client.get(f"{BASE}{path}", params=texts(query)))
 
 
-class Watch:
+class Watch(Events):
     """A stream of changes."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.response = response
-        self._parts = response.iter_bytes()
-        self._rest = b""
-
-    def frame(self) -> bytes:
-        """The next event as it came."""
-        while b"\n\n" not in self._rest:
-            self._rest += next(self._parts)
-        frame, self._rest = self._rest.split(b"\n\n", 1)
-        return frame + b"\n\n"
 
     def changes(self) -> list[Json]:
         """The entries of the next change."""

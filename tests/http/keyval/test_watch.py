@@ -1,9 +1,13 @@
-"""Watching keys and prefixes as server-sent events: /keyval/api/watch and /keyval/api/watch/prefix"""
+"""Watching keys and prefixes: /keyval/api/watch and /watch/prefix as server-sent events, and /poll of both"""
 
 from __future__ import annotations
 
 import json
+import socket
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -11,8 +15,25 @@ import pytest
 from hark.settings import Limits, Queue, Settings
 from tests.http.api import read, refusal
 from tests.http.keyval.keys import BASE, Keys, watching
-from tests.http.keyval.work import Work
+from tests.http.keyval.work import WAIT, Work
 from tests.http.streaming import PATIENCE, Inside, deaf, inside
+
+PREFIX = "/watch/prefix/poll"
+
+
+@pytest.fixture
+def own() -> Iterator[Inside]:
+    """A server to look into."""
+    with inside() as server:
+        yield server
+
+
+@pytest.fixture
+def own_keys(own: Inside) -> Iterator[Keys]:
+    """Its keys."""
+    with httpx.Client(base_url=own.url, timeout=30) as client:
+        yield Keys(client, "r")
+
 
 # Frames ----------------------------------------------------------------------------------------------------
 
@@ -55,11 +76,12 @@ def test_what_is_there_comes_first_and_then_what_changes(server_url: str, keys: 
         assert watch.change() == (keys.key("missing"), 1)
 
 
-def test_initial_false_leaves_out_what_is_there(server_url: str, keys: Keys) -> None:
+def test_initial_false_leaves_out_what_is_there_and_megabytes_are_told_whole(server_url: str, keys: Keys) -> None:
     keys.put("a", value=1)
+    value = ["x" * 1000] * 3000
     with watching(server_url, keys=f"{keys.root}/a", initial=False) as watch:
-        keys.put("a", value=2)
-        assert watch.change() == (keys.key("a"), 2)
+        keys.put("a", value=value)
+        assert watch.change() == (keys.key("a"), value)
 
 
 def test_a_write_of_several_keys_is_one_change(server_url: str, keys: Keys) -> None:
@@ -91,13 +113,6 @@ def test_an_entry_that_expires_is_told_as_gone_at_its_time(server_url: str, keys
         assert keys.get("a") is None
 
 
-def test_values_of_megabytes_are_told_whole(server_url: str, keys: Keys) -> None:
-    value = ["x" * 1000] * 3000
-    with watching(server_url, keys=f"{keys.root}/a", initial=False) as watch:
-        keys.put("a", value=value)
-        assert watch.change() == (keys.key("a"), value)
-
-
 # Prefixes --------------------------------------------------------------------------------------------------
 
 
@@ -110,16 +125,8 @@ def test_a_prefix_is_watched_exactly_to_the_part(server_url: str, keys: Keys, na
             keys.put(*path.split("/"), value="not told")
         keys.put("user", "1", "deep", value="new")
         assert watch.change() == (keys.key("user", 1, "deep"), "new")
-
-
-def test_removed_keys_keep_the_types_of_their_parts(server_url: str, keys: Keys) -> None:
-    for part in ("1", 1, True, 1.5):
-        keys.put_exactly("p", part, value=1)
-    with watching(server_url, "/watch/prefix", prefix=f"{keys.root}/p", initial=False) as watch:
-        assert keys.delete("p") == 4
-        gone = watch.changes()
-        assert [entry["key"][2:] for entry in gone] == [["1"], [1], [1.5], [True]]
-        assert [type(entry["key"][2]) for entry in gone] == [str, int, float, bool]
+        assert keys.delete("user", "1") == 1
+        assert watch.change() == (keys.key("user", 1, "deep"), ...)
 
 
 def test_a_prefix_watch_sees_as_many_keys_as_its_limit(server_url: str, keys: Keys) -> None:
@@ -135,34 +142,32 @@ def test_a_prefix_watch_sees_as_many_keys_as_its_limit(server_url: str, keys: Ke
 
 def test_undelivered_messages_wake_those_who_watch_their_keys(server_url: str, keys: Keys, work: Work) -> None:
     with watching(server_url, "/watch/prefix", prefix=f"{keys.root}/failed") as watch:
-        undelivered = [keys.key("failed", "u-1"), keys.key("elsewhere")]
-        work.kill({"charge": 5}, keysIfUndelivered=undelivered)
-        assert watch.change() == (keys.key("failed", "u-1"), {"charge": 5})
-        assert keys.value("elsewhere") == {"charge": 5}
+        undelivered = [keys.key("failed", 7, True), keys.key("elsewhere")]
+        work.kill({"charge": 9.99}, keysIfUndelivered=undelivered)
+        assert watch.change() == (keys.key("failed", 7, True), {"charge": 9.99})
+        assert keys.value("elsewhere") == {"charge": 9.99}
 
 
 # Clients ---------------------------------------------------------------------------------------------------
 
 
-def watchers(server: Inside) -> int:
-    """How many watch."""
-    return server.call(lambda: len(server.broker.keyvalue.watchers))
+def until_watched(server: Inside, number: int = 1) -> None:
+    """Return when there are that many watchers."""
+    until = time.monotonic() + PATIENCE
+    while server.call(lambda: len(server.broker.keyvalue.watchers)) != number:
+        assert time.monotonic() < until
 
 
-def test_watches_that_are_over_leave_nothing_behind() -> None:
-    with inside() as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        keys = Keys(client, "r")
-        keys.put("a", value=1, expiresIn=1_000_000)
-        for _ in range(20):
-            with watching(server.url, keys="r/a") as watch:
-                assert watch.change() == (["r", "a"], 1)
-            with watching(server.url, "/watch/prefix", prefix="r", initial=False):
-                pass
-        until = time.monotonic() + PATIENCE
-        while watchers(server):
-            assert time.monotonic() < until
-        held = server.call(lambda: vars(server.broker.keyvalue.watchers))
-        assert (held["_by_key"], held["_by_prefix"]) == ({}, {})
+def test_watches_that_are_over_leave_nothing_behind(own: Inside, own_keys: Keys) -> None:
+    own_keys.put("a", value=1, expiresIn=1_000_000)
+    for _ in range(5):
+        with watching(own.url, keys="r/a") as watch:
+            assert watch.change() == (["r", "a"], 1)
+        with watching(own.url, "/watch/prefix", prefix="r", initial=False):
+            pass
+    until_watched(own, 0)
+    held = own.call(lambda: vars(own.broker.keyvalue.watchers))
+    assert (held["_by_key"], held["_by_prefix"]) == ({}, {})
 
 
 def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() -> None:
@@ -176,9 +181,7 @@ def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() 
             for _ in range(20):
                 keys.put("a", value="x" * 1_000_000)
             assert len(watcher._told) <= 1
-        until = time.monotonic() + PATIENCE
-        while watchers(server):
-            assert time.monotonic() < until
+        until_watched(server, 0)
 
 
 def test_there_are_so_many_watchers_and_no_more() -> None:
@@ -195,49 +198,107 @@ def test_there_are_so_many_watchers_and_no_more() -> None:
             assert response.headers["retry-after"]
 
 
-def test_a_server_that_stops_ends_its_watches() -> None:
-    with inside() as server, watching(server.url, keys="a") as watch:
-        server.call(server.broker.stop_waiting)
+def test_a_server_that_stops_ends_its_watches_and_answers_polls(own: Inside, own_keys: Keys) -> None:
+    with watching(own.url, keys="a") as watch, ThreadPoolExecutor(1) as thread:
+        poll = thread.submit(own_keys.poll, keys="r/a", **WAIT)
+        until_watched(own, 2)
+        own.call(own.broker.stop_waiting)
         with pytest.raises(StopIteration):
             while watch.frame():
                 pass
+        assert poll.result(PATIENCE) == {"entries": [], "versionstamps": [""]}
 
 
-# Refusals --------------------------------------------------------------------------------------------------
+# Polls of keys ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("/watch", "Missing 'keys' query parameter"),
-        ("/watch?keys=", "Missing 'keys' query parameter"),
-        ("/watch?keys=a,,b", "Invalid key at index 1: Key cannot be empty"),
-        ("/watch?keys=a/" + "x" * 1025, "Key part too long"),
-        ("/watch?keys=[[1],2]", "Invalid key at index 1"),
-        ("/watch?keys=[a", "keys: what begins with ["),
-        ("/watch?keys=" + ",".join("a" * 1001), "Too many keys: 1001 (max 1000)"),
-        ("/watch?keys=a&initial=perhaps", "initial"),
-        ("/watch/poll", "Missing 'keys' query parameter"),
-        ("/watch/poll?keys=a&versionstamps=1,2", "versionstamps: expected one for each of 1 keys"),
-        ("/watch/poll?keys=a&versionstamps=x", "versionstamps[0]: expected a versionstamp"),
-        ("/watch/poll?keys=a&timeout=-1", "timeout"),
-        ("/watch/poll?keys=a&wait=2", "wait"),
-        ("/watch/prefix", "Missing 'prefix' query parameter"),
-        ("/watch/prefix?prefix=/", "Missing 'prefix' query parameter"),
-        ("/watch/prefix?prefixes=a,b", "prefixes: expected one prefix"),
-        ("/watch/prefix?prefix=a&limit=0", "limit"),
-        ("/watch/prefix?prefix=[]", "Key cannot be empty"),
-        ("/watch/prefix/poll", "Missing 'prefix' query parameter"),
-        ("/watch/prefix/poll?prefix=a&versionstamps=a/b", "versionstamps: expected"),
-        ("/watch/prefix/poll?prefix=a&versionstamps=a/b:x", "versionstamps: expected a versionstamp"),
-        ("/watch/prefix/poll?prefix=a&versionstamps=~x:1", "versionstamps: expected a cursor"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(http: httpx.Client, path: str, text: str) -> None:
-    assert text in refusal(http.get(f"{BASE}{path}"), 400)
+def test_a_poll_gives_what_changed_since_the_versions_of_the_one_before(keys: Keys) -> None:
+    asked = ",".join(f"{keys.root}/{name}" for name in ("a", "b", "c"))
+    stamp = keys.put("b", value=1)
+    answer = keys.poll(keys=asked)
+    assert [entry["key"] for entry in answer["entries"]] == [keys.key("b")]
+    assert answer["versionstamps"] == ["", stamp, ""]
+    known = ",".join(answer["versionstamps"])
+    assert keys.poll(keys=asked, versionstamps=known) == {"entries": [], "versionstamps": ["", stamp, ""]}
+    newer = keys.put("c", value=2)
+    keys.delete("b")
+    answer = keys.poll(keys=asked, versionstamps=known)
+    assert answer["versionstamps"] == ["", "", newer]
+    assert answer["entries"] == [
+        {"key": keys.key("b"), "value": None, "versionstamp": None},
+        {"key": keys.key("c"), "value": 2, "versionstamp": newer},
+    ]
 
 
-def test_a_watch_is_a_get(http: httpx.Client) -> None:
-    for path in ("/watch", "/watch/poll", "/watch/prefix", "/watch/prefix/poll"):
-        refusal(http.post(f"{BASE}{path}", json={}), 405, "method_not_allowed")
-    refusal(http.get(f"{BASE}/watch/nothing"), 404, "route_not_found")
+def test_a_poll_that_waits_is_answered_at_the_change(own: Inside, own_keys: Keys) -> None:
+    stamp = own_keys.put("a", value=1)
+    with ThreadPoolExecutor(2) as thread:
+        poll = thread.submit(own_keys.poll, keys="r/a,r/b", versionstamps=stamp, **WAIT)
+        prefix = thread.submit(own_keys.poll, PREFIX, prefix="r", versionstamps=f"r/a:{stamp}", **WAIT)
+        until_watched(own, 2)
+        own_keys.put("b", value=2)
+        answer = poll.result(PATIENCE)
+        assert [entry["value"] for entry in answer["entries"]] == [2]
+        assert answer["versionstamps"][0] == stamp
+        assert [entry["value"] for entry in prefix.result(PATIENCE)["entries"]] == [2]
+    until_watched(own, 0)
+
+
+def test_a_poll_that_waited_in_vain_knows_what_it_knew(keys: Keys) -> None:
+    stamp = keys.put("a", value=1)
+    asked = time.monotonic()
+    answer = keys.poll(keys=f"{keys.root}/a", versionstamps=stamp, wait=True, timeout=100)
+    assert answer == {"entries": [], "versionstamps": [stamp]}
+    assert time.monotonic() - asked >= 0.1
+
+
+def test_a_poll_hears_of_an_expiry(keys: Keys) -> None:
+    stamp = keys.put("a", value=1, expiresIn=200)
+    answer = keys.poll(keys=f"{keys.root}/a", versionstamps=stamp, **WAIT)
+    gone = {"key": keys.key("a"), "value": None, "versionstamp": None}
+    assert answer == {"entries": [gone], "versionstamps": [""]}
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(own: Inside) -> None:
+    for path in (f"{BASE}/watch/poll?keys=a&wait=true", f"{BASE}{PREFIX}?prefix=a&wait=true"):
+        with socket.create_connection(("127.0.0.1", urlsplit(own.url).port)) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            until_watched(own)
+        until_watched(own, 0)
+
+
+# Polls of prefixes -----------------------------------------------------------------------------------------
+
+
+def test_a_poll_of_a_prefix_goes_on_from_what_it_was_answered(keys: Keys) -> None:
+    for part in ("a", 1, "1", True, "a,b:c", "a/b", "~x", "é", 2**53, 1.5, "", "007"):
+        keys.put_exactly("p", part, value=part)
+    query = {"prefix": f"{keys.root}/p"}
+    first = keys.poll(PREFIX, **query)
+    assert len(first["entries"]) == 12
+    assert f"{keys.root}/p/a:" in first["versionstamps"]
+    assert keys.poll(PREFIX, **query, versionstamps=first["versionstamps"]) == {
+        "entries": [],
+        "versionstamps": first["versionstamps"],
+    }
+    keys.delete("p", "a,b:c")
+    keys.put("p", "new", value=1)
+    second = keys.poll(PREFIX, **query, versionstamps=first["versionstamps"])
+    assert [(entry["key"][2], entry["value"]) for entry in second["entries"]] == [("a,b:c", None), ("new", 1)]
+    assert second["entries"][0]["versionstamp"] is None
+
+
+def test_versions_of_keys_that_are_not_below_the_prefix_are_left_out(keys: Keys) -> None:
+    stamp = keys.put("p", value=1)
+    known = f"{keys.root}/p:{stamp},{keys.root}/pp/1:{stamp},elsewhere:{stamp}"
+    assert keys.poll(PREFIX, prefix=f"{keys.root}/p", versionstamps=known) == {"entries": [], "versionstamps": ""}
+
+
+def test_a_poll_of_a_prefix_gives_as_many_keys_as_its_limit(keys: Keys) -> None:
+    for number in range(5):
+        keys.put("p", str(number), value=number)
+    first = keys.poll(PREFIX, prefix=f"{keys.root}/p", limit=2)
+    assert [entry["value"] for entry in first["entries"]] == [0, 1]
+    keys.delete("p", "0")
+    second = keys.poll(PREFIX, prefix=f"{keys.root}/p", limit=2, versionstamps=first["versionstamps"])
+    assert [(entry["key"][2], entry["value"]) for entry in second["entries"]] == [(0, None), (2, 2)]

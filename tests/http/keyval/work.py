@@ -11,6 +11,25 @@ from tests.http.api import Json, read, texts
 BASE = "/keyval/api/queue"
 WAIT: dict[str, Any] = {"wait": True, "timeout": 20_000}
 """The parameters of a poll that waits until there is something."""
+POISON = [
+    b'{"$now": true, "$offset": 5}',
+    b'{"__proto__": {"polluted": true}, "constructor": {"prototype": 1}}',
+    b'{"__type": "bigint", "value": "123456789012345678901234567890"}',
+    b"123456789012345678901234567890.123456789",
+    b"1e400",
+    b"-0.0",
+    b'{"b": 1, "a": 2, "a": 3}',
+    b'"\\u0000 \\u2028 \\ud83d\\ude00"',
+    '"é \U0001f600"'.encode(),
+    b"[" * 256 + b"]" * 256,
+    b'"\\u0000 \\ud83d\\ude00 \xc3\xa9 \\/"',
+    b'{"a" :  1,\n "a":2}',
+    b"null",
+    b'""',
+    b'"' + b"x" * (8 * 2**20) + b'"',
+    b'{ "spaced" :\t[ 1 , 2 ] }',
+]
+"""Values that must come back byte for byte."""
 
 
 class Work:

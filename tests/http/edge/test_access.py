@@ -1,0 +1,384 @@
+"""Who may ask for what: the whole table of routes, for everybody; and as whom a token is known.
+
+A token for some queues shows nothing of the others and changes nothing there, by any route.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from hark.access.identity import Identity, Role
+from hark.http.app import App
+from hark.http.routes.table import WEBSOCKET, Operation, Reach
+from hark.settings import Auth, Settings
+from tests.http.edge.asking import WHO, Asking, Json, serving
+
+OTHER = "theirs-cd81"
+"""The queue that those who may use only some may not use."""
+QUEUES = "/api/v1/resources/queues"
+TAKES = ("/api/v1/listen",)
+"""Asking for these without saying `browse` takes messages: reading is not enough."""
+
+
+def operations(app: App) -> list[tuple[str, str, Operation]]:
+    """Path, method and operation of everything that is asked for by plain HTTP."""
+    return [
+        (re.sub(r"{queue}", OTHER, re.sub(r"{(?!queue})[^}]*}", "x", pattern)), method, operation)
+        for pattern, methods in app.table.items()
+        for method, operation in methods.items()
+        if method != WEBSOCKET
+    ]
+
+
+def expected(path: str, operation: Operation, identity: Identity | None) -> str | None:
+    """The code of the refusal, if there is to be one."""
+    if operation.role is None:
+        return None
+    if identity is None:
+        return "unauthorized"
+    role = Role.READ_WRITE if path.startswith(TAKES) else operation.role
+    if identity.role < operation.role:
+        return "forbidden"
+    if identity.restricted and operation.reach in (Reach.PATH, Reach.QUERY, Reach.SERVER):
+        return "queue_not_allowed"
+    # The endpoint itself looks at the role of those who listen, when it knows what they listen to.
+    return "forbidden" if identity.role < role and operation.reach is Reach.PATH else None
+
+
+@pytest.mark.parametrize("who", [None, *WHO])
+async def test_every_operation_is_refused_to_exactly_those_that_the_table_says(ask: Asking, who: str | None) -> None:
+    wrong = []
+    for path, method, operation in operations(ask.app):
+        answer = await ask(method, path, who)
+        refusal = answer.code if answer.status in (401, 403) else None
+        wanted = expected(path, operation, WHO[who] if who else None)
+        if refusal != wanted:
+            wrong.append(f"{method} {path}: expected {wanted}, got {answer.status} {refusal}")
+        if refusal == "unauthorized":
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert wrong == []
+
+
+async def test_the_table_has_what_the_contract_says(ask: Asking) -> None:
+    roles = {(method, path): operation.role for path, method, operation in operations(ask.app)}
+    assert roles["POST", "/api/v1/push"] is Role.READ_WRITE
+    assert roles["GET", "/api/v1/pop"] is Role.READ_WRITE
+    assert roles["GET", QUEUES] is Role.READ_ONLY
+    assert roles["DELETE", f"{QUEUES}/{OTHER}"] is Role.ADMIN
+    assert roles["POST", f"{QUEUES}/{OTHER}/purge"] is Role.ADMIN
+    assert roles["DELETE", "/api/v1/dlq"] is Role.ADMIN
+    assert roles["POST", "/api/v1/system/maintenance"] is Role.ADMIN
+    assert roles["GET", "/api/v1/system/audit"] is Role.ADMIN
+    assert roles["GET", "/health"] is None
+    public = {path for (_, path), role in roles.items() if role is None}
+    known = {"/", "/assets/x", "/health", "/health/live", "/health/ready", "/openapi.json", "/api/v1/session"}
+    assert public <= known, "a new public route? say here that it gives nothing away"
+    reading = {path for (method, path), role in roles.items() if role is Role.READ_ONLY and method != "GET"}
+    searches = {"/keyval/api/keys/batch", "/keyval/api/keys/list"}
+    assert reading == searches, "a new one? say here that it changes nothing"
+
+
+# Tokens ----------------------------------------------------------------------------------------------------
+
+
+async def test_tokens_that_are_much_too_long_are_refused_unread_and_not_kept(ask: Asking) -> None:
+    edge = ask.app.edge
+    assert (await ask("GET", QUEUES, "x" * 8000)).status == 401
+    kept = edge._credential_of.cache_info().currsize
+    assert (await ask("GET", QUEUES, "x" * 60_000)).status == 401
+    assert edge._credential_of.cache_info().currsize == kept == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ("reader", 200),
+        ("Bearer reader", 200),
+        ("bearer  reader", 200),
+        ("Basic reader", 401),
+        ("", 401),
+        ("Bearer hark_secret_thing", 401),
+    ],
+)
+async def test_a_token_may_come_bare_or_with_its_scheme_and_no_other_way(ask: Asking, value: str, status: int) -> None:
+    answer = await ask("GET", QUEUES, headers={"authorization": value})
+    assert answer.status == status
+    assert b"secret" not in answer.body, "an answer to a wrong token does not repeat it"
+    assert (await ask("GET", QUEUES, query={"token": "reader"})).status == 401
+
+
+async def test_metrics_need_a_token_unless_the_settings_say_otherwise(ask: Asking) -> None:
+    assert (await ask("GET", "/metrics")).status == 401
+    async with serving(Settings(auth=Auth(public_metrics=True))) as ask_public:
+        assert (await ask_public("GET", "/metrics")).status == 200
+        assert (await ask_public("GET", QUEUES)).status == 401
+
+
+# Whose a lease is ------------------------------------------------------------------------------------------
+
+
+async def test_lease_ids_are_shown_to_those_who_may_settle_and_nobody_else_by_any_route(ask: Asking) -> None:
+    push = {"items": [{"queue": "mine", "payload": 1}]}
+    assert (await ask("POST", "/api/v1/push", "writer", push)).status == 201
+    popped = (await ask("GET", "/api/v1/pop/queue/mine", "writer", query={"consumerGroup": "g"})).json
+    message, lease_id = popped["messages"][0], popped["leaseId"].encode()
+    explained = (await ask("GET", f"/api/v1/explain/{message['id']}", "reader")).json["explanations"]
+    [holder] = [one["consumer"] for one in explained if one["reason"] == "leased"]
+    assert holder.startswith("writer"), "it is known by the subject of its token"
+    values = {"queue": "mine", "group": "g", "partition_id": message["partitionId"], "partition": message["partition"]}
+    query = {"queue": "mine", "minLagSeconds": "0", "partitions": "true", "places": "true", "browse": "true"}
+    shown: dict[str, list[str]] = {"reader": [], "mine-reader": [], "writer": [], "mine-writer": []}
+    for pattern, methods in ask.app.table.items():
+        path = "/".join(
+            values.get(word[1:-1], message["id"]) if word.startswith("{") else word for word in pattern.split("/")
+        )
+        for who, routes in shown.items():
+            if "GET" in methods and not pattern.startswith("/api/v1/pop"):
+                answer = await ask("GET", path, who, query=query)
+                routes += [pattern] if lease_id in answer.body else []
+    assert shown["reader"] == shown["mine-reader"] == []
+    assert len(shown["writer"]) >= 4, "where it is shown to those who may settle"
+    assert "/api/v1/leases" in shown["mine-writer"]
+
+
+# Whose a message is ----------------------------------------------------------------------------------------
+
+FORGED = {"producerSub": "somebody else", "producer": "somebody else"}
+
+
+def pushes(queue: str) -> list[tuple[str, Json]]:
+    """Every way to push a message."""
+    item = {"queue": queue, "payload": {"a": 1}} | FORGED
+    return [
+        ("/api/v1/push", {"items": [item]}),
+        ("/api/v1/push", {"items": [item | {"traceId": "11111111-2222-3333-4444-555555555555"}]}),
+        ("/api/v1/push", {"items": [{"queue": queue, "payload": 1}]}),
+        ("/api/v1/transaction", {"operations": [{"type": "push", "items": [item]}]}),
+        ("/api/v1/transaction", {"operations": [{"type": "push"} | item]}),
+        ("/keyval/api/queue/enqueue", {"value": 1} | FORGED),
+        ("/keyval/api/atomic", {"mutations": [{"type": "enqueue", "value": 1} | FORGED]}),
+    ]
+
+
+@pytest.mark.parametrize("way", range(len(pushes(""))))
+async def test_a_message_is_of_the_subject_of_the_token_whatever_the_body_says(
+    ask: Asking, ask_open: Asking, way: int
+) -> None:
+    path, body = pushes("q")[way]
+    for server, token, producer in ((ask, "writer", "writer"), (ask_open, None, None)):
+        answer = await server("POST", path, token, body, query={"queue": "q"})
+        assert answer.status in (200, 201), answer.body
+        popped = (await server("GET", "/api/v1/pop/queue/q", token)).json
+        assert popped["messages"][0]["producerSub"] == producer
+
+
+# Other queues ----------------------------------------------------------------------------------------------
+
+PARTITION = "their-partition-5a0e"
+GROUP = "their-group-77b2"
+TRACE = "their-trace-99c4"
+PAYLOAD = "their-payload-3f6d"
+SECRETS = (OTHER, PARTITION, GROUP, TRACE, PAYLOAD)
+UNKNOWN = "00000000-7770-8000-8000-000040000000"
+
+
+class Foreign(NamedTuple):
+    """What there is in the other queue."""
+
+    message_id: str
+    transaction_id: str
+    partition_id: str
+    lease_id: str
+    dead_letter_id: str
+    dead_message_id: str
+
+
+@pytest.fixture
+async def foreign(ask: Asking) -> Foreign:
+    """A message on a lease, a dead letter, a group, a trace, an intention, and an entry in the key-value store."""
+    items = [
+        {"queue": OTHER, "partition": PARTITION, "payload": PAYLOAD, "transactionId": f"their-{n}"} for n in (1, 2)
+    ]
+    assert (await ask("POST", "/api/v1/push", "writer", {"items": items})).status == 201
+    pop = (await ask("GET", f"/api/v1/pop/queue/{OTHER}", "writer", query={"consumerGroup": GROUP})).json
+    [dead] = pop["messages"]
+    settlement = {
+        "transactionId": dead["transactionId"],
+        "partitionId": dead["partitionId"],
+        "leaseId": dead["leaseId"],
+    }
+    settlement |= {"status": "dlq", "error": PAYLOAD, "consumerGroup": GROUP}
+    assert (await ask("POST", "/api/v1/ack", "writer", settlement)).json[0]["dlq"]
+    # The default group has both, one of them on a lease.
+    pop = (await ask("GET", f"/api/v1/pop/queue/{OTHER}", "writer")).json
+    [message] = pop["messages"]
+    trace = {"transactionId": "their-1", "partitionId": dead["partitionId"], "data": PAYLOAD, "traceNames": [TRACE]}
+    assert (await ask("POST", "/api/v1/traces", "writer", trace)).status == 201
+    assert (await ask("PUT", f"/keyval/api/keys/{PARTITION}", "writer", PAYLOAD)).status == 200
+    letters = (await ask("GET", "/api/v1/dlq", "reader", query={"queue": OTHER})).json["messages"]
+    own = {"items": [{"queue": "mine", "payload": 1}]}
+    assert (await ask("POST", "/api/v1/push", "mine-writer", own)).status == 201
+    return Foreign(
+        message["id"], "their-1", message["partitionId"], pop["leaseId"], letters[0]["deadLetterId"], dead["id"]
+    )
+
+
+async def state(ask: Asking) -> Json:
+    """All that there is in the other queue, but for the ages of things."""
+    queue = (await ask("GET", f"/api/v1/resources/queues/{OTHER}", "admin")).json
+    groups = (await ask("GET", "/api/v1/consumer-groups", "admin", query={"queue": OTHER})).json
+    letters = (await ask("GET", "/api/v1/dlq", "admin", query={"queue": OTHER})).json
+    messages = (await ask("GET", "/api/v1/messages", "admin", query={"queue": OTHER})).json
+    traces = (await ask("GET", f"/api/v1/traces/by-name/{TRACE}", "admin")).json
+    keys = (await ask("GET", "/keyval/api/keys", "admin")).json
+    for group in groups:
+        group.pop("maxTimeLag")
+    return [queue, groups, letters, messages, traces, keys]
+
+
+def bodies(found: Foreign) -> Iterator[tuple[str, str, Json]]:
+    """Requests whose bodies name the other queue, or something in it."""
+    place = {"partitionId": found.partition_id, "leaseId": found.lease_id}
+    push = {"type": "push", "items": [{"queue": OTHER, "payload": 1}]}
+    keys = {"mutations": [{"type": "set", "key": [PARTITION], "value": 1}]}
+    yield "POST", "/api/v1/push", {"items": [{"queue": "mine", "payload": 1}, {"queue": OTHER, "payload": 2}]}
+    yield "POST", "/api/v1/push", {"items": [{"queue": "mine", "keysIfUndelivered": [[PARTITION]]}]}
+    for name in (found.message_id, found.transaction_id):
+        for status in ("completed", "failed", "dlq", "retry"):
+            ack = {"transactionId": name, "status": status} | place
+            yield "POST", "/api/v1/ack", ack
+            yield "POST", "/api/v1/ack/batch", {"acknowledgments": [ack]}
+            yield "POST", "/api/v1/transaction", {"operations": [{"type": "ack"} | ack]}
+    yield "POST", "/api/v1/ack", {"transactionId": found.message_id, "leaseId": found.lease_id}
+    yield "POST", "/api/v1/ack", {"transactionId": found.message_id, "partitionId": found.partition_id}
+    yield "POST", "/api/v1/transaction", {"operations": [push]}
+    yield "POST", "/api/v1/transaction", {"operations": [], "kv": keys}
+    yield "POST", "/api/v1/configure", {"queue": OTHER, "options": {"leaseTime": 1}}
+    trace = {"transactionId": found.transaction_id, "partitionId": found.partition_id, "data": 1}
+    yield "POST", "/api/v1/traces", trace
+    for name in (found.dead_letter_id, found.dead_message_id):
+        yield "POST", "/api/v1/dlq/requeue", {"ids": [name]}
+        yield "POST", "/api/v1/dlq/delete", {"ids": [name]}
+    yield "POST", "/api/v1/dlq/requeue", {"filter": {"queue": OTHER}}
+    yield "POST", "/api/v1/dlq/requeue", {"filter": {}}
+    for verb in ("ack", "nack", "cancel"):
+        yield "POST", f"/keyval/api/queue/{verb}?queue=mine", {"id": found.message_id}
+    yield "POST", "/keyval/api/queue/ack?queue=mine", {"id": found.message_id, "receipt": found.lease_id}
+    yield "POST", f"/keyval/api/queue/enqueue?queue={OTHER}", {"value": 1}
+    yield "POST", "/keyval/api/queue/enqueue?queue=mine", {"value": 1, "options": {"keysIfUndelivered": [[PARTITION]]}}
+    yield "POST", "/keyval/api/atomic?queue=mine", keys
+    yield "POST", "/keyval/api/atomic?queue=mine", {"mutations": [{"type": "enqueue", "queue": OTHER, "value": 1}]}
+    yield "POST", "/keyval/api/keys/batch", {"keys": [[PARTITION]]}
+
+
+def paths(ask: Asking, found: Foreign) -> Iterator[tuple[str, str]]:
+    """Every route of the table with whatever of the other queue its path can name."""
+    ids = [found.message_id, found.dead_letter_id, found.dead_message_id]
+    for pattern, methods in ask.app.table.items():
+        names = re.findall(r"{([^}]*)}", pattern)
+        for id in ids if "id" in names or "message_id" in names else ids[:1]:
+            values = {
+                "queue": OTHER,
+                "partition": PARTITION,
+                "group": GROUP,
+                "name": TRACE,
+                "partition_id": found.partition_id,
+                "transaction_id": found.transaction_id,
+                "key:path": PARTITION,
+            }
+            path = "/".join(values.get(word[1:-1], id) if word.startswith("{") else word for word in pattern.split("/"))
+            yield from ((method, path) for method in methods if method != WEBSOCKET)
+
+
+QUERIES: list[dict[str, str]] = [
+    {},
+    {"queue": OTHER},
+    {"namespace": OTHER, "task": OTHER},
+    {"minLagSeconds": "0", "search": "their"},
+    {"consumerGroup": GROUP, "browse": "true", "from": "head"},
+]
+
+
+async def check(ask: Asking, who: str, method: str, target: str, body: Json, query: dict[str, str]) -> None:
+    """Ask, and look through the answer for what was not in the question."""
+    path, _, rest = target.partition("?")
+    asked = query | dict(part.split("=") for part in rest.split("&") if part)
+    answer = await ask(method, path, who, body, query=asked)
+    assert answer.status < 500, (method, path, answer.body)
+    said = f"{path} {asked} {body}"
+    told = answer.body.decode() + str(answer.headers)
+    leaked = [secret for secret in SECRETS if secret in told and secret not in said]
+    assert not leaked, (method, said, told)
+
+
+@pytest.mark.parametrize("who", ["mine-reader", "mine-writer", "mine-admin"])
+async def test_nothing_of_another_queue_is_seen_or_changed_by_any_route(
+    ask: Asking, foreign: Foreign, who: str
+) -> None:
+    before = await state(ask)
+    for method, path in paths(ask, foreign):
+        for query in QUERIES:
+            await check(ask, who, method, path, None, query)
+    for method, path, body in bodies(foreign):
+        await check(ask, who, method, path, body, {})
+    assert await state(ask) == before
+
+
+async def test_an_id_of_another_queue_is_answered_like_one_that_nothing_has(ask: Asking, foreign: Foreign) -> None:
+    real = [*foreign, OTHER, GROUP, TRACE]
+
+    def general(text: str) -> str:
+        for name in (*real, UNKNOWN):
+            text = text.replace(name, "ID")
+        return re.sub(r'"transactionId":"[^"]*"', "", text)
+
+    def with_unknown(value: str) -> str:
+        for name in foreign:
+            value = value.replace(name, UNKNOWN)
+        return value
+
+    asked = [(method, path, None) for method, path in paths(ask, foreign)] + list(bodies(foreign))
+    compared = 0
+    for method, target, body in asked:
+        path, _, rest = target.partition("?")
+        query = dict(part.split("=") for part in rest.split("&") if part)
+        if with_unknown(f"{path}{body}") == f"{path}{body}" or path.startswith("/api/v1/lease/"):
+            continue
+        ours = await ask(method, path, "mine-admin", body, query=query)
+        unknown_body = None if body is None else json.loads(with_unknown(json.dumps(body)))
+        unknown = await ask(method, with_unknown(path), "mine-admin", unknown_body, query=query)
+        assert ours.status == unknown.status, (method, path, body, ours.body, unknown.body)
+        assert general(ours.body.decode()) == general(unknown.body.decode()), (method, path, body)
+        compared += 1
+    assert compared > 30
+
+
+async def test_what_one_may_use_works_as_for_everybody(ask: Asking) -> None:
+    pushed = await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "mine", "payload": 1}] * 3})
+    assert pushed.status == 201
+    for name in ("transaction_id", "message_id"):
+        popped = (await ask("GET", "/api/v1/pop/queue/mine", "mine-writer")).json["messages"][0]
+        ack = {"transactionId": popped["transactionId"], "leaseId": popped["leaseId"]}
+        ack |= {"partitionId": popped["partitionId"]} if name == "transaction_id" else {}
+        assert (await ask("POST", "/api/v1/ack", "mine-writer", ack)).json[0]["success"], name
+    popped = (await ask("GET", "/api/v1/pop", "mine-writer", query={"queue": "mine"})).json["messages"][0]
+    ack = {"type": "ack", "transactionId": popped["transactionId"], "partitionId": popped["partitionId"]}
+    moved = {"type": "push", "items": [{"queue": "mine-too", "payload": 2}]}
+    body = {"operations": [ack | {"leaseId": popped["leaseId"]}, moved]}
+    assert (await ask("POST", "/api/v1/transaction", "mine-writer", body)).json["success"]
+    names = [queue["name"] for queue in (await ask("GET", "/api/v1/resources/queues", "mine-reader")).json["queues"]]
+    assert sorted(names) == ["mine", "mine-too"]
+    shown = await ask("GET", f"/api/v1/messages/{popped['partitionId']}/{popped['transactionId']}", "mine-reader")
+    assert (shown.status, shown.json["payload"]) == (200, 1)
+    overview = (await ask("GET", "/api/v1/resources/overview", "mine-reader")).json
+    assert overview["queues"] == 2
+    enqueued = await ask("POST", "/keyval/api/queue/enqueue", "mine-writer", {"value": 1}, query={"queue": "mine-work"})
+    assert enqueued.status == 200
+    polled = (await ask("GET", "/keyval/api/queue/poll", "mine-writer", query={"queue": "mine-work"})).json["message"]
+    settled = {"id": polled["id"], "receipt": polled["receipt"]}
+    assert (await ask("POST", "/keyval/api/queue/ack", "mine-writer", settled)).json == {"ok": True}

@@ -1,0 +1,337 @@
+"""What browsers get: the headers of every answer, nothing for pages of other sites, a cookie for a token."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from hark.errors import InvalidInput, Overloaded
+from hark.http.edge import sessions
+from hark.http.edge.request_ids import RequestIds
+from hark.http.edge.sessions import FAILURES, WINDOW_SECONDS, Guesses, cookie_value, set_cookie
+from hark.http.routes.table import WEBSOCKET
+from hark.settings import Cors, Settings
+from tests.http.edge.asking import Asking, Json, Off, serving
+
+QUEUES = "/api/v1/resources/queues"
+SESSION = "/api/v1/session"
+EVIL = "https://evil.example"
+TOOLS = "https://tools.example"
+PUSH = {"items": [{"queue": "q", "payload": 1}]}
+NOBODY = {"required": True, "authenticated": False, "subject": "", "role": None, "queues": []}
+
+# Headers ---------------------------------------------------------------------------------------------------
+
+
+async def test_no_answer_of_any_route_may_be_taken_for_something_else_or_kept(ask: Asking) -> None:
+    for pattern, methods in ask.app.table.items():
+        for method in methods:
+            if method == WEBSOCKET:
+                continue
+            for token in ("admin", None):
+                answer = await ask(method, pattern.replace("{", "").replace("}", ""), token)
+                if answer.status != 204:
+                    assert answer.headers["x-content-type-options"] == "nosniff", (method, pattern, token)
+                if method == "GET" and pattern.startswith(("/api/", "/keyval/")):
+                    assert answer.headers["cache-control"].startswith(("no-store", "no-cache")), (pattern, token)
+
+
+async def test_pages_may_load_nothing_but_their_own_files_and_show_in_no_frame(ask: Asking) -> None:
+    answer = await ask("GET", "/")
+    assert answer.status == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert "strict-transport-security" not in answer.headers
+    answer = await ask("GET", "/", scheme="https")
+    assert answer.headers["strict-transport-security"] == "max-age=31536000"
+
+
+# Request ids -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["abc", "A.b_c-1", "x" * 128], ids=["short", "signs", "long"])
+async def test_the_clients_request_id_comes_back_in_every_answer(ask: Asking, given: str) -> None:
+    for method, path, token in (
+        ("POST", "/api/v1/push", "writer"),
+        ("GET", "/api/v1/pop/queue/q", "writer"),
+        ("GET", QUEUES, "reader"),
+        ("GET", QUEUES, None),
+        ("GET", "/api/v1/nothing", "reader"),
+        ("POST", "/api/v1/ack", "writer"),
+        ("GET", "/", None),
+    ):
+        answer = await ask(method, path, token, PUSH, headers={"x-request-id": given})
+        assert answer.headers["x-request-id"] == given, path
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\tb", "ä", "<b>", "a,b"], ids=ascii)
+async def test_an_id_that_is_no_id_is_replaced(ask: Asking, given: str) -> None:
+    answers = [await ask("GET", QUEUES, "reader", headers={"x-request-id": given}) for _ in range(2)]
+    first, second = (answer.headers["x-request-id"] for answer in answers)
+    assert first != given
+    assert len({first, second}) == 2
+
+
+async def test_a_bug_is_answered_with_the_id_that_its_lines_in_the_log_have(
+    ask: Asking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_arguments: object) -> Json:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ask.broker, "push", broken)
+    caplog.handler.addFilter(RequestIds())
+    with caplog.at_level(logging.ERROR):
+        answer = await ask("POST", "/api/v1/push", "writer", PUSH, headers={"x-request-id": "look-for-me"})
+    assert (answer.status, answer.json["requestId"]) == (500, "look-for-me")
+    assert "ZeroDivisionError" not in answer.body.decode()
+    [record] = [record for record in caplog.records if record.exc_info]
+    assert vars(record)["request_id"] == "look-for-me"
+    answer = await ask("POST", "/api/v1/push", "writer", PUSH)
+    assert answer.json["requestId"] == answer.headers["x-request-id"]
+
+
+# Other sites -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": EVIL},
+        {"origin": "null"},
+        {"origin": "http://["},
+        {"origin": "http://localhost:9999"},
+        {"origin": "localhost:6632"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+        {"sec-fetch-site": "cross-site", "origin": EVIL},
+        {"sec-fetch-site": "same-origin", "origin": EVIL},
+    ],
+    ids=str,
+)
+async def test_a_page_of_another_site_can_not_even_pop(ask_open: Asking, headers: dict[str, str]) -> None:
+    assert (await ask_open("POST", "/api/v1/push", None, PUSH)).status == 201
+    for method, path in (("GET", "/api/v1/pop/queue/q"), ("POST", "/api/v1/push"), ("DELETE", "/api/v1/dlq")):
+        answer = await ask_open(method, path, None, PUSH, headers=headers)
+        assert (answer.status, answer.code) == (403, "cross_origin")
+        assert "access-control-allow-origin" not in answer.headers
+    assert (await ask_open("GET", f"{QUEUES}/q")).json["totals"]["pending"] == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://localhost:6632"},
+        {"origin": "http://localhost:6632", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"},
+        {"origin": "https://hark.example", "host": "hark.example"},
+    ],
+    ids=str,
+)
+async def test_programs_and_pages_of_this_server_are_served(ask: Asking, headers: dict[str, str]) -> None:
+    assert (await ask("POST", "/api/v1/push", "writer", PUSH, headers=headers)).status == 201
+    assert (await ask("GET", "/api/v1/pop/queue/q", "writer", headers=headers)).status == 200
+
+
+async def test_a_link_from_another_site_leads_to_the_dashboard_but_is_no_way_to_act(ask: Asking) -> None:
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    picture = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    assert (await ask("GET", "/", headers=link)).status == 200
+    assert (await ask("GET", "/", headers=picture)).status == 403
+    assert (await ask("GET", "/api/v1/pop/queue/q", "writer", headers=link)).status == 403
+
+
+# CORS ------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_said_of_other_sites_where_none_are_named(ask_open: Asking) -> None:
+    answer = await ask_open("GET", QUEUES)
+    assert not [name for name in answer.headers if name.startswith("access-control") or name == "vary"]
+    wish = {"origin": EVIL, "access-control-request-method": "POST"}
+    answer = await ask_open("OPTIONS", "/api/v1/push", headers=wish)
+    assert (answer.status, answer.code) == (403, "cross_origin")
+    assert (await ask_open("OPTIONS", "/api/v1/push")).status == 405
+
+
+async def test_a_named_site_may_ask_and_read() -> None:
+    async with serving(Settings(cors=Cors(origins=(TOOLS,)))) as ask:
+        wish = {"origin": TOOLS, "access-control-request-method": "POST", "sec-fetch-site": "cross-site"}
+        answer = await ask("OPTIONS", "/api/v1/push", headers=wish)
+        assert (answer.status, answer.body) == (204, b"")
+        assert answer.headers["access-control-allow-origin"] == TOOLS
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert "authorization" in answer.headers["access-control-allow-headers"]
+        assert answer.headers["vary"] == "origin"
+        asked = {"origin": TOOLS, "sec-fetch-site": "cross-site"}
+        for method, path, token, status in (
+            ("POST", "/api/v1/push", "writer", 201),
+            ("GET", "/api/v1/pop/queue/q", "writer", 200),
+            ("GET", "/api/v1/pop/queue/q", "writer", 204),
+            ("GET", QUEUES, "reader", 200),
+            ("GET", QUEUES, None, 401),
+            ("GET", "/api/v1/nothing", None, 404),
+        ):
+            answer = await ask(method, path, token, PUSH, headers=asked)
+            assert answer.status == status
+            assert (answer.headers["access-control-allow-origin"], answer.headers["vary"]) == (TOOLS, "origin")
+            assert "access-control-allow-credentials" not in answer.headers
+        other = await ask("GET", QUEUES, "reader", headers={"origin": EVIL})
+        assert (other.status, other.headers.get("access-control-allow-origin")) == (403, None)
+
+
+@pytest.mark.parametrize("origins", [(TOOLS,), ("*",)], ids=str)
+async def test_the_cookie_of_the_dashboard_does_not_count_for_other_sites(origins: tuple[str, ...]) -> None:
+    async with serving(Settings(cors=Cors(origins=origins))) as ask:
+        cookie = {"cookie": "hark_session=admin"}
+        assert (await ask("GET", QUEUES, headers=cookie)).status == 200
+        answer = await ask("GET", QUEUES, headers=cookie | {"origin": TOOLS})
+        assert answer.status == 401
+        assert answer.headers["access-control-allow-origin"] == origins[0]
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+# DNS rebinding ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:6632", "localhost.evil.example", "[", "", "a b"], ids=str
+)
+async def test_another_name_for_a_server_without_tokens_is_refused(ask_open: Asking, host: str) -> None:
+    for headers in ({"host": host}, {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}):
+        answer = await ask_open("GET", QUEUES, headers=headers)
+        assert (answer.status, answer.code) == (403, "host_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:6632", "LOCALHOST:6632", "hark.localhost", "127.0.0.1", "127.0.0.1:6632", "[::1]:6632"],
+    ids=str,
+)
+async def test_localhost_and_addresses_are_good_names(ask_open: Asking, host: str) -> None:
+    assert (await ask_open("GET", QUEUES, headers={"host": host})).status == 200
+
+
+async def test_a_name_is_good_if_the_settings_say_so_or_tokens_are_needed_or_others_reach_the_server(
+    ask: Asking,
+) -> None:
+    there = {"host": "hark.example:6632"}
+    assert (await ask("GET", QUEUES, "reader", headers=there)).status == 200
+    for settings in (Settings(allowed_hosts=("hark.example",)), Settings(host="0.0.0.0")):
+        async with serving(settings, Off()) as open_server:
+            assert (await open_server("GET", QUEUES, headers=there)).status == 200
+
+
+# Sessions --------------------------------------------------------------------------------------------------
+
+
+def kept(header: str) -> dict[str, str]:
+    """What a browser sends after it got this header."""
+    return {"cookie": header.partition(";")[0]}
+
+
+async def test_a_token_becomes_a_cookie_that_lets_in_until_logout(ask: Asking) -> None:
+    assert (await ask("GET", SESSION)).json == NOBODY
+    answer = await ask("POST", SESSION, body={"token": "mine-reader"})
+    assert answer.status == 200
+    who = NOBODY | {"authenticated": True, "subject": "mine-reader", "role": "read-only", "queues": ["mine*"]}
+    assert answer.json == who
+    cookie = answer.headers["set-cookie"]
+    assert cookie == "hark_session=mine-reader; Path=/; HttpOnly; SameSite=Strict"
+    assert (await ask("GET", SESSION, headers=kept(cookie))).json == who
+    assert (await ask("GET", QUEUES, headers=kept(cookie))).status == 200
+    assert (await ask("DELETE", f"{QUEUES}/mine", headers=kept(cookie))).status == 403
+    answer = await ask("DELETE", SESSION, headers=kept(cookie))
+    assert (answer.status, answer.json) == (200, NOBODY)
+    assert answer.headers["set-cookie"].startswith("hark_session=;")
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+
+
+async def test_over_tls_the_cookie_stays_on_tls_also_behind_a_proxy(ask: Asking) -> None:
+    page = {"host": "hark.example", "origin": "https://hark.example"}
+    for headers, scheme in (({}, "https"), (page, "http")):
+        answer = await ask("POST", SESSION, body={"token": "admin"}, headers=headers, scheme=scheme)
+        assert answer.headers["set-cookie"].endswith("; Secure")
+
+
+async def test_a_login_that_is_much_too_long_is_not_read(ask: Asking) -> None:
+    answer = await ask("POST", SESSION, body={"token": "x" * 70_000})
+    assert (answer.status, answer.code) == (413, "body_too_large")
+
+
+async def test_a_header_counts_before_a_cookie_and_a_wrong_cookie_is_a_401(ask: Asking) -> None:
+    cookie = {"cookie": "other=1; hark_session=admin"}
+    assert (await ask("DELETE", f"{QUEUES}/q", headers=cookie)).status == 200
+    assert (await ask("DELETE", f"{QUEUES}/q", "reader", headers=cookie)).status == 403
+    assert (await ask("GET", QUEUES, headers={"cookie": "hark_session=old"})).status == 401
+    assert (await ask("GET", SESSION, headers={"cookie": "hark_session=old"})).json == NOBODY
+
+
+async def test_without_authentication_nobody_has_to_log_in(ask_open: Asking) -> None:
+    who = {"required": False, "authenticated": True, "subject": "", "role": "admin", "queues": ["*"]}
+    assert (await ask_open("GET", SESSION)).json == who
+    answer = await ask_open("POST", SESSION, body={"token": "whatever"})
+    assert (answer.json, answer.headers.get("set-cookie")) == (who, None)
+
+
+async def test_pages_of_other_sites_can_not_log_a_browser_in(ask: Asking) -> None:
+    answer = await ask("POST", SESSION, body={"token": "admin"}, headers={"origin": EVIL})
+    assert (answer.status, answer.headers.get("set-cookie")) == (403, None)
+
+
+async def test_guessing_is_stopped_by_address(ask: Asking) -> None:
+    for _ in range(FAILURES):
+        answer = await ask("POST", SESSION, body={"token": "wrong"}, client="10.0.0.1")
+        assert (answer.status, answer.headers.get("set-cookie")) == (401, None)
+    for token in ("wrong", "admin"):
+        answer = await ask("POST", SESSION, body={"token": token}, client="10.0.0.1")
+        assert (answer.status, answer.code) == (429, "too_many_logins")
+        assert 1 <= int(answer.headers["retry-after"]) <= WINDOW_SECONDS
+    assert (await ask("POST", SESSION, body={"token": "admin"}, client="10.0.0.2")).status == 200
+    assert (await ask("GET", QUEUES, "admin", client="10.0.0.1")).status == 200
+
+
+def test_wrong_guesses_are_forgotten_after_a_while_and_so_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_ADDRESSES", 3)
+    now = 0.0
+    guesses = Guesses(lambda: now)
+    for _ in range(FAILURES):
+        guesses.failed("a")
+    with pytest.raises(Overloaded):
+        guesses.check("a")
+    now = WINDOW_SECONDS
+    guesses.check("a")
+    for address in "bcde":
+        guesses.failed(address)
+    assert set(guesses._failures) == {"c", "d", "e"}
+
+
+@pytest.mark.parametrize("token", ["a b", "a;b", 'a"', "a,b", "a\\b", "ä", "a\nb", "x" * 3801], ids=ascii)
+def test_a_token_that_is_no_cookie_is_refused(token: str) -> None:
+    with pytest.raises(InvalidInput):
+        set_cookie(token, secure=False)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        (None, None),
+        (b"", None),
+        (b"hark_session=", None),
+        (b"xhark_session=a", None),
+        (b"hark_session=a", "a"),
+        (b"b=c;hark_session=a.b-c_d", "a.b-c_d"),
+        (b"b=hark_session; hark_session=a=b", "a=b"),
+    ],
+)
+def test_the_token_is_found_among_cookies(header: bytes | None, value: str | None) -> None:
+    assert cookie_value(header) == value
