@@ -11,14 +11,12 @@ import hark
 from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.transport.http import HttpTransport
-from tests.conftest import running_server
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server on the memory engine for all tests of the client: take the queue's name from the fixture `queue`."""
-    with running_server(tmp_path_factory.mktemp("client-server")) as address:
-        yield address
+def url(server_url: str) -> str:
+    """The shared server: take the queue's name from the fixture `queue`."""
+    return server_url
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Forbidden
 from tests.client.deliveries import attempts
-from tests.conftest import running_server
+from tests.servers import server_process
 
 
 async def test_it_consumes_over_a_socket(url: str, queue: str) -> None:
@@ -65,7 +65,7 @@ async def test_it_consumes_from_an_engine_in_this_process(queue: str) -> None:
 async def test_consumers_go_on_by_themselves_after_a_restart_of_the_server(tmp_path: Path, queue: str) -> None:
     seen: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
     clients = []
-    with running_server(tmp_path, engine="sqlite:///store.db") as url:
+    with server_process(tmp_path, engine="sqlite:///store.db") as url:
         for scheme in ("http", "ws"):
             client = hark.connect(url.replace("http", scheme))
             consumption = (
@@ -80,7 +80,7 @@ async def test_consumers_go_on_by_themselves_after_a_restart_of_the_server(tmp_p
             while (await clients[0][0].queue(queue).group(scheme).depth()).pending:
                 pass
     port = url.rpartition(":")[2]
-    with running_server(tmp_path, engine="sqlite:///store.db", arguments=["--port", port]):
+    with server_process(tmp_path, engine="sqlite:///store.db", arguments=["--port", port]):
         await clients[0][0].queue(queue).push("after")
         assert {await seen.get(), await seen.get()} == {("http", "after"), ("ws", "after")}
         for client, consumption, running in clients:

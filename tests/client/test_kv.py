@@ -23,7 +23,7 @@ from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, HarkError, InvalidInput, Overloaded
 from tests.client.deliveries import pop
 from tests.client.transports import Recorder, Script, first_of, no_sleep, problem
-from tests.conftest import running_server
+from tests.servers import server_process
 
 ATOMIC = "/keyval/api/atomic"
 
@@ -315,7 +315,7 @@ async def test_nothing_is_asked_while_nothing_changes(url: str, queue: str) -> N
 
 
 async def test_it_goes_on_when_the_server_was_away(tmp_path: Path) -> None:
-    with running_server(tmp_path, engine="sqlite:///hark.db") as first_url:
+    with server_process(tmp_path, engine="sqlite:///hark.db") as first_url:
         transport = HttpTransport(first_url)
         kv = KeyValue(Caller(transport, CallPolicy(first_delay=0.01, max_delay=0.05)))
         watch = kv.watch([("a",)])
@@ -324,7 +324,7 @@ async def test_it_goes_on_when_the_server_was_away(tmp_path: Path) -> None:
         coming = asyncio.create_task(next_of(watch))
         await asyncio.sleep(0)
     port = first_url.rpartition(":")[2]
-    with running_server(tmp_path, engine="sqlite:///hark.db", arguments=("--port", port)):
+    with server_process(tmp_path, engine="sqlite:///hark.db", arguments=("--port", port)):
         await kv.set(("a",), "after")
         assert (await coming).value == "after"
     await transport.close()

@@ -120,12 +120,8 @@ def test_stop_ends_a_consumption(client: hark.sync.Client, queue: str) -> None:
 
 
 INTERRUPTED = """
-import signal
 import sys
 import hark.sync
-
-# Ignored, and inherited so, where the tests run in the background of a script.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def handle(message):
     print("began", flush=True)

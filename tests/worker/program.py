@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 
@@ -56,8 +55,6 @@ async def main(url: str, queue: str, lease: int, concurrency: int, grace: float)
 
 
 if __name__ == "__main__":
-    # Ignored, and inherited so, where the tests run in the background of a script.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     loops = uvloop.new_event_loop if sys.argv[6] == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=loops) as runner:
         runner.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])))

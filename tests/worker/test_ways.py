@@ -11,7 +11,7 @@ from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.polling import PollingStrategy
 from hark.worker import RetryPolicy, Worker, current
-from tests.conftest import running_server
+from tests.servers import server_process
 from tests.worker.workers import SECONDS, burst, post, running
 
 
@@ -127,7 +127,7 @@ async def test_a_worker_goes_on_by_itself_when_its_server_is_back(tmp_path: Path
     @worker.task
     async def quick() -> None: ...
 
-    server = running_server(tmp_path, engine="sqlite:///hark.db", arguments=arguments)
+    server = server_process(tmp_path, engine="sqlite:///hark.db", arguments=arguments)
     await asyncio.to_thread(server.__enter__)
     try:
         await slow.push()
@@ -137,7 +137,7 @@ async def test_a_worker_goes_on_by_itself_when_its_server_is_back(tmp_path: Path
             await asyncio.to_thread(server.__exit__, None, None, None)
             release.set()  # It ends while there is nobody to tell.
             await asyncio.sleep(0)
-            server = running_server(tmp_path, engine="sqlite:///hark.db", arguments=arguments)
+            server = server_process(tmp_path, engine="sqlite:///hark.db", arguments=arguments)
             await asyncio.to_thread(server.__enter__)
             await quick.push()
             async with asyncio.timeout(SECONDS):
