@@ -375,7 +375,7 @@ def way(target: object, **options: object) -> Transport:
         (("http://a:1", "http://b:2"), FailoverTransport, ("http://a:1", "http://b:2")),
         (Script(), Script, ("a script",)),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if isinstance(value, Script) else str(value),
 )
 def test_a_target_says_which_way_there_is(target: object, kind: type, urls: tuple[str, ...]) -> None:
     transport = way(target)
