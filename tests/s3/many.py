@@ -6,18 +6,23 @@ on this too. No verb may answer by what its engine happens to know.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from itertools import cycle
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, cycle
+from typing import Any, cast
 
+import pytest
 from hypothesis import Phase, seed, settings
 from hypothesis.errors import FlakyStrategyDefinition, HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from hark.engine.api import Engine, KeyListener, Listener, ignore_keys
 from hark.model import Hint
+from tests.engine.engines import LocalBucket, Open
+from tests.s3.stub.faults import Faults
 
 
 class Many:
@@ -50,6 +55,19 @@ class Many:
         verb: Callable[..., Any] = getattr(next(self._next), name)
         assert inspect.iscoroutinefunction(verb), name
         return verb
+
+
+@contextmanager
+def three(_request: pytest.FixtureRequest, rate: float = 0.05, snapshot_records: int = 1000) -> Iterator[Open]:
+    """Three engines on a bucket, of whose requests such a share fails."""
+    seeds = count(1)
+
+    async def at_once(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    # Of many starts the self-test would refuse a few: it has tests of its own.
+    bucket = LocalBucket(lambda: Faults.by_chance(next(seeds), rate, spare="probe/"), at_once, snapshot_records)
+    yield lambda clock: cast("Engine", Many([bucket.open(clock) for _ in range(3)]))
 
 
 _SEARCHES = 10
