@@ -24,7 +24,6 @@ from tests.s3.stub.faults import Point
 from tests.s3.stub.server import StubServer
 
 PREFIX = "slept"
-QUEUE = "orders"
 SECONDS = 60.0
 SETTINGS = {
     "HARK_S3_SNAPSHOT_RECORDS": "3",
@@ -44,11 +43,12 @@ class Reply(NamedTuple):
 
 
 class Process:
-    """A `tests.s3.steered`."""
+    """A `tests.s3.racing` that is steered."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._line = asyncio.Lock()
+        self.queue = "orders"
 
     async def ask(self, method: str, path: str, body: object = None) -> Reply:
         """Send a request and wait for the answer."""
@@ -66,7 +66,7 @@ class Process:
 
     async def push(self, value: str, before: str = LONG) -> int:
         """Push a message; the status of the answer."""
-        item = {"queue": QUEUE, "payload": before + value, "transactionId": value}
+        item = {"queue": self.queue, "payload": before + value, "transactionId": value}
         reply = await self.ask("POST", "/api/v1/push", {"items": [item]})
         assert reply.status in {201, 503}, reply
         assert reply.status == 503 or reply.body[0]["status"] == "queued", reply
@@ -76,7 +76,7 @@ class Process:
         """What a group has not seen yet."""
         wait = f"&wait=true&timeout={wait_ms}" if wait_ms else ""
         how = f"consumerGroup={group}&subscriptionMode=all&autoAck=true&batch=1000{wait}"
-        reply = await self.ask("GET", f"/api/v1/pop/queue/{QUEUE}?{how}")
+        reply = await self.ask("GET", f"/api/v1/pop/queue/{self.queue}?{how}")
         assert reply.status in {200, 204}, reply
         return [one["data"].removeprefix(LONG) for one in reply.body["messages"]] if reply.status == 200 else []
 
@@ -112,9 +112,10 @@ async def start(stub_server: StubServer) -> AsyncIterator[Start]:
         async def begin(**settings: str) -> Process:
             process = Process(
                 await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "tests.s3.steered", stub_server.bucket_url(PREFIX)),
+                    *(sys.executable, "-m", "tests.s3.racing", "steer", stub_server.bucket_url(PREFIX)),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
+                    limit=1 << 24,
                     env=os.environ | SETTINGS | settings,
                 )
             )
@@ -146,21 +147,6 @@ async def go_on(server: StubServer, process: Process, beyond: int, before: str =
     return pushed
 
 
-async def test_who_slept_through_the_removal_does_not_win_a_removed_number_and_goes_on(
-    stub_server: StubServer, start: Start
-) -> None:
-    sleeper, other = await start(), await start()
-    assert await sleeper.push("before") == 201
-    slept_at = head_of(stub_server)
-    sleeper.fall_asleep()
-    pushed = await go_on(stub_server, other, slept_at)
-    sleeper.wake_up()
-    assert await sleeper.push("after") == 201
-    assert await sleeper.push("later") == 201
-    assert await other.everything() == ["before", *pushed, "after", "later"]
-    assert await sleeper.everything() == ["before", *pushed, "after", "later"]
-
-
 async def push_asleep(
     server: StubServer, sleeper: Process, other: Process, point: Point, before: str
 ) -> tuple[int, list[str]]:
@@ -180,35 +166,38 @@ async def push_asleep(
     return await pushing, pushed
 
 
-@pytest.mark.parametrize(
-    ("point", "before", "status", "found"),
-    [
-        # It wins a number that was removed: nobody will ever read that.
-        ("before", "", 503, ["early", "..."]),
-        # The number is still taken: it is done again, where the log ends now.
-        ("before", LONG, 201, ["early", "...", "late"]),
-        # It was in time, and that can't be seen any more: no answer would be right but that nobody knows.
-        ("after", "", 503, ["early", "late", "..."]),
-        ("after", LONG, 503, ["early", "late", "..."]),
-    ],
-    ids=["number-removed", "number-taken", "answer-late", "answer-late-record-stays"],
-)
+# It sleeps before its request reaches the store or after it; its payload; what it is answered; what there is then.
+CASES: dict[str, tuple[Point, str, int, list[str]]] = {
+    # It wins a number that was removed: nobody will ever read that.
+    "number-removed": ("before", "", 503, ["early", "..."]),
+    # The number is still taken: it is done again, where the log ends now.
+    "number-taken": ("before", LONG, 201, ["early", "...", "late"]),
+    # It was in time, and that can't be seen any more: no answer would be right but that nobody knows.
+    "answer-late": ("after", "", 503, ["early", "late", "..."]),
+    "answer-late-record-stays": ("after", LONG, 503, ["early", "late", "..."]),
+}
+
+
 async def test_who_slept_in_the_middle_of_an_append_acknowledges_only_what_is_in_the_log(
-    stub_server: StubServer, start: Start, point: Point, before: str, status: int, found: list[str]
+    stub_server: StubServer, start: Start
 ) -> None:
-    sleeper, other = await start(), await start()
-    assert await sleeper.push("early") == 201
-    answered, pushed = await push_asleep(stub_server, sleeper, other, point, before)
-    hole = found.index("...")
-    expected = [*found[:hole], *pushed, *found[hole + 1 :]]
-    assert (answered, await other.everything()) == (status, expected)
-    assert await sleeper.push("afterwards") == 201
-    assert await other.everything() == [*expected, "afterwards"]
-    assert await sleeper.everything() == [*expected, "afterwards"]
+    sleeper, other = await asyncio.gather(start(), start())
+    for name, (point, before, status, found) in CASES.items():
+        sleeper.queue = other.queue = name
+        assert await sleeper.push("early") == 201
+        answered, pushed = await push_asleep(stub_server, sleeper, other, point, before)
+        hole = found.index("...")
+        expected = [*found[:hole], *pushed, *found[hole + 1 :]]
+        assert (answered, await other.everything()) == (status, expected), name
+        assert await sleeper.push("afterwards") == 201
+        assert await other.everything() == [*expected, "afterwards"], name
+        assert await sleeper.everything() == [*expected, "afterwards"], name
 
 
-async def test_two_who_slept_at_once_go_on_both(stub_server: StubServer, start: Start) -> None:
-    sleepers, other = [await start(), await start()], await start()
+async def test_two_who_slept_through_the_removal_win_no_removed_number_and_go_on_both(
+    stub_server: StubServer, start: Start
+) -> None:
+    *sleepers, other = await asyncio.gather(start(), start(), start())
     for number, sleeper in enumerate(sleepers):
         assert await sleeper.push(f"before-{number}") == 201
     slept_at = head_of(stub_server)
@@ -219,9 +208,11 @@ async def test_two_who_slept_at_once_go_on_both(stub_server: StubServer, start: 
     for sleeper in sleepers:
         sleeper.wake_up()
     assert await asyncio.gather(*asleep) == [201, 201]
+    assert await sleepers[0].push("later") == 201
     found = await other.everything()
     assert found[: 2 + len(pushed)] == ["before-0", "before-1", *pushed]
-    assert sorted(found[2 + len(pushed) :]) == ["after-0", "after-1"]
+    assert sorted(found[2 + len(pushed) : -1]) == ["after-0", "after-1"]
+    assert found[-1] == "later"
     for sleeper in sleepers:
         assert await sleeper.everything() == found
 
@@ -229,29 +220,19 @@ async def test_two_who_slept_at_once_go_on_both(stub_server: StubServer, start: 
 async def test_who_waits_for_messages_gets_those_whose_records_are_removed_already(
     stub_server: StubServer, start: Start
 ) -> None:
-    reader, other = await start(), await start()
+    """Whether it slept meanwhile, or looks more rarely than records are kept."""
+    sleeper, rare, other = await asyncio.gather(start(), start(HARK_POLLING_INTERVAL_MS="1500"), start())
     assert await other.push("first") == 201
-    assert await reader.pop(group="readers") == ["first"]
-    waiting = asyncio.ensure_future(reader.pop(group="readers", wait_ms=30_000))
+    waiting: dict[Process, asyncio.Future[list[str]]] = {}
+    for reader, group in ((sleeper, "sleepers"), (rare, "rare")):
+        assert await reader.pop(group=group) == ["first"]
+        waiting[reader] = asyncio.ensure_future(reader.pop(group=group, wait_ms=30_000))
     slept_at = head_of(stub_server)
-    reader.fall_asleep()
+    sleeper.fall_asleep()
     pushed = await go_on(stub_server, other, slept_at)
-    reader.wake_up()
-    found = await waiting
-    while len(found) < len(pushed):
-        found += await reader.pop(group="readers", wait_ms=30_000)
-    assert found == pushed
-
-
-async def test_who_looks_more_rarely_than_records_are_kept_is_not_left_behind(
-    stub_server: StubServer, start: Start
-) -> None:
-    reader, other = await start(HARK_POLLING_INTERVAL_MS="1500"), await start()
-    assert await other.push("first") == 201
-    assert await reader.pop(group="readers") == ["first"]
-    waiting = asyncio.ensure_future(reader.pop(group="readers", wait_ms=30_000))
-    pushed = await go_on(stub_server, other, head_of(stub_server))
-    found = await waiting
-    while len(found) < len(pushed):
-        found += await reader.pop(group="readers", wait_ms=30_000)
-    assert found == pushed
+    sleeper.wake_up()
+    for reader, group in ((sleeper, "sleepers"), (rare, "rare")):
+        found = await waiting[reader]
+        while len(found) < len(pushed):
+            found += await reader.pop(group=group, wait_ms=30_000)
+        assert found == pushed

@@ -3,97 +3,158 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
+from hashlib import md5
+from typing import Any
 
+import msgspec
 import pytest
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import ClientError
 
 from hark.clock import FakeClock
 from tests.s3.ministack import Ministack
-from tests.s3.stub.doors import Door, InProcessDoor, etag_of, http_door
+from tests.s3.stub.faults import Faults
 from tests.s3.stub.server import BUCKET, StubServer
-from tests.s3.stub.store import StubStore
+from tests.s3.stub.store import Request, StubStore
 
 CREATORS = 50
+
+
+def etag_of(body: bytes) -> str:
+    """What S3 calls these bytes."""
+    return f'"{md5(body, usedforsecurity=False).hexdigest()}"'
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """What a client heard. `date`: the header with the server's time."""
+
+    status: int
+    code: str = ""
+    body: bytes = b""
+    etag: str = ""
+    date: str = ""
+
+
+class Door:
+    """One way to one empty bucket, in the words of HTTP: statuses, bodies, ETags."""
+
+    def __init__(self, ask: Callable[[Request], Awaitable[Heard]]) -> None:
+        self._ask = ask
+
+    async def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> Heard:
+        """Store an object."""
+        return await self._ask(Request(kind="put", key=key, body=body, if_absent=if_absent, if_match=if_match))
+
+    async def get(self, key: str, first: int | None = None, last: int | None = None) -> Heard:
+        """Read an object or a part of it."""
+        return await self._ask(Request(kind="get", key=key, first=first, last=last))
+
+    async def delete(self, key: str, *more: str) -> Heard:
+        """Remove an object, or several with one request."""
+        return await self._ask(Request(kind="delete", key=key, keys=(key, *more) if more else ()))
+
+
+def in_process(store: StubStore) -> Door:
+    """The store itself."""
+    faults = Faults()
+
+    async def ask(request: Request) -> Heard:
+        answer = await faults.perform(store, request)
+        status = 200 if request.keys else answer.status
+        return Heard(status, answer.code, answer.body, answer.etag, store.date_header())
+
+    return Door(ask)
+
+
+@asynccontextmanager
+async def over_http(endpoint: str, bucket: str) -> AsyncIterator[Door]:
+    """A bucket of a server, by the library that Hark's own client uses, which repeats nothing."""
+    config = AioConfig(
+        retries={"total_max_attempts": 1},
+        s3={"addressing_style": "path"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        max_pool_connections=64,
+    )
+    async with get_session().create_client("s3", endpoint_url=endpoint, config=config) as client:
+
+        async def ask(request: Request) -> Heard:
+            try:
+                answer = await _send(client, bucket, request)
+            except ClientError as error:
+                failed: Any = error.response
+                meta = failed["ResponseMetadata"]
+                return Heard(meta["HTTPStatusCode"], failed["Error"]["Code"], date=meta["HTTPHeaders"].get("date", ""))
+            meta = answer["ResponseMetadata"]
+            body = await answer["Body"].read() if "Body" in answer else b""
+            return Heard(meta["HTTPStatusCode"], "", body, answer.get("ETag", ""), meta["HTTPHeaders"].get("date", ""))
+
+        yield Door(ask)
+
+
+# The clients of botocore are made at run time: there is no type to name.
+async def _send(client: Any, bucket: str, request: Request) -> Any:
+    if request.keys:
+        keys = [{"Key": key} for key in request.keys]
+        return await client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
+    where = {"Bucket": bucket, "Key": request.key}
+    if request.kind == "delete":
+        return await client.delete_object(**where)
+    if request.kind == "get":
+        last = "" if request.last is None else request.last
+        return await client.get_object(
+            **where, **({} if request.first is None else {"Range": f"bytes={request.first}-{last}"})
+        )
+    conditions = {"IfNoneMatch": "*"} if request.if_absent else {}
+    if request.if_match is not None:
+        conditions["IfMatch"] = request.if_match
+    return await client.put_object(**where, Body=request.body, **conditions)
 
 
 @pytest.fixture(params=["in-process", "http", "ministack"])
 async def door(request: pytest.FixtureRequest, stub_store: StubStore) -> AsyncIterator[Door]:
     """An empty bucket, three ways."""
-    async with AsyncExitStack() as stack:
-        if request.param == "in-process":
-            yield InProcessDoor(stub_store)
-            return
-        server = request.getfixturevalue("stub_server" if request.param == "http" else "ministack")
-        assert isinstance(server, StubServer | Ministack)
-        bucket = BUCKET if isinstance(server, StubServer) else server.make_bucket()
-        yield await stack.enter_async_context(http_door(server.url, bucket))
+    if request.param == "in-process":
+        yield in_process(stub_store)
+        return
+    server = request.getfixturevalue("stub_server" if request.param == "http" else "ministack")
+    assert isinstance(server, StubServer | Ministack)
+    bucket = BUCKET if isinstance(server, StubServer) else server.make_bucket()
+    async with over_http(server.url, bucket) as door:
+        yield door
 
 
-# Reading and writing ---------------------------------------------------------------------------------------
+async def test_what_was_put_last_is_read_with_the_md5_of_its_bytes_as_etag(door: Door) -> None:
+    missing = await door.get("log/1")
+    assert (missing.status, missing.code) == (404, "NoSuchKey")
+    bodies = (b"one", b"two", bytes(range(256)) * 4096 * 3)
+    for key in ("log/1", "a b/ä+%2F", "deep/er/and/deeper"):
+        for body in bodies:
+            put = await door.put(key, body)
+            read = await door.get(key)
+            assert (put.status, put.etag) == (200, etag_of(body))
+            assert (read.status, read.body, read.etag) == (200, body, etag_of(body))
 
 
-async def test_what_was_put_is_read_with_the_md5_of_its_bytes_as_etag(door: Door) -> None:
-    put = await door.put("log/1", b"one")
-    read = await door.get("log/1")
-    assert (put.status, put.etag) == (200, etag_of(b"one"))
-    assert (read.status, read.body, read.etag) == (200, b"one", etag_of(b"one"))
-
-
-async def test_a_put_without_condition_overwrites(door: Door) -> None:
-    await door.put("pointer", b"one")
-    await door.put("pointer", b"two")
-    assert (await door.get("pointer")).body == b"two"
-
-
-async def test_an_object_of_several_megabytes_comes_back_whole(door: Door) -> None:
-    body = bytes(range(256)) * 4096 * 3
-    await door.put("snap/1", body, if_absent=True)
-    assert (await door.get("snap/1")).body == body
-
-
-async def test_a_missing_object_is_404(door: Door) -> None:
-    heard = await door.get("log/none")
-    assert (heard.status, heard.code) == (404, "NoSuchKey")
-
-
-@pytest.mark.parametrize("key", ["a b/ä+%2F", "deep/er/and/deeper"], ids=["escaped", "deep"])
-async def test_any_key_is_found_again(door: Door, key: str) -> None:
-    await door.put(key, b"here")
-    assert (await door.get(key)).body == b"here"
-
-
-# Conditions ------------------------------------------------------------------------------------------------
-
-
-async def test_only_the_first_create_of_a_key_wins(door: Door) -> None:
+async def test_only_the_first_create_of_a_key_wins_until_it_is_deleted(door: Door) -> None:
     first = await door.put("log/1", b"first", if_absent=True)
     second = await door.put("log/1", b"second", if_absent=True)
     assert (first.status, second.status, second.code) == (200, 412, "PreconditionFailed")
     assert (await door.get("log/1")).body == b"first"
-
-
-async def test_of_many_creates_at_once_exactly_one_wins(door: Door) -> None:
-    bodies = [b"writer %d" % number for number in range(CREATORS)]
-    heard = await asyncio.gather(*(door.put("log/1", body, if_absent=True) for body in bodies))
-    assert Counter(each.status for each in heard) == {200: 1, 412: CREATORS - 1}
-    winner = bodies[[each.status for each in heard].index(200)]
-    assert (await door.get("log/1")).body == winner
-
-
-async def test_of_many_replacements_at_once_exactly_one_wins(door: Door) -> None:
-    before = (await door.put("pointer", b"old")).etag
-    bodies = [b"writer %d" % number for number in range(CREATORS)]
-    heard = await asyncio.gather(*(door.put("pointer", body, if_match=before) for body in bodies))
-    assert Counter(each.status for each in heard) == {200: 1, 412: CREATORS - 1}
-    winner = bodies[[each.status for each in heard].index(200)]
-    assert (await door.get("pointer")).body == winner
+    await door.delete("log/1")
+    assert (await door.put("log/1", b"third", if_absent=True)).status == 200
 
 
 async def test_a_replacement_needs_the_etag_of_what_is_there(door: Door) -> None:
+    nothing = await door.put("pointer", b"new", if_match=etag_of(b"old"))
+    assert (nothing.status, nothing.code) == (404, "NoSuchKey")
+    assert (await door.get("pointer")).status == 404
     before = (await door.put("pointer", b"old")).etag
     wrong = await door.put("pointer", b"wrong", if_match=etag_of(b"other"))
     right = await door.put("pointer", b"right", if_match=before)
@@ -102,62 +163,37 @@ async def test_a_replacement_needs_the_etag_of_what_is_there(door: Door) -> None
     assert (await door.get("pointer")).body == b"right"
 
 
-async def test_a_replacement_of_nothing_is_404_and_makes_nothing(door: Door) -> None:
-    heard = await door.put("pointer", b"new", if_match=etag_of(b"old"))
-    assert (heard.status, heard.code) == (404, "NoSuchKey")
-    assert (await door.get("pointer")).status == 404
+async def test_of_many_creates_or_replacements_at_once_exactly_one_wins(door: Door) -> None:
+    before = (await door.put("pointer", b"old")).etag
+    bodies = [b"writer %d" % number for number in range(CREATORS)]
+    conditions: Sequence[tuple[str, dict[str, Any]]] = [
+        ("log/1", {"if_absent": True}),
+        ("pointer", {"if_match": before}),
+    ]
+    for key, condition in conditions:
+        heard = await asyncio.gather(*(door.put(key, body, **condition) for body in bodies))
+        assert Counter(each.status for each in heard) == {200: 1, 412: CREATORS - 1}
+        winner = bodies[[each.status for each in heard].index(200)]
+        assert (await door.get(key)).body == winner
 
 
-async def test_a_deleted_key_can_be_created_again(door: Door) -> None:
-    await door.put("log/1", b"first", if_absent=True)
-    await door.delete("log/1")
-    assert (await door.put("log/1", b"second", if_absent=True)).status == 200
-
-
-# Ranges ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "part"),
-    [(0, 0, b"0"), (2, 5, b"2345"), (7, None, b"789"), (8, 100, b"89")],
-    ids=["one-byte", "middle", "open-end", "beyond-the-end"],
-)
-async def test_a_range_is_206_with_the_bytes_that_there_are(
-    door: Door, first: int, last: int | None, part: bytes
-) -> None:
-    await door.put("log/1", b"0123456789")
-    heard = await door.get("log/1", first, last)
-    assert (heard.status, heard.body) == (206, part)
-
-
-async def test_a_range_that_begins_after_the_end_is_416(door: Door) -> None:
-    await door.put("log/1", b"0123456789")
-    heard = await door.get("log/1", 10, 12)
-    assert (heard.status, heard.code) == (416, "InvalidRange")
-
-
-async def test_a_range_of_nothing_is_404(door: Door) -> None:
+async def test_a_range_is_206_with_the_bytes_that_there_are(door: Door) -> None:
     assert (await door.get("log/1", 0, 3)).status == 404
+    await door.put("log/1", b"0123456789")
+    # One byte, the middle, with an open end, beyond the end.
+    for first, last, part in ((0, 0, b"0"), (2, 5, b"2345"), (7, None, b"789"), (8, 100, b"89")):
+        heard = await door.get("log/1", first, last)
+        assert (heard.status, heard.body) == (206, part)
+    behind = await door.get("log/1", 10, 12)
+    assert (behind.status, behind.code) == (416, "InvalidRange")
 
 
-# Deleting --------------------------------------------------------------------------------------------------
-
-
-async def test_a_deleted_object_is_gone_and_to_delete_nothing_is_no_error(door: Door) -> None:
-    await door.put("log/1", b"one")
-    assert [(await door.delete("log/1")).status for _ in range(2)] == [204, 204]
-    assert (await door.get("log/1")).status == 404
-
-
-async def test_many_objects_are_deleted_with_one_request(door: Door) -> None:
-    for key in ("log/1", "log/2", "log/3"):
+async def test_deleted_objects_are_gone_and_to_delete_nothing_is_no_error(door: Door) -> None:
+    for key in ("log/1", "log/2", "log/3", "log/4"):
         await door.put(key, b"record")
-    heard = await door.delete_many(["log/1", "log/3", "log/4 & more"])
-    assert heard.status == 200 or isinstance(door, InProcessDoor)
-    assert [(await door.get(key)).status for key in ("log/1", "log/2", "log/3")] == [404, 200, 404]
-
-
-# Time ------------------------------------------------------------------------------------------------------
+    assert [(await door.delete("log/4")).status for _ in range(2)] == [204, 204]
+    assert (await door.delete("log/1", "log/3", "log/5 & more")).status == 200
+    assert [(await door.get(f"log/{number}")).status for number in range(1, 5)] == [404, 200, 404, 404]
 
 
 async def test_every_answer_bears_the_time_of_the_server(door: Door) -> None:
@@ -175,48 +211,36 @@ async def test_every_answer_bears_the_time_of_the_server(door: Door) -> None:
 
 
 async def test_a_stub_may_be_one_of_the_servers_that_ignore_conditions(clock: FakeClock) -> None:
-    door = InProcessDoor(StubStore(clock, ignores_conditions=True))
+    door = in_process(StubStore(clock, ignores_conditions=True))
     statuses = [(await door.put("log/1", body, if_absent=True)).status for body in (b"first", b"second")]
     statuses.append((await door.put("log/1", b"third", if_match=etag_of(b"other"))).status)
     assert statuses == [200, 200, 200]
     assert (await door.get("log/1")).body == b"third"
 
 
-async def test_the_date_is_that_of_the_clock_in_whole_seconds(clock: FakeClock, stub_store: StubStore) -> None:
+async def test_the_date_is_that_of_the_clock_in_whole_seconds_and_requests_are_written_down(
+    clock: FakeClock, stub_store: StubStore
+) -> None:
     clock.advance(2.75)
-    heard = await InProcessDoor(stub_store).get("log/1")
+    door = in_process(stub_store)
+    heard = await door.put("log/1", b"one", if_absent=True)
     assert parsedate_to_datetime(heard.date).timestamp() == 1_700_000_002
-
-
-async def test_requests_are_counted_by_kind_and_written_down(stub_store: StubStore) -> None:
-    door = InProcessDoor(stub_store)
-    await door.put("log/1", b"one", if_absent=True)
     await door.put("log/1", b"two", if_absent=True)
     await door.get("log/1")
     await door.delete("log/1")
     assert stub_store.counts == {"put": 2, "get": 1, "list": 0, "delete": 1}
-    assert stub_store.log == [
-        ("put", "log/1", 200),
-        ("put", "log/1", 412),
-        ("get", "log/1", 200),
-        ("delete", "log/1", 204),
-    ]
+    asked = [("put", 200), ("put", 412), ("get", 200), ("delete", 204)]
+    assert stub_store.log == [(kind, "log/1", status) for kind, status in asked]
     stub_store.forget_requests()
     assert (sum(stub_store.counts.values()), stub_store.log) == (0, [])
 
 
-def test_creates_from_many_threads_have_one_winner(stub_store: StubStore) -> None:
-    statuses: list[int] = []
-    together = threading.Barrier(8)
+def test_creates_from_many_threads_have_one_winner_each(stub_store: StubStore) -> None:
+    def create(number: int) -> list[int]:
+        door = in_process(stub_store)
+        body = b"%d" % number
+        return [asyncio.run(door.put(f"log/{key}", body, if_absent=True)).status for key in range(20)]
 
-    def create(number: int) -> None:
-        together.wait()
-        door = InProcessDoor(stub_store)
-        statuses.append(asyncio.run(door.put("log/1", b"%d" % number, if_absent=True)).status)
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(statuses) == [200] + [412] * 7
+    with ThreadPoolExecutor(4) as threads:
+        statuses = [status for heard in threads.map(create, range(4)) for status in heard]
+    assert Counter(statuses) == {200: 20, 412: 60}

@@ -1,4 +1,4 @@
-"""The faults of the stub: what happens in the store, and what the client hears of it."""
+"""The faults of the stub: what happens in the store, and what a `StubBucket` hears, which is one process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from hark.clock import FakeClock
+from hark.clock import SECOND, FakeClock
 from hark.engine.s3.bucket.api import Taken, Unclear
 from tests.s3.stub.faults import Broken, Fault, Faults, Silent
 from tests.s3.stub.inprocess import StubBucket
@@ -58,7 +58,9 @@ async def test_every_fault_is_in_the_list_of_that_test() -> None:
     assert {case[0] for case in mark.args[1]} == set(Fault)
 
 
-async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key(stub_bucket: StubBucket) -> None:
+async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key_if_it_is_free(
+    stub_bucket: StubBucket,
+) -> None:
     stub_bucket.faults.next(Fault.LATE, kind="put")
     with pytest.raises(Unclear):
         await stub_bucket.create("log/1", b"late")
@@ -66,15 +68,12 @@ async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key(
     with pytest.raises(Taken):
         await stub_bucket.create("log/1", b"again")
     assert stub_bucket.store.read("log/1") == b"late"
-
-
-async def test_a_late_write_that_comes_after_another_took_the_key_changes_nothing(stub_bucket: StubBucket) -> None:
     stub_bucket.faults.next(Fault.LATE, kind="put")
     with pytest.raises(Unclear):
-        await stub_bucket.create("log/1", b"late")
-    await stub_bucket.create("log/1", b"other")
-    await stub_bucket.get("log/1")
-    assert stub_bucket.store.read("log/1") == b"other"
+        await stub_bucket.create("log/2", b"late")
+    await stub_bucket.create("log/2", b"other")
+    await stub_bucket.get("log/2")
+    assert stub_bucket.store.read("log/2") == b"other"
 
 
 # Which request is meant ------------------------------------------------------------------------------------
@@ -115,15 +114,11 @@ async def faults_of(seed: int, rate: float) -> list[tuple[Fault, str]]:
     return faults.happened
 
 
-async def test_chance_depends_on_the_seed_alone() -> None:
-    assert await faults_of(7, 0.3) == await faults_of(7, 0.3)
-    assert await faults_of(7, 0.3) != await faults_of(8, 0.3)
-
-
-async def test_chance_brings_every_fault_but_timeouts_as_often_as_it_is_told() -> None:
+async def test_chance_brings_every_fault_but_timeouts_as_often_as_it_is_told_by_the_seed_alone() -> None:
     happened = await faults_of(7, 0.5)
     assert {fault for fault, _ in happened} == set(Fault) - {Fault.TIMEOUT, Fault.LOST_TIMEOUT}
     assert 200 < len(happened) < 400
+    assert happened == await faults_of(7, 0.5) != await faults_of(8, 0.5)
     assert await faults_of(7, 0.0) == []
     assert len(await faults_of(7, 1.0)) == 600
 
@@ -194,3 +189,38 @@ def test_a_request_of_another_thread_waits_for_a_test_without_event_loop(stub_bu
         stop.go()
         assert creating.result(30)
     assert stub_bucket.store.keys() == ["log/1"]
+
+
+# What one process has of its own ---------------------------------------------------------------------------
+
+
+async def test_prefixes_keep_stores_apart(stub_store: StubStore, clock: FakeClock) -> None:
+    one, two = StubBucket(stub_store, clock, "one/"), StubBucket(stub_store, clock, "two")
+    await one.create("meta.json", b"one")
+    await two.create("meta.json", b"two")
+    await one.delete(["meta.json"])
+    assert (one.name, two.name) == ("s3://stub/one", "s3://stub/two")
+    assert stub_store.keys() == ["two/meta.json"]
+
+
+async def test_a_bucket_counts_its_own_requests_and_bytes(stub_store: StubStore, clock: FakeClock) -> None:
+    one, two = StubBucket(stub_store, clock), StubBucket(stub_store, clock)
+    await one.create("log/1", b"12345")
+    await two.get("log/1")
+    two.faults.next(Fault.RESET)
+    with pytest.raises(Unclear):
+        await two.create("log/2", b"12")
+    with pytest.raises(Taken):
+        await two.create("log/2", b"12")
+    assert (one.requests.count("put"), one.requests.bytes_up, one.requests.failures()) == (1, 5, 0)
+    assert (two.requests.count("put"), two.requests.count("get")) == (2, 1)
+    assert (two.requests.bytes_up, two.requests.bytes_down, two.requests.failures("put")) == (4, 5, 1)
+    assert stub_store.counts == {"put": 3, "get": 1, "list": 0, "delete": 0}
+
+
+async def test_the_time_of_the_store_is_learnt_from_its_answers() -> None:
+    here, there = FakeClock(), FakeClock()
+    there.advance(90)
+    bucket = StubBucket(StubStore(there), here)
+    await bucket.get("log/1")
+    assert abs(bucket.time.now() - there.now()) <= SECOND
