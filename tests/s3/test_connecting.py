@@ -16,7 +16,7 @@ from hark.connecting import connect, in_process
 from hark.engine.s3.engine import S3Engine
 from hark.engine.s3.log import places
 from hark.engine.sqlite import SqliteEngine
-from hark.errors import InvalidInput, InvalidSetting, StoreUnusable
+from hark.errors import InvalidInput, StoreUnusable
 from hark.polling import PollingStrategy, PollMetrics
 from hark.serving import engines
 from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
@@ -30,14 +30,7 @@ from tests.worker.workers import burst, running
 URL = "s3://bucket/prefix?endpoint=http://127.0.0.1:1"
 ADAPTIVE = PollingStrategy.adaptive(max_interval_ms=60_000)
 SOON = PollingStrategy.fixed(interval_ms=10)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests must not matter."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("HARK_ENGINE", "HARK_CONFIG", "HARK_URL", "HARK_POLLING_STRATEGY"):
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 @pytest.fixture
@@ -72,17 +65,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 # What reaches the engine ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [URL, [URL], (URL,), f" {URL} ,"], ids=["text", "list", "tuple", "spaces"])
-def test_a_bucket_gets_a_server_in_a_thread_of_this_process(made: Made, target: str | list[str]) -> None:
+@pytest.mark.parametrize(
+    "target", [URL, [URL], (URL,), f" {URL} ,", None], ids=["text", "list", "tuple", "spaces", "environment"]
+)
+def test_a_bucket_gets_a_server_in_a_thread_of_this_process(
+    made: Made, target: str | list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target is None:
+        monkeypatch.setenv("HARK_URL", URL)
     transport = connect(target).caller.transport
     assert isinstance(transport, BesideTransport)
     assert transport.url == "s3://bucket/prefix"
-    assert made.given[0][0].engine == URL
-
-
-def test_the_environment_may_name_a_bucket(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARK_URL", URL)
-    connect()
     assert made.given[0][0].engine == URL
 
 
@@ -142,28 +135,17 @@ def test_headers_have_no_effect_on_a_bucket_and_are_refused() -> None:
 # Servers ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_makes_the_engine_that_its_settings_name() -> None:
-    engine = make_engine(Settings(engine=URL), FakeClock())
-    assert isinstance(engine, S3Engine)
+def test_a_server_makes_the_engine_that_its_settings_name_and_may_have_company() -> None:
+    settings = Settings(engine=URL, workers=4, peers=("b:1",), peer=Peer(port=1))
+    assert isinstance(make_engine(settings, FakeClock()), S3Engine)
+    assert describe(settings) == "s3://bucket/prefix"
+    refuse_company_on_sqlite(settings)
 
 
 def test_the_engine_of_a_server_rests_as_the_settings_say(made: Made) -> None:
     fixed = WorkerSettings(polling=Polling(strategy="fixed", interval_ms=700))
     make_engine(Settings(engine=URL, worker=fixed), FakeClock())
     assert made.given[0][1] == PollingStrategy.fixed(interval_ms=700)
-
-
-def test_a_bucket_is_called_by_its_name() -> None:
-    assert describe(Settings(engine=URL)) == "s3://bucket/prefix"
-
-
-def test_a_url_that_is_no_bucket_is_a_wrong_setting() -> None:
-    with pytest.raises(InvalidSetting, match="engine: the URL names no bucket"):
-        make_engine(Settings(engine="s3:///prefix"), FakeClock())
-
-
-def test_servers_on_a_bucket_may_be_many() -> None:
-    refuse_company_on_sqlite(Settings(engine=URL, workers=4, peers=("b:1",), peer=Peer(port=1)))
 
 
 # Who polls --------------------------------------------------------------------------------------------------
@@ -232,8 +214,16 @@ async def test_a_client_pushes_and_takes_without_any_server(fresh_bucket: str, q
         assert await client.queue(queue).pop() == []
 
 
-async def test_two_processes_see_what_the_other_one_wrote(bucket: str, queue: str) -> None:
-    """Two engines in one process share nothing but the bucket, as two processes do."""
+async def test_clients_and_workers_get_what_another_process_wrote(bucket: str, queue: str) -> None:
+    """Engines in one process share nothing but the bucket, as processes do."""
+    worker, producer = Worker(bucket, queue=f"{queue}-tasks"), Worker(bucket, queue=f"{queue}-tasks")
+
+    @worker.task("work")
+    async def work() -> None: ...
+
+    @producer.task("work")
+    async def push_only() -> None: ...
+
     async with connect(bucket, polling=SOON) as one, connect(bucket, polling=SOON) as other:
         messages = other.queue(queue).messages()
         waiting = asyncio.ensure_future(anext(messages))
@@ -243,6 +233,10 @@ async def test_two_processes_see_what_the_other_one_wrote(bucket: str, queue: st
         async with message:
             assert message.data == {"id": 1}
         await messages.aclose()
+        async with running(worker, polling=SOON) as found:
+            with producer.connect_to(client=one):
+                await push_only.push()
+            await found.ended(1)
 
 
 async def test_a_worker_needs_no_server(bucket: str, queue: str) -> None:
@@ -259,21 +253,6 @@ async def test_a_worker_needs_no_server(bucket: str, queue: str) -> None:
         await work.push(30)
         await found.ended(1)
     assert sorted(seen) == list(range(31))
-
-
-async def test_a_worker_takes_what_another_process_pushed(bucket: str, queue: str) -> None:
-    worker, producer = Worker(bucket, queue=queue), Worker(bucket, queue=queue)
-
-    @worker.task("work")
-    async def work() -> None: ...
-
-    @producer.task("work")
-    async def push_only() -> None: ...
-
-    async with running(worker, polling=SOON) as found, connect(bucket) as client:
-        with producer.connect_to(client=client):
-            await push_only.push()
-        await found.ended(1)
 
 
 async def test_an_idle_worker_sends_nothing_but_its_engines_polls(stub_server: StubServer, queue: str) -> None:
@@ -314,15 +293,14 @@ def _looks(server: StubServer) -> Callable[[], Awaitable[object]]:
     return next_look
 
 
-def test_a_sync_client_needs_no_server(bucket: str, queue: str) -> None:
+def test_neither_a_program_without_a_loop_nor_the_one_that_pushes_its_tasks_needs_a_server(
+    bucket: str, queue: str
+) -> None:
     with hark.sync.connect(bucket) as client:
         client.queue(queue).push({"id": 1})
         (message,) = client.queue(queue).pop()
         assert message.data == {"id": 1}
-
-
-def test_a_task_may_be_pushed_from_a_program_without_a_loop(bucket: str, queue: str) -> None:
-    worker = Worker(bucket, queue=queue)
+    worker = Worker(bucket, queue=f"{queue}-tasks")
 
     @worker.task
     def work() -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -106,14 +105,11 @@ async def test_a_clock_that_differs_from_the_stores_is_a_warning(clock: FakeCloc
     assert side in found["store clock"].detail
 
 
-async def test_a_log_without_its_meta_is_a_failure(stub_bucket: StubBucket) -> None:
+async def test_a_log_without_its_meta_or_of_a_newer_hark_is_a_failure(stub_bucket: StubBucket) -> None:
     await write_records(stub_bucket, 1, 3)
     found = await look(stub_bucket)
     assert found["store"].result == "fail"
     assert "meta.json was removed" in found["store"].detail
-
-
-async def test_a_store_of_a_newer_hark_is_a_failure(stub_bucket: StubBucket) -> None:
     await stub_bucket.create(places.META, b'{"format":99}')
     found = await look(stub_bucket)
     assert (found["store"].result, "format 99" in found["store"].detail) == ("fail", True)
@@ -150,15 +146,7 @@ async def test_costs_follow_from_the_settings(stub_bucket: StubBucket) -> None:
     assert found.advice
 
 
-@pytest.fixture
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests must not matter."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("HARK_ENGINE", "HARK_CONFIG", "HARK_URL"):
-        monkeypatch.delenv(variable, raising=False)
-
-
-@pytest.mark.usefixtures("_no_settings")
+@pytest.mark.usefixtures("no_settings")
 def test_the_command_looks_at_the_bucket_that_it_is_given(stub_server: StubServer) -> None:
     result = runner()("doctor", "--json", "--url", stub_server.bucket_url("some/prefix"))
     found = {check["name"]: check["result"] for check in json.loads(result.stdout)}
@@ -167,7 +155,7 @@ def test_the_command_looks_at_the_bucket_that_it_is_given(stub_server: StubServe
     assert {key.split("/")[0] for _, key, _ in stub_server.store.log} == {"some"}
 
 
-@pytest.mark.usefixtures("_no_settings")
+@pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize(
     ("change", "text", "advice"),
     [

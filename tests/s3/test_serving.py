@@ -19,15 +19,9 @@ from tests.cli.test_workers import serving
 from tests.cli.working import APP, working
 from tests.s3.stub.server import StubServer
 
+pytestmark = pytest.mark.usefixtures("no_settings")
 ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests must not matter."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("HARK_ENGINE", "HARK_CONFIG", "HARK_URL"):
-        monkeypatch.delenv(variable, raising=False)
+REQUESTS = r"[1-9]\d* PUT and [1-9]\d* GET since the server started, 0 failed: \$"
 
 
 @pytest.fixture
@@ -36,7 +30,7 @@ def queue() -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_servers_on_a_bucket_share_what_is_in_it(
+def test_servers_on_a_bucket_share_what_is_in_it_and_the_doctor_shows_their_requests(
     stub_server: StubServer, queue: str, tmp_path: Path, workers: int
 ) -> None:
     bucket = stub_server.bucket_url("served")
@@ -49,20 +43,19 @@ def test_servers_on_a_bucket_share_what_is_in_it(
         with hark.sync.connect(bucket) as client:
             found = client.queue(queue).batch(20).partitions(20).pop()
             assert sorted(message.data["id"] for message in found) == list(range(20))
+        checks = {check["name"]: check for check in json.loads(runner()("doctor", "--json", "--url", said[2]).stdout)}
+        assert checks["requests"]["result"] == "ok"
+        assert re.search(REQUESTS, checks["requests"]["detail"])
+        for verb in ("push", "pop"):
+            assert runner()("maintenance", verb, "on", "--url", said[2]).exit_code == 0
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_for_end() == 0
-
-
-def test_the_doctor_shows_the_requests_of_a_server(stub_server: StubServer, queue: str, tmp_path: Path) -> None:
-    with serving(tmp_path, "--port", "0", "--engine", stub_server.bucket_url("watched")) as server:
-        (said,) = server.wait_for(ADDRESS)
-        with hark.sync.connect(said[2]) as client:
-            client.queue(queue).push({"id": 1})
-        checks = {check["name"]: check for check in json.loads(runner()("doctor", "--json", "--url", said[2]).stdout)}
-    assert checks["requests"]["result"] == "ok"
-    assert re.search(
-        r"[1-9]\d* PUT and [1-9]\d* GET since the server started, 0 failed: \$", checks["requests"]["detail"]
-    )
+    # What the server was told holds for those without one too.
+    with hark.sync.connect(bucket, retry=CallPolicy(attempts=1)) as client:
+        assert client.queue(queue).pop() == []
+        with pytest.raises(Unavailable) as refused:
+            client.queue(queue).push(1)
+        assert refused.value.code == "maintenance"
 
 
 def test_a_url_that_is_no_bucket_keeps_a_server_from_starting(tmp_path: Path) -> None:
@@ -83,18 +76,3 @@ def test_hark_work_needs_no_server(stub_server: StubServer, queue: str, tmp_path
         work.signal(signal.SIGTERM)
         assert work.end() == 0
     assert "1 done" in work.said[-1]
-
-
-def test_maintenance_that_a_server_was_told_of_holds_for_those_without_one_too(
-    stub_server: StubServer, queue: str, tmp_path: Path
-) -> None:
-    bucket = stub_server.bucket_url("stopped")
-    with serving(tmp_path, "--port", "0", "--engine", bucket) as server:
-        (said,) = server.wait_for(ADDRESS)
-        for verb in ("push", "pop"):
-            assert runner()("maintenance", verb, "on", "--url", said[2]).exit_code == 0
-    with hark.sync.connect(bucket, retry=CallPolicy(attempts=1)) as client:
-        assert client.queue(queue).pop() == []
-        with pytest.raises(Unavailable) as refused:
-            client.queue(queue).push(1)
-        assert refused.value.code == "maintenance"
