@@ -8,9 +8,8 @@ import signal
 from pathlib import Path
 
 from tests.crash.history import problems, recorded
-from tests.crash.load import Load
+from tests.crash.load import Load, over_http
 from tests.crash.server import ROUNDS, SEED, Server, running
-from tests.crash.ways import over_http
 
 
 async def test_killing_the_server_at_random_instants_loses_and_reorders_nothing(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.crash.history import problems, recorded
-from tests.crash.load import Load
+from tests.crash.load import Load, over_http
 from tests.crash.server import ROUNDS, SEED, Server, running
-from tests.crash.ways import over_http
 from tests.postgres_server import OwnPostgresServer, PostgresServer
 
 CLIENTS = 8
