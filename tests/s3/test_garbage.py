@@ -39,24 +39,16 @@ def test_the_watermark_is_the_last_snapshot_that_was_the_newest_a_grace_ago(now:
     assert garbage.watermark(POINTER, now, 100, applied) == mark
 
 
-def test_a_watermark_never_turns_back() -> None:
-    collected = msgspec.structs.replace(POINTER, collected=20)
-    changed = garbage.promise(EPOCH, lambda: 1100, 100, 30)(collected)
-    assert changed is not None and changed.collected == 20
-
-
 def test_what_may_go_is_between_what_is_removed_and_what_is_promised_but_for_segments() -> None:
     pointer = msgspec.structs.replace(POINTER, removed=12, collected=20)
     assert garbage.removable_records(pointer, 20, {15, 16, 21}) == [13, 14, 17, 18, 19, 20]
     assert garbage.removable_snapshots(pointer) == [7, 10]
+    assert garbage.removable_records(pointer, 19, {15}) == [], "the segments are not all known"
 
 
-def test_nothing_may_go_where_the_segments_are_not_all_known() -> None:
-    pointer = msgspec.structs.replace(POINTER, removed=12, collected=20)
-    assert garbage.removable_records(pointer, 19, {15}) == []
-
-
-def test_what_came_since_is_not_confirmed() -> None:
+def test_a_watermark_never_turns_back_and_what_came_since_is_not_confirmed() -> None:
+    turned = garbage.promise(EPOCH, lambda: 1100, 100, 30)(msgspec.structs.replace(POINTER, collected=20))
+    assert turned is not None and turned.collected == 20
     done = msgspec.structs.replace(POINTER, collected=10)
     since = msgspec.structs.replace(POINTER, collected=20, announced=(7, 8, 25, 40))
     changed = garbage.confirm(done)(since)
@@ -137,12 +129,6 @@ def left_after(watermark: int) -> frozenset[int]:
     return frozenset(seq for seq in Store.records if seq > watermark or seq in Store.segments)
 
 
-async def test_nothing_is_done_in_a_store_without_a_pointer() -> None:
-    store = Store()
-    assert await store.collect() == 0
-    assert store.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
-
-
 async def test_a_round_removes_what_the_watermark_covers_but_for_segments(store: Store) -> None:
     removed = await store.collect()
     assert store.there() == left_after(20)
@@ -151,13 +137,9 @@ async def test_a_round_removes_what_the_watermark_covers_but_for_segments(store:
     pointer = await store.pointer()
     assert (pointer.collected, pointer.removed, pointer.announced) == (20, 20, (25,))
     assert [kept.seq for kept in pointer.snapshots] == [20, 30]
-
-
-async def test_a_round_without_garbage_is_one_request(store: Store) -> None:
-    await store.collect()
     store.objects.forget_requests()
     assert await store.collect() == 0
-    assert store.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
+    assert store.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}, "a round without garbage"
 
 
 async def test_an_idle_store_is_collected_up_to_its_newest_snapshot(store: Store) -> None:
@@ -183,7 +165,10 @@ async def test_who_is_behind_the_watermark_removes_only_what_it_knows(store: Sto
     assert await store.collect(applied=20) == 0
 
 
-async def test_the_collector_of_a_store_that_was_made_anew_removes_nothing(store: Store) -> None:
+async def test_in_a_store_without_a_pointer_or_that_was_made_anew_nothing_is_removed(store: Store) -> None:
+    empty = Store()
+    assert await empty.collect() == 0
+    assert empty.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
     before = store.objects.keys()
     with pytest.raises(StoreUnusable, match="made anew"):
         await store.collect(epoch="the one before")
@@ -250,7 +235,7 @@ async def test_two_collectors_at_once_remove_the_same(store: Store) -> None:
     assert (pointer.removed, pointer.collected, store.snapshots()) == (30, 30, [30])
 
 
-# Records that hold payloads: since when nobody refers to them, and when they may go. ----------
+# Segments: records that hold payloads ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -307,12 +292,9 @@ def test_a_segment_may_go_a_grace_after_it_died_and_not_beyond_the_watermark(dat
     assert garbage.removable(database, now=111, grace=10, up_to_seq=6, limit=2) == [4, 5]
 
 
-def test_a_segment_that_is_gone_is_forgotten(database: apsw.Connection) -> None:
+def test_the_segments_of_a_part_of_the_log_are_known_until_they_are_gone(database: apsw.Connection) -> None:
+    assert garbage.segments_between(database, after=2, up_to=5) == {3, 4, 5}
+    assert garbage.segments_between(database, after=6, up_to=100) == frozenset()
     garbage.forget(database, [])
     garbage.forget(database, [4, 6, 99])
     assert list(marks(database)) == [1, 2, 3, 5]
-
-
-def test_the_segments_of_a_part_of_the_log_are_known(database: apsw.Connection) -> None:
-    assert garbage.segments_between(database, after=2, up_to=5) == {3, 4, 5}
-    assert garbage.segments_between(database, after=6, up_to=100) == frozenset()

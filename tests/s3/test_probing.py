@@ -14,6 +14,7 @@ from hark.engine.s3.bucket.counting import RequestCounter
 from hark.engine.s3.bucket.dates import ServerTime
 from hark.engine.s3.bucket.probing import ATTEMPTS, probe
 from hark.errors import StoreUnusable
+from tests.s3.rests import Rests
 
 REQUESTS_BEFORE_THE_RACE = 7
 
@@ -161,20 +162,10 @@ class KeepsAll(Honest):
         """Nothing."""
 
 
-class Rests:
-    """Pauses that are written down and take no time."""
-
-    def __init__(self) -> None:
-        self.taken: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.taken.append(seconds)
-
-
 async def refusal(bucket: Bucket, rests: Rests | None = None) -> str:
     """The text with which a store is refused."""
     with pytest.raises(StoreUnusable) as caught:
-        await probe(bucket, "x", pause=rests or Rests())
+        await probe(bucket, "x", pause=(rests or Rests()).pause)
     return caught.value.text
 
 
@@ -212,53 +203,41 @@ async def test_a_store_that_breaks_a_promise_is_refused_with_the_promise(
     assert not bucket.objects or kind is KeepsAll
 
 
-async def test_that_of_those_who_race_all_but_one_are_in_each_others_way_is_as_it_should_be() -> None:
-    """S3 answers 409 to some of those who create one key at the same moment."""
-    bucket = Honest()
-    bucket.faults = [None] * REQUESTS_BEFORE_THE_RACE + [Conflicting("409")] * 3
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.objects, rests.taken) == ({}, [])
+@pytest.mark.parametrize(
+    ("faults", "rests"),
+    [
+        # S3 answers 409 to some of those who create one key at the same moment.
+        ([Conflicting("409")] * 3, []),
+        # Who does not know whether it won a race proves nothing.
+        ([Unclear("503")] * 4, []),
+        # A race that nobody wins is no verdict.
+        ([Conflicting("409")] * 5, [0.25]),
+    ],
+    ids=["conflicts", "unclear", "nobody wins"],
+)
+async def test_those_who_race_may_be_in_each_others_way(faults: list[BucketError], rests: list[float]) -> None:
+    bucket, pauses = Honest(), Rests()
+    bucket.faults = [*[None] * REQUESTS_BEFORE_THE_RACE, *faults]
+    await probe(bucket, "x", pause=pauses.pause)
+    assert (bucket.objects, pauses.taken) == ({}, rests)
 
 
-async def test_a_race_that_nobody_wins_is_no_verdict() -> None:
-    bucket = Honest()
-    bucket.faults = [None] * REQUESTS_BEFORE_THE_RACE + [Conflicting("409")] * 5
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.objects, rests.taken) == ({}, [0.25])
-
-
-@pytest.mark.parametrize("place", [2, 3, 6, 12, 13])
+@pytest.mark.parametrize(
+    ("place", "raced", "rests"),
+    [
+        *((place, "probe/x-raced", []) for place in (2, 3, 6, 12, 13)),
+        # A write whose fate is unclear is no verdict, and another key is tried.
+        *((place, "probe/x-2-raced", [0.25]) for place in (0, 1, 4, 5)),
+    ],
+)
 @pytest.mark.parametrize("fault", [Unclear("503"), Conflicting("409")], ids=["unclear", "conflicting"])
-async def test_what_changes_nothing_is_asked_again(place: int, fault: BucketError) -> None:
-    bucket = Honest()
-    bucket.faults = [None] * place + [fault]
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.created[-1], bucket.objects, rests.taken) == ("probe/x-raced", {}, [])
-
-
-async def test_who_does_not_know_whether_it_won_a_race_proves_nothing() -> None:
-    bucket = Honest()
-    bucket.faults = [None] * REQUESTS_BEFORE_THE_RACE + [Unclear("503")] * 4
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.objects, rests.taken) == ({}, [])
-
-
-@pytest.mark.parametrize("place", [0, 1, 4, 5])
-@pytest.mark.parametrize("fault", [Unclear("503"), Conflicting("409")], ids=["unclear", "conflicting"])
-async def test_a_write_whose_fate_is_unclear_is_no_verdict_and_another_key_is_tried(
-    place: int, fault: BucketError
+async def test_what_changes_nothing_is_asked_again(
+    place: int, raced: str, rests: list[float], fault: BucketError
 ) -> None:
-    bucket = Honest()
-    bucket.faults = [None] * place + [fault]
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert bucket.created[-1] == "probe/x-2-raced"
-    assert bucket.objects == {}
-    assert rests.taken == [0.25]
+    bucket, pauses = Honest(), Rests()
+    bucket.faults = [*[None] * place, fault]
+    await probe(bucket, "x", pause=pauses.pause)
+    assert (bucket.created[-1], bucket.objects, pauses.taken) == (raced, {}, rests)
 
 
 async def test_a_store_that_does_not_answer_is_refused_with_the_cause() -> None:

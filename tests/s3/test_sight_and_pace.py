@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,46 +13,33 @@ from hark.engine.s3.replica.pace import OTHERS_SECONDS, TURNS, Pace
 GRACE = 3600.0
 
 
-class BootClock:
-    """Seconds since a start, as a test says."""
-
-    def __init__(self) -> None:
-        self.now = 50_000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    """The clock of the machine, as a test says."""
+    return SimpleNamespace(now=50_000.0)
 
 
 @pytest.fixture
-def clock() -> BootClock:
-    """The clock of the machine."""
-    return BootClock()
-
-
-@pytest.fixture
-def sight(clock: BootClock) -> Sight:
+def sight(clock: SimpleNamespace) -> Sight:
     """The sight of a process that has just seen the end of the log."""
-    sight = Sight(GRACE, clock)
+    sight = Sight(GRACE, lambda: clock.now)
+    assert (sight.is_stale, sight.is_void(sight.at)) == (True, True), "before the first sight"
     sight.seen(sight.now())
     return sight
 
 
-def test_before_the_first_sight_everything_is_stale_and_void(clock: BootClock) -> None:
-    sight = Sight(GRACE, clock)
-    assert sight.is_stale
-    assert sight.is_void(sight.at)
-
-
-def test_a_sight_is_stale_after_half_the_grace(sight: Sight, clock: BootClock) -> None:
+def test_a_sight_is_stale_after_half_the_grace(sight: Sight, clock: SimpleNamespace) -> None:
     clock.now += GRACE / 2
     assert not sight.is_stale
     clock.now += 1
     assert sight.is_stale
     sight.seen(sight.now())
     assert not sight.is_stale
+    sight.lose()
+    assert sight.is_stale, "a state that begins anew has seen nothing"
 
 
-def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: BootClock) -> None:
+def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: SimpleNamespace) -> None:
     since = sight.at
     clock.now += GRACE * 0.9
     assert not sight.is_void(since)
@@ -60,7 +48,7 @@ def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: BootClo
 
 
 def test_a_process_that_was_stopped_between_request_and_answer_finds_the_answer_void(
-    sight: Sight, clock: BootClock
+    sight: Sight, clock: SimpleNamespace
 ) -> None:
     since = sight.at
     sent = sight.now()
@@ -73,24 +61,17 @@ def test_a_process_that_was_stopped_between_request_and_answer_finds_the_answer_
     assert sent == since
 
 
-def test_a_sight_counts_from_when_its_request_was_sent(clock: BootClock) -> None:
-    sight = Sight(GRACE, clock)
-    sent = sight.now()
-    clock.now += GRACE * 0.6
+def test_a_sight_counts_from_when_its_request_was_sent_and_an_older_one_does_not_turn_it_back(
+    sight: Sight, clock: SimpleNamespace
+) -> None:
+    sent = sight.now() + 1
+    clock.now += 1 + GRACE * 0.6
     sight.seen(sent)
+    assert sight.at == sent
     assert sight.is_stale
     assert not sight.is_void(sight.at)
-
-
-def test_an_older_sight_that_is_answered_later_does_not_turn_it_back(sight: Sight) -> None:
-    newest = sight.at
-    sight.seen(newest - 100)
-    assert sight.at == newest
-
-
-def test_a_state_that_begins_anew_has_seen_nothing(sight: Sight) -> None:
-    sight.lose()
-    assert sight.is_stale
+    sight.seen(sent - 100)
+    assert sight.at == sent
 
 
 def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +86,7 @@ def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
 
 
-# When the next record may be begun: load, and others. ----------
+# Pace ------------------------------------------------------------------------------------------------------
 
 
 TRIP = 0.03
@@ -124,29 +105,16 @@ def pace() -> Pace:
     return Pace(0.05, random=lambda: 0.5)
 
 
-# Load ------------------------------------------------------------------------------------------------------
-
-
-def test_who_is_alone_does_not_wait(pace: Pace) -> None:
+def test_under_load_records_are_further_and_further_apart_up_to_the_longest_until_it_is_over(pace: Pace) -> None:
     assert pace.pause(0.0) == 0
-    now = write(pace, 0.0)
-    assert pace.pause(now) == 0
-
-
-def test_under_load_records_are_further_and_further_apart_up_to_the_longest(pace: Pace) -> None:
-    now, apart = 0.0, []
+    now, apart = write(pace, 0.0), []
+    assert pace.pause(now) == 0, "who is alone does not wait"
     for _ in range(6):
         now = write(pace, now, calls=10)
         apart.append(pace.apart)
     assert apart == pytest.approx([0.004, 0.008, 0.016, 0.032, 0.05, 0.05])
     # From begin to begin: the round trip counts.
     assert pace.pause(now) == pytest.approx(0.05 - TRIP)
-
-
-def test_when_the_load_is_over_nobody_waits_any_more(pace: Pace) -> None:
-    now = 0.0
-    for _ in range(6):
-        now = write(pace, now, calls=10)
     for _ in range(5):
         now = write(pace, now + 1)
     assert (pace.apart, pace.pause(now)) == (0, 0)
@@ -160,24 +128,13 @@ def test_who_wants_no_linger_has_none() -> None:
     assert pace.pause(now) == 0
 
 
-# Others ----------------------------------------------------------------------------------------------------
-
-
-def test_who_has_written_makes_room_for_others(pace: Pace) -> None:
+def test_who_has_written_makes_room_for_others_until_it_is_overtaken_or_they_are_gone(pace: Pace) -> None:
     pace.saw_other(0.0)
     now = write(pace, 0.1)
     assert pace.pause(now) == pytest.approx(3 * TRIP)
-
-
-def test_who_was_overtaken_does_not_wait(pace: Pace) -> None:
-    now = write(pace, 0.0)
     pace.saw_other(now)
     assert pace.pause(now) == 0
-
-
-def test_others_that_were_not_seen_for_a_while_are_gone(pace: Pace) -> None:
-    pace.saw_other(0.0)
-    now = write(pace, OTHERS_SECONDS)
+    now = write(pace, now + OTHERS_SECONDS)
     assert not pace.has_company(now)
     assert pace.pause(now) == 0
 
@@ -199,39 +156,20 @@ def test_who_writes_record_after_record_rests_now_and_then_for_those_who_are_not
         now += pauses[-1]
     rests = [index for index, pause in enumerate(pauses) if pause > 0]
     assert rests == [TURNS - 1, 2 * TURNS - 1]
-
-
-def test_who_writes_now_and_then_never_rests(pace: Pace) -> None:
-    now = 0.0
     for _ in range(2 * TURNS):
         now = write(pace, now + 1)
-        assert pace.pause(now) == 0
+        assert pace.pause(now) == 0, "who writes now and then never rests"
 
 
-# Looking first ---------------------------------------------------------------------------------------------
-
-
-def test_who_is_alone_need_not_look_before_he_writes(pace: Pace) -> None:
-    write(pace, 0.0)
-    assert not pace.is_likely_behind(100.0, sight_age=100.0)
-
-
-def test_where_others_write_often_an_old_sight_is_likely_wrong(pace: Pace) -> None:
+@pytest.mark.parametrize(("every", "fresh", "old"), [(0.05, TRIP, 2 * TRIP), (2.0, 0.5, 1.5)], ids=["often", "seldom"])
+def test_where_others_write_an_old_sight_is_likely_wrong(pace: Pace, every: float, fresh: float, old: float) -> None:
     now = write(pace, 0.0)
+    assert not pace.is_likely_behind(100.0, sight_age=100.0), "who is alone need not look before it writes"
     for _ in range(30):
-        now += 0.05
+        now += every
         pace.saw_other(now)
-    assert pace.is_likely_behind(now, sight_age=2 * TRIP)
-    assert not pace.is_likely_behind(now, sight_age=TRIP)
-
-
-def test_where_others_write_seldom_a_sight_lasts_longer(pace: Pace) -> None:
-    now = write(pace, 0.0)
-    for _ in range(30):
-        now += 2.0
-        pace.saw_other(now)
-    assert not pace.is_likely_behind(now, sight_age=0.5)
-    assert pace.is_likely_behind(now, sight_age=1.5)
+    assert pace.is_likely_behind(now, sight_age=old)
+    assert not pace.is_likely_behind(now, sight_age=fresh)
 
 
 def test_who_slept_over_an_append_does_not_rest_for_as_long(pace: Pace) -> None:
