@@ -9,13 +9,11 @@ import msgspec
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.engine import S3Engine
 from hark.engine.s3.log import places, record
 from hark.errors import HarkError, StoreUnusable
 from hark.model import PopRequest
 from tests.engine.driver import message
 from tests.s3.processes import Process, running, until
-from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Request, StubStore
 
 SEQ = 3
@@ -33,13 +31,11 @@ def body_of(store: StubStore, key: str) -> bytes:
     return body
 
 
-async def records_of_a_store(number: int) -> list[bytes]:
-    """The first records of a store of its own."""
-    store, clock = StubStore(FakeClock()), FakeClock()
+async def fill(store: StubStore, clock: FakeClock, records: int) -> None:
+    """Write the first records of a store."""
     async with running(store, clock) as process:
-        for value in range(number):
+        for value in range(records):
             await process.push("orders", "p", f"a payload that is kept in the record {value}")
-    return [body_of(store, places.record(seq)) for seq in range(1, number + 1)]
 
 
 def flipped(body: bytes) -> bytes:
@@ -89,46 +85,26 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         r"log record 3 does not fit what is before it .*: the log is damaged",
     ),
 }
-EVERY_DAMAGE = pytest.mark.parametrize(("damage", "text"), DAMAGES.values(), ids=DAMAGES.keys())
-
-
-async def store_with(damage: Damage) -> tuple[StubStore, FakeClock]:
-    """A store of four records, the third of which is damaged."""
-    clock = FakeClock()
-    store = StubStore(clock)
-    async with running(store, clock) as process:
-        for value in range(4):
-            await process.push("orders", "p", f"a payload that is kept in the record {value}")
-    put(store, places.record(SEQ), damage(body_of(store, places.record(SEQ)), await records_of_a_store(SEQ)))
-    return store, clock
-
-
-def engine_on(store: StubStore, clock: FakeClock) -> S3Engine:
-    """A process that has not started."""
-    return S3Engine("s3://stub/damaged", clock=clock, bucket=StubBucket(store, clock))
 
 
 async def refuses_to_start(store: StubStore, clock: FakeClock, text: str) -> None:
     """Nobody can start on it, and nobody writes to it."""
     before = store.keys("log/") + store.keys("snap/")
     with pytest.raises(StoreUnusable, match=text):
-        await engine_on(store, clock).start(lambda _: None)
+        await Process(store, clock).engine.start(lambda _: None)
     assert store.keys("log/") + store.keys("snap/") == before
 
 
-@EVERY_DAMAGE
-async def test_nobody_starts_on_a_log_with_a_damaged_record(damage: Damage, text: str) -> None:
-    store, clock = await store_with(damage)
-    await refuses_to_start(store, clock, text)
-
-
-@EVERY_DAMAGE
-async def test_a_process_that_comes_to_a_damaged_record_stops(damage: Damage, text: str) -> None:
+@pytest.mark.parametrize(("damage", "text"), DAMAGES.values(), ids=DAMAGES.keys())
+async def test_who_comes_to_a_damaged_record_stops_and_nobody_starts_on_it(damage: Damage, text: str) -> None:
     """Whatever it is asked from then on; what it knew before is not changed, and nothing is written."""
-    healthy = await store_with(lambda true, _others: true)
-    others = await records_of_a_store(SEQ)
-    store, clock = healthy
+    clock = FakeClock()
+    store = StubStore(clock)
+    await fill(store, clock, 4)
     bodies = {seq: body_of(store, places.record(seq)) for seq in range(1, 5)}
+    other = StubStore(FakeClock())
+    await fill(other, FakeClock(), SEQ)
+    others = [body_of(other, places.record(seq)) for seq in range(1, SEQ + 1)]
     store.execute(Request(kind="delete", key="", keys=tuple(places.record(seq) for seq in (3, 4))))
     async with running(store, clock) as process:
         put(store, places.record(SEQ), damage(bodies[SEQ], others))
@@ -137,6 +113,7 @@ async def test_a_process_that_comes_to_a_damaged_record_stops(damage: Damage, te
             await fails(process, text)
         assert (await process.engine.store_metrics())["s3_log_records"] == 2
     assert store.keys("log/") == [places.record(seq) for seq in range(1, 5)]
+    await refuses_to_start(store, clock, text)
 
 
 async def fails(process: Process, text: str) -> None:
@@ -167,25 +144,25 @@ async def store_with_a_snapshot() -> tuple[StubStore, FakeClock]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "text"),
+    ("key", "damage", "text"),
     [
-        (lambda _: b"hello", "snapshot 4 of .* is damaged: it does not begin as one"),
-        (lambda body: body[:-5], "snapshot 4 of .* is damaged: it is cut off"),
-        (flipped, "snapshot 4 of .* is damaged: its checksum is wrong"),
+        (places.snapshot(4), lambda _: b"hello", "snapshot 4 of .* is damaged: it does not begin as one"),
+        (places.snapshot(4), lambda body: body[:-5], "snapshot 4 of .* is damaged: it is cut off"),
+        (places.snapshot(4), flipped, "snapshot 4 of .* is damaged: its checksum is wrong"),
+        (places.snapshot(4), None, "snapshot 4 of .* is missing"),
+        (places.POINTER, lambda _: b"{", re.escape(places.POINTER) + " of .* is damaged"),
     ],
-    ids=["no-snapshot", "cut-off", "one-bit"],
+    ids=["no-snapshot", "cut-off", "one-bit", "missing", "pointer"],
 )
-async def test_nobody_starts_on_a_damaged_snapshot(damage: Callable[[bytes], bytes], text: str) -> None:
+async def test_nobody_starts_on_a_damaged_snapshot(
+    key: str, damage: Callable[[bytes], bytes] | None, text: str
+) -> None:
     store, clock = await store_with_a_snapshot()
-    key = places.snapshot(4)
-    put(store, key, damage(body_of(store, key)))
+    if damage is None:
+        store.execute(Request(kind="delete", key=key))
+    else:
+        put(store, key, damage(body_of(store, key)))
     await refuses_to_start(store, clock, text)
-
-
-async def test_nobody_starts_when_the_newest_snapshot_is_missing() -> None:
-    store, clock = await store_with_a_snapshot()
-    store.execute(Request(kind="delete", key=places.snapshot(4)))
-    await refuses_to_start(store, clock, "snapshot 4 of .* is missing")
 
 
 async def test_nobody_starts_on_the_snapshot_of_another_store() -> None:
@@ -193,9 +170,3 @@ async def test_nobody_starts_on_the_snapshot_of_another_store() -> None:
     other, _ = await store_with_a_snapshot()
     put(store, places.snapshot(4), body_of(other, places.snapshot(4)))
     await refuses_to_start(store, clock, "the snapshot of record 4 belongs to another store")
-
-
-async def test_nobody_starts_on_a_damaged_pointer() -> None:
-    store, clock = await store_with_a_snapshot()
-    put(store, places.POINTER, b"{")
-    await refuses_to_start(store, clock, re.escape(places.POINTER) + " of .* is damaged")

@@ -6,17 +6,24 @@ are broken on purpose must not pass. HARK_TEST_EXAMPLES=2000 looks longer than t
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import count, cycle
+from typing import Any, cast
 
 import apsw
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.errors import FlakyFailure
+from hypothesis import Phase, seed, settings
+from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition, HypothesisException
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
 
 from hark.clock import FakeClock
+from hark.engine.api import Engine, KeyListener, Listener, ignore_keys
 from hark.engine.s3.bucket.api import Stored
 from hark.engine.s3.log.append import Appender
 from hark.engine.s3.replica.chain import Chain
@@ -33,12 +40,93 @@ from hark.engine.sqlite.track import NOTHING, AnyTrack
 from hark.engine.sqlite.transaction import WriteTransaction
 from hark.errors import EngineFailure
 from hark.ids import IdCodec, IdSource
+from hark.model import Hint
 from tests.engine.comparing import Disagreement
-from tests.engine.engines import EngineKind
+from tests.engine.engines import EngineKind, LocalBucket, Open
 from tests.engine.searching import search
+from tests.engine.test_hints_machine import LostWakeUp, WaitingMachine
 from tests.engine.test_keys_machine import machine_of as key_machine_of
 from tests.engine.test_state_machine import machine_of
-from tests.s3.many import explore, three
+from tests.s3.stub.faults import Faults
+
+
+class Many:
+    """Several engines on one bucket that behave as one: each verb is asked of the next of them.
+
+    Whatever the rules say of one engine must hold for all of them together. No verb may answer by what its engine
+    happens to know.
+    """
+
+    shared = True
+    follows = True
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = engines
+        self._next = cycle(engines)
+
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
+        """Start them all; whatever one of them tells is told."""
+        for engine in self.engines:
+            await engine.start(listener, key_listener)
+
+    async def close(self) -> None:
+        """Close them all."""
+        for engine in self.engines:
+            await engine.close()
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Nothing that the log does not say."""
+        return [hint for engine in self.engines for hint in engine.hear(hints)]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        verb: Callable[..., Any] = getattr(next(self._next), name)
+        assert inspect.iscoroutinefunction(verb), name
+        return verb
+
+
+@contextmanager
+def three(_request: pytest.FixtureRequest, rate: float = 0.05, snapshot_records: int = 1000) -> Iterator[Open]:
+    """Three engines on a bucket, of whose requests such a share fails."""
+    seeds = count(1)
+
+    async def at_once(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    # Of many starts the self-test would refuse a few: it has tests of its own.
+    bucket = LocalBucket(lambda: Faults.by_chance(next(seeds), rate, spare="probe/"), at_once, snapshot_records)
+    yield lambda clock: cast("Engine", Many([bucket.open(clock) for _ in range(3)]))
+
+
+_SEARCHES = 10
+
+
+def explore(machine: type[RuleBasedStateMachine], how: settings) -> None:
+    """Search with a machine on several engines.
+
+    Which of them knows what at a moment depends on threads, and with it which of several messages comes first. So what
+    failed does not get smaller by being tried again, and a beginning that was tried before may go on in another way:
+    Hypothesis gives up on that, and by itself it means nothing: then other beginnings are tried.
+    """
+    failures: list[Exception] = []
+
+    class Watched(machine):  # type: ignore[valid-type,misc]  # mypy wants to know which one it is.
+        def teardown(self) -> None:
+            error = sys.exc_info()[1]
+            if isinstance(error, Exception) and not isinstance(error, HypothesisException):
+                failures.append(error)
+            super().teardown()
+
+    for number in range(_SEARCHES):
+        try:
+            chosen = seed(number)(Watched) if how.derandomize else Watched
+            run_state_machine_as_test(chosen, settings=settings(how, phases=[Phase.generate]))
+            return
+        except FlakyStrategyDefinition:
+            if failures:
+                raise failures[0] from None
+
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "12"))
 STEPS = 40
@@ -285,3 +373,78 @@ def test_a_broken_engine_is_found(
     # next record does not fit the tables and the engine stops; or it is one of these, and not the same a second time.
     with pytest.raises((Disagreement, ValueError, EngineFailure, FlakyFailure)):
         explore(machine_of(FAULTS, request), settings(how(FAULTS, ENOUGH), phases=[Phase.generate], print_blob=False))
+
+
+# Who waits at one process is told of all that others make ready: no wake-up is lost on its way through the log
+
+
+AT_HOME = frozenset({"pop"})
+
+
+class Apart(Many):
+    """The first engine hands out; what the others do it knows from the log alone."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        super().__init__(engines[1:])
+        self.home = engines[0]
+
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
+        """Start them all; only the first one is heard."""
+        await self.home.start(listener, key_listener)
+        await super().start(lambda _hints: None)
+
+    async def close(self) -> None:
+        """Close them all."""
+        await self.home.close()
+        await super().close()
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Nothing that the log does not say."""
+        return self.home.hear(hints)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return getattr(self.home, name) if name in AT_HOME else super().__getattr__(name)
+
+
+class AtHome(WaitingMachine):
+    """Whoever waits does so where the log has been read."""
+
+    @precondition(lambda self: hasattr(self, "waiting"))
+    @invariant()
+    def hear(self) -> None:
+        """What was told since the last step reaches those who wait."""
+        self.run(self.q.engine.home.ping())  # type: ignore[attr-defined]
+        super().hear()
+
+
+@contextmanager
+def _apart(_request: pytest.FixtureRequest) -> Iterator[Open]:
+    bucket = LocalBucket()
+    yield lambda clock: cast("Engine", Apart([bucket.open(clock) for _ in range(2)]))
+
+
+APART = EngineKind("apart", durable=True, exclusive=False, leases_survive=True, store=_apart, servers=2)
+
+
+def waiting_machine(request: pytest.FixtureRequest) -> type[AtHome]:
+    """The machine on two engines."""
+
+    class OnTwo(AtHome):
+        pass
+
+    OnTwo.kind = APART
+    OnTwo.new_store = partial(APART.store, request)
+    return OnTwo
+
+
+def test_who_waits_is_told_of_all_that_others_make_ready(request: pytest.FixtureRequest) -> None:
+    explore(waiting_machine(request), how(APART))
+
+
+def test_what_the_log_says_and_nobody_tells_is_found(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that passes an engine which keeps others' records to itself is broken."""
+    monkeypatch.setattr("hark.engine.s3.replica.foreign.hints", lambda *_: [])
+    with pytest.raises(LostWakeUp):
+        explore(waiting_machine(request), settings(how(APART, ENOUGH), print_blob=False))
