@@ -26,6 +26,12 @@ from hark.errors import StoreUnusable
 from hark.settings.s3 import S3
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+EVERY_REQUEST: list[Callable[[S3Bucket], Awaitable[object]]] = [
+    lambda bucket: bucket.get("a"),
+    lambda bucket: bucket.create("a", b""),
+    lambda bucket: bucket.replace("a", b"", '"e"'),
+    lambda bucket: bucket.delete(["a"]),
+]
 
 
 class ScriptedServer:
@@ -210,19 +216,14 @@ async def test_the_date_of_every_answer_is_noted(server: ScriptedServer, bucket:
     server.will(200, ETag='"e"', Date="yesterday")
     await bucket.put("a", b"")
     assert bucket.time.allowed() is None, "a date that makes no sense"
-    requests: list[Callable[[], Awaitable[object]]] = [
-        lambda: bucket.get("a"),
-        lambda: bucket.put("a", b""),
-        lambda: bucket.delete(["a"]),
-    ]
     minutes = 0
     for status in (200, 404, 412, 500):
-        for request in requests:
+        for request in EVERY_REQUEST:
             minutes += 1
             date = formatdate(FakeClock().now() // SECOND + 60 * minutes, usegmt=True)
             server.will(status, b"<DeleteResult/>", ETag='"e"', Date=date)
             with contextlib.suppress(BucketError):
-                await request()
+                await request(bucket)
             # The answers contradict each other, so the last one counts alone.
             assert bucket.time.offset() == 60 * minutes * SECOND
 
@@ -304,17 +305,11 @@ async def test_a_refusal_says_what_to_do(server: ScriptedServer, bucket: S3Bucke
         (400, "InvalidArgument", "is that an S3 server"),
         (501, "NotImplemented", "can't be used on it"),
     ]
-    requests: list[Callable[[], Awaitable[object]]] = [
-        lambda: bucket.get("a"),
-        lambda: bucket.create("a", b""),
-        lambda: bucket.replace("a", b"", '"e"'),
-        lambda: bucket.delete(["a"]),
-    ]
     for status, code, advice in advices:
-        for request in requests:
+        for request in EVERY_REQUEST:
             server.will_refuse(status, code)
             with pytest.raises(Refused) as caught:
-                await request()
+                await request(bucket)
             assert f"of s3://queues/p: {status} {code} as asked; " in str(caught.value)
             assert advice in str(caught.value)
     assert (len(server.asked), bucket.requests.failures()) == (36, 36)

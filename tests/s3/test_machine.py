@@ -131,15 +131,9 @@ def explore(machine: type[RuleBasedStateMachine], how: settings) -> None:
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "12"))
 STEPS = 40
 ENOUGH = 500
-FAULTS = EngineKind("three-faults", durable=True, exclusive=False, leases_survive=True, store=three, servers=3)
-SNAPSHOTS = EngineKind(
-    "three-snapshots",
-    durable=True,
-    exclusive=False,
-    leases_survive=True,
-    store=partial(three, rate=0.0, snapshot_records=3),
-    servers=3,
-)
+SHARED = partial(EngineKind, durable=True, exclusive=False, leases_survive=True)
+FAULTS = SHARED("three-faults", store=three, servers=3)
+SNAPSHOTS = SHARED("three-snapshots", store=partial(three, rate=0.0, snapshot_records=3), servers=3)
 EACH = pytest.mark.parametrize("kind", [FAULTS, SNAPSHOTS], ids=lambda kind: kind.name)
 
 
@@ -423,7 +417,7 @@ def _apart(_request: pytest.FixtureRequest) -> Iterator[Open]:
     yield lambda clock: cast("Engine", Apart([bucket.open(clock) for _ in range(2)]))
 
 
-APART = EngineKind("apart", durable=True, exclusive=False, leases_survive=True, store=_apart, servers=2)
+APART = SHARED("apart", store=_apart, servers=2)
 
 
 def waiting_machine(request: pytest.FixtureRequest) -> type[AtHome]:

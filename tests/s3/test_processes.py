@@ -1,4 +1,9 @@
-"""Those who race for every record, on a server that others wrote, and workers without a server that are killed."""
+"""Processes without a server on one bucket: they race for every record, are killed, and sleep (SIGSTOP).
+
+Whoever sleeps for longer than removed records are kept must not win a number that was removed, must catch up by the
+snapshot, and must go on. Judged by the process that never slept: what was acknowledged is there once, what was refused
+is not.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,24 @@ import os
 import random
 import signal
 import sys
+import uuid
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
 
 import hark
+from hark.engine.s3.log import places
+from hark.engine.s3.log.pointer import Pointer
 from hark.polling import PollingStrategy
 from hark.worker import Worker, current
 from tests.s3.ministack import Ministack
 from tests.s3.racing import CONCURRENCY, QUEUE
-from tests.s3.stub.faults import Faults
+from tests.s3.stub.faults import Faults, Point
 from tests.s3.stub.server import StubServer
 from tests.worker.workers import running
 
@@ -83,31 +96,40 @@ async def test_two_that_push_at_once_lose_nothing_and_keep_their_order(ministack
 
 
 class Program:
-    """A `tests.s3.racing`: a producer or a worker."""
+    """A `tests.s3.racing`."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **settings: str) -> None:
         self._arguments = arguments
+        self._settings = settings
 
     async def start(self) -> None:
         """Begin."""
-        self._process = await asyncio.create_subprocess_exec(
+        self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.s3.racing", *self._arguments),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | SETTINGS,
+            limit=1 << 24,
+            env=os.environ | SETTINGS | self._settings,
         )
 
+    async def hear(self) -> bytes:
+        """The next line that it says."""
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), SECONDS)
+        assert line, "it ended"
+        return line
+
     async def ready(self) -> None:
-        """Wait until a worker says that it works."""
-        assert self._process.stdout is not None
-        assert await asyncio.wait_for(self._process.stdout.readline(), SECONDS) == b"ready\n"
+        """Wait until it says that it is."""
+        assert await self.hear() == b"ready\n"
 
     async def end(self, number: signal.Signals | None = None) -> int:
         """Wait for its end, after a signal if there is one; the exit code."""
-        if number is not None and self._process.returncode is None:
-            self._process.send_signal(number)
-        await asyncio.wait_for(self._process.communicate(), SECONDS)
-        assert self._process.returncode is not None
-        return self._process.returncode
+        if number is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+        await asyncio.wait_for(self.process.communicate(), SECONDS)
+        assert self.process.returncode is not None
+        return self.process.returncode
 
 
 def steps_in(file: Path) -> list[tuple[str, tuple[str, int], int]]:
@@ -152,3 +174,198 @@ async def test_workers_that_are_killed_leave_nothing_undone(stub_server: StubSer
     assert {task for task, _ in begins} == EXPECTED
     # What a killed one was at is done again, and nothing else; each time it is another attempt.
     assert len(begins) == len(set(begins)) <= len(EXPECTED) + KILLS * CONCURRENCY
+
+
+# Asleep ----------------------------------------------------------------------------------------------------
+
+
+PREFIX = "slept"
+REMOVING = {
+    "HARK_S3_SNAPSHOT_RECORDS": "3",
+    "HARK_S3_GRACE_SECONDS": "1",
+    "HARK_POLLING_INTERVAL_MS": "20",
+}
+# As long as to be kept in the record and not in its row.
+LONG = "a long payload that is kept in its record: "
+
+
+class Reply(NamedTuple):
+    """A status and what came with it."""
+
+    status: int
+    body: Any
+
+
+class Sleeper(Program):
+    """One that is steered, and may be stopped."""
+
+    queue = "orders"
+
+    def __init__(self, *arguments: str, **settings: str) -> None:
+        super().__init__("steer", *arguments, **REMOVING | settings)
+        self._line = asyncio.Lock()
+
+    async def ask(self, method: str, path: str, body: object = None) -> Reply:
+        """Send a request and wait for the answer."""
+        assert self.process.stdin is not None
+        async with self._line:
+            self.process.stdin.write(msgspec.json.encode([method, path, body]) + b"\n")
+            return Reply(*msgspec.json.decode(await self.hear()))
+
+    async def push(self, value: str, before: str = LONG) -> int:
+        """Push a message; the status of the answer."""
+        item = {"queue": self.queue, "payload": before + value, "transactionId": value}
+        reply = await self.ask("POST", "/api/v1/push", {"items": [item]})
+        assert reply.status in {201, 503}, reply
+        assert reply.status == 503 or reply.body[0]["status"] == "queued", reply
+        return reply.status
+
+    async def pop(self, *, group: str, wait_ms: int = 0) -> list[str]:
+        """What a group has not seen yet."""
+        wait = f"&wait=true&timeout={wait_ms}" if wait_ms else ""
+        how = f"consumerGroup={group}&subscriptionMode=all&autoAck=true&batch=1000{wait}"
+        reply = await self.ask("GET", f"/api/v1/pop/queue/{self.queue}?{how}")
+        assert reply.status in {200, 204}, reply
+        return [one["data"].removeprefix(LONG) for one in reply.body["messages"]] if reply.status == 200 else []
+
+    async def everything(self) -> list[str]:
+        """All messages, in order."""
+        return await self.pop(group=uuid.uuid4().hex)
+
+    def fall_asleep(self) -> None:
+        """Stop."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake_up(self) -> None:
+        """Go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+Start = Callable[..., Awaitable[Sleeper]]
+
+
+@pytest.fixture
+async def start(stub_server: StubServer) -> AsyncIterator[Start]:
+    """Starts a process on the bucket; its settings may be others than those above."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(**settings: str) -> Sleeper:
+            process = Sleeper(stub_server.bucket_url(PREFIX), **settings)
+            await process.start()
+            stack.push_async_callback(process.end, signal.SIGKILL)
+            await process.ready()
+            return process
+
+        yield begin
+
+
+def pointer_of(server: StubServer) -> Pointer:
+    """What is said of snapshots and of what is removed."""
+    body = server.store.read(f"{PREFIX}/{places.POINTER}")
+    return Pointer("") if body is None else msgspec.json.decode(body, type=Pointer)
+
+
+def head_of(server: StubServer) -> int:
+    """The last record of the log."""
+    return max(int(key.rpartition("/")[2]) for key in server.store.keys(f"{PREFIX}/log/"))
+
+
+async def go_on(server: StubServer, process: Sleeper, beyond: int, before: str = LONG) -> list[str]:
+    """Push until the log is removed beyond a record: what was pushed. Records with long payloads stay."""
+    pushed: list[str] = []
+    while pointer_of(server).removed <= beyond + 1:
+        value = f"on-{beyond}-{len(pushed)}"
+        assert await process.push(value, before) == 201
+        pushed.append(value)
+    return pushed
+
+
+async def push_asleep(
+    server: StubServer, sleeper: Sleeper, other: Sleeper, point: Point, before: str
+) -> tuple[int, list[str]]:
+    """Stop a process in the middle of an append until its number is removed; its answer, and what the other pushed.
+
+    Its request reaches the store only when it wakes up ("before"), or it is only the answer that is late ("after").
+    """
+    held = server.faults.stop(point, kind="put", key=f"{PREFIX}/log/")
+    pushing = asyncio.ensure_future(sleeper.push("late", before))
+    number = int((await held.reached()).key.rpartition("/")[2])
+    sleeper.fall_asleep()
+    pushed = await go_on(server, other, number, before)
+    is_there = server.store.read(f"{PREFIX}/{places.record(number)}") is not None
+    assert is_there == (before == LONG), "a record stays as long as somebody needs a payload in it"
+    held.go()
+    sleeper.wake_up()
+    return await pushing, pushed
+
+
+# It sleeps before its request reaches the store or after it; its payload; what it is answered; what there is then.
+CASES: dict[str, tuple[Point, str, int, list[str]]] = {
+    # It wins a number that was removed: nobody will ever read that.
+    "number-removed": ("before", "", 503, ["early", "..."]),
+    # The number is still taken: it is done again, where the log ends now.
+    "number-taken": ("before", LONG, 201, ["early", "...", "late"]),
+    # It was in time, and that can't be seen any more: no answer would be right but that nobody knows.
+    "answer-late": ("after", "", 503, ["early", "late", "..."]),
+    "answer-late-record-stays": ("after", LONG, 503, ["early", "late", "..."]),
+}
+
+
+async def test_who_slept_in_the_middle_of_an_append_acknowledges_only_what_is_in_the_log(
+    stub_server: StubServer, start: Start
+) -> None:
+    sleeper, other = await asyncio.gather(start(), start())
+    for name, (point, before, status, found) in CASES.items():
+        sleeper.queue = other.queue = name
+        assert await sleeper.push("early") == 201
+        answered, pushed = await push_asleep(stub_server, sleeper, other, point, before)
+        hole = found.index("...")
+        expected = [*found[:hole], *pushed, *found[hole + 1 :]]
+        assert (answered, await other.everything()) == (status, expected), name
+        assert await sleeper.push("afterwards") == 201
+        assert await other.everything() == [*expected, "afterwards"], name
+        assert await sleeper.everything() == [*expected, "afterwards"], name
+
+
+async def test_two_who_slept_through_the_removal_win_no_removed_number_and_go_on_both(
+    stub_server: StubServer, start: Start
+) -> None:
+    *sleepers, other = await asyncio.gather(start(), start(), start())
+    for number, sleeper in enumerate(sleepers):
+        assert await sleeper.push(f"before-{number}") == 201
+    slept_at = head_of(stub_server)
+    for sleeper in sleepers:
+        sleeper.fall_asleep()
+    pushed = await go_on(stub_server, other, slept_at)
+    asleep = [asyncio.ensure_future(sleeper.push(f"after-{number}")) for number, sleeper in enumerate(sleepers)]
+    for sleeper in sleepers:
+        sleeper.wake_up()
+    assert await asyncio.gather(*asleep) == [201, 201]
+    assert await sleepers[0].push("later") == 201
+    found = await other.everything()
+    assert found[: 2 + len(pushed)] == ["before-0", "before-1", *pushed]
+    assert sorted(found[2 + len(pushed) : -1]) == ["after-0", "after-1"]
+    assert found[-1] == "later"
+    for sleeper in sleepers:
+        assert await sleeper.everything() == found
+
+
+async def test_who_waits_for_messages_gets_those_whose_records_are_removed_already(
+    stub_server: StubServer, start: Start
+) -> None:
+    """Whether it slept meanwhile, or looks more rarely than records are kept."""
+    sleeper, rare, other = await asyncio.gather(start(), start(HARK_POLLING_INTERVAL_MS="1500"), start())
+    assert await other.push("first") == 201
+    waiting: dict[Sleeper, asyncio.Future[list[str]]] = {}
+    for reader, group in ((sleeper, "sleepers"), (rare, "rare")):
+        assert await reader.pop(group=group) == ["first"]
+        waiting[reader] = asyncio.ensure_future(reader.pop(group=group, wait_ms=30_000))
+    slept_at = head_of(stub_server)
+    sleeper.fall_asleep()
+    pushed = await go_on(stub_server, other, slept_at)
+    sleeper.wake_up()
+    for reader, group in ((sleeper, "sleepers"), (rare, "rare")):
+        found = await waiting[reader]
+        while len(found) < len(pushed):
+            found += await reader.pop(group=group, wait_ms=30_000)
+        assert found == pushed
