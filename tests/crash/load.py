@@ -6,13 +6,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 import msgspec
 
 from hark.client.transport.api import ConnectionFailed, Request, Transport
-from tests.crash.history import History, Message
+from tests.crash.history import History, Message, problems, recorded
+from tests.crash.server import ROUNDS, SEED, Server, running
 
 QUEUE = "crash"
 # A lease whose answer got lost must not hold up the end for long, nor may many of them make a dead letter.
@@ -91,6 +93,25 @@ class _InProcess:
         except ConnectionFailed:
             return None
         return Reply(answer.status, answer.body)
+
+
+@asynccontextmanager
+async def loaded(servers: Sequence[Server], directory: Path, clients: int) -> AsyncIterator[Load]:
+    """Servers under load; at the end they are drained, and what was seen is judged."""
+    with recorded(directory / "history.jsonl") as history:
+        load = Load(over_http([server.url for server in servers], SEED), history, SEED)
+        async with running(*servers):
+            await load.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(clients):
+                    tasks.create_task(load.produce(f"producer-{number}"))
+                    tasks.create_task(load.consume(f"consumer-{number}"))
+                yield load
+                await load.wait_for_pushes(10)
+                load.stop()
+            await asyncio.wait_for(load.drain("drain"), 60)
+    assert problems(history) == []
+    assert len(history.named("ack")) > ROUNDS
 
 
 class Load:

@@ -88,22 +88,16 @@ def test_a_bucket_gets_a_server_in_a_thread_of_this_process(
     assert made.given[0][0].engine == URL
 
 
-def test_settings_come_from_the_environment_and_the_file(
+def test_settings_come_from_the_environment_and_the_file_unless_code_has_them(
     made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "hark.toml").write_text("[s3]\nlinger_ms = 7\n[worker.polling]\nmax_interval_ms = 9000\n")
     monkeypatch.setenv("HARK_POLLING_MIN_INTERVAL_MS", "70")
     connect(URL)
-    settings, polling = made.given[0]
-    assert settings.s3.linger_ms == 7
-    assert polling == PollingStrategy.adaptive(min_interval_ms=70, max_interval_ms=9000)
-
-
-def test_settings_and_a_strategy_in_code_win(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARK_POLLING_STRATEGY", "fixed")
     connect(URL, settings=Settings(s3=S3(linger_ms=3)), polling=ADAPTIVE)
-    settings, polling = made.given[0]
-    assert (settings.s3.linger_ms, polling) == (3, ADAPTIVE)
+    given = [(settings.s3.linger_ms, polling) for settings, polling in made.given]
+    assert given == [(7, PollingStrategy.adaptive(min_interval_ms=70, max_interval_ms=9000)), (3, ADAPTIVE)]
 
 
 async def test_who_waits_for_messages_rests_no_longer_than_the_engine_does(made: Made, queue: str) -> None:

@@ -207,19 +207,6 @@ async def test_a_collector_that_is_killed_at_any_request_harms_nobody_and_the_ne
     assert (pointer.removed, pointer.collected, pointer.announced) == (20, 20, (25,))
 
 
-async def test_at_no_moment_is_there_a_gap_that_was_not_promised(store: Store) -> None:
-    faults = Faults()
-    safe: list[bool] = []
-
-    async def look(_: Request) -> None:
-        safe.append(is_safe(await store.pointer(), store))
-
-    faults.hook("before", look)
-    faults.hook("after", look)
-    await store.collect(faults)
-    assert safe == [True] * 10
-
-
 async def test_two_collectors_at_once_remove_the_same(store: Store) -> None:
     faults = Faults()
     stop = faults.stop("before", kind="delete")

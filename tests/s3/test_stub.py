@@ -25,7 +25,6 @@ from hark.clock import FakeClock, SystemClock
 from hark.engine.s3.bucket.address import Address
 from hark.engine.s3.bucket.api import Bucket, BucketError
 from hark.engine.s3.bucket.client import S3Bucket
-from hark.engine.s3.bucket.probing import probe
 from hark.settings.s3 import S3
 from tests.s3.ministack import Ministack
 from tests.s3.stub.faults import Fault, Faults
@@ -399,16 +398,6 @@ async def test_the_bucket_in_process_and_the_real_client_hear_the_same_of_the_sa
     of_stub = await outcomes(StubBucket(StubStore(clock), clock, "prefix", Faults.by_chance(7, rate)))
     assert of_stub == of_real
     assert len({str(one) for one in of_stub}) > 40, "a lot was heard"
-
-
-async def test_a_fresh_bucket_is_empty_and_hark_can_use_it(fresh_bucket: str) -> None:
-    bucket = S3Bucket(Address.parse(fresh_bucket), SystemClock(), S3())
-    await bucket.open()
-    try:
-        assert await bucket.get("meta.json") is None
-        await probe(bucket, "unique")
-    finally:
-        await bucket.close()
 
 
 # As a process ----------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
-from hark.clock import SECOND, FakeClock
+from hark.clock import FakeClock
 from hark.engine.s3.bucket.api import Taken, Unclear
 from tests.s3.stub.faults import Broken, Fault, Faults, Silent
 from tests.s3.stub.inprocess import StubBucket
@@ -129,36 +128,6 @@ async def test_latency_is_half_before_the_store_and_half_after_it(stub_store: St
 # Hooks and stops -------------------------------------------------------------------------------------------
 
 
-async def test_hooks_are_called_before_and_after_plain_or_async(stub_bucket: StubBucket) -> None:
-    seen: list[tuple[str, bytes | None]] = []
-
-    def before(request: Request) -> None:
-        seen.append(("before", stub_bucket.store.read(request.key)))
-
-    async def after(request: Request) -> None:
-        await asyncio.sleep(0)
-        seen.append(("after", stub_bucket.store.read(request.key)))
-
-    stub_bucket.faults.hook("before", before, kind="put", key="log/")
-    stub_bucket.faults.hook("after", after, kind="put", key="log/", times=1)
-    for key in ("log/1", "snap/1", "log/2"):
-        await stub_bucket.create(key, b"one")
-    assert seen == [("before", None), ("after", b"one"), ("before", None)]
-
-
-async def test_a_request_waits_before_the_store_while_another_process_takes_its_key(
-    stub_store: StubStore, clock: FakeClock
-) -> None:
-    slow, quick = StubBucket(stub_store, clock), StubBucket(stub_store, clock)
-    stop = slow.faults.stop("before", kind="put", key="log/")
-    creating = asyncio.create_task(slow.create("log/1", b"slow"))
-    assert (await stop.reached()).body == b"slow"
-    await quick.create("log/1", b"quick")
-    stop.go()
-    with pytest.raises(Taken):
-        await creating
-
-
 async def test_a_request_waits_after_the_store_and_can_be_cancelled_there(stub_bucket: StubBucket) -> None:
     stop = stub_bucket.faults.stop("after", kind="put")
     creating = asyncio.create_task(stub_bucket.create("log/1", b"one"))
@@ -172,17 +141,6 @@ async def test_a_request_waits_after_the_store_and_can_be_cancelled_there(stub_b
     assert (stub_bucket.requests.count("put"), stub_bucket.requests.failures("put")) == (1, 1)
 
 
-def test_a_request_of_another_thread_waits_for_a_test_without_event_loop(stub_bucket: StubBucket) -> None:
-    stop = stub_bucket.faults.stop("before", kind="put")
-    with ThreadPoolExecutor(1) as thread:
-        creating = thread.submit(lambda: asyncio.run(stub_bucket.create("log/1", b"one")))
-        assert stop.wait().key == "log/1"
-        assert (stub_bucket.store.keys(), creating.done()) == ([], False)
-        stop.go()
-        assert creating.result(30)
-    assert stub_bucket.store.keys() == ["log/1"]
-
-
 # What one process has of its own ---------------------------------------------------------------------------
 
 
@@ -193,26 +151,3 @@ async def test_prefixes_keep_stores_apart(stub_store: StubStore, clock: FakeCloc
     await one.delete(["meta.json"])
     assert (one.name, two.name) == ("s3://stub/one", "s3://stub/two")
     assert stub_store.keys() == ["two/meta.json"]
-
-
-async def test_a_bucket_counts_its_own_requests_and_bytes(stub_store: StubStore, clock: FakeClock) -> None:
-    one, two = StubBucket(stub_store, clock), StubBucket(stub_store, clock)
-    await one.create("log/1", b"12345")
-    await two.get("log/1")
-    two.faults.next(Fault.RESET)
-    with pytest.raises(Unclear):
-        await two.create("log/2", b"12")
-    with pytest.raises(Taken):
-        await two.create("log/2", b"12")
-    assert (one.requests.count("put"), one.requests.bytes_up, one.requests.failures()) == (1, 5, 0)
-    assert (two.requests.count("put"), two.requests.count("get")) == (2, 1)
-    assert (two.requests.bytes_up, two.requests.bytes_down, two.requests.failures("put")) == (4, 5, 1)
-    assert stub_store.counts == {"put": 3, "get": 1, "list": 0, "delete": 0}
-
-
-async def test_the_time_of_the_store_is_learnt_from_its_answers() -> None:
-    here, there = FakeClock(), FakeClock()
-    there.advance(90)
-    bucket = StubBucket(StubStore(there), here)
-    await bucket.get("log/1")
-    assert abs(bucket.time.now() - there.now()) <= SECOND

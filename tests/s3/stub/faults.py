@@ -92,10 +92,6 @@ class Stop:
         """Wait until a request is here."""
         return await asyncio.shield(asyncio.wrap_future(self._reached))
 
-    def wait(self, seconds: float = 30.0) -> Request:
-        """The same for a test without an event loop."""
-        return self._reached.result(seconds)
-
     def go(self) -> None:
         """Let the request go on."""
         if not self._gone.done():
