@@ -205,19 +205,20 @@ def delivered_over_unsettled(history: History) -> list[str]:
     return found
 
 
+def by_place(history: History, name: str) -> dict[tuple[str, int], list[Operation]]:
+    """The operations of one kind that each message was in."""
+    found: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
+    for operation in history.named(name):
+        for partition, offset, _ in operation.messages:
+            found[partition, offset].append(operation)
+    return found
+
+
 def settled_under_a_stale_lease(history: History) -> list[str]:
     """A lease settles nothing that was handed out anew before the settlement, unless it is settled by then."""
-    deliveries: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
-    for pop in history.named("pop"):
-        for partition, offset, _ in pop.messages:
-            deliveries[partition, offset].append(pop)
-    attempts: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
-    acks = history.named("ack")
-    for ack in acks:
-        for partition, offset, _ in ack.messages:
-            attempts[partition, offset].append(ack)
+    deliveries, attempts = by_place(history, "pop"), by_place(history, "ack")
     found = []
-    for ack in (ack for ack in acks if ack.known):
+    for ack in (ack for ack in history.named("ack") if ack.known):
         for partition, offset, _ in ack.messages:
             under = [pop.returned for pop in deliveries[partition, offset] if pop.lease == ack.lease]
             anew = [
@@ -240,13 +241,9 @@ def leased_twice(history: History, lease_seconds: float) -> list[str]:
     A lease begins between the call and the reply of its pop, and ends by time alone: what was settled does not come
     again at all. So two pops got it in turn, whichever was first, only if that much time can lie between them.
     """
-    held: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
-    for pop in history.named("pop"):
-        for partition, offset, _ in pop.messages:
-            held[partition, offset].append(pop)
     return [
         f"on two leases at once: {partition} {offset}"
-        for (partition, offset), pops in held.items()
+        for (partition, offset), pops in by_place(history, "pop").items()
         for first, second in combinations(pops, 2)
         if max(second.returned - first.called, first.returned - second.called) < lease_seconds
     ]

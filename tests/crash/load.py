@@ -56,12 +56,12 @@ def over_http(urls: Sequence[str], seed: int) -> OpenWay:
     return open_way
 
 
-def through(transport: Transport) -> OpenWay:
+def through(transport: Transport, seconds: float = TIMEOUT_SECONDS) -> OpenWay:
     """All requests go to the server in this process."""
 
     @asynccontextmanager
     async def open_way() -> AsyncIterator[Way]:
-        yield _InProcess(transport)
+        yield _InProcess(transport, seconds)
 
     return open_way
 
@@ -81,15 +81,15 @@ class _Http:
 
 
 class _InProcess:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
 
     async def ask(self, method: str, path: str, body: object = None) -> Reply | None:
         path, _, query = path.partition("?")
         pairs = dict(pair.split("=") for pair in query.split("&") if pair)
         content = None if body is None else msgspec.json.encode(body)
         try:
-            answer = await self._transport.send(Request(method, path, pairs, content, TIMEOUT_SECONDS))
+            answer = await self._transport.send(Request(method, path, pairs, content, self._seconds))
         except ConnectionFailed:
             return None
         return Reply(answer.status, answer.body)

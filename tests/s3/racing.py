@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import hark
-from hark.client.transport.api import ConnectionFailed, Request
 from hark.worker import Worker, current
+from tests.crash.load import through
 
 QUEUE = "race"
 LEASE_SECONDS = 2
 CONCURRENCY = 4
 PATIENCE_SECONDS = 120.0
-_decode = msgspec.json.Decoder(tuple[str, str, msgspec.Raw]).decode
 
 
 def worker_on(bucket: str, file: Path | None = None) -> Worker:
@@ -64,22 +64,15 @@ async def work(bucket: str, file: str) -> None:
 async def steer(bucket: str) -> None:
     """Until the input ends."""
     loop = asyncio.get_running_loop()
-    async with hark.connect(bucket) as client:
-        transport = client.caller.transport
+    async with hark.connect(bucket) as client, through(client.caller.transport, PATIENCE_SECONDS)() as way:
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
-            method, path, body = _decode(line)
-            path, _, query = path.partition("?")
-            pairs = dict(pair.split("=") for pair in query.split("&") if pair)
-            content = None if bytes(body) == b"null" else bytes(body)
-            said: tuple[int, Any]
-            try:
-                answer = await transport.send(Request(method, path, pairs, content, PATIENCE_SECONDS))
-                said = answer.status, msgspec.Raw(answer.body or b"null")
-            except ConnectionFailed as error:
-                said = 0, str(error)
+            reply = await way.ask(*msgspec.json.decode(line))
+            said = (0, None) if reply is None else (reply.status, msgspec.Raw(reply.body or b"null"))
             print(msgspec.json.encode(said).decode(), flush=True)
 
 
+PROGRAMS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"produce": produce, "work": work, "steer": steer}
+
 if __name__ == "__main__":
-    asyncio.run({"produce": produce, "work": work, "steer": steer}[sys.argv[1]](*sys.argv[2:]))
+    asyncio.run(PROGRAMS[sys.argv[1]](*sys.argv[2:]))

@@ -93,7 +93,7 @@ def test_the_name_has_neither_endpoint_nor_region_and_keys_are_under_the_prefix(
     assert Address("queues").key("log/1") == "log/1"
 
 
-# The thread of the bucket: its loop runs what other threads give it, and ends without leaving anything behind. ----------
+# The thread of the bucket: its loop runs what other threads give it, and ends without leaving anything behind ---
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_it_does_not_wait_for_itself(io: IoThread) -> None:
         io.run(stop_itself())
 
 
-# Counts of requests, and what they cost. ----------
+# Counts of requests, and what they cost ---------------------------------------------------------------------
 
 
 def test_requests_are_counted_by_kind_with_their_bytes_failures_and_price() -> None:
@@ -250,7 +250,7 @@ def test_threads_lose_no_count() -> None:
     assert (counter.count("put"), counter.failures(), counter.bytes_up) == (20_000, 20_000, 20_000)
 
 
-# The time at the store, from dates that are cut to whole seconds. ----------
+# The time at the store, from dates that are cut to whole seconds --------------------------------------------
 
 
 START = 1_700_000_000 * SECOND

@@ -8,22 +8,14 @@ import msgspec
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.bucket.api import Refused, Unclear
+from hark.engine.s3.bucket.api import Unclear
 from hark.engine.s3.log import frame, places
 from hark.engine.s3.log.append import Appender
 from hark.engine.s3.log.record import KIND, PAYLOADS_AT, Record, decode, encode, nonce_of
 from hark.errors import EngineFailure, StoreUnusable
-from tests.s3.rests import Rests, no_jitter
+from tests.s3.rests import Party, no_jitter, refuse
 from tests.s3.stub.faults import Fault, Faults
-from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Kind, Request, StubStore
-
-
-def with_changes(body: bytes, changes: bytes) -> bytes:
-    """The same object with other changes, and a checksum that is right."""
-    payloads, _, header = frame.unseal(KIND, body)
-    return frame.seal(KIND, bytes(payloads), changes, bytes(header))
-
 
 RECORD = Record(
     seq=17,
@@ -38,11 +30,11 @@ RECORD = Record(
 )
 
 
-def with_header(body: bytes, **changes: object) -> bytes:
-    """The same object with another header, and a checksum that is right."""
-    payloads, changed, header = frame.unseal(KIND, body)
-    fields = {**msgspec.json.decode(header), **changes}
-    return frame.seal(KIND, bytes(payloads), bytes(changed), msgspec.json.encode(fields))
+def resealed(body: bytes, other: bytes | None = None, **fields: object) -> bytes:
+    """The same object with other changes and another header, and a checksum that is right."""
+    payloads, changes, header = frame.unseal(KIND, body)
+    encoded = msgspec.json.encode({**msgspec.json.decode(header), **fields})
+    return frame.seal(KIND, bytes(payloads), bytes(changes) if other is None else other, encoded)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +94,10 @@ def test_an_object_that_was_cut_off_anywhere_is_found() -> None:
         pytest.param(b"<Error>no such thing</Error>" * 3, "does not begin", id="something else"),
         pytest.param(encode(RECORD).replace(b"payload", b"paYload", 1), "checksum", id="changed"),
         pytest.param(encode(msgspec.structs.replace(RECORD, seq=18)), "record 18", id="another number"),
-        pytest.param(with_header(encode(RECORD), plain_bytes=3), "another length", id="wrong length of changes"),
-        pytest.param(with_header(encode(RECORD), nonce=3), "header", id="wrong header"),
+        pytest.param(resealed(encode(RECORD), plain_bytes=3), "another length", id="wrong length of changes"),
+        pytest.param(resealed(encode(RECORD), nonce=3), "header", id="wrong header"),
         pytest.param(frame.seal(KIND, b"", b"no zlib", b"{}"), "header", id="empty header"),
-        pytest.param(with_changes(encode(RECORD), b"no zlib"), "can't be unpacked", id="changes that are not packed"),
+        pytest.param(resealed(encode(RECORD), b"no zlib"), "can't be unpacked", id="changes that are not packed"),
     ],
 )
 def test_a_damaged_record_is_refused_with_its_number_its_store_and_what_to_do(body: bytes, why: str) -> None:
@@ -136,14 +128,11 @@ def body_of(nonce: str, seq: int = 1) -> bytes:
 MINE, THEIRS = body_of("mine"), body_of("theirs")
 
 
-class Writer:
-    """A process that appends; its rests take no time."""
+class Writer(Party):
+    """A process that appends."""
 
     def __init__(self, store: StubStore | None = None, faults: Faults | None = None, patience: float = 30.0) -> None:
-        self.store = store or StubStore(FakeClock())
-        self.faults = faults or Faults()
-        self.rests = Rests()
-        self.bucket = StubBucket(self.store, FakeClock(), faults=self.faults)
+        super().__init__(store, faults)
         self.patience, self.random = patience, no_jitter
 
     async def append(self, nonce: str = "mine", seq: int = 1) -> bytes | None:
@@ -170,11 +159,6 @@ class Writer:
 def writer() -> Writer:
     """The one under test."""
     return Writer()
-
-
-def refuse(request: Request) -> None:
-    """A hook: the store has another answer."""
-    raise Refused(f"{request.kind}: 403 AccessDenied")
 
 
 def put_theirs(store: StubStore) -> None:
@@ -283,7 +267,7 @@ async def test_nothing_but_conflicts_means_that_nothing_was_kept(writer: Writer,
 
 async def test_a_refusal_of_the_first_try_is_told_in_the_stores_words_at_once(writer: Writer) -> None:
     writer.faults.hook("before", refuse, kind="put", key=LOG)
-    failure = await writer.fails("s3://stub refuses log record 1: put: 403 AccessDenied")
+    failure = await writer.fails("s3://stub refuses log record 1: 403 AccessDenied")
     assert (failure.code, writer.rests.taken, writer.store.counts["get"]) == ("engine_failure", [], 0)
 
 

@@ -233,7 +233,8 @@ class Faults:
 
     def _fault(self, request: Request) -> Fault | None:
         with self._lock:
-            fault = next((rule.does for rule in self._rules if self._is_script(rule) and rule.takes(request)), None)
+            scripts = (rule for rule in self._rules if isinstance(rule.does, Fault))
+            fault = next((rule.does for rule in scripts if rule.takes(request)), None)
             if not isinstance(fault, Fault):
                 is_spared = self.spared is not None and self.spared in request.key
                 fault = None if is_spared else self._by_chance(request.kind)
@@ -267,7 +268,3 @@ class Faults:
     def _add(self, rule: _Rule) -> None:
         with self._lock:
             self._rules.append(rule)
-
-    @staticmethod
-    def _is_script(rule: _Rule) -> bool:
-        return isinstance(rule.does, Fault)
