@@ -6,6 +6,7 @@ means that the reply was lost: the operation may have happened or not.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -65,6 +66,67 @@ def recorded(path: Path) -> Iterator[History]:
         yield history
     finally:
         path.write_bytes(b"".join(msgspec.json.encode(operation) + b"\n" for operation in history.operations))
+
+
+class _Line(msgspec.Struct):
+    number: int
+    operation: Operation
+
+
+class Journal(History):
+    """Survives the process that writes it: each call is on disk before it is made, each reply after it.
+
+    It goes on with what the file holds already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.operations = operations_in(path)
+        self._numbers = {id(operation): number for number, operation in enumerate(self.operations)}
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(self._file, b"\n")  # The last line may be torn.
+
+    def call(self, process: str, name: str, messages: list[Message] | None = None, lease: str = "") -> Operation:
+        """Note that a call begins."""
+        operation = super().call(process, name, messages, lease)
+        self._numbers[id(operation)] = len(self.operations) - 1
+        self._write(operation)
+        return operation
+
+    def done(self, operation: Operation, messages: list[Message] | None = None, lease: str = "") -> None:
+        """Note that its reply arrived."""
+        super().done(operation, messages, lease)
+        self._write(operation)
+
+    def _write(self, operation: Operation) -> None:
+        # In one piece, and not into a buffer: what the kernel has, a kill does not take.
+        os.write(self._file, msgspec.json.encode(_Line(self._numbers[id(operation)], operation)) + b"\n")
+
+    def last_number(self, name: str) -> int:
+        """The last number that a producer has pushed, or tried to."""
+        return max((int(value) for _, values in self._pushes(name) for value in values), default=0)
+
+    def open_batch(self, name: str) -> list[str]:
+        """What a producer was about to push when it was killed; empty: nothing."""
+        for known, values in reversed(self._pushes(name)):
+            return [] if known else values
+        return []
+
+    def _pushes(self, name: str) -> list[tuple[bool, list[str]]]:
+        pushes = [operation for operation in self.named("push") if operation.process == name]
+        return [(push.known, [value for _, _, value in push.messages]) for push in pushes]
+
+
+def operations_in(path: Path) -> list[Operation]:
+    """The operations that a journal tells of, in the order of their calls."""
+    found: dict[int, Operation] = {}
+    for text in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            continue  # Torn by a kill.
+        found[line.number] = line.operation
+    return [found[number] for number in sorted(found)]
 
 
 def problems(history: History) -> list[str]:
@@ -143,19 +205,20 @@ def delivered_over_unsettled(history: History) -> list[str]:
     return found
 
 
+def by_place(history: History, name: str) -> dict[tuple[str, int], list[Operation]]:
+    """The operations of one kind that each message was in."""
+    found: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
+    for operation in history.named(name):
+        for partition, offset, _ in operation.messages:
+            found[partition, offset].append(operation)
+    return found
+
+
 def settled_under_a_stale_lease(history: History) -> list[str]:
     """A lease settles nothing that was handed out anew before the settlement, unless it is settled by then."""
-    deliveries: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
-    for pop in history.named("pop"):
-        for partition, offset, _ in pop.messages:
-            deliveries[partition, offset].append(pop)
-    attempts: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
-    acks = history.named("ack")
-    for ack in acks:
-        for partition, offset, _ in ack.messages:
-            attempts[partition, offset].append(ack)
+    deliveries, attempts = by_place(history, "pop"), by_place(history, "ack")
     found = []
-    for ack in (ack for ack in acks if ack.known):
+    for ack in (ack for ack in history.named("ack") if ack.known):
         for partition, offset, _ in ack.messages:
             under = [pop.returned for pop in deliveries[partition, offset] if pop.lease == ack.lease]
             anew = [
@@ -178,13 +241,9 @@ def leased_twice(history: History, lease_seconds: float) -> list[str]:
     A lease begins between the call and the reply of its pop, and ends by time alone: what was settled does not come
     again at all. So two pops got it in turn, whichever was first, only if that much time can lie between them.
     """
-    held: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
-    for pop in history.named("pop"):
-        for partition, offset, _ in pop.messages:
-            held[partition, offset].append(pop)
     return [
         f"on two leases at once: {partition} {offset}"
-        for (partition, offset), pops in held.items()
+        for (partition, offset), pops in by_place(history, "pop").items()
         for first, second in combinations(pops, 2)
         if max(second.returned - first.called, first.returned - second.called) < lease_seconds
     ]

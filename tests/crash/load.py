@@ -1,18 +1,117 @@
-"""Load for the crash tests: producers and consumers that write down what they see."""
+"""Load for the crash tests: producers and consumers that write down what they see, over HTTP or without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
-from tests.crash.history import History, Message
-from tests.crash.ways import OpenWay, Reply, Way
+import httpx
+import msgspec
+
+from hark.client.transport.api import ConnectionFailed, Request, Transport
+from tests.crash.history import History, Message, problems, recorded
+from tests.crash.server import ROUNDS, SEED, Server, running
 
 QUEUE = "crash"
 # A lease whose answer got lost must not hold up the end for long, nor may many of them make a dead letter.
-OPTIONS = {"leaseTime": 2, "retryLimit": 1000}
+OPTIONS = {"leaseTime": 1, "retryLimit": 1000}
 _DRAIN_BATCH = 200
+TIMEOUT_SECONDS = 5.0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What was answered."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as Python has it."""
+        return msgspec.json.decode(self.body)
+
+
+class Way(Protocol):
+    """One client's way to the queue."""
+
+    async def ask(self, method: str, path: str, body: object = None) -> Reply | None:
+        """Send a request once; None: the reply is lost."""
+
+
+OpenWay = Callable[[], AbstractAsyncContextManager[Way]]
+
+
+def over_http(urls: Sequence[str], seed: int) -> OpenWay:
+    """Each request goes to any of the servers."""
+    chance = random.Random(seed)
+
+    @asynccontextmanager
+    async def open_way() -> AsyncIterator[Way]:
+        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
+            yield _Http(client, lambda: chance.choice(urls))
+
+    return open_way
+
+
+def through(transport: Transport, seconds: float = TIMEOUT_SECONDS) -> OpenWay:
+    """All requests go to the server in this process."""
+
+    @asynccontextmanager
+    async def open_way() -> AsyncIterator[Way]:
+        yield _InProcess(transport, seconds)
+
+    return open_way
+
+
+class _Http:
+    def __init__(self, client: httpx.AsyncClient, url: Callable[[], str]) -> None:
+        self._client = client
+        self._url = url
+
+    async def ask(self, method: str, path: str, body: object = None) -> Reply | None:
+        content = {} if body is None else {"json": body}
+        try:
+            reply = await self._client.request(method, self._url() + path, **content)  # type: ignore[arg-type]  # JSON
+        except httpx.TransportError:
+            return None
+        return Reply(reply.status_code, reply.content)
+
+
+class _InProcess:
+    def __init__(self, transport: Transport, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
+
+    async def ask(self, method: str, path: str, body: object = None) -> Reply | None:
+        path, _, query = path.partition("?")
+        pairs = dict(pair.split("=") for pair in query.split("&") if pair)
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = await self._transport.send(Request(method, path, pairs, content, self._seconds))
+        except ConnectionFailed:
+            return None
+        return Reply(answer.status, answer.body)
+
+
+@asynccontextmanager
+async def loaded(servers: Sequence[Server], directory: Path, clients: int) -> AsyncIterator[Load]:
+    """Servers under load; at the end they are drained, and what was seen is judged."""
+    with recorded(directory / "history.jsonl") as history:
+        load = Load(over_http([server.url for server in servers], SEED), history, SEED)
+        async with running(*servers):
+            await load.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(clients):
+                    tasks.create_task(load.produce(f"producer-{number}"))
+                    tasks.create_task(load.consume(f"consumer-{number}"))
+                yield load
+                await load.wait_for_pushes(10)
+                load.stop()
+            await asyncio.wait_for(load.drain("drain"), 60)
+    assert problems(history) == []
+    assert len(history.named("ack")) > ROUNDS
 
 
 class Load:

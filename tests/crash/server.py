@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 ROUNDS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "8"))
 SEED = int(os.environ.get("HARK_TEST_CRASH_SEED", "1"))
+START_SECONDS = 60.0
+"""Where many processes start at once, on a busy machine."""
 
 
 class Server:
@@ -32,7 +34,7 @@ class Server:
             *command, stdout=asyncio.subprocess.PIPE, env=os.environ | self._settings
         )
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+        line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
         assert line.startswith(b"Hark"), f"the server did not come up: exit code {self._process.returncode}"
 
     async def end(self, number: signal.Signals) -> None:
@@ -48,7 +50,10 @@ class Server:
 async def running(*servers: Server) -> AsyncIterator[None]:
     """Start servers, and stop them at the end, whatever happened."""
     async with AsyncExitStack() as stack:
-        for server in servers:
+
+        async def start(server: Server) -> None:
             await server.start()
             stack.push_async_callback(server.end, signal.SIGTERM)
+
+        await asyncio.gather(*map(start, servers))
         yield

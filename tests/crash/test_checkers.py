@@ -4,102 +4,69 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.crash.history import History, Message, leased_twice, problems
-from tests.crash.journal import Journal, operations_in
+import pytest
+
+from tests.crash.history import History, Journal, Message, leased_twice, operations_in, problems
+
+Call = tuple[str, list[Message], str]
+ONE: Message = ("p", 1, "1")
+TWO: Message = ("p", 2, "2")
+PUSHED: Call = ("push", [("p", 0, "1"), ("p", 0, "2")], "")
+PUSHED_ONE: Call = ("push", [("p", 0, "1")], "")
+LOST = "the reply is lost"
 
 
-def history_of(*operations: tuple[str, list[Message], bool]) -> History:
-    """A history of calls that follow each other; the last field says whether the reply arrived."""
+def history_of(*calls: Call) -> History:
+    """A history of calls that follow each other, each with its lease."""
     history = History()
-    for moment, (name, messages, known) in enumerate(operations):
-        operation = history.call("test", name, messages)
-        operation.called, operation.returned = moment, moment + 0.5 if known else float("inf")
-        operation.known = known
+    for moment, (name, messages, lease) in enumerate(calls):
+        operation = history.call("test", name, messages, "" if lease == LOST else lease)
+        operation.called, operation.returned = moment, float("inf") if lease == LOST else moment + 0.5
+        operation.known = lease != LOST
     return history
-
-
-def test_a_good_history_has_no_problems() -> None:
-    history = history_of(
-        ("push", [("p", 0, "1"), ("p", 0, "2")], True),
-        ("push", [("p", 0, "3")], False),
-        ("pop", [("p", 1, "1")], True),
-        ("ack", [("p", 1, "1")], True),
-        ("pop", [("p", 2, "2")], True),
-    )
-    assert problems(history) == []
 
 
 def test_an_acknowledged_message_that_is_never_delivered_is_lost() -> None:
-    assert problems(history_of(("push", [("p", 0, "1")], True))) == ["lost: ('p', '1')"]
+    assert problems(history_of(PUSHED_ONE)) == ["lost: ('p', '1')"]
 
 
-def test_a_message_that_nobody_pushed_is_invented() -> None:
-    assert problems(history_of(("pop", [("p", 1, "7")], True))) == ["invented: ('p', '7')"]
-
-
-def test_two_messages_at_one_offset_are_found() -> None:
-    history = history_of(
-        ("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 1, "2")], True)
-    )
-    assert any(problem.startswith("two messages at one place") for problem in problems(history))
-
-
-def test_messages_in_another_order_than_pushed_are_found() -> None:
-    history = history_of(("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "2"), ("p", 2, "1")], True))
-    assert any(problem.startswith("reordered") for problem in problems(history))
-
-
-def test_a_lost_settlement_is_found() -> None:
-    history = history_of(
-        ("push", [("p", 0, "1")], True),
-        ("pop", [("p", 1, "1")], True),
-        ("ack", [("p", 1, "1")], True),
-        ("pop", [("p", 1, "1")], True),
-    )
-    assert problems(history) == ["delivered after it was settled: p 1"]
-
-
-def test_delivery_over_an_unsettled_message_is_found() -> None:
-    history = history_of(
-        ("push", [("p", 0, "1"), ("p", 0, "2")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 2, "2")], True)
-    )
-    assert problems(history) == ["p 2 was handed out while 1 was unsettled"]
-
-
-def under_leases(history: History, *leases: str) -> History:
-    """The same history, with a lease for each operation."""
-    for operation, lease in zip(history.operations, leases, strict=True):
-        operation.lease = lease
-    return history
-
-
-def test_a_settlement_under_a_stale_lease_is_found() -> None:
-    taken_twice: list[tuple[str, list[Message], bool]] = [
-        ("push", [("p", 0, "1")], True),
-        ("pop", [("p", 1, "1")], True),
-        ("pop", [("p", 1, "1")], True),
-        ("ack", [("p", 1, "1")], True),
-    ]
-    assert problems(under_leases(history_of(*taken_twice), "", "old", "new", "new")) == []
-    stale = under_leases(history_of(*taken_twice), "", "old", "new", "old")
-    assert problems(stale) == ["settled under a stale lease: p 1"]
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([PUSHED, ("push", [("p", 0, "3")], LOST), ("pop", [ONE], "a"), ("ack", [ONE], "a"), ("pop", [TWO], "b")], []),
+        ([("pop", [("p", 1, "7")], "a")], ["invented: ('p', '7')"]),
+        (
+            [PUSHED, ("pop", [ONE], "a"), ("pop", [("p", 1, "2")], "b")],
+            ["two messages at one place: p 1: 1, 2"],
+        ),
+        ([PUSHED, ("pop", [("p", 1, "2"), ("p", 2, "1")], "a")], ["reordered or doubled: p: [2, 1]"]),
+        (
+            [PUSHED_ONE, ("pop", [ONE], "a"), ("ack", [ONE], "a"), ("pop", [ONE], "b")],
+            ["delivered after it was settled: p 1"],
+        ),
+        ([PUSHED, ("pop", [ONE], "a"), ("pop", [TWO], "b")], ["p 2 was handed out while 1 was unsettled"]),
+        ([PUSHED_ONE, ("pop", [ONE], "old"), ("pop", [ONE], "new"), ("ack", [ONE], "new")], []),
+        (
+            [PUSHED_ONE, ("pop", [ONE], "old"), ("pop", [ONE], "new"), ("ack", [ONE], "old")],
+            ["settled under a stale lease: p 1"],
+        ),
+    ],
+    ids=["good", "invented", "one place", "reordered", "settled", "unsettled", "new lease", "stale lease"],
+)
+def test_what_is_wrong_with_a_history_is_found(calls: list[Call], found: list[str]) -> None:
+    assert problems(history_of(*calls)) == found
 
 
 def test_to_complete_what_is_completed_is_no_settlement_under_a_stale_lease() -> None:
     history = history_of(
-        ("push", [("p", 0, "1")], True),
-        ("pop", [("p", 1, "1")], True),
-        ("pop", [("p", 1, "1")], True),
-        ("ack", [("p", 1, "1")], False),
-        ("ack", [("p", 1, "1")], True),
+        PUSHED_ONE, ("pop", [ONE], "old"), ("pop", [ONE], "new"), ("ack", [ONE], LOST), ("ack", [ONE], "old")
     )
-    assert problems(under_leases(history, "", "old", "new", "new", "old")) == []
+    history.operations[3].lease = "new"
+    assert problems(history) == []
 
 
 def test_a_message_on_two_leases_at_once_is_found() -> None:
-    history = history_of(
-        ("push", [("p", 0, "1")], True), ("pop", [("p", 1, "1")], True), ("pop", [("p", 1, "1")], True)
-    )
+    history = history_of(PUSHED_ONE, ("pop", [ONE], "old"), ("pop", [ONE], "new"))
     # The first pop was called at second 1, the second one was answered at 2.5.
     assert leased_twice(history, 1.5) == []
     assert leased_twice(history, 1.6) == ["on two leases at once: p 1"]

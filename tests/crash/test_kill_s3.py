@@ -16,13 +16,10 @@ import msgspec
 from hark.clock import SystemClock
 from hark.engine.s3.log import places
 from hark.engine.s3.log.pointer import Pointer
-from tests.crash.history import History, leased_twice, problems, recorded
-from tests.crash.journal import operations_in
-from tests.crash.load import OPTIONS, Load
-from tests.crash.member import WIDEST
-from tests.crash.members import Member
+from tests.crash.history import History, leased_twice, operations_in, problems, recorded
+from tests.crash.load import OPTIONS, Load, over_http
+from tests.crash.member import WIDEST, Member
 from tests.crash.server import SEED, Server, running
-from tests.crash.ways import over_http
 from tests.s3.credentials import AWS_ENVIRONMENT
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.server import StubServer, serving_in_thread
@@ -112,8 +109,8 @@ async def test_killing_servers_and_processes_without_one_on_a_bad_bucket_loses_a
         async with running(*servers):
             await load.prepare()
             async with AsyncExitStack() as stack:
+                await asyncio.gather(*(member.start() for member in members))
                 for member in members:
-                    await member.start()
                     stack.push_async_callback(member.end, signal.SIGTERM)
                 async with asyncio.TaskGroup() as tasks:
                     for number in range(CLIENTS):

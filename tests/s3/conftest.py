@@ -1,6 +1,7 @@
 """Buckets for the tests of the S3 engine: the stub in process, the stub over HTTP, and MiniStack.
 
 `stub_store`     the objects, with the time of `clock`; `StubBucket(stub_store, clock)` is a process that uses them
+`process`        an engine on `stub_store` that looks at the log only when a test says so; `other`: another one
 `stub_server`    the stub over HTTP in a thread, with the time of this machine; `.store` and `.faults` are at hand
 `ministack`      a server that others wrote
 `fresh_bucket`   an empty prefix as `s3://bucket/prefix?endpoint=...`: a test with it runs on both servers
@@ -9,13 +10,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from hark.clock import FakeClock, SystemClock
 from tests.s3.credentials import AWS_ENVIRONMENT
 from tests.s3.ministack import Ministack, running_ministack
+from tests.s3.processes import Process, running
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.server import StubServer, serving_in_thread
 from tests.s3.stub.store import StubStore
@@ -50,6 +53,20 @@ def stub_bucket(stub_store: StubStore, clock: FakeClock) -> StubBucket:
 
 
 @pytest.fixture
+async def process(stub_store: StubStore, clock: FakeClock) -> AsyncIterator[Process]:
+    """An engine on `stub_store`."""
+    async with running(stub_store, clock) as process:
+        yield process
+
+
+@pytest.fixture
+async def other(stub_store: StubStore, clock: FakeClock) -> AsyncIterator[Process]:
+    """Another one, which shares nothing but the bucket with it."""
+    async with running(stub_store, clock) as other:
+        yield other
+
+
+@pytest.fixture
 def stub_server() -> Iterator[StubServer]:
     """The stub over HTTP, for one test alone."""
     with serving_in_thread(StubServer(StubStore(SystemClock()))) as server:
@@ -61,6 +78,14 @@ def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ministack]:
     """MiniStack, one for each process that runs tests: it starts in less than a second."""
     with running_ministack(tmp_path_factory.mktemp("ministack")) as server:
         yield server
+
+
+@pytest.fixture
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the one who runs the tests must not matter."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("HARK_ENGINE", "HARK_CONFIG", "HARK_URL", "HARK_POLLING_STRATEGY"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture(params=["stub", "ministack"])

@@ -1,10 +1,15 @@
-"""Rests between tries that take no time."""
+"""Rests between tries that take no time, and those who take them."""
 
 from __future__ import annotations
 
 import asyncio
 
+from hark.clock import FakeClock
+from hark.engine.s3.bucket.api import Refused
 from hark.engine.s3.log.patience import Patience
+from tests.s3.stub.faults import Faults
+from tests.s3.stub.inprocess import StubBucket
+from tests.s3.stub.store import Request, StubStore
 
 
 class Rests:
@@ -32,3 +37,19 @@ class Rests:
 def no_jitter() -> float:
     """A random number with which a rest is as long as it was meant."""
     return 1.0
+
+
+class Party:
+    """One of those who use a store, with faults of its own; its rests take no time."""
+
+    def __init__(self, store: StubStore | None = None, faults: Faults | None = None) -> None:
+        self.clock = FakeClock()
+        self.store = store or StubStore(self.clock)
+        self.faults = faults or Faults()
+        self.rests = Rests()
+        self.bucket = StubBucket(self.store, self.clock, faults=self.faults)
+
+
+def refuse(_: Request) -> None:
+    """A hook: the store has another answer."""
+    raise Refused("403 AccessDenied")

@@ -1,8 +1,11 @@
-"""A bucket is a target like any other: for `connect`, for workers, for servers, with and without a server."""
+"""A bucket is a target like any other: for `connect`, workers, servers and the commands, with and without a server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import signal
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,13 +13,14 @@ from pathlib import Path
 import pytest
 
 import hark.sync
+from hark import CallPolicy
 from hark.client.transport.beside import BesideTransport
 from hark.clock import FakeClock, SystemClock
 from hark.connecting import connect, in_process
 from hark.engine.s3.engine import S3Engine
 from hark.engine.s3.log import places
 from hark.engine.sqlite import SqliteEngine
-from hark.errors import InvalidInput, InvalidSetting, StoreUnusable
+from hark.errors import InvalidInput, StoreUnusable, Unavailable
 from hark.polling import PollingStrategy, PollMetrics
 from hark.serving import engines
 from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
@@ -24,20 +28,18 @@ from hark.settings import Peer, Polling, Settings
 from hark.settings import Worker as WorkerSettings
 from hark.settings.s3 import S3
 from hark.worker import Worker
+from tests.cli.conftest import runner
+from tests.cli.test_workers import serving
+from tests.cli.working import APP, working
 from tests.s3.stub.server import StubServer
 from tests.worker.workers import burst, running
 
 URL = "s3://bucket/prefix?endpoint=http://127.0.0.1:1"
 ADAPTIVE = PollingStrategy.adaptive(max_interval_ms=60_000)
 SOON = PollingStrategy.fixed(interval_ms=10)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests must not matter."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("HARK_ENGINE", "HARK_CONFIG", "HARK_URL", "HARK_POLLING_STRATEGY"):
-        monkeypatch.delenv(variable, raising=False)
+ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
+REQUESTS = r"[1-9]\d* PUT and [1-9]\d* GET since the server started, 0 failed: \$"
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 @pytest.fixture
@@ -72,36 +74,30 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 # What reaches the engine ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [URL, [URL], (URL,), f" {URL} ,"], ids=["text", "list", "tuple", "spaces"])
-def test_a_bucket_gets_a_server_in_a_thread_of_this_process(made: Made, target: str | list[str]) -> None:
+@pytest.mark.parametrize(
+    "target", [URL, [URL], (URL,), f" {URL} ,", None], ids=["text", "list", "tuple", "spaces", "environment"]
+)
+def test_a_bucket_gets_a_server_in_a_thread_of_this_process(
+    made: Made, target: str | list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target is None:
+        monkeypatch.setenv("HARK_URL", URL)
     transport = connect(target).caller.transport
     assert isinstance(transport, BesideTransport)
     assert transport.url == "s3://bucket/prefix"
     assert made.given[0][0].engine == URL
 
 
-def test_the_environment_may_name_a_bucket(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARK_URL", URL)
-    connect()
-    assert made.given[0][0].engine == URL
-
-
-def test_settings_come_from_the_environment_and_the_file(
+def test_settings_come_from_the_environment_and_the_file_unless_code_has_them(
     made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "hark.toml").write_text("[s3]\nlinger_ms = 7\n[worker.polling]\nmax_interval_ms = 9000\n")
     monkeypatch.setenv("HARK_POLLING_MIN_INTERVAL_MS", "70")
     connect(URL)
-    settings, polling = made.given[0]
-    assert settings.s3.linger_ms == 7
-    assert polling == PollingStrategy.adaptive(min_interval_ms=70, max_interval_ms=9000)
-
-
-def test_settings_and_a_strategy_in_code_win(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARK_POLLING_STRATEGY", "fixed")
     connect(URL, settings=Settings(s3=S3(linger_ms=3)), polling=ADAPTIVE)
-    settings, polling = made.given[0]
-    assert (settings.s3.linger_ms, polling) == (3, ADAPTIVE)
+    given = [(settings.s3.linger_ms, polling) for settings, polling in made.given]
+    assert given == [(7, PollingStrategy.adaptive(min_interval_ms=70, max_interval_ms=9000)), (3, ADAPTIVE)]
 
 
 async def test_who_waits_for_messages_rests_no_longer_than_the_engine_does(made: Made, queue: str) -> None:
@@ -142,28 +138,17 @@ def test_headers_have_no_effect_on_a_bucket_and_are_refused() -> None:
 # Servers ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_makes_the_engine_that_its_settings_name() -> None:
-    engine = make_engine(Settings(engine=URL), FakeClock())
-    assert isinstance(engine, S3Engine)
+def test_a_server_makes_the_engine_that_its_settings_name_and_may_have_company() -> None:
+    settings = Settings(engine=URL, workers=4, peers=("b:1",), peer=Peer(port=1))
+    assert isinstance(make_engine(settings, FakeClock()), S3Engine)
+    assert describe(settings) == "s3://bucket/prefix"
+    refuse_company_on_sqlite(settings)
 
 
 def test_the_engine_of_a_server_rests_as_the_settings_say(made: Made) -> None:
     fixed = WorkerSettings(polling=Polling(strategy="fixed", interval_ms=700))
     make_engine(Settings(engine=URL, worker=fixed), FakeClock())
     assert made.given[0][1] == PollingStrategy.fixed(interval_ms=700)
-
-
-def test_a_bucket_is_called_by_its_name() -> None:
-    assert describe(Settings(engine=URL)) == "s3://bucket/prefix"
-
-
-def test_a_url_that_is_no_bucket_is_a_wrong_setting() -> None:
-    with pytest.raises(InvalidSetting, match="engine: the URL names no bucket"):
-        make_engine(Settings(engine="s3:///prefix"), FakeClock())
-
-
-def test_servers_on_a_bucket_may_be_many() -> None:
-    refuse_company_on_sqlite(Settings(engine=URL, workers=4, peers=("b:1",), peer=Peer(port=1)))
 
 
 # Who polls --------------------------------------------------------------------------------------------------
@@ -232,8 +217,16 @@ async def test_a_client_pushes_and_takes_without_any_server(fresh_bucket: str, q
         assert await client.queue(queue).pop() == []
 
 
-async def test_two_processes_see_what_the_other_one_wrote(bucket: str, queue: str) -> None:
-    """Two engines in one process share nothing but the bucket, as two processes do."""
+async def test_clients_and_workers_get_what_another_process_wrote(bucket: str, queue: str) -> None:
+    """Engines in one process share nothing but the bucket, as processes do."""
+    worker, producer = Worker(bucket, queue=f"{queue}-tasks"), Worker(bucket, queue=f"{queue}-tasks")
+
+    @worker.task("work")
+    async def work() -> None: ...
+
+    @producer.task("work")
+    async def push_only() -> None: ...
+
     async with connect(bucket, polling=SOON) as one, connect(bucket, polling=SOON) as other:
         messages = other.queue(queue).messages()
         waiting = asyncio.ensure_future(anext(messages))
@@ -243,6 +236,10 @@ async def test_two_processes_see_what_the_other_one_wrote(bucket: str, queue: st
         async with message:
             assert message.data == {"id": 1}
         await messages.aclose()
+        async with running(worker, polling=SOON) as found:
+            with producer.connect_to(client=one):
+                await push_only.push()
+            await found.ended(1)
 
 
 async def test_a_worker_needs_no_server(bucket: str, queue: str) -> None:
@@ -259,21 +256,6 @@ async def test_a_worker_needs_no_server(bucket: str, queue: str) -> None:
         await work.push(30)
         await found.ended(1)
     assert sorted(seen) == list(range(31))
-
-
-async def test_a_worker_takes_what_another_process_pushed(bucket: str, queue: str) -> None:
-    worker, producer = Worker(bucket, queue=queue), Worker(bucket, queue=queue)
-
-    @worker.task("work")
-    async def work() -> None: ...
-
-    @producer.task("work")
-    async def push_only() -> None: ...
-
-    async with running(worker, polling=SOON) as found, connect(bucket) as client:
-        with producer.connect_to(client=client):
-            await push_only.push()
-        await found.ended(1)
 
 
 async def test_an_idle_worker_sends_nothing_but_its_engines_polls(stub_server: StubServer, queue: str) -> None:
@@ -314,15 +296,14 @@ def _looks(server: StubServer) -> Callable[[], Awaitable[object]]:
     return next_look
 
 
-def test_a_sync_client_needs_no_server(bucket: str, queue: str) -> None:
+def test_neither_a_program_without_a_loop_nor_the_one_that_pushes_its_tasks_needs_a_server(
+    bucket: str, queue: str
+) -> None:
     with hark.sync.connect(bucket) as client:
         client.queue(queue).push({"id": 1})
         (message,) = client.queue(queue).pop()
         assert message.data == {"id": 1}
-
-
-def test_a_task_may_be_pushed_from_a_program_without_a_loop(bucket: str, queue: str) -> None:
-    worker = Worker(bucket, queue=queue)
+    worker = Worker(bucket, queue=f"{queue}-tasks")
 
     @worker.task
     def work() -> None: ...
@@ -336,3 +317,55 @@ async def test_a_bucket_that_is_not_there_is_an_error_that_says_so(stub_server: 
     with pytest.raises(StoreUnusable, match="NoSuchBucket"):
         await client.open()
     await client.close()
+
+
+# `hark serve`, `hark work` and `hark doctor` on a bucket: real processes -------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_servers_on_a_bucket_share_what_is_in_it_and_the_doctor_shows_their_requests(
+    stub_server: StubServer, queue: str, tmp_path: Path, workers: int
+) -> None:
+    bucket = stub_server.bucket_url("served")
+    with serving(tmp_path, "--port", "0", "--engine", bucket, "--workers", str(workers)) as server:
+        (said,) = server.wait_for(ADDRESS)
+        assert said[1] == bucket.partition("?")[0]
+        with hark.sync.connect(said[2]) as client:
+            client.queue(queue).push_many([{"id": number} for number in range(20)])
+        # Both at once is legal: a client without a server beside those that have one.
+        with hark.sync.connect(bucket) as client:
+            found = client.queue(queue).batch(20).partitions(20).pop()
+            assert sorted(message.data["id"] for message in found) == list(range(20))
+        checks = {check["name"]: check for check in json.loads(runner()("doctor", "--json", "--url", said[2]).stdout)}
+        assert checks["requests"]["result"] == "ok"
+        assert re.search(REQUESTS, checks["requests"]["detail"])
+        for verb in ("push", "pop"):
+            assert runner()("maintenance", verb, "on", "--url", said[2]).exit_code == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_for_end() == 0
+    # What the server was told holds for those without one too.
+    with hark.sync.connect(bucket, retry=CallPolicy(attempts=1)) as client:
+        assert client.queue(queue).pop() == []
+        with pytest.raises(Unavailable) as refused:
+            client.queue(queue).push(1)
+        assert refused.value.code == "maintenance"
+
+
+def test_a_url_that_is_no_bucket_keeps_a_server_from_starting(tmp_path: Path) -> None:
+    with serving(tmp_path, "--port", "0", "--engine", "s3://a") as server:
+        assert server.wait_for_end() == 2
+    assert server.said[-1].startswith("hark: engine: 'a' is not the name of a bucket")
+
+
+def test_hark_work_needs_no_server(stub_server: StubServer, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    bucket = stub_server.bucket_url("worked")
+    flags = ("--polling", "fixed", "--interval-ms", "10")
+    with working(tmp_path, bucket, queue, "app:worker", *flags) as work:
+        assert f"works on queue {queue} at {bucket.partition('?')[0]}, " in work.until("works on queue")
+        with hark.sync.connect(bucket, polling=PollingStrategy.fixed(interval_ms=10)) as client:
+            client.queue(queue).push({"task": "say", "arguments": {"word": "hello"}})
+        work.until("said hello")
+        work.signal(signal.SIGTERM)
+        assert work.end() == 0
+    assert "1 done" in work.said[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from hark.engine.s3.log.pointer import Kept, Pointer
 from hark.settings import Polling, Settings, Worker
 from hark.settings.s3 import S3
 from tests.cli.conftest import runner
+from tests.s3.rests import Rests
 from tests.s3.stub.faults import Fault
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.server import StubServer
@@ -74,28 +74,19 @@ async def test_the_head_is_found_by_a_search(
     assert stub_store.counts["get"] <= 2 * (newer + 1).bit_length() + 1
 
 
-async def test_a_store_that_ignores_conditions_is_a_failure(clock: FakeClock) -> None:
+async def test_a_store_that_ignores_conditions_or_does_not_answer_is_a_failure_with_advice(
+    stub_bucket: StubBucket, clock: FakeClock
+) -> None:
     found = await look(StubBucket(StubStore(clock, ignores_conditions=True), clock))
-    assert list(found) == ["bucket"]
-    assert found["bucket"].result == "fail"
+    assert [(check.name, check.result) for check in found.values()] == [("bucket", "fail")]
     assert "If-None-Match" in found["bucket"].detail
-
-
-async def test_a_store_that_does_not_answer_is_a_failure_with_advice(stub_bucket: StubBucket) -> None:
-    stub_bucket.faults.next(Fault.DROP, times=1000)
-
-    async def no_pause(_seconds: float) -> None: ...
-
-    (check,) = await examine(stub_bucket, SETTINGS, "unique", no_pause)
-    assert (check.name, check.result) == ("bucket", "fail")
-    assert check.advice.startswith("check the network")
-
-
-async def test_a_store_that_fails_while_it_is_looked_at_is_a_failure(stub_bucket: StubBucket) -> None:
     stub_bucket.faults.next(Fault.ERROR, kind="get", key=places.POINTER)
     found = await look(stub_bucket)
-    assert (found["bucket"].result, found["store"].result) == ("ok", "fail")
-    assert found["store"].advice
+    assert (found["bucket"].result, found["store"].result, bool(found["store"].advice)) == ("ok", "fail", True)
+    stub_bucket.faults.next(Fault.DROP, times=1000)
+    (check,) = await examine(stub_bucket, SETTINGS, "unique", Rests().pause)
+    assert (check.name, check.result) == ("bucket", "fail")
+    assert check.advice.startswith("check the network")
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(60, "behind"), (-60, "ahead of")])
@@ -106,14 +97,11 @@ async def test_a_clock_that_differs_from_the_stores_is_a_warning(clock: FakeCloc
     assert side in found["store clock"].detail
 
 
-async def test_a_log_without_its_meta_is_a_failure(stub_bucket: StubBucket) -> None:
+async def test_a_log_without_its_meta_or_of_a_newer_hark_is_a_failure(stub_bucket: StubBucket) -> None:
     await write_records(stub_bucket, 1, 3)
     found = await look(stub_bucket)
     assert found["store"].result == "fail"
     assert "meta.json was removed" in found["store"].detail
-
-
-async def test_a_store_of_a_newer_hark_is_a_failure(stub_bucket: StubBucket) -> None:
     await stub_bucket.create(places.META, b'{"format":99}')
     found = await look(stub_bucket)
     assert (found["store"].result, "format 99" in found["store"].detail) == ("fail", True)
@@ -150,37 +138,24 @@ async def test_costs_follow_from_the_settings(stub_bucket: StubBucket) -> None:
     assert found.advice
 
 
-@pytest.fixture
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests must not matter."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("HARK_ENGINE", "HARK_CONFIG", "HARK_URL"):
-        monkeypatch.delenv(variable, raising=False)
+def checks_of(url: str, code: int) -> dict[str, dict[str, str]]:
+    """What the command says of a bucket, by name."""
+    result = runner()("doctor", "--json", "--url", url)
+    assert result.exit_code == code
+    return {check["name"]: check for check in json.loads(result.stdout)}
 
 
-@pytest.mark.usefixtures("_no_settings")
-def test_the_command_looks_at_the_bucket_that_it_is_given(stub_server: StubServer) -> None:
-    result = runner()("doctor", "--json", "--url", stub_server.bucket_url("some/prefix"))
-    found = {check["name"]: check["result"] for check in json.loads(result.stdout)}
-    assert found == dict.fromkeys(("python", "settings", "bucket", "store clock", "store", "costs"), "ok")
-    assert result.exit_code == 0
+@pytest.mark.usefixtures("no_settings")
+def test_the_command_looks_at_the_bucket_that_it_is_given_and_fails_when_there_is_none(stub_server: StubServer) -> None:
+    found = checks_of(stub_server.bucket_url("some/prefix"), 0)
+    expected = dict.fromkeys(("python", "settings", "bucket", "store clock", "store", "costs"), "ok")
+    assert {name: check["result"] for name, check in found.items()} == expected
     assert {key.split("/")[0] for _, key, _ in stub_server.store.log} == {"some"}
-
-
-@pytest.mark.usefixtures("_no_settings")
-@pytest.mark.parametrize(
-    ("change", "text", "advice"),
-    [
-        (("s3://", "s3://_"), "is not the name of a bucket", "correct it"),
-        (("s3://", "s3://other-"), "NoSuchBucket", "create it"),
-    ],
-    ids=["nonsense", "no such bucket"],
-)
-def test_a_bucket_that_is_not_there_is_a_failure(
-    stub_server: StubServer, change: tuple[str, str], text: str, advice: str
-) -> None:
-    result = runner()("doctor", "--json", "--url", stub_server.bucket_url("prefix").replace(*change))
-    bucket = json.loads(result.stdout)[-1]
-    assert (result.exit_code, bucket["name"], bucket["result"]) == (1, "bucket", "fail")
-    assert text in bucket["detail"]
-    assert advice in bucket["advice"]
+    for scheme, text, advice in (
+        ("s3://_", "is not the name of a bucket", "correct it"),
+        ("s3://other-", "NoSuchBucket", "create it"),
+    ):
+        bucket = checks_of(stub_server.bucket_url("prefix").replace("s3://", scheme), 1)["bucket"]
+        assert bucket["result"] == "fail"
+        assert text in bucket["detail"]
+        assert advice in bucket["advice"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+import apsw
 import msgspec
 import pytest
 
@@ -13,6 +14,7 @@ from hark.engine.s3.log import places
 from hark.engine.s3.log.pointer import UNWITNESSED, Kept, Pointer, advance, announce, read_pointer
 from hark.engine.s3.log.snapshot import load_newest, publish
 from hark.engine.s3.replica import garbage
+from hark.engine.sqlite import schema
 from hark.errors import StoreUnusable
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket
@@ -37,24 +39,16 @@ def test_the_watermark_is_the_last_snapshot_that_was_the_newest_a_grace_ago(now:
     assert garbage.watermark(POINTER, now, 100, applied) == mark
 
 
-def test_a_watermark_never_turns_back() -> None:
-    collected = msgspec.structs.replace(POINTER, collected=20)
-    changed = garbage.promise(EPOCH, lambda: 1100, 100, 30)(collected)
-    assert changed is not None and changed.collected == 20
-
-
 def test_what_may_go_is_between_what_is_removed_and_what_is_promised_but_for_segments() -> None:
     pointer = msgspec.structs.replace(POINTER, removed=12, collected=20)
     assert garbage.removable_records(pointer, 20, {15, 16, 21}) == [13, 14, 17, 18, 19, 20]
     assert garbage.removable_snapshots(pointer) == [7, 10]
+    assert garbage.removable_records(pointer, 19, {15}) == [], "the segments are not all known"
 
 
-def test_nothing_may_go_where_the_segments_are_not_all_known() -> None:
-    pointer = msgspec.structs.replace(POINTER, removed=12, collected=20)
-    assert garbage.removable_records(pointer, 19, {15}) == []
-
-
-def test_what_came_since_is_not_confirmed() -> None:
+def test_a_watermark_never_turns_back_and_what_came_since_is_not_confirmed() -> None:
+    turned = garbage.promise(EPOCH, lambda: 1100, 100, 30)(msgspec.structs.replace(POINTER, collected=20))
+    assert turned is not None and turned.collected == 20
     done = msgspec.structs.replace(POINTER, collected=10)
     since = msgspec.structs.replace(POINTER, collected=20, announced=(7, 8, 25, 40))
     changed = garbage.confirm(done)(since)
@@ -135,12 +129,6 @@ def left_after(watermark: int) -> frozenset[int]:
     return frozenset(seq for seq in Store.records if seq > watermark or seq in Store.segments)
 
 
-async def test_nothing_is_done_in_a_store_without_a_pointer() -> None:
-    store = Store()
-    assert await store.collect() == 0
-    assert store.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
-
-
 async def test_a_round_removes_what_the_watermark_covers_but_for_segments(store: Store) -> None:
     removed = await store.collect()
     assert store.there() == left_after(20)
@@ -149,13 +137,9 @@ async def test_a_round_removes_what_the_watermark_covers_but_for_segments(store:
     pointer = await store.pointer()
     assert (pointer.collected, pointer.removed, pointer.announced) == (20, 20, (25,))
     assert [kept.seq for kept in pointer.snapshots] == [20, 30]
-
-
-async def test_a_round_without_garbage_is_one_request(store: Store) -> None:
-    await store.collect()
     store.objects.forget_requests()
     assert await store.collect() == 0
-    assert store.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
+    assert store.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}, "a round without garbage"
 
 
 async def test_an_idle_store_is_collected_up_to_its_newest_snapshot(store: Store) -> None:
@@ -181,7 +165,10 @@ async def test_who_is_behind_the_watermark_removes_only_what_it_knows(store: Sto
     assert await store.collect(applied=20) == 0
 
 
-async def test_the_collector_of_a_store_that_was_made_anew_removes_nothing(store: Store) -> None:
+async def test_in_a_store_without_a_pointer_or_that_was_made_anew_nothing_is_removed(store: Store) -> None:
+    empty = Store()
+    assert await empty.collect() == 0
+    assert empty.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
     before = store.objects.keys()
     with pytest.raises(StoreUnusable, match="made anew"):
         await store.collect(epoch="the one before")
@@ -220,19 +207,6 @@ async def test_a_collector_that_is_killed_at_any_request_harms_nobody_and_the_ne
     assert (pointer.removed, pointer.collected, pointer.announced) == (20, 20, (25,))
 
 
-async def test_at_no_moment_is_there_a_gap_that_was_not_promised(store: Store) -> None:
-    faults = Faults()
-    safe: list[bool] = []
-
-    async def look(_: Request) -> None:
-        safe.append(is_safe(await store.pointer(), store))
-
-    faults.hook("before", look)
-    faults.hook("after", look)
-    await store.collect(faults)
-    assert safe == [True] * 10
-
-
 async def test_two_collectors_at_once_remove_the_same(store: Store) -> None:
     faults = Faults()
     stop = faults.stop("before", kind="delete")
@@ -246,3 +220,68 @@ async def test_two_collectors_at_once_remove_the_same(store: Store) -> None:
     assert store.there() == left_after(30)
     pointer = await store.pointer()
     assert (pointer.removed, pointer.collected, store.snapshots()) == (30, 30, [30])
+
+
+# Segments: records that hold payloads ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def database() -> Iterator[apsw.Connection]:
+    """A state with the segments 1 to 6: messages refer to 1 and 2, dead letters to 2 and 3."""
+    connection = apsw.Connection(":memory:")
+    schema.migrate(connection)
+    connection.execute(
+        "create table segments (seq integer primary key, bytes integer not null, dead_since integer);"
+        "insert into segments (seq, bytes) values (1, 10), (2, 10), (3, 10), (4, 10), (5, 10), (6, 10)"
+    )
+    for offset, extra in enumerate(('{"r": [1, 8, 5]}', '{"r": [2, 8, 5], "ttl": 4}', '{"ttl": 4}', None), start=1):
+        connection.execute(
+            "insert into messages (partition, offset, created_at, extra, payload) values (1, ?, 0, ?, 'null')",
+            (offset, extra),
+        )
+    for offset, extra in enumerate(('{"r": [2, 13, 5]}', '{"r": [3, 8, 5]}', None), start=1):
+        connection.execute(
+            "insert into dead_letters (uid, queue, partition, partition_name, grp, offset, created_at, priority,"
+            " payload, extra, attempts, error, failed_at) values (?, 'q', 1, 'p', 'g', ?, 0, 0, 'null', ?, 1, '', 0)",
+            (str(offset), offset, extra),
+        )
+    yield connection
+    connection.close()
+
+
+def marks(database: apsw.Connection) -> dict[int, int | None]:
+    """Since when each segment is dead."""
+    return dict(database.execute("select seq, dead_since from segments"))
+
+
+def test_what_neither_a_message_nor_a_dead_letter_refers_to_is_unreferenced(database: apsw.Connection) -> None:
+    assert garbage.unreferenced(database, 100) == [4, 5, 6]
+    assert garbage.unreferenced(database, 2) == [4, 5]
+    database.execute("delete from messages")
+    assert garbage.unreferenced(database, 100) == [1, 4, 5, 6]
+    database.execute("delete from dead_letters")
+    assert garbage.unreferenced(database, 100) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_segment_is_dead_since_it_was_first_marked(database: apsw.Connection) -> None:
+    garbage.mark_dead(database, [4, 5], now=100)
+    garbage.mark_dead(database, [5, 6, 99], now=200)
+    assert marks(database) == {1: None, 2: None, 3: None, 4: 100, 5: 100, 6: 200}
+    assert garbage.unreferenced(database, 100) == []
+
+
+def test_a_segment_may_go_a_grace_after_it_died_and_not_beyond_the_watermark(database: apsw.Connection) -> None:
+    garbage.mark_dead(database, [4, 6], now=100)
+    garbage.mark_dead(database, [5], now=101)
+    assert garbage.removable(database, now=109, grace=10, up_to_seq=6, limit=9) == []
+    assert garbage.removable(database, now=110, grace=10, up_to_seq=6, limit=9) == [4, 6]
+    assert garbage.removable(database, now=110, grace=10, up_to_seq=5, limit=9) == [4]
+    assert garbage.removable(database, now=111, grace=10, up_to_seq=6, limit=2) == [4, 5]
+
+
+def test_the_segments_of_a_part_of_the_log_are_known_until_they_are_gone(database: apsw.Connection) -> None:
+    assert garbage.segments_between(database, after=2, up_to=5) == {3, 4, 5}
+    assert garbage.segments_between(database, after=6, up_to=100) == frozenset()
+    garbage.forget(database, [])
+    garbage.forget(database, [4, 6, 99])
+    assert list(marks(database)) == [1, 2, 3, 5]

@@ -3,31 +3,113 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import msgspec
 import pytest
 
-from hark.engine.s3.bucket.api import BucketError, Conflicting, Refused, Stored, Unclear
-from hark.engine.s3.bucket.counting import RequestCounter
-from hark.engine.s3.bucket.dates import ServerTime
+from hark.engine.s3.bucket.api import Bucket, BucketError, Conflicting, Refused, Unclear
 from hark.engine.s3.payloads.cache import PayloadCache
 from hark.engine.s3.payloads.fetching import Payloads
 from hark.engine.s3.payloads.filling import Filler
 from hark.engine.s3.payloads.place import Place
 from hark.engine.sqlite.rows import Elsewhere
 from hark.errors import EngineFailure
-from tests.s3.bodies import body
+from tests.s3.rests import Rests, no_jitter
+
+
+def body(seq: int, length: int = 1000) -> bytes:
+    """What the object of a record has; another record has other bytes."""
+    return random.Random(seq).randbytes(length)
+
+
+# The cache: what it gives, and what it forgets -------------------------------------------------------------
+
 
 LETTERS = bytes(range(97, 123))
+
+
+def test_a_place_within_what_was_put_is_found_and_another_is_not() -> None:
+    cache = PayloadCache(1000)
+    cache.put_record(7, 100, LETTERS)
+    assert cache.get(Place(7, 100, 26)) == LETTERS
+    assert cache.get(Place(7, 102, 3)) == b"cde"
+    for outside in (Place(7, 99, 2), Place(7, 125, 2), Place(7, 130, 1), Place(8, 100, 1)):
+        assert cache.get(outside) is None
+
+
+def test_what_was_used_least_recently_is_forgotten_first() -> None:
+    cache = PayloadCache(104)
+    for seq in (1, 2, 3, 4):
+        cache.put_record(seq, 0, LETTERS)
+    assert cache.get(Place(1, 0, 1)) == b"a"
+    cache.put_record(5, 0, LETTERS)
+    assert [seq for seq in range(1, 6) if cache.get(Place(seq, 0, 26))] == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("capacity", "length"), [(104, 27), (0, 1)], ids=["too large", "no capacity"])
+def test_what_has_no_room_is_not_kept_and_drives_nothing_out(capacity: int, length: int) -> None:
+    cache = PayloadCache(capacity)
+    cache.put_record(1, 0, LETTERS)
+    cache.put_record(2, 0, body(2, length))
+    assert cache.get(Place(1, 0, 26)) == (LETTERS if capacity else None)
+    assert cache.get(Place(2, 0, 1)) is None
+
+
+def test_a_larger_piece_takes_the_place_of_those_within_it() -> None:
+    cache = PayloadCache(1000)
+    cache.put_record(1, 5, LETTERS[5:8])
+    cache.put_record(1, 10, LETTERS[10:12])
+    cache.put_record(1, 0, LETTERS)
+    cache.put_record(1, 3, LETTERS[3:9])
+    assert cache.get(Place(1, 4, 20)) == LETTERS[4:24]
+    numbers = cache.as_metrics()
+    assert (numbers["s3_cache_pieces"], numbers["s3_cache_bytes"]) == (1, 26)
+    for offset in (0, 90):
+        cache.get(Place(1, offset, 1))
+    numbers = cache.as_metrics()
+    assert (numbers["s3_cache_hits"], numbers["s3_cache_misses"]) == (2, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_cache_gives_is_what_the_record_has_and_never_more_than_it_may_hold(seed: int) -> None:
+    rng = random.Random(seed)
+    cache = PayloadCache(400)
+    found = 0
+    for _ in range(400):
+        seq, first, length = rng.randrange(3), rng.randrange(200), rng.randrange(1, 120)
+        if rng.random() < 0.5:
+            cache.put_record(seq, first, body(seq)[first : first + length])
+            if length <= 100:
+                assert cache.get(Place(seq, first, length)) == body(seq)[first : first + length]
+        elif (data := cache.get(Place(seq, first, length))) is not None:
+            assert data == body(seq)[first : first + length]
+            found += 1
+        assert cache.as_metrics()["s3_cache_bytes"] <= 400
+    assert found
+
+
+def test_threads_may_share_a_cache() -> None:
+    cache = PayloadCache(300)
+
+    def use(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(2000):
+            seq, first = rng.randrange(4), rng.randrange(100)
+            cache.put_record(seq, first, body(seq)[first : first + 50])
+            assert cache.get(Place(seq, first + 10, 20)) in (None, body(seq)[first + 10 : first + 30])
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, range(4)))
 
 
 class Ranges:
     """A bucket that is only read from, and writes down what was asked."""
 
     name = "s3://bucket/prefix"
-    requests: RequestCounter
-    time: ServerTime
 
     def __init__(self, *seqs: int) -> None:
         self.objects = {f"log/{seq:020d}": body(seq) for seq in seqs}
@@ -55,52 +137,17 @@ class Ranges:
         whole = self.objects.get(key)
         return None if whole is None else whole[first : first + length]
 
-    async def open(self) -> None:
-        """Nothing to do."""
 
-    async def close(self) -> None:
-        """Nothing to do."""
-
-    async def get(self, key: str) -> Stored | None:
-        """Never: payloads are read by range."""
-        raise AssertionError(key)
-
-    async def create(self, key: str, body: bytes) -> str:
-        """Never."""
-        raise AssertionError(key, body)
-
-    async def replace(self, key: str, body: bytes, etag: str) -> str:
-        """Never."""
-        raise AssertionError(key, body, etag)
-
-    async def put(self, key: str, body: bytes) -> str:
-        """Never."""
-        raise AssertionError(key, body)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        """Never."""
-        raise AssertionError(keys)
-
-
-class Rests:
-    """Stands in for sleeping."""
-
-    def __init__(self) -> None:
-        self.taken: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.taken.append(seconds)
-
-
-def payloads_of(bucket: Ranges, cache_bytes: int = 0, *, gap: int = 10, most: int = 16, tries: int = 7) -> Payloads:
+def payloads_of(
+    bucket: Ranges,
+    cache: PayloadCache | None = None,
+    rests: Rests | None = None,
+    random: Callable[[], float] = no_jitter,
+    **limits: int,
+) -> Payloads:
+    pause = (rests or Rests()).pause
     return Payloads(
-        bucket,
-        PayloadCache(cache_bytes),
-        gap=gap,
-        most_at_once=most,
-        tries=tries,
-        pause=Rests(),
-        random=lambda: 1.0,
+        cast("Bucket", bucket), cache or PayloadCache(0), pause=pause, random=random, **{"gap": 10, **limits}
     )
 
 
@@ -111,45 +158,41 @@ def bytes_at(*places: Place) -> list[bytes]:
 # Fetching --------------------------------------------------------------------------------------------------
 
 
-async def test_payloads_come_in_the_order_in_which_they_were_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("places", "asked"),
+    [
+        (
+            # They come in the order in which they were asked for.
+            [Place(2, 500, 10), Place(1, 8, 3), Place(2, 20, 4), Place(1, 8, 3)],
+            [Place(1, 8, 3), Place(2, 20, 4), Place(2, 500, 10)],
+        ),
+        (
+            [Place(1, 100, 20), Place(1, 130, 5), Place(1, 146, 5), Place(2, 130, 5), Place(1, 8, 20)],
+            [Place(1, 8, 20), Place(1, 100, 35), Place(1, 146, 5), Place(2, 130, 5)],
+        ),
+        ([Place(1, 100, 50), Place(1, 105, 5), Place(1, 155, 5)], [Place(1, 100, 60)]),
+    ],
+    ids=["apart", "near", "within"],
+)
+async def test_places_that_are_near_each_other_share_a_request(places: list[Place], asked: list[Place]) -> None:
     bucket = Ranges(1, 2)
-    places = [Place(2, 500, 10), Place(1, 8, 3), Place(2, 20, 4), Place(1, 8, 3)]
     assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
-
-
-async def test_places_that_are_near_each_other_share_a_request() -> None:
-    bucket = Ranges(1, 2)
-    places = [Place(1, 100, 20), Place(1, 130, 5), Place(1, 146, 5), Place(2, 130, 5), Place(1, 8, 20)]
-    assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
-    assert sorted(bucket.asked) == [Place(1, 8, 20), Place(1, 100, 35), Place(1, 146, 5), Place(2, 130, 5)]
-
-
-async def test_a_place_within_another_does_not_shorten_their_request() -> None:
-    bucket = Ranges(1)
-    places = [Place(1, 100, 50), Place(1, 105, 5), Place(1, 155, 5)]
-    assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
-    assert bucket.asked == [Place(1, 100, 60)]
+    assert sorted(bucket.asked) == asked
 
 
 async def test_what_was_fetched_is_not_fetched_again() -> None:
     bucket = Ranges(1)
-    payloads = payloads_of(bucket, 1000)
+    payloads = payloads_of(bucket, PayloadCache(1000))
     await payloads.fetch([Place(1, 8, 10), Place(1, 25, 5)])
     assert await payloads.fetch([Place(1, 10, 18)]) == bytes_at(Place(1, 10, 18))
     assert len(bucket.asked) == 1
 
 
-async def test_what_was_written_here_is_not_fetched_at_all() -> None:
+async def test_what_was_written_here_and_nothing_at_all_need_no_request() -> None:
     bucket, cache = Ranges(), PayloadCache(1000)
     cache.put_record(3, 8, body(3)[8:100])
-    assert await Payloads(bucket, cache).fetch([Place(3, 8, 4), Place(3, 50, 2)]) == bytes_at(
-        Place(3, 8, 4), Place(3, 50, 2)
-    )
-    assert bucket.asked == []
-
-
-async def test_nothing_needs_no_request() -> None:
-    bucket = Ranges()
+    places = [Place(3, 8, 4), Place(3, 50, 2)]
+    assert await payloads_of(bucket, cache).fetch(places) == bytes_at(*places)
     assert await payloads_of(bucket).fetch([Place(9, 8, 0)]) == [b""]
     assert await payloads_of(bucket).fetch([]) == []
     assert bucket.asked == []
@@ -191,7 +234,7 @@ async def test_no_more_requests_than_allowed_are_under_way() -> None:
     bucket = Ranges(1)
     bucket.open_gate.clear()
     places = [Place(1, offset, 5) for offset in range(8, 1000, 100)]
-    fetching = asyncio.create_task(payloads_of(bucket, most=3).fetch(places))
+    fetching = asyncio.create_task(payloads_of(bucket, most_at_once=3).fetch(places))
     for _ in range(3):
         await bucket.arrived.acquire()
     await asyncio.sleep(0)
@@ -202,28 +245,22 @@ async def test_no_more_requests_than_allowed_are_under_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("errors", "rests"),
+    ("errors", "random", "taken"),
     [
-        ([Unclear("no answer"), Conflicting("409"), Unclear("500")], [0.1, 0.2, 0.4]),
-        ([Unclear("503", slow_down=True)] * 4, [1.0, 2.0, 4.0, 5.0]),
+        ([Unclear("no answer"), Conflicting("409"), Unclear("500")], 1.0, [0.1, 0.2, 0.4]),
+        ([Unclear("503", slow_down=True)] * 4, 1.0, [1.0, 2.0, 4.0, 5.0]),
+        ([Unclear("500")], 0.0, [0.05]),
     ],
-    ids=["unclear", "slow down"],
+    ids=["unclear", "slow down", "jitter"],
 )
 async def test_a_read_without_a_clear_answer_is_repeated_after_longer_and_longer_rests(
-    errors: list[BucketError], rests: list[float]
+    errors: list[BucketError], random: float, taken: list[float]
 ) -> None:
-    bucket, pause = Ranges(1), Rests()
+    bucket, rests = Ranges(1), Rests()
     bucket.errors = list(errors)
-    payloads = Payloads(bucket, PayloadCache(0), pause=pause, random=lambda: 1.0)
+    payloads = payloads_of(bucket, rests=rests, random=lambda: random)
     assert await payloads.fetch([Place(1, 8, 3)]) == bytes_at(Place(1, 8, 3))
-    assert pause.taken == rests
-
-
-async def test_rests_differ_at_random_by_up_to_half() -> None:
-    bucket, pause = Ranges(1), Rests()
-    bucket.errors = [Unclear("500")]
-    await Payloads(bucket, PayloadCache(0), pause=pause, random=lambda: 0.0).fetch([Place(1, 8, 3)])
-    assert pause.taken == [0.05]
+    assert rests.taken == taken
 
 
 async def test_a_store_that_stays_away_is_an_error_that_may_be_tried_again() -> None:
@@ -237,15 +274,12 @@ async def test_a_store_that_stays_away_is_an_error_that_may_be_tried_again() -> 
     assert bucket.errors == []
 
 
-async def test_a_record_that_is_gone_is_named() -> None:
+async def test_a_record_that_is_gone_or_refused_is_named_and_not_asked_for_again() -> None:
     bucket = Ranges(1)
     with pytest.raises(EngineFailure, match=r"log/0{18}17 of s3://bucket/prefix is gone; .* lifecycle rule") as found:
         await payloads_of(bucket).fetch([Place(1, 8, 3), Place(17, 8, 3)])
     assert found.value.code == "payload_missing"
-
-
-async def test_what_the_store_refuses_is_not_asked_for_again() -> None:
-    bucket = Ranges(1)
+    bucket.asked.clear()
     bucket.errors = [Refused("access denied")]
     with pytest.raises(EngineFailure, match="can't be read: access denied") as found:
         await payloads_of(bucket).fetch([Place(1, 8, 3)])

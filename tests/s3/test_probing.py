@@ -2,90 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from hark.clock import FakeClock
 from hark.engine.s3.bucket.api import Bucket, BucketError, Conflicting, Refused, Stored, Taken, Unclear
-from hark.engine.s3.bucket.counting import RequestCounter
-from hark.engine.s3.bucket.dates import ServerTime
 from hark.engine.s3.bucket.probing import ATTEMPTS, probe
 from hark.errors import StoreUnusable
+from tests.s3.rests import Rests
+from tests.s3.stub.inprocess import StubBucket
+from tests.s3.stub.store import Request, StubStore
 
 REQUESTS_BEFORE_THE_RACE = 7
 
 
-def etag_of(body: bytes) -> str:
-    """An ETag as S3 makes it."""
-    return f'"{hashlib.md5(body).hexdigest()}"'
-
-
-class Honest:
-    """A bucket in memory that keeps all promises; `faults` are raised by the requests to come, one by one."""
-
-    name = "s3://queues/p"
+class Honest(StubBucket):
+    """A bucket in memory that keeps all promises; `errors` are raised by the requests to come, one by one."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.requests = RequestCounter()
-        self.time = ServerTime(FakeClock())
-        self.faults: list[BucketError | None] = []
+        clock = FakeClock()
+        super().__init__(StubStore(clock), clock, "p")
+        self.errors: list[BucketError | None] = []
         self.created: list[str] = []
+        self.faults.hook("before", self._meet)
 
-    def _meet(self) -> None:
-        fault = self.faults.pop(0) if self.faults else None
-        if fault is not None:
-            raise fault
-
-    async def open(self) -> None:
-        """Nothing to open."""
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
-    async def get(self, key: str) -> Stored | None:
-        self._meet()
-        body = self.objects.get(key)
-        return None if body is None else Stored(body, etag_of(body))
-
-    async def get_range(self, key: str, first: int, length: int) -> bytes | None:
-        self._meet()
-        body = self.objects.get(key)
-        return None if body is None else body[first : first + length]
-
-    async def create(self, key: str, body: bytes) -> str:
-        self._meet()
-        self.created.append(key)
-        if key in self.objects:
-            raise Taken("412")
-        return await self.put(key, body)
-
-    async def replace(self, key: str, body: bytes, etag: str) -> str:
-        self._meet()
-        if key not in self.objects or etag_of(self.objects[key]) != etag:
-            raise Taken("412")
-        return await self.put(key, body)
-
-    async def put(self, key: str, body: bytes) -> str:
-        self.objects[key] = body
-        return etag_of(body)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        self._meet()
-        for key in keys:
-            self.objects.pop(key, None)
+    def _meet(self, request: Request) -> None:
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        if request.if_absent:
+            self.created.append(request.key.removeprefix("p/"))
 
 
 class LooksAndThenWrites(Honest):
     """Keeps the condition for those who come one after the other."""
 
     async def create(self, key: str, body: bytes) -> str:
-        is_taken = key in self.objects
-        await asyncio.sleep(0)
-        if is_taken:
+        if await self.get(key) is not None:
             raise Taken("412")
         return await self.put(key, body)
 
@@ -143,7 +97,7 @@ class Forgets(Honest):
     """What was stored can't be read."""
 
     async def get(self, key: str) -> Stored | None:
-        self.objects.pop(key)
+        await self.delete([key])
         return await super().get(key)
 
 
@@ -161,20 +115,10 @@ class KeepsAll(Honest):
         """Nothing."""
 
 
-class Rests:
-    """Pauses that are written down and take no time."""
-
-    def __init__(self) -> None:
-        self.taken: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.taken.append(seconds)
-
-
 async def refusal(bucket: Bucket, rests: Rests | None = None) -> str:
     """The text with which a store is refused."""
     with pytest.raises(StoreUnusable) as caught:
-        await probe(bucket, "x", pause=rests or Rests())
+        await probe(bucket, "x", pause=(rests or Rests()).pause)
     return caught.value.text
 
 
@@ -182,7 +126,7 @@ async def test_a_store_that_keeps_its_promises_passes_and_nothing_is_left_there(
     bucket = Honest()
     await probe(bucket, "abc")
     assert bucket.created == ["probe/abc", "probe/abc", *["probe/abc-raced"] * 5]
-    assert bucket.objects == {}
+    assert bucket.store.keys() == []
 
 
 @pytest.mark.parametrize(
@@ -206,64 +150,52 @@ async def test_a_store_that_breaks_a_promise_is_refused_with_the_promise(
 ) -> None:
     bucket = kind()
     text = await refusal(bucket)
-    assert text.startswith("s3://queues/p can't be used: ")
+    assert text.startswith("s3://stub/p can't be used: ")
     assert complaint in text
     assert "Hark needs a store with conditional writes" in text
-    assert not bucket.objects or kind is KeepsAll
+    assert not bucket.store.keys() or kind is KeepsAll
 
 
-async def test_that_of_those_who_race_all_but_one_are_in_each_others_way_is_as_it_should_be() -> None:
-    """S3 answers 409 to some of those who create one key at the same moment."""
-    bucket = Honest()
-    bucket.faults = [None] * REQUESTS_BEFORE_THE_RACE + [Conflicting("409")] * 3
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.objects, rests.taken) == ({}, [])
+@pytest.mark.parametrize(
+    ("faults", "rests"),
+    [
+        # S3 answers 409 to some of those who create one key at the same moment.
+        ([Conflicting("409")] * 3, []),
+        # Who does not know whether it won a race proves nothing.
+        ([Unclear("503")] * 4, []),
+        # A race that nobody wins is no verdict.
+        ([Conflicting("409")] * 5, [0.25]),
+    ],
+    ids=["conflicts", "unclear", "nobody wins"],
+)
+async def test_those_who_race_may_be_in_each_others_way(faults: list[BucketError], rests: list[float]) -> None:
+    bucket, pauses = Honest(), Rests()
+    bucket.errors = [*[None] * REQUESTS_BEFORE_THE_RACE, *faults]
+    await probe(bucket, "x", pause=pauses.pause)
+    assert (bucket.store.keys(), pauses.taken) == ([], rests)
 
 
-async def test_a_race_that_nobody_wins_is_no_verdict() -> None:
-    bucket = Honest()
-    bucket.faults = [None] * REQUESTS_BEFORE_THE_RACE + [Conflicting("409")] * 5
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.objects, rests.taken) == ({}, [0.25])
-
-
-@pytest.mark.parametrize("place", [2, 3, 6, 12, 13])
+@pytest.mark.parametrize(
+    ("place", "raced", "rests"),
+    [
+        *((place, "probe/x-raced", []) for place in (2, 3, 6, 12, 13)),
+        # A write whose fate is unclear is no verdict, and another key is tried.
+        *((place, "probe/x-2-raced", [0.25]) for place in (0, 1, 4, 5)),
+    ],
+)
 @pytest.mark.parametrize("fault", [Unclear("503"), Conflicting("409")], ids=["unclear", "conflicting"])
-async def test_what_changes_nothing_is_asked_again(place: int, fault: BucketError) -> None:
-    bucket = Honest()
-    bucket.faults = [None] * place + [fault]
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.created[-1], bucket.objects, rests.taken) == ("probe/x-raced", {}, [])
-
-
-async def test_who_does_not_know_whether_it_won_a_race_proves_nothing() -> None:
-    bucket = Honest()
-    bucket.faults = [None] * REQUESTS_BEFORE_THE_RACE + [Unclear("503")] * 4
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert (bucket.objects, rests.taken) == ({}, [])
-
-
-@pytest.mark.parametrize("place", [0, 1, 4, 5])
-@pytest.mark.parametrize("fault", [Unclear("503"), Conflicting("409")], ids=["unclear", "conflicting"])
-async def test_a_write_whose_fate_is_unclear_is_no_verdict_and_another_key_is_tried(
-    place: int, fault: BucketError
+async def test_what_changes_nothing_is_asked_again(
+    place: int, raced: str, rests: list[float], fault: BucketError
 ) -> None:
-    bucket = Honest()
-    bucket.faults = [None] * place + [fault]
-    rests = Rests()
-    await probe(bucket, "x", pause=rests)
-    assert bucket.created[-1] == "probe/x-2-raced"
-    assert bucket.objects == {}
-    assert rests.taken == [0.25]
+    bucket, pauses = Honest(), Rests()
+    bucket.errors = [*[None] * place, fault]
+    await probe(bucket, "x", pause=pauses.pause)
+    assert (bucket.created[-1], bucket.store.keys(), pauses.taken) == (raced, [], rests)
 
 
 async def test_a_store_that_does_not_answer_is_refused_with_the_cause() -> None:
     bucket = Honest()
-    bucket.faults = [Unclear("no connection to http://127.0.0.1:9")] * 100
+    bucket.errors = [Unclear("no connection to http://127.0.0.1:9")] * 100
     rests = Rests()
     text = await refusal(bucket, rests)
     assert "no connection to http://127.0.0.1:9" in text
@@ -274,7 +206,7 @@ async def test_a_store_that_does_not_answer_is_refused_with_the_cause() -> None:
 
 async def test_what_the_store_refuses_is_not_tried_again() -> None:
     bucket = Honest()
-    bucket.faults = [Refused("404 NoSuchBucket; create it")]
+    bucket.errors = [Refused("404 NoSuchBucket; create it")]
     rests = Rests()
-    assert await refusal(bucket, rests) == "s3://queues/p can't be used: 404 NoSuchBucket; create it"
+    assert await refusal(bucket, rests) == "s3://stub/p can't be used: 404 NoSuchBucket; create it"
     assert (rests.taken, bucket.created) == ([], [])

@@ -1,56 +1,60 @@
-"""When a process may trust what it knows of the log's end, by a clock that also counts sleep."""
+"""When a process may trust what it knows of the log's end, and begin the next record; and what holds if it sleeps."""
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from hark.clock import SECOND, FakeClock
+from hark.engine.s3.log import places
+from hark.engine.s3.log.append import Appender
+from hark.engine.s3.log.pointer import read_pointer
+from hark.engine.s3.log.record import Record, encode, nonce_of
 from hark.engine.s3.log.sight import Sight, boot_seconds
+from hark.engine.s3.log.snapshot import load_newest, publish
+from hark.engine.s3.replica import garbage
+from hark.engine.s3.replica.pace import OTHERS_SECONDS, TURNS, Pace
+from hark.errors import EngineFailure
+from tests.s3.rests import Rests
+from tests.s3.stub.faults import Faults
+from tests.s3.stub.inprocess import StubBucket
+from tests.s3.stub.store import Request, StubStore
 
 GRACE = 3600.0
 
 
-class BootClock:
-    """Seconds since a start, as a test says."""
-
-    def __init__(self) -> None:
-        self.now = 50_000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    """The clock of the machine, as a test says."""
+    return SimpleNamespace(now=50_000.0)
 
 
 @pytest.fixture
-def clock() -> BootClock:
-    """The clock of the machine."""
-    return BootClock()
-
-
-@pytest.fixture
-def sight(clock: BootClock) -> Sight:
+def sight(clock: SimpleNamespace) -> Sight:
     """The sight of a process that has just seen the end of the log."""
-    sight = Sight(GRACE, clock)
+    sight = Sight(GRACE, lambda: clock.now)
+    assert (sight.is_stale, sight.is_void(sight.at)) == (True, True), "before the first sight"
     sight.seen(sight.now())
     return sight
 
 
-def test_before_the_first_sight_everything_is_stale_and_void(clock: BootClock) -> None:
-    sight = Sight(GRACE, clock)
-    assert sight.is_stale
-    assert sight.is_void(sight.at)
-
-
-def test_a_sight_is_stale_after_half_the_grace(sight: Sight, clock: BootClock) -> None:
+def test_a_sight_is_stale_after_half_the_grace(sight: Sight, clock: SimpleNamespace) -> None:
     clock.now += GRACE / 2
     assert not sight.is_stale
     clock.now += 1
     assert sight.is_stale
     sight.seen(sight.now())
     assert not sight.is_stale
+    sight.lose()
+    assert sight.is_stale, "a state that begins anew has seen nothing"
 
 
-def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: BootClock) -> None:
+def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: SimpleNamespace) -> None:
     since = sight.at
     clock.now += GRACE * 0.9
     assert not sight.is_void(since)
@@ -59,7 +63,7 @@ def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: BootClo
 
 
 def test_a_process_that_was_stopped_between_request_and_answer_finds_the_answer_void(
-    sight: Sight, clock: BootClock
+    sight: Sight, clock: SimpleNamespace
 ) -> None:
     since = sight.at
     sent = sight.now()
@@ -72,24 +76,17 @@ def test_a_process_that_was_stopped_between_request_and_answer_finds_the_answer_
     assert sent == since
 
 
-def test_a_sight_counts_from_when_its_request_was_sent(clock: BootClock) -> None:
-    sight = Sight(GRACE, clock)
-    sent = sight.now()
-    clock.now += GRACE * 0.6
+def test_a_sight_counts_from_when_its_request_was_sent_and_an_older_one_does_not_turn_it_back(
+    sight: Sight, clock: SimpleNamespace
+) -> None:
+    sent = sight.now() + 1
+    clock.now += 1 + GRACE * 0.6
     sight.seen(sent)
+    assert sight.at == sent
     assert sight.is_stale
     assert not sight.is_void(sight.at)
-
-
-def test_an_older_sight_that_is_answered_later_does_not_turn_it_back(sight: Sight) -> None:
-    newest = sight.at
-    sight.seen(newest - 100)
-    assert sight.at == newest
-
-
-def test_a_state_that_begins_anew_has_seen_nothing(sight: Sight) -> None:
-    sight.lose()
-    assert sight.is_stale
+    sight.seen(sent - 100)
+    assert sight.at == sent
 
 
 def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +99,279 @@ def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(time, "clock_gettime", clock_gettime)
     assert boot_seconds() == 1.5
     assert asked == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
+
+
+# Pace ------------------------------------------------------------------------------------------------------
+
+
+TRIP = 0.03
+
+
+def write(pace: Pace, now: float, calls: int = 1) -> float:
+    """A record is written, in one round trip; when it is in the log."""
+    pace.begin(now)
+    pace.wrote(now + TRIP, calls)
+    return now + TRIP
+
+
+@pytest.fixture
+def pace() -> Pace:
+    """A pace without chance."""
+    return Pace(0.05, random=lambda: 0.5)
+
+
+def test_under_load_records_are_further_and_further_apart_up_to_the_longest_until_it_is_over(pace: Pace) -> None:
+    assert pace.pause(0.0) == 0
+    now, apart = write(pace, 0.0), []
+    assert pace.pause(now) == 0, "who is alone does not wait"
+    for _ in range(6):
+        now = write(pace, now, calls=10)
+        apart.append(pace.apart)
+    assert apart == pytest.approx([0.004, 0.008, 0.016, 0.032, 0.05, 0.05])
+    # From begin to begin: the round trip counts.
+    assert pace.pause(now) == pytest.approx(0.05 - TRIP)
+    for _ in range(5):
+        now = write(pace, now + 1)
+    assert (pace.apart, pace.pause(now)) == (0, 0)
+
+
+def test_who_wants_no_linger_has_none() -> None:
+    pace = Pace(0.0)
+    now = 0.0
+    for _ in range(5):
+        now = write(pace, now, calls=10)
+    assert pace.pause(now) == 0
+
+
+def test_who_has_written_makes_room_for_others_until_it_is_overtaken_or_they_are_gone(pace: Pace) -> None:
+    pace.saw_other(0.0)
+    now = write(pace, 0.1)
+    assert pace.pause(now) == pytest.approx(3 * TRIP)
+    pace.saw_other(now)
+    assert pace.pause(now) == 0
+    now = write(pace, now + OTHERS_SECONDS)
+    assert not pace.has_company(now)
+    assert pace.pause(now) == 0
+
+
+def test_those_who_lose_together_do_not_try_together() -> None:
+    draws = iter([0.0, 1.0])
+    pace = Pace(0.05, random=lambda: next(draws))
+    pace.saw_other(0.0)
+    now = write(pace, 0.1)
+    first, second = pace.pause(now), pace.pause(now)
+    assert second > first > 0
+
+
+def test_who_writes_record_after_record_rests_now_and_then_for_those_who_are_not_known(pace: Pace) -> None:
+    now, pauses = 0.0, []
+    for _ in range(2 * TURNS):
+        now = write(pace, now)
+        pauses.append(pace.pause(now))
+        now += pauses[-1]
+    rests = [index for index, pause in enumerate(pauses) if pause > 0]
+    assert rests == [TURNS - 1, 2 * TURNS - 1]
+    for _ in range(2 * TURNS):
+        now = write(pace, now + 1)
+        assert pace.pause(now) == 0, "who writes now and then never rests"
+
+
+@pytest.mark.parametrize(("every", "fresh", "old"), [(0.05, TRIP, 2 * TRIP), (2.0, 0.5, 1.5)], ids=["often", "seldom"])
+def test_where_others_write_an_old_sight_is_likely_wrong(pace: Pace, every: float, fresh: float, old: float) -> None:
+    now = write(pace, 0.0)
+    assert not pace.is_likely_behind(100.0, sight_age=100.0), "who is alone need not look before it writes"
+    for _ in range(30):
+        now += every
+        pace.saw_other(now)
+    assert pace.is_likely_behind(now, sight_age=old)
+    assert not pace.is_likely_behind(now, sight_age=fresh)
+
+
+def test_who_slept_over_an_append_does_not_rest_for_as_long(pace: Pace) -> None:
+    pace.saw_other(3599.0)
+    pace.begin(0.0)
+    pace.wrote(3600.0, calls=1)
+    assert pace.pause(3600.0) <= 3 * 0.5
+
+
+# Processes that fall asleep at any request, while others remove the log behind them -------------------------
+
+
+GRACE_SECONDS = 100.0
+EPOCH = "epoch"
+
+
+class Untrue(Exception):
+    """Somebody has applied, or acknowledged, what is not in the log."""
+
+
+class World:
+    """The bucket, the time, and what truly happened."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = FakeClock()
+        self.store = StubStore(self.clock)
+        self.truth: dict[int, str] = {}
+        """Who first had each number."""
+        self.sleeping: set[Process] = set()
+        self.processes = [Process(self, f"p{number}") for number in range(4)]
+        self.buried = 0
+        """How often somebody won a number that had been removed."""
+        self.acknowledged = 0
+
+    def boot_seconds(self) -> float:
+        """The clock of the machine."""
+        return self.clock.now() / SECOND
+
+    async def turn(self) -> None:
+        """Somebody who is awake does something."""
+        self.clock.advance(self.random.uniform(0, 10))
+        awake = [process for process in self.processes if process not in self.sleeping]
+        process = self.random.choice(awake)
+        await self.random.choice([process.append, process.append, process.append, process.read, process.tidy_up])()
+
+    async def may_sleep(self, process: Process) -> None:
+        """Before and after any request: the others go on for a while."""
+        if len(self.sleeping) >= 2 or process in self.sleeping or self.random.random() > 0.008:
+            return
+        self.sleeping.add(process)
+        for _ in range(self.random.randrange(60)):
+            await self.turn()
+        self.sleeping.discard(process)
+
+    def note_created(self, request: Request) -> None:
+        """Write down who has a number first."""
+        seq = int(request.key.removeprefix("log/"))
+        body = self.store.read(request.key)
+        if body is not None and self.truth.setdefault(seq, nonce_of(body, seq)) != nonce_of(body, seq):
+            self.buried += 1
+
+
+class Process:
+    """As small as one can be that keeps the rules of `sight`; its state is the list of the nonces that it applied."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.nonces: list[str] = []
+        self.sight = Sight(GRACE_SECONDS, world.boot_seconds)
+        faults = Faults()
+        # Written down at the instant at which it happens, before anybody can fall asleep.
+        faults.hook("after", world.note_created, kind="put", key="log/")
+        faults.hook("before", lambda _: world.may_sleep(self))
+        faults.hook("after", lambda _: world.may_sleep(self))
+        self.bucket = StubBucket(world.store, world.clock, faults=faults)
+        rests = Rests()
+        self.appender = Appender(self.bucket, 1.0, pause=rests.pause, monotonic=rests.monotonic)
+
+    @property
+    def applied(self) -> int:
+        """The last record in the state."""
+        return len(self.nonces)
+
+    def apply(self, nonce: str) -> None:
+        """Fold a record; it must be the one that truly has this number."""
+        if nonce != self.world.truth[self.applied + 1]:
+            raise Untrue
+        self.nonces.append(nonce)
+
+    async def look_again(self) -> None:
+        """Whatever is needed before a record is trusted or appended."""
+        while self.sight.is_stale:
+            sent = self.sight.now()
+            read = await read_pointer(self.bucket)
+            if read is not None and read[0].seq > self.applied:
+                found = await load_newest(self.bucket)
+                assert found is not None
+                self.nonces = msgspec.json.decode(found[1], type=list[str])
+            self.sight.seen(sent)
+
+    async def read(self) -> None:
+        """Apply what is new."""
+        while True:
+            await self.look_again()
+            since, sent = self.sight.at, self.sight.now()
+            found = await self.bucket.get(places.record(self.applied + 1))
+            if self.sight.is_void(since):
+                self.sight.lose()
+            elif found is None:
+                self.sight.seen(sent)
+                return
+            else:
+                self.apply(nonce_of(found.body, self.applied + 1))
+
+    async def append(self) -> None:
+        """Commit something, at the first number that is free."""
+        while True:
+            await self.look_again()
+            seq, since, sent = self.applied + 1, self.sight.at, self.sight.now()
+            nonce = f"{self.name}-{self.world.random.random()}"
+            body = encode(Record(seq, EPOCH, 0, self.name, nonce, "", 1, b"", b""))
+            try:
+                found = await self.appender.append(seq, body, nonce)
+            except EngineFailure:
+                # The number was taken, and removed before it could be read.
+                self.sight.lose()
+                return
+            if self.sight.is_void(since):
+                self.sight.lose()
+                return
+            self.apply(nonce if found is None else nonce_of(found.body, seq))
+            if found is None:
+                self.sight.seen(sent)
+                self.world.acknowledged += 1
+                return
+
+    async def tidy_up(self) -> None:
+        """Make a snapshot, and remove what may go."""
+        clock, state = self.world.clock, msgspec.json.encode(self.nonces)
+        if self.applied:
+            await publish(self.bucket, EPOCH, self.applied, state, clock.now)
+        grace = round(GRACE_SECONDS * SECOND)
+        await garbage.collect(
+            self.bucket, EPOCH, applied=self.applied, grace=grace, now=clock.now, segments=no_segments
+        )
+
+
+async def no_segments(_after: int, _up_to: int) -> Collection[int]:
+    """No record here has payloads."""
+    return ()
+
+
+async def live(world: World) -> None:
+    """Let a lot happen, then let everybody read to the end; all must know the same, and the truth."""
+    for _ in range(120):
+        await world.turn()
+    for process in world.processes:
+        await process.read()
+        assert process.nonces == [world.truth[seq] for seq in range(1, len(world.truth) + 1)]
+
+
+async def test_nobody_believes_to_have_won_a_number_that_was_removed_nor_reads_one() -> None:
+    worlds = [World(seed) for seed in range(10)]
+    for world in worlds:
+        await live(world)
+    # It was put to the test: numbers that had been removed were won, and the log was not just kept.
+    assert sum(world.buried for world in worlds) > 5
+    assert sum(len(world.truth) - len(world.store.keys("log/")) for world in worlds) > 500
+    assert sum(world.acknowledged for world in worlds) > 500
+
+
+def no_answer_is_void(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sight, "is_void", lambda *_: False)
+
+
+def there_is_no_grace(patch: pytest.MonkeyPatch) -> None:
+    promise = garbage.promise
+    patch.setattr(garbage, "promise", lambda epoch, now, _grace, applied: promise(epoch, now, 0, applied))
+
+
+@pytest.mark.parametrize("spoil", [no_answer_is_void, there_is_no_grace], ids=lambda spoil: spoil.__name__)
+async def test_without_the_rules_it_does_not_hold(
+    spoil: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    with pytest.raises(Untrue):
+        for seed in range(10):
+            await live(World(seed))

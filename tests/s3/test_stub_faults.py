@@ -1,9 +1,8 @@
-"""The faults of the stub: what happens in the store, and what the client hears of it."""
+"""The faults of the stub: what happens in the store, and what a `StubBucket` hears, which is one process."""
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -20,26 +19,24 @@ CREATE = Request(kind="put", key="log/1", body=b"one", if_absent=True)
 # What a fault does to a create -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fault", "heard", "happened"),
-    [
-        (Fault.CONFLICT, 409, False),
-        (Fault.ERROR, 500, False),
-        (Fault.SLOW_DOWN, 503, False),
-        (Fault.DROP, Broken, False),
-        (Fault.LOST_ERROR, 500, True),
-        (Fault.LOST_SLOW_DOWN, 503, True),
-        (Fault.RESET, Broken, True),
-        (Fault.TWICE, 412, True),
-        (Fault.LATE, Broken, False),
-        (Fault.TIMEOUT, Silent, False),
-        (Fault.LOST_TIMEOUT, Silent, True),
-    ],
-    ids=lambda value: value.value if isinstance(value, Fault) else "",
-)
-async def test_each_fault_is_heard_and_happens_as_its_name_says(
-    stub_store: StubStore, fault: Fault, heard: int | type[Broken], happened: bool
-) -> None:
+HEARD: dict[Fault, tuple[int | type[Broken], bool]] = {
+    Fault.CONFLICT: (409, False),
+    Fault.ERROR: (500, False),
+    Fault.SLOW_DOWN: (503, False),
+    Fault.DROP: (Broken, False),
+    Fault.LOST_ERROR: (500, True),
+    Fault.LOST_SLOW_DOWN: (503, True),
+    Fault.RESET: (Broken, True),
+    Fault.TWICE: (412, True),
+    Fault.LATE: (Broken, False),
+    Fault.TIMEOUT: (Silent, False),
+    Fault.LOST_TIMEOUT: (Silent, True),
+}
+"""What is heard of a create, and whether it happened."""
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_each_fault_is_heard_and_happens_as_its_name_says(stub_store: StubStore, fault: Fault) -> None:
     faults = Faults()
     faults.next(fault)
     outcome: int | type[Broken]
@@ -47,18 +44,14 @@ async def test_each_fault_is_heard_and_happens_as_its_name_says(
         outcome = (await faults.perform(stub_store, CREATE)).status
     except Broken as error:
         outcome = type(error)
-    assert outcome == heard
-    assert (stub_store.read("log/1") == b"one") is happened
+    assert (outcome, stub_store.read("log/1") == b"one") == HEARD[fault]
     assert faults.happened == [(fault, "log/1")]
-    assert stub_store.log == [("put", "log/1", heard if isinstance(heard, int) else 0)]
+    assert stub_store.log == [("put", "log/1", outcome if isinstance(outcome, int) else 0)]
 
 
-async def test_every_fault_is_in_the_list_of_that_test() -> None:
-    mark = test_each_fault_is_heard_and_happens_as_its_name_says.pytestmark[0]  # type: ignore[attr-defined] # pytest's
-    assert {case[0] for case in mark.args[1]} == set(Fault)
-
-
-async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key(stub_bucket: StubBucket) -> None:
+async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key_if_it_is_free(
+    stub_bucket: StubBucket,
+) -> None:
     stub_bucket.faults.next(Fault.LATE, kind="put")
     with pytest.raises(Unclear):
         await stub_bucket.create("log/1", b"late")
@@ -66,15 +59,12 @@ async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key(
     with pytest.raises(Taken):
         await stub_bucket.create("log/1", b"again")
     assert stub_bucket.store.read("log/1") == b"late"
-
-
-async def test_a_late_write_that_comes_after_another_took_the_key_changes_nothing(stub_bucket: StubBucket) -> None:
     stub_bucket.faults.next(Fault.LATE, kind="put")
     with pytest.raises(Unclear):
-        await stub_bucket.create("log/1", b"late")
-    await stub_bucket.create("log/1", b"other")
-    await stub_bucket.get("log/1")
-    assert stub_bucket.store.read("log/1") == b"other"
+        await stub_bucket.create("log/2", b"late")
+    await stub_bucket.create("log/2", b"other")
+    await stub_bucket.get("log/2")
+    assert stub_bucket.store.read("log/2") == b"other"
 
 
 # Which request is meant ------------------------------------------------------------------------------------
@@ -115,15 +105,11 @@ async def faults_of(seed: int, rate: float) -> list[tuple[Fault, str]]:
     return faults.happened
 
 
-async def test_chance_depends_on_the_seed_alone() -> None:
-    assert await faults_of(7, 0.3) == await faults_of(7, 0.3)
-    assert await faults_of(7, 0.3) != await faults_of(8, 0.3)
-
-
-async def test_chance_brings_every_fault_but_timeouts_as_often_as_it_is_told() -> None:
+async def test_chance_brings_every_fault_but_timeouts_as_often_as_it_is_told_by_the_seed_alone() -> None:
     happened = await faults_of(7, 0.5)
     assert {fault for fault, _ in happened} == set(Fault) - {Fault.TIMEOUT, Fault.LOST_TIMEOUT}
     assert 200 < len(happened) < 400
+    assert happened == await faults_of(7, 0.5) != await faults_of(8, 0.5)
     assert await faults_of(7, 0.0) == []
     assert len(await faults_of(7, 1.0)) == 600
 
@@ -142,36 +128,6 @@ async def test_latency_is_half_before_the_store_and_half_after_it(stub_store: St
 # Hooks and stops -------------------------------------------------------------------------------------------
 
 
-async def test_hooks_are_called_before_and_after_plain_or_async(stub_bucket: StubBucket) -> None:
-    seen: list[tuple[str, bytes | None]] = []
-
-    def before(request: Request) -> None:
-        seen.append(("before", stub_bucket.store.read(request.key)))
-
-    async def after(request: Request) -> None:
-        await asyncio.sleep(0)
-        seen.append(("after", stub_bucket.store.read(request.key)))
-
-    stub_bucket.faults.hook("before", before, kind="put", key="log/")
-    stub_bucket.faults.hook("after", after, kind="put", key="log/", times=1)
-    for key in ("log/1", "snap/1", "log/2"):
-        await stub_bucket.create(key, b"one")
-    assert seen == [("before", None), ("after", b"one"), ("before", None)]
-
-
-async def test_a_request_waits_before_the_store_while_another_process_takes_its_key(
-    stub_store: StubStore, clock: FakeClock
-) -> None:
-    slow, quick = StubBucket(stub_store, clock), StubBucket(stub_store, clock)
-    stop = slow.faults.stop("before", kind="put", key="log/")
-    creating = asyncio.create_task(slow.create("log/1", b"slow"))
-    assert (await stop.reached()).body == b"slow"
-    await quick.create("log/1", b"quick")
-    stop.go()
-    with pytest.raises(Taken):
-        await creating
-
-
 async def test_a_request_waits_after_the_store_and_can_be_cancelled_there(stub_bucket: StubBucket) -> None:
     stop = stub_bucket.faults.stop("after", kind="put")
     creating = asyncio.create_task(stub_bucket.create("log/1", b"one"))
@@ -185,12 +141,13 @@ async def test_a_request_waits_after_the_store_and_can_be_cancelled_there(stub_b
     assert (stub_bucket.requests.count("put"), stub_bucket.requests.failures("put")) == (1, 1)
 
 
-def test_a_request_of_another_thread_waits_for_a_test_without_event_loop(stub_bucket: StubBucket) -> None:
-    stop = stub_bucket.faults.stop("before", kind="put")
-    with ThreadPoolExecutor(1) as thread:
-        creating = thread.submit(lambda: asyncio.run(stub_bucket.create("log/1", b"one")))
-        assert stop.wait().key == "log/1"
-        assert (stub_bucket.store.keys(), creating.done()) == ([], False)
-        stop.go()
-        assert creating.result(30)
-    assert stub_bucket.store.keys() == ["log/1"]
+# What one process has of its own ---------------------------------------------------------------------------
+
+
+async def test_prefixes_keep_stores_apart(stub_store: StubStore, clock: FakeClock) -> None:
+    one, two = StubBucket(stub_store, clock, "one/"), StubBucket(stub_store, clock, "two")
+    await one.create("meta.json", b"one")
+    await two.create("meta.json", b"two")
+    await one.delete(["meta.json"])
+    assert (one.name, two.name) == ("s3://stub/one", "s3://stub/two")
+    assert stub_store.keys() == ["two/meta.json"]

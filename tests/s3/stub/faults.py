@@ -12,12 +12,12 @@ import inspect
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
 from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
-from tests.s3.stub.stops import Stop
 from tests.s3.stub.store import NO_ANSWER, Answer, Kind, Request, StubStore
 
 Hook = Callable[[Request], Awaitable[None] | None]
@@ -73,6 +73,29 @@ class Broken(Exception):
 
 class Silent(Broken):
     """The connection stays, and the client hears nothing for as long as it waits."""
+
+
+class Stop:
+    """A place where a request waits for a test; both may be in any thread and any event loop."""
+
+    def __init__(self) -> None:
+        self._reached: Future[Request] = Future()
+        self._gone: Future[None] = Future()
+
+    async def __call__(self, request: Request) -> None:
+        """Hold a request here; the ones that come after `go` pass."""
+        if not self._reached.done():
+            self._reached.set_result(request)
+        await asyncio.shield(asyncio.wrap_future(self._gone))
+
+    async def reached(self) -> Request:
+        """Wait until a request is here."""
+        return await asyncio.shield(asyncio.wrap_future(self._reached))
+
+    def go(self) -> None:
+        """Let the request go on."""
+        if not self._gone.done():
+            self._gone.set_result(None)
 
 
 class _Rule(msgspec.Struct):
@@ -210,7 +233,8 @@ class Faults:
 
     def _fault(self, request: Request) -> Fault | None:
         with self._lock:
-            fault = next((rule.does for rule in self._rules if self._is_script(rule) and rule.takes(request)), None)
+            scripts = (rule for rule in self._rules if isinstance(rule.does, Fault))
+            fault = next((rule.does for rule in scripts if rule.takes(request)), None)
             if not isinstance(fault, Fault):
                 is_spared = self.spared is not None and self.spared in request.key
                 fault = None if is_spared else self._by_chance(request.kind)
@@ -244,7 +268,3 @@ class Faults:
     def _add(self, rule: _Rule) -> None:
         with self._lock:
             self._rules.append(rule)
-
-    @staticmethod
-    def _is_script(rule: _Rule) -> bool:
-        return isinstance(rule.does, Fault)

@@ -28,24 +28,14 @@ class StubBucket:
         self.faults = Faults() if faults is None else faults
         self._clock = clock
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._requests = RequestCounter()
-        self._time = ServerTime(clock)
+        self.requests = RequestCounter()
+        self.time = ServerTime(clock)
         self._closed = False
 
     @property
     def name(self) -> str:
         """What people call it."""
         return f"s3://stub/{self._prefix}".rstrip("/")
-
-    @property
-    def requests(self) -> RequestCounter:
-        """How many requests of each kind this process sent."""
-        return self._requests
-
-    @property
-    def time(self) -> ServerTime:
-        """What the dates of the answers say."""
-        return self._time
 
     async def open(self) -> None:
         """Requests may be sent, also after a `close`."""
@@ -100,20 +90,20 @@ class StubBucket:
         if self._closed:
             raise Refused(f"{what}: the bucket is not open")
         sent = self._clock.now()
-        self._requests.sent(request.kind, up=len(request.body))
+        self.requests.sent(request.kind, up=len(request.body))
         try:
             answer = await self.faults.perform(self.store, request)
         except Broken as error:
-            self._requests.failed(request.kind)
+            self.requests.failed(request.kind)
             raise Unclear(f"{what}: no answer ({error})") from error
         except asyncio.CancelledError:
-            self._requests.failed(request.kind)
+            self.requests.failed(request.kind)
             raise
-        self._time.note(self.store.date(), sent, self._clock.now())
+        self.time.note(self.store.date(), sent, self._clock.now())
         if answer.status < 300 or answer.status == 404:
-            self._requests.received(len(answer.body))
+            self.requests.received(len(answer.body))
             return answer
         failure = meaning(answer.status, answer.code, f"{what}: {answer.status} {answer.code}")
         if not isinstance(failure, Taken):
-            self._requests.failed(request.kind)
+            self.requests.failed(request.kind)
         raise failure

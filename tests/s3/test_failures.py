@@ -1,0 +1,351 @@
+"""A bucket, a disk or a process that fails: nothing is lost, done twice or left behind, and it recovers by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.s3 import S3Engine
+from hark.engine.s3.log import places
+from hark.engine.s3.log.sight import Sight
+from hark.engine.s3.replica.fold import Fold
+from hark.engine.s3.replica.folder import PREFIX, ScratchFolder
+from hark.engine.s3.replica.memory import Memory
+from hark.engine.s3.replica.scratch import Scratch
+from hark.engine.s3.replica.tail import Tail
+from hark.errors import EngineFailure, HarkError
+from hark.model import NewMessage
+from hark.polling import PollingStrategy
+from tests.engine.driver import payloads
+from tests.s3.processes import Process, running, until
+from tests.s3.stub.faults import Fault
+from tests.s3.stub.store import Request, StubStore
+
+FailsOnce = Callable[[type, str], list[str]]
+
+
+@pytest.fixture
+def fails_once(monkeypatch: pytest.MonkeyPatch) -> FailsOnce:
+    """Makes a method fail the next time that it is called; the answer gets its name when it did."""
+
+    def spoil(owner: type, name: str) -> list[str]:
+        failed: list[str] = []
+        method = getattr(owner, name)
+
+        def spoiled(*arguments: Any) -> Any:
+            if failed:
+                return method(*arguments)
+            failed.append(name)
+            raise apsw.FullError("database or disk is full")
+
+        monkeypatch.setattr(owner, name, spoiled)
+        return failed
+
+    return spoil
+
+
+async def test_a_push_that_is_in_the_log_is_acknowledged_and_kept_later(
+    process: Process, fails_once: FailsOnce
+) -> None:
+    await process.push("orders", "p", 1)
+    failed = fails_once(Fold, "_commit")
+    [outcome] = await process.push("orders", "p", 2)
+    assert (failed, outcome.status) == (["_commit"], "queued")
+    await process.push("orders", "p", 3)
+    assert payloads(await process.pop("orders", batch=10)) == [1, 2, 3]
+
+
+async def test_a_record_of_another_process_is_taken_over_when_there_is_room_again(
+    process: Process, other: Process, fails_once: FailsOnce
+) -> None:
+    await other.push("orders", "p", 1)
+    failed = fails_once(Fold, "_commit")
+    with pytest.raises(HarkError) as failure:
+        await process.engine.ping()
+    assert (failed, failure.value.code) == (["_commit"], "disk_full")
+    await other.push("orders", "p", 2)
+    assert payloads(await process.pop("orders", batch=10)) == [1, 2]
+
+
+@pytest.mark.parametrize("method", ["follow", "read_all"])
+async def test_memory_that_could_not_follow_is_made_anew(
+    method: str, process: Process, other: Process, fails_once: FailsOnce
+) -> None:
+    await other.push("orders", "p", 1)
+    await process.engine.ping()
+    # A second partition changes little, another queue changes everything.
+    await other.push("orders" if method == "follow" else "others", "q", 2)
+    process.hints.clear()
+    failed = fails_once(Memory, method)
+    with pytest.raises(HarkError):
+        await process.engine.ping()
+    assert failed
+    await process.engine.ping()
+    assert {"orders"} <= {hint.queue for hint in process.hints}
+    got = [*await process.pop("orders", "p"), *await process.pop("orders", "q"), *await process.pop("others", "q")]
+    assert payloads(got) == [1, 2]
+
+
+# Processes that slept ---------------------------------------------------------------------------------------
+
+
+def lose_sight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who next asks how old its sight is has none."""
+    is_stale, sights = Sight.is_stale.fget, [1]  # type: ignore[attr-defined]
+
+    def ask(sight: Sight) -> bool:
+        if sights:
+            sights.pop()
+            sight.lose()
+        return bool(is_stale(sight))
+
+    monkeypatch.setattr(Sight, "is_stale", property(ask))
+
+
+async def until_snapshot(store: StubStore) -> None:
+    """Wait until there is a snapshot of the first record."""
+    await until(lambda: b'"seq":1' in (store.read(places.POINTER) or b""))
+
+
+def remove(store: StubStore, *keys: str) -> None:
+    """Remove objects behind everybody's back."""
+    for key in keys:
+        store.execute(Request(kind="delete", key=key))
+
+
+async def test_who_can_not_begin_anew_wins_no_number_before_it_could(
+    stub_store: StubStore, clock: FakeClock, fails_once: FailsOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running(stub_store, clock, snapshot_records=1) as other,
+        running(stub_store, clock) as sleeper,
+    ):
+        await other.push("orders", "p", "in time")
+        await until_snapshot(stub_store)
+        # It slept for so long that the record has been removed since.
+        remove(stub_store, places.record(1))
+        lose_sight_once(monkeypatch)
+        failed = fails_once(Scratch, "open")
+        with pytest.raises(HarkError):
+            await sleeper.push("orders", "p", "lost")
+        assert failed
+        await sleeper.push("orders", "p", "later")
+        assert payloads(await other.pop("orders", batch=10)) == ["in time", "later"]
+        assert payloads(await sleeper.pop("orders", group="all", batch=10)) == ["in time", "later"]
+
+
+async def test_who_finds_another_store_in_its_place_stops(
+    process: Process, stub_store: StubStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await process.push("orders", "p", number)
+    remove(stub_store, *stub_store.keys())
+    async with running(stub_store, clock, snapshot_records=1) as new:
+        await new.push("orders", "p", "new")
+        # Its snapshots are no further than what the old process knows: by their numbers alone all is well.
+        await until_snapshot(stub_store)
+        lose_sight_once(monkeypatch)
+        for _ in range(2):
+            with pytest.raises(HarkError, match="made anew") as failure:
+                await process.push("orders", "p", "for the old one")
+            assert failure.value.code == "store_unusable"
+        assert stub_store.read(places.record(4)) is None
+
+
+def sleep_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next answer is too late to be trusted."""
+    is_void, late = Sight.is_void, [True]
+    monkeypatch.setattr(Sight, "is_void", lambda self, since: bool(late and late.pop()) or is_void(self, since))
+
+
+@pytest.mark.parametrize("answered", [0, 1], ids=["never", "once"])
+async def test_who_wakes_up_to_a_silent_bucket_goes_on_when_it_answers(
+    stub_store: StubStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """`answered`: how often the pointer can be read before the bucket falls silent."""
+    async with (
+        running(stub_store, clock, snapshot_records=1) as other,
+        running(stub_store, clock, patience_ms=100) as sleeper,
+    ):
+        held = sleeper.faults.stop("before", kind="put", key="log/")
+        pushing = asyncio.ensure_future(sleeper.push("orders", "p", "late"))
+        request = await held.reached()
+        await other.push("orders", "p", "in time")
+        await until_snapshot(stub_store)
+        remove(stub_store, request.key)
+        sleep_once(monkeypatch)
+        sleeper.faults.next(Fault.ERROR, kind="get", key=places.POINTER, skip=answered, times=float("inf"))
+        held.go()
+        with pytest.raises(HarkError) as failure:
+            await pushing
+        # It was created, and nobody will ever read it there: who sent it must not take it for refused.
+        assert failure.value.code == "outcome_unknown"
+        sleeper.faults.heal()
+        remove(stub_store, request.key)
+        await sleeper.push("orders", "p", "later")
+        assert payloads(await other.pop("orders", batch=10)) == ["in time", "later"]
+        assert payloads(await sleeper.pop("orders", group="all", batch=10)) == ["in time", "later"]
+
+
+# A bucket that does not answer -----------------------------------------------------------------------------
+
+
+def push(process: Process, value: int) -> asyncio.Task[object]:
+    """Push one message, beside what else goes on."""
+    message = NewMessage(queue="orders", partition="p", payload=str(value).encode())
+    return asyncio.create_task(process.engine.push([[message]]))
+
+
+async def requests(process: Process) -> float:
+    """How many were sent."""
+    metrics = await process.engine.store_metrics()
+    return metrics["s3_requests_get"] + metrics["s3_requests_put"]
+
+
+async def test_who_waits_behind_a_commit_that_fails_fails_with_it(stub_store: StubStore, clock: FakeClock) -> None:
+    async with running(stub_store, clock, patience_ms=100) as process:
+        await push(process, 1)
+        stop = process.faults.stop("before", kind="put", key="log/")
+        process.faults.next(Fault.DROP, times=float("inf"))
+        first = push(process, 2)
+        await stop.reached()
+        others = [push(process, value) for value in (3, 4)]
+        looking = asyncio.create_task(process.engine.queue_infos())
+        await asyncio.sleep(0)
+        stop.go()
+        with pytest.raises(EngineFailure) as failure:
+            await first
+        assert failure.value.code == "outcome_unknown"
+        asked = await requests(process)
+        for waiting in (*others, looking):
+            with pytest.raises(EngineFailure, match="nothing of this request was kept") as refusal:
+                await waiting
+            assert (refusal.value.code, bool(refusal.value.retry_after)) == ("engine_failure", True)
+        assert await requests(process) == asked, "they were tried one after the other, for as long as the first each"
+        process.faults.heal()
+        await push(process, 5)
+        assert [one.name for one in await process.engine.queue_infos()] == ["orders"]
+
+
+async def test_who_could_not_take_over_a_record_looks_for_it_again(stub_store: StubStore, clock: FakeClock) -> None:
+    async with running(stub_store, clock) as writer, running(stub_store, clock, patience_ms=100) as reader:
+        reader.faults.next(Fault.LOST_ERROR, kind="put", key="log/", times=float("inf"))
+        reader.faults.next(Fault.ERROR, kind="get", key="log/", times=float("inf"))
+        with pytest.raises(HarkError) as failure:
+            await reader.push("orders", "p", "perhaps")
+        assert failure.value.code == "outcome_unknown"
+        reader.faults.heal()
+        # The tail finds the record; whoever takes it over has to read the log first, and can't.
+        reader.faults.next(Fault.ERROR, kind="get", key="log/", skip=1, times=float("inf"))
+        assert isinstance(reader.engine, S3Engine)
+        reader.engine.poll_as(PollingStrategy.fixed(interval_ms=10))
+        await until(lambda: len(reader.faults.happened) > 10)
+        reader.faults.heal()
+        await writer.push("orders", "p", "surely")
+        async with asyncio.timeout(20):
+            await until(lambda: reader.hints)
+        assert payloads(await reader.pop("orders", batch=10)) == ["perhaps", "surely"]
+
+
+async def test_who_has_just_written_looks_when_it_is_told_of_news(process: Process, other: Process) -> None:
+    await process.push("orders", "p", 1)
+    process.hints.clear()
+    await other.push("orders", "p", 2)
+    process.engine.hear(other.hints)
+    async with asyncio.timeout(20):
+        await until(lambda: process.hints)
+
+
+async def test_a_tail_that_meets_what_nobody_thought_of_goes_on(
+    process: Process, other: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Tail._look
+    failed: list[bool] = []
+
+    async def fail_once(self: Tail) -> bool:
+        if failed:
+            return await look(self)
+        failed.append(True)
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Tail, "_look", fail_once)
+    await other.push("orders", "p", 1)
+    assert isinstance(process.engine, S3Engine)
+    process.engine.poll_as(PollingStrategy.fixed(interval_ms=10))
+    async with asyncio.timeout(20):
+        await until(lambda: process.hints)
+    assert failed
+
+
+# What is left behind: no thread, no files ------------------------------------------------------------------
+
+
+def left_in(folder: Path) -> list[str]:
+    """What S3 engines have left: threads, and files in a folder."""
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("hark-s3")]
+    return [*threads, *(file.name for file in folder.iterdir())]
+
+
+@pytest.mark.parametrize("place", ["probe/", places.META, places.POINTER, "log/"])
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(
+    place: str, stub_store: StubStore, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`place`: what it asks for at the moment."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    process = Process(stub_store, clock)
+    held = process.faults.stop("before", key=place)
+    starting = asyncio.ensure_future(process.engine.start(lambda _: None))
+    await held.reached()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert left_in(tmp_path) == []
+    held.go()
+    # And it may be started again.
+    await process.start()
+    await process.push("orders", "p", 1)
+    await process.engine.close()
+    assert left_in(tmp_path) == []
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from hark.engine.s3.replica.folder import ScratchFolder
+folder = ScratchFolder(Path(sys.argv[1]))
+(folder.path / "state").write_text("large")
+print(folder.path, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_who_comes_next_removes_the_folder_of_one_that_was_killed(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -9
+    left = Path(killed.stdout.strip())
+    assert (left / "state").exists()
+    folder = ScratchFolder(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder.path]
+    folder.close()
+
+
+def test_folders_are_removed_at_the_end_and_those_in_use_and_of_other_programs_stay(tmp_path: Path) -> None:
+    foreign = tmp_path / f"{PREFIX}of-somebody-else"
+    foreign.mkdir()
+    first = ScratchFolder(tmp_path)
+    second = ScratchFolder(tmp_path)
+    assert first.path.name.startswith(PREFIX)
+    (first.path / "state").write_text("something")
+    assert {*tmp_path.iterdir()} == {foreign, first.path, second.path}
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == [foreign]
