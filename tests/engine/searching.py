@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, settings
 from .engines import EngineKind
 
 
-def search(kind: EngineKind, *, examples: int, with_a_server: int, steps: int) -> settings:
-    """Settings of a search at one kind of engine; fewer examples where a step is a call of another process."""
+def search(kind: EngineKind, *, examples: int, few: int, steps: int) -> settings:
+    """Settings of a search at one kind of engine; few examples where steps are slow or another kind is nearly the same."""
     return settings(
-        max_examples=examples if kind.durable and not kind.leases_survive else with_a_server,
+        max_examples=examples if kind.durable and not kind.leases_survive else few,
         stateful_step_count=steps,
         deadline=None,
         database=None,

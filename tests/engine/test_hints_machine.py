@@ -135,7 +135,7 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[Waiting
 def test_who_waits_is_told_of_all_that_it_could_take(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=search(kind, examples=EXAMPLES, with_a_server=FEW_EXAMPLES, steps=STEPS),
+        settings=search(kind, examples=EXAMPLES, few=FEW_EXAMPLES, steps=STEPS),
     )
 
 

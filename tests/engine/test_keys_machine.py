@@ -154,7 +154,7 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[KeyMach
 def test_an_engine_keeps_keys_as_a_dict_does(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
-        settings=search(kind, examples=EXAMPLES, with_a_server=FEW_EXAMPLES, steps=STEPS),
+        settings=search(kind, examples=EXAMPLES, few=FEW_EXAMPLES, steps=STEPS),
     )
 
 

@@ -139,7 +139,7 @@ EACH = pytest.mark.parametrize("kind", [FAULTS, SNAPSHOTS], ids=lambda kind: kin
 
 def how(kind: EngineKind, examples: int = EXAMPLES) -> settings:
     """Settings of a search."""
-    return search(kind, examples=examples, with_a_server=examples, steps=STEPS)
+    return search(kind, examples=examples, few=examples, steps=STEPS)
 
 
 @EACH
