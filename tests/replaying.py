@@ -153,12 +153,15 @@ def _recording(machine: type[M], steps: list[Step]) -> type[M]:
         def setup_state(cls) -> Any:
             state = super().setup_state()
             for rules in (state.rules, state.initializers):
-                rules[:] = [dataclasses.replace(rule, function=recorded(rule.function)) for rule in rules]
+                # The state is kept for the class, so its rules may be wrapped already.
+                rules[:] = [
+                    rule
+                    if hasattr(rule.function, "__wrapped__")
+                    else dataclasses.replace(rule, function=recorded(rule.function))
+                    for rule in rules
+                ]
             return state
 
-    # Once for the class: the state is kept per class, and a second call would wrap the rules again.
-    state = Recording.setup_state()
-    Recording.setup_state = classmethod(lambda _cls: state)
     return Recording
 
 

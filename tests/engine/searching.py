@@ -10,7 +10,7 @@ from .engines import EngineKind
 
 
 def search(kind: EngineKind, *, examples: int, few: int, steps: int) -> settings:
-    """Settings of a search at one kind of engine; few examples where steps are slow or another kind is nearly the same."""
+    """Settings of a search at one kind of engine; few examples where steps are slow or a kind is nearly another."""
     return settings(
         max_examples=examples if kind.durable and not kind.leases_survive else few,
         stateful_step_count=steps,
