@@ -101,12 +101,12 @@ async def test_rule_19_a_requeued_message_keeps_its_keys(q: Driver, engine: Engi
     assert await value(engine, KEYS[0]) == "hello"
 
 
-async def test_keys_survive_a_restart_with_their_message(durable: Driver) -> None:
-    await durable.push("orders", "p1", "hello", undelivered_keys=KEYS)
-    await durable.reopen()
-    [held] = await durable.pop("orders")
-    await durable.kill(held)
-    assert await value(durable.engine, KEYS[2]) == "hello"
+async def test_keys_survive_a_restart_with_their_message(q: Driver) -> None:
+    await q.push("orders", "p1", "hello", undelivered_keys=KEYS)
+    await q.reopen()
+    [held] = await q.pop("orders")
+    await q.kill(held)
+    assert await value(q.engine, KEYS[2]) == "hello"
 
 
 async def test_messages_that_die_together_are_told_of_together(q: Driver, engine: Engine) -> None:

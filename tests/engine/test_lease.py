@@ -11,8 +11,6 @@ from hark.model import Expired, GroupMode, QueueOptions, QueueSpec, Renewal, Ren
 from .driver import NEVER_GIVEN, Driver, Got, message, payloads, settlement
 from .workers import attempts
 
-MODES: list[GroupMode] = ["ordered", "shared"]
-
 # Rule 16: one message --------------------------------------------------------------------------------------
 
 
@@ -191,7 +189,6 @@ async def test_rule_17_release_gives_back_uncounted(q: Driver, engine: Engine) -
     assert await q.dead_letters() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_rule_17_a_release_that_comes_after_the_time_is_up_comes_too_late(
     q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode
 ) -> None:
@@ -284,7 +281,6 @@ async def pop(q: Driver, mode: GroupMode, lease_ms: int | None) -> Got:
     return await q.pop("orders", group="g", group_mode=mode, lease_ms=lease_ms)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("lock_duration", "lease_ms", "wanted_ms"),
     [(0, None, 20_000), (0, 1500, 1500), (0, 90_000, 90_000), (700, 1500, 700), (700, None, 20_000)],
@@ -299,7 +295,6 @@ async def test_the_queue_s_lock_duration_then_the_pop_s_wish_then_the_lease_time
     assert await q.engine.lease_ends([got.lease]) == [got.expires_at]
 
 
-@pytest.mark.parametrize("mode", MODES)
 async def test_it_ends_at_its_microsecond_unless_it_is_renewed(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.push_messages(message("orders", "p1", 1), message("orders", "p2", 2))
     renewed, lost = await pop(q, mode, 1500), await pop(q, mode, 1500)

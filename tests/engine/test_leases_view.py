@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.model import GroupMode, HeldPart, LeaseFilter
 
 from .driver import NEVER_GIVEN, Driver
-
-MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
 
 
 async def leases(q: Driver, **where: str) -> list[HeldPart]:
@@ -20,7 +17,6 @@ async def leases(q: Driver, **where: str) -> list[HeldPart]:
     return list(page.items)
 
 
-@MODES
 async def test_a_lease_is_shown_with_who_holds_what_since_when_and_until_when(
     q: Driver, clock: FakeClock, mode: GroupMode
 ) -> None:
@@ -48,7 +44,6 @@ async def test_a_lease_is_shown_with_who_holds_what_since_when_and_until_when(
     assert await leases(q) == [], "an expired one is gone"
 
 
-@MODES
 async def test_settled_messages_are_not_held_any_more(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
     await q.pop("orders", group="g", group_mode=mode, auto_ack=True)
@@ -127,8 +122,8 @@ async def test_queues_of_partitions_and_of_messages(q: Driver) -> None:
     assert await q.engine.queues_of(ids[:2]) == [None, "mails"]
 
 
-async def test_queues_of_partitions_are_known_after_a_restart(durable: Driver) -> None:
-    [one] = await durable.push("orders", "p1", 1)
+async def test_queues_of_partitions_are_known_after_a_restart(q: Driver) -> None:
+    [one] = await q.push("orders", "p1", 1)
     assert one.partition_id is not None
-    await durable.reopen()
-    assert await durable.engine.queues_of([one.partition_id]) == ["orders"]
+    await q.reopen()
+    assert await q.engine.queues_of([one.partition_id]) == ["orders"]

@@ -12,13 +12,6 @@ from .driver import ANYWHERE, Driver, Got, message, payloads
 from .workers import Workers
 
 
-@pytest.fixture(params=["ordered", "shared"])
-def mode(request: pytest.FixtureRequest) -> GroupMode:
-    """A group of each kind."""
-    kind: GroupMode = request.param
-    return kind
-
-
 async def pop(q: Driver, mode: GroupMode, batch: int = 1, group: str = "g", partitions: int = 1) -> Got:
     """Pop of a group of either kind."""
     return await q.pop("orders", group=group, group_mode=mode, batch=batch, partitions=partitions)
@@ -244,8 +237,7 @@ async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engin
     assert payloads(await workers.take()) == [2]
 
 
-async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) -> None:
-    q, workers = durable, Workers(durable)
+async def test_limits_of_groups_and_queues_survive_a_restart(q: Driver, workers: Workers) -> None:
     await q.configure("orders", max_in_flight=3, lease_time=10)
     await q.push("orders", "p1", *range(10))
     await workers.take(1, "nowhere")

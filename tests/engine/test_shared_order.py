@@ -276,8 +276,7 @@ async def test_a_delayed_message_that_is_deleted_or_outlives_its_time_to_live_ne
     assert await workers.drain() == [3]
 
 
-async def test_delayed_messages_survive_a_restart(durable: Driver, clock: FakeClock) -> None:
-    q, workers = durable, Workers(durable)
+async def test_delayed_messages_survive_a_restart(q: Driver, workers: Workers, clock: FakeClock) -> None:
     due = clock.now() + 5 * SECOND
     await q.push("orders", "p1", "delayed", delay_ms=5000)
     await q.push("orders", "p1", "plain")
@@ -289,9 +288,10 @@ async def test_delayed_messages_survive_a_restart(durable: Driver, clock: FakeCl
     assert await workers.drain() == ["delayed"]
 
 
-async def test_a_clock_that_stepped_back_loses_no_delayed_message(durable: Driver, clock: FakeClock) -> None:
+async def test_a_clock_that_stepped_back_loses_no_delayed_message(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
     """After a restart with an earlier clock messages may be due before others that were already delivered."""
-    q, workers = durable, Workers(durable)
     await q.push("orders", "p1", 1, delay_ms=60_000)
     clock.advance(60)
     await q.ack_all(await workers.take())

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.model import QUEUE_MODE, GroupMode, MessageFilter, MessageState, MessageView, Status
 
 from .driver import NEVER_GIVEN, Driver, message, settlement
 from .workers import Workers
-
-MODES = pytest.mark.parametrize("mode", ["ordered", "shared"])
-
 
 # Messages --------------------------------------------------------------------------------------------------
 
@@ -62,7 +57,6 @@ async def test_messages_are_filtered_and_paged(q: Driver, engine: Engine, clock:
         assert keys(await engine.messages(where)) == wanted, where
 
 
-@MODES
 async def test_messages_by_state(q: Driver, engine: Engine, mode: GroupMode) -> None:
     for number in range(1, 7):
         await q.push("orders", "p1", number, transaction_id=f"t{number}", delay_ms=60_000 if number == 6 else 0)
@@ -81,7 +75,6 @@ async def test_messages_by_state(q: Driver, engine: Engine, mode: GroupMode) -> 
         assert {one.state for one in views} == {state}
 
 
-@MODES
 async def test_a_message_with_its_payload_and_what_each_group_did(q: Driver, engine: Engine, mode: GroupMode) -> None:
     [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1", priority=5)
     said: dict[str, Status] = {"done": "completed", "failed": "failed", "dead": "dlq"}
@@ -121,7 +114,6 @@ async def test_a_message_shows_when_it_is_due_until_it_is_deleted(q: Driver, eng
 # Counts ----------------------------------------------------------------------------------------------------
 
 
-@MODES
 async def test_counts_of_a_queue_by_state(q: Driver, engine: Engine, mode: GroupMode) -> None:
     await q.push("orders", "p1", *range(7))
     await q.push("orders", "p2", 7)
@@ -231,7 +223,6 @@ async def test_track_stats_show_a_place_in_a_partition(q: Driver, clock: FakeClo
     assert (track.lease_id, track.lease_expires_at) == (got.lease, clock.now() + 299 * SECOND)
 
 
-@MODES
 async def test_track_stats_of_those_that_lag(q: Driver, engine: Engine, mode: GroupMode) -> None:
     workers = Workers(q, mode=mode)
     for name in ("p1", "p2", "p3"):
