@@ -13,13 +13,7 @@ from hark.errors import NotFound
 from hark.model import QUEUE_MODE, PopRequest, Seek, SeekOutcome, Subscription
 
 from .driver import ALL, NEW, Driver, message, offsets, payloads, settlement
-
-
-async def test_ordered_every_group_sees_every_message(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    assert await q.drain("orders", group="a") == [1, 2, 3]
-    assert await q.drain("orders", group="b") == [1, 2, 3]
-    assert await q.drain("orders") == [1, 2, 3]
+from .workers import Workers
 
 
 async def test_ordered_at_most_one_live_lease_per_partition_and_group(q: Driver) -> None:
@@ -78,16 +72,6 @@ async def test_ordered_is_what_an_absent_group_mode_means(q: Driver) -> None:
     assert payloads(await q.pop("orders", group_mode="ordered")) == [2]
     [group] = await q.engine.group_stats(queue="orders")
     assert group.mode == "ordered"
-
-
-async def test_a_settlement_of_one_group_is_not_one_of_another(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    [mine] = await q.pop("orders", group="a")
-    [theirs] = await q.pop("orders", group="b")
-    [crossed] = await q.settle(settlement(mine, group="b"))
-    assert not crossed.success
-    assert (await q.ack(mine)).success
-    assert (await q.ack(theirs)).success
 
 
 # Rule 20: where a new group starts -----------------------------------------------------------------------
@@ -261,37 +245,38 @@ async def history(q: Driver, *partitions: str, each: int = 4) -> int:
     return start
 
 
-async def test_rule_21_seek_to_the_end(q: Driver) -> None:
+async def test_rule_21_seek_to_the_end(q: Driver, either: Workers) -> None:
     await history(q, "p1")
-    await q.ack_all(await q.pop("orders"))
-    outcome = await q.seek("orders", to_end=True)
+    await q.ack_all(await either.take())
+    outcome = await q.seek("orders", group="workers", to_end=True)
     assert outcome == SeekOutcome(partitions=1, next_offset=5)
-    assert await q.pop("orders") == []
+    assert (await either.take(), (await either.stats()).lag) == ([], 0)
     await q.push("orders", "p1", 5)
-    assert await q.drain("orders") == [5]
+    assert await either.drain() == [5]
 
 
-async def test_rule_21_seek_to_a_time_goes_on_after_it(q: Driver) -> None:
+async def test_rule_21_seek_to_a_time_goes_on_after_it(q: Driver, either: Workers) -> None:
     start = await history(q, "p1")
-    await q.drain("orders")
+    await either.drain()
     for moment, wanted in (
         (start - 1, [1, 2, 3, 4]),
         (start, [2, 3, 4]),
         (start + 15_000_000, [3, 4]),
         (start + 30_000_000, []),
     ):
-        assert (await q.seek("orders", timestamp=moment)).partitions == 1
-        assert await q.drain("orders") == wanted
+        assert (await q.seek("orders", group="workers", timestamp=moment)).partitions == 1
+        assert await either.drain() == wanted
 
 
-async def test_rule_21_seek_to_an_offset_delivers_that_message_next(q: Driver) -> None:
+async def test_rule_21_seek_to_an_offset_delivers_that_message_next(q: Driver, either: Workers) -> None:
     await history(q, "p1")
-    await q.pop("orders", auto_ack=True)
-    for offset in (4, 3, 1):
-        outcome = await q.seek("orders", "p1", offset=offset)
+    await either.take(auto_ack=True)
+    for offset in (4, 3, 1, 1, 2):
+        outcome = await q.seek("orders", "p1", group="workers", offset=offset)
         assert outcome == SeekOutcome(partitions=1, next_offset=offset)
-        assert await q.cursor("orders", "p1") == offset - 1
-        assert await q.drain("orders") == list(range(offset, 5))
+        track = await either.track()
+        assert (track.cursor, track.lag) == (offset - 1, 5 - offset)
+        assert await either.drain() == list(range(offset, 5))
 
 
 async def test_rule_21_seek_one_partition_or_all_for_one_group(q: Driver) -> None:
@@ -305,16 +290,17 @@ async def test_rule_21_seek_one_partition_or_all_for_one_group(q: Driver) -> Non
     assert await q.drain("orders", group="b") == []
 
 
-async def test_rule_21_open_leases_of_the_group_are_void(q: Driver) -> None:
+async def test_rule_21_open_leases_of_the_group_are_void(q: Driver, either: Workers) -> None:
     await history(q, "p1", "p2")
-    mine, second = await q.pop("orders", "p1"), await q.pop("orders", "p2")
-    [theirs] = await q.pop("orders", "p1", group="other")
-    await q.seek("orders", "p1", offset=1)
-    assert not (await q.ack(mine[0])).success
+    mine, second = await either.take(2, "p1"), await either.take(1, "p2")
+    [theirs] = await Workers(q, group="other", mode=either.mode).take(1, "p1")
+    await q.seek("orders", "p1", group="workers", offset=1)
+    assert [(await q.ack(held)).success for held in mine] == [False, False]
     assert not (await q.renew(mine.lease)).success
+    assert await q.engine.lease_ends([mine.lease]) == [None]
     assert (await q.ack(second[0])).success, "another partition"
     assert (await q.ack(theirs)).success, "another group"
-    assert payloads(await q.pop("orders", "p1", batch=10)) == [1, 2, 3, 4]
+    assert payloads(await either.take(10, "p1")) == [1, 2, 3, 4]
 
 
 async def test_rule_21_a_void_lease_settles_nothing_even_past_the_cursor(q: Driver) -> None:

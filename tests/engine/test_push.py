@@ -13,6 +13,7 @@ from hark.engine.api import Engine
 from hark.model import PushOutcome
 
 from .driver import NEW, Driver, given, message, offsets, payloads
+from .workers import Workers
 
 
 def statuses(outcomes: Iterable[PushOutcome]) -> list[str]:
@@ -238,16 +239,17 @@ async def test_rule_7_a_group_that_starts_at_the_end_is_not_slow(q: Driver, othe
     assert statuses(await q.push("orders", "p1", 3, 4, 5)) == ["queued", "queued", "failed"]
 
 
-async def test_rule_7_what_is_settled_out_of_order_dead_or_removed_makes_room(q: Driver, engine: Engine) -> None:
+async def test_rule_7_what_is_settled_out_of_order_dead_or_removed_makes_room(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_size=3)
     await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=3)
+    got = await either.take(3)
+    assert [one.code for one in await q.push("orders", "p1", 4)] == ["queue_full"], "held is not settled"
     await q.ack(got[2])
     await q.kill(got[1])
     assert statuses(await q.push("orders", "p1", 4, 5, 6)) == ["queued", "queued", "failed"]
-    await engine.delete_messages([got[0].message.id])
+    await q.engine.delete_messages([got[0].message.id])
     assert statuses(await q.push("orders", "p1", 7, 8)) == ["queued", "failed"]
-    await engine.purge("orders")
+    await q.engine.purge("orders")
     assert statuses(await q.push("orders", "p1", 9, 10, 11, 12)) == ["queued", "queued", "queued", "failed"]
 
 

@@ -233,7 +233,8 @@ async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, either: Worke
     assert [bytes(one.payload) for one in await q.dead_letters("orders", "workers")] == [b"2"]
     ordered = either.mode == "ordered"
     assert [one.lease_released for one in outcomes] == [False, False, ordered, ordered, True]
-    assert ((await either.track()).cursor, (await either.stats()).lag) == (2 if ordered else 0, 2)
+    assert (await either.stats()).lag == 2
+    assert not ordered or (await either.track()).cursor == 2
     assert attempts(await either.take(5)) == ([] if ordered else [(4, 1)])
     q.clock.advance(1)
     assert attempts(await either.take(5)) == ([(3, 2), (4, 1)] if ordered else [(3, 2)])

@@ -99,60 +99,6 @@ async def test_auto_ack_settles_at_delivery_beside_leases(q: Driver, workers: Wo
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_pop_says_when_its_lease_ends_and_an_empty_one_says_why(q: Driver, workers: Workers) -> None:
-    assert (await workers.take(1, "p1")).reason == "partition_not_found"
-    await q.configure("orders", lease_time=20)
-    await q.push("orders", "p1", 1)
-    got = await workers.take()
-    assert got.expires_at == q.clock.now() + 20 * SECOND
-    assert await q.engine.lease_ends([got.lease]) == [got.expires_at]
-    empty = await workers.take(1, "p1")
-    assert (empty.reason, empty.look_again_at) == ("lease_held", got.expires_at)
-    await q.retry(got[0], delay_ms=1000)
-    empty = await workers.take(1, "p1")
-    assert (empty.reason, empty.look_again_at) == ("waiting", q.clock.now() + SECOND)
-    q.clock.advance(1)
-    await q.ack_all(await workers.take())
-    empty = await workers.take(1, "p1")
-    assert (empty.reason, empty.look_again_at) == ("nothing_ready", None)
-
-
-async def test_a_paused_queue_or_group_gives_nothing(q: Driver, workers: Workers, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    for group in (None, "workers"):
-        [held] = await workers.take()
-        assert await engine.pause("orders", group, True)
-        assert (await workers.take()).reason == "paused"
-        assert (await workers.take(1, "p1")).reason == "paused"
-        assert (await q.ack(held)).success, "what is held can be settled"
-        assert await engine.pause("orders", group, False)
-    assert payloads(await workers.take()) == [3]
-
-
-async def test_a_window_buffer_holds_the_partition_back(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    await q.configure("orders", window_buffer=5)
-    await q.push("orders", "p1", 1)
-    clock.advance(4)
-    await q.push("orders", "p1", 2)
-    empty = await workers.take(10, "p1")
-    assert (empty.reason, empty.look_again_at) == ("window_buffer", clock.now() + 5 * SECOND)
-    got = await workers.arrive_at(clock.now() + 5 * SECOND)
-    assert payloads(got) == [1]
-    assert payloads(await workers.take(10)) == [2]
-
-
-async def test_a_window_buffer_opens_at_the_longest_after_ten_times(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", window_buffer=1)
-    start = q.clock.now()
-    for number in range(11):
-        await q.push("orders", "p1", number)
-        assert await workers.take() == []
-        q.clock.advance(0.9)
-    await q.push("orders", "p1", 11)
-    got = await workers.arrive_at(start + 10 * SECOND)
-    assert payloads(got) == [0]
-
-
 async def test_delayed_processing_waits_until_each_message_is_old_enough(q: Driver, workers: Workers) -> None:
     await q.configure("orders", delayed_processing=10)
     start = q.clock.now()
@@ -168,15 +114,6 @@ async def test_delayed_processing_waits_until_each_message_is_old_enough(q: Driv
     assert payloads(await workers.take()) == ["short"], "of the age and a delay the later counts"
     assert payloads(await workers.arrive_at(start + 14 * SECOND)) == [2]
     assert payloads(await workers.arrive_at(start + 20 * SECOND)) == ["long"]
-
-
-async def test_max_size_counts_what_a_shared_group_has_not_settled(q: Driver, workers: Workers) -> None:
-    await q.configure("orders", max_size=3)
-    await q.push("orders", "p1", 1, 2, 3)
-    got = await workers.take(3)
-    assert [one.code for one in await q.push("orders", "p1", 4)] == ["queue_full"], "held is not settled"
-    await q.ack(got[1])
-    assert [one.status for one in await q.push("orders", "p1", 5, 6)] == ["queued", "failed"]
 
 
 async def test_a_pop_ends_after_64_mib_whatever_its_batch(q: Driver, workers: Workers) -> None:

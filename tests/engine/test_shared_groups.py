@@ -6,7 +6,7 @@ import pytest
 
 from hark.engine.api import Engine
 from hark.errors import Conflict
-from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, SeekOutcome, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
 
 from .driver import NEW, Driver, message, payloads
 from .workers import Workers, attempts
@@ -121,39 +121,6 @@ async def test_the_mode_and_the_place_survive_a_restart(q: Driver, workers: Work
 
 
 # Seek ------------------------------------------------------------------------------------------------------
-
-
-async def test_rule_21_back_to_the_beginning_forward_and_to_the_end(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await workers.drain()
-    assert await q.seek("orders", group="workers", offset=1) == SeekOutcome(partitions=1, next_offset=1)
-    assert (await workers.stats()).lag == 3
-    assert await workers.drain() == [1, 2, 3]
-    await q.seek("orders", group="workers", offset=1)
-    await workers.take(auto_ack=True)
-    await q.seek("orders", group="workers", offset=3)
-    assert (await workers.stats()).lag == 1
-    assert await workers.drain() == [3]
-    for _ in range(3):
-        await q.seek("orders", group="workers", to_end=True)
-        assert await workers.take() == []
-        assert (await workers.stats()).lag == 0
-        await q.seek("orders", group="workers", offset=2)
-        assert payloads(await workers.take(10)) == [2, 3]
-
-
-async def test_rule_21_open_leases_are_void(q: Driver, workers: Workers, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await q.push("orders", "p2", 4)
-    got, beside = await workers.take(2, "p1"), await workers.take(1, "p2")
-    [theirs] = await Workers(q, group="others").take(1, "p1")
-    await q.seek("orders", "p1", group="workers", offset=1)
-    assert [(await q.ack(held)).success for held in got] == [False, False]
-    assert not (await q.renew(got.lease)).success
-    assert await engine.lease_ends([got.lease]) == [None]
-    assert (await q.ack(beside[0])).success, "another partition"
-    assert (await q.ack(theirs)).success, "another group"
-    assert payloads(await workers.take(10)) == [1, 2, 3]
 
 
 async def test_rule_21_attempts_and_waits_are_forgotten(q: Driver, workers: Workers) -> None:
