@@ -10,7 +10,7 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
-from hark.model import QUEUE_MODE, PopRequest, Seek, SeekOutcome, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, Seek, SeekOutcome, Subscription
 
 from .driver import ALL, NEW, Driver, message, offsets, payloads, settlement
 from .workers import Workers
@@ -88,20 +88,19 @@ async def test_rule_20_all_is_the_default_and_starts_at_the_first_message(q: Dri
         assert payloads(await q.pop("orders", group=group, batch=10)) == [1, 2]
 
 
-async def test_rule_20_a_timestamp_starts_after_that_time(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1)
-    clock.advance(10)
-    await q.push("orders", "p1", 2)
-    at_second = clock.now()
-    clock.advance(10)
-    await q.push("orders", "p1", 3)
+async def test_rule_20_a_timestamp_starts_after_that_time(q: Driver, mode: GroupMode, clock: FakeClock) -> None:
+    times = []
+    for number in (1, 2, 3):
+        times.append(clock.now())
+        await q.push("orders", "p1", number, priority=9 - number)
+        clock.advance(10)
     for group, start, wanted in (
-        ("exactly", at_second, [3]),
-        ("just before", at_second - 1, [2, 3]),
-        ("long before", at_second - 3600 * SECOND, [1, 2, 3]),
-        ("after all", clock.now(), []),
+        ("exactly", times[1], [3]),
+        ("just before", times[1] - 1, [2, 3]),
+        ("long before", times[1] - 3600 * SECOND, [1, 2, 3]),
+        ("after all", times[2], []),
     ):
-        assert payloads(await q.pop("orders", group=group, batch=10, subscription=since(start))) == wanted
+        assert payloads(await Workers(q, group=group, mode=mode).take(10, subscription=since(start))) == wanted
 
 
 async def test_rule_20_new_is_fixed_by_a_first_contact_that_returns_nothing(q: Driver, clock: FakeClock) -> None:
@@ -129,13 +128,16 @@ async def test_rule_20_the_first_contact_may_be_with_a_queue_that_is_not_there_y
         assert payloads(await q.pop("orders", group=group, subscription=NEW)) == [1], group
 
 
-async def test_rule_20_what_was_pushed_before_the_contact_is_old_even_in_its_microsecond(q: Driver) -> None:
+async def test_rule_20_what_was_pushed_before_the_contact_is_old_even_in_its_microsecond(
+    q: Driver, either: Workers
+) -> None:
     await q.push("orders", "p1", 1)
-    assert await q.pop("orders", group="g", subscription=NEW) == []
+    assert await either.take(subscription=NEW) == []
     await q.push("orders", "p1", 2)
     await q.push("orders", "p2", 3)
-    assert await q.pop("orders", group="h", subscription=NEW) == []
-    assert await q.drain("orders", group="g") == [2, 3], "what was pushed after it is new"
+    assert await Workers(q, group="later", mode=either.mode).take(subscription=NEW) == []
+    assert await either.drain() == [2, 3], "what was pushed after it is new"
+    assert (await either.stats()).lag == 0
 
 
 @pytest.mark.parametrize("partition", [None, "p1"], ids=["with all partitions", "with one"])

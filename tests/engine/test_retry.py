@@ -312,3 +312,26 @@ async def test_rule_16_one_at_a_time_outlives_a_restart(q: Driver, clock: FakeCl
     await q.engine.expire()
     await q.reopen()
     assert payloads(await q.pop("orders", batch=10)) == [1]
+
+
+# Shared groups: what fails concerns one message ------------------------------------------------------------
+
+
+async def test_a_failed_message_comes_again_and_its_neighbours_go_on(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", retry_delay=5000)
+    await q.push("orders", "p1", 1, 2, 3)
+    first, second = await workers.take(), await workers.take()
+    await q.fail(first[0])
+    assert (await q.ack(second[0])).success
+    assert payloads(await workers.take(10)) == [3]
+    got = await workers.arrive_at(q.clock.now() + 5 * SECOND)
+    assert attempts(got) == [(1, 2)]
+
+
+async def test_many_retries_come_by_priority_then_in_the_order_they_fall_due(q: Driver, workers: Workers) -> None:
+    await q.push_messages(*(message("orders", "p1", n, priority=n % 3) for n in range(50)))
+    due = [1000 + n * 37 % 25 for n in range(50)]
+    got = await workers.take(50)
+    await q.settle(*(settlement(held, "retry", delay_ms=due[held.message.offset - 1]) for held in got))
+    q.clock.advance(2)
+    assert payloads(await workers.take(100)) == sorted(range(50), key=lambda n: (-(n % 3), due[n], n))

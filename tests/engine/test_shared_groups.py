@@ -6,9 +6,9 @@ import pytest
 
 from hark.engine.api import Engine
 from hark.errors import Conflict
-from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult
 
-from .driver import NEW, Driver, message, payloads
+from .driver import Driver, message, payloads
 from .workers import Workers, attempts
 
 
@@ -60,20 +60,6 @@ async def test_an_ordered_group_beside_a_shared_one_keeps_its_order(q: Driver, w
     assert payloads(await q.pop("orders", group="ordered", batch=10)) == [1, 2, 3]
 
 
-async def test_a_shared_group_starts_at_the_end_or_after_a_time(q: Driver) -> None:
-    new, since = Workers(q, group="new"), Workers(q, group="since")
-    start = q.clock.now()
-    for number in range(3):
-        await q.push("orders", "p1", number, priority=9 - number)
-        q.clock.advance(10)
-    assert payloads(await since.take(10, subscription=Subscription("timestamp", start + 5_000_000))) == [1, 2]
-    assert await new.take(subscription=NEW) == []
-    await q.push("orders", "p1", 3)
-    await q.push("orders", "p2", 4)
-    assert sorted(map(str, await new.drain())) == ["3", "4"]
-    assert (await new.stats()).lag == 0
-
-
 async def test_a_deleted_group_starts_again_and_a_forgotten_one_may_have_another_mode(
     q: Driver, workers: Workers, engine: Engine
 ) -> None:
@@ -88,25 +74,6 @@ async def test_a_deleted_group_starts_again_and_a_forgotten_one_may_have_another
     await engine.delete_group("workers", "orders", True)
     assert payloads(await q.pop("orders", group="workers", group_mode="ordered")) == [1]
     assert await q.pop("orders", group="workers") == []
-
-
-@pytest.mark.parametrize("group", ["workers", None])
-async def test_a_purge_for_one_group_or_all_concerns_what_is_held_delayed_or_waits(
-    q: Driver, workers: Workers, group: str | None
-) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await q.push("orders", "p1", 4, delay_ms=1000)
-    got = await workers.take(2)
-    await q.retry(got[0], delay_ms=500)
-    assert await q.engine.purge("orders", group) == 4
-    q.clock.advance(1000)
-    assert await workers.take(10) == []
-    assert (await workers.stats()).lag == 0
-    assert not (await q.fail(got[1])).success
-    assert len(await Workers(q, group="others").take(10)) == (4 if group else 0)
-    await q.push("orders", "p1", 5)
-    assert await workers.drain() == [5]
-    assert (await workers.stats()).lag == 0
 
 
 async def test_the_mode_and_the_place_survive_a_restart(q: Driver, workers: Workers) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import MILLISECOND, SECOND, FakeClock
-from hark.model import MessageFilter
+from hark.clock import SECOND, FakeClock
 
 from .driver import NEW, Driver, message, payloads, settlement
 from .workers import Workers
@@ -119,28 +118,6 @@ async def test_ties_are_broken_by_offset(q: Driver, workers: Workers, clock: Fak
 
 
 # Delays ----------------------------------------------------------------------------------------------------
-
-
-async def test_a_delay_ends_at_its_microsecond(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    due = clock.now() + 2500 * MILLISECOND
-    await q.push("orders", "p1", 1, delay_ms=2500)
-    empty = await workers.take(1, "p1")
-    assert (empty.reason, empty.look_again_at) == ("waiting", due)
-    assert (await workers.take()).look_again_at == due
-    assert payloads(await workers.arrive_at(due)) == [1]
-    due = clock.now() + 1_234_567
-    await q.push("orders", "p1", 2, deliver_at=due)
-    assert payloads(await workers.arrive_at(due)) == [2]
-
-
-async def test_a_delivery_time_that_is_not_later_is_no_delay(q: Driver, workers: Workers) -> None:
-    """Else a time in the past would jump the queue."""
-    q.clock.advance(10)
-    await q.push("orders", "p1", 1, 2)
-    for early in (0, 1, SECOND):
-        await q.push("orders", "p1", early, deliver_at=q.clock.now() - early)
-    assert payloads(await workers.take(10)) == [1, 2, 0, 1, SECOND]
-    assert {one.deliver_at for one in await q.engine.messages(MessageFilter(queue="orders"))} == {None}
 
 
 async def test_messages_come_in_the_order_of_their_times(q: Driver, workers: Workers) -> None:
