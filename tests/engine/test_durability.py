@@ -225,17 +225,14 @@ async def test_a_second_engine_on_the_same_store_is_refused(
     kind: EngineKind, request: pytest.FixtureRequest, clock: FakeClock
 ) -> None:
     with kind.store(request) as open_engine:
-        await _a_second_is_refused(Driver(open_engine, clock), Driver(open_engine, clock))
-
-
-async def _a_second_is_refused(first: Driver, second: Driver) -> None:
-    await first.start()
-    try:
-        with pytest.raises(StoreUnusable):
-            await second.start()
-        await first.push("orders", "p1", 1)
-    finally:
-        await first.engine.close()
-    await second.start()
-    assert await second.drain("orders") == [1]
-    await second.engine.close()
+        first, second = Driver(open_engine, clock), Driver(open_engine, clock)
+        await first.start()
+        try:
+            with pytest.raises(StoreUnusable):
+                await second.start()
+            await first.push("orders", "p1", 1)
+        finally:
+            await first.engine.close()
+        await second.start()
+        assert await second.drain("orders") == [1]
+        await second.engine.close()
