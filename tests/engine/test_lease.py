@@ -224,17 +224,6 @@ async def test_rule_17_release_covers_every_partition_and_keeps_what_was_settled
 # When leases end -------------------------------------------------------------------------------------------
 
 
-async def test_a_pop_says_when_its_lease_ends(q: Driver, either: Workers) -> None:
-    await q.configure("orders", lease_time=20)
-    await q.push("orders", "p1", 1)
-    got = await either.take()
-    assert got.expires_at == q.clock.now() + 20 * SECOND
-    assert (await either.take()).expires_at is None
-    await q.ack(got[0])
-    await q.push("orders", "p1", 2)
-    assert (await either.take(auto_ack=True)).expires_at is None
-
-
 @pytest.mark.parametrize(
     ("first", "second", "mode", "lease_ms", "shortest_ms"),
     [
@@ -299,6 +288,7 @@ async def test_the_queue_s_lock_duration_then_the_pop_s_wish_then_the_lease_time
     await q.push("orders", "p1", 1)
     got = await either.take(lease_ms=lease_ms)
     assert got.expires_at == q.clock.now() + wanted_ms * MILLISECOND
+    assert (await either.take()).expires_at is None, "nothing was left to take"
     assert await q.engine.lease_ends([got.lease]) == [got.expires_at]
 
 

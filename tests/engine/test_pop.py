@@ -50,7 +50,7 @@ async def test_rule_8_messages_that_wait_or_were_removed_take_no_room_in_a_batch
 async def test_rule_8_auto_ack_settles_at_delivery_for_its_group_only(q: Driver) -> None:
     await spread(q, "orders", 2, each=2)
     got = await q.pop("orders", group="a", batch=3, partitions=2, auto_ack=True)
-    assert (payloads(got), got.lease) == (["p1.1", "p1.2", "p2.1"], "")
+    assert (payloads(got), got.lease, got.expires_at) == (["p1.1", "p1.2", "p2.1"], "", None)
     assert [await q.cursor("orders", name, "a") for name in ("p1", "p2")] == [2, 1]
     assert await q.drain("orders", group="a") == ["p2.2"]
     assert len(await q.drain("orders", group="b")) == 4
@@ -390,17 +390,3 @@ async def test_rule_24_a_lease_is_exact_to_the_microsecond(q: Driver, either: Wo
     renewed = await either.take()
     assert (await q.renew(renewed.lease, 20)).expires_at == q.clock.now() + 20 * SECOND
     await either.arrive_at(q.clock.now() + 20 * SECOND)
-
-
-async def test_rule_24_due_is_judged_without_any_background_work(q: Driver, clock: FakeClock) -> None:
-    """No `expire` and no `collect` was called: time alone makes things ready."""
-    await q.configure("orders", lease_time=10, retry_delay=1000, retry_limit=9)
-    await q.push("orders", "p1", 1, delay_ms=1000)
-    clock.advance(1)
-    [held] = await q.pop("orders")
-    await q.fail(held)
-    clock.advance(1)
-    [held] = await q.pop("orders")
-    clock.advance(10)
-    [held] = await q.pop("orders")
-    assert held.message.attempt == 3

@@ -231,14 +231,6 @@ async def test_what_was_delayed_before_a_group_that_wants_only_new_messages_does
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_delayed_message_that_failed_waits_for_its_backoff(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, delay_ms=1000, backoff_ms=(5000,))
-    [held] = await workers.arrive_at(q.clock.now() + SECOND)
-    await q.fail(held)
-    [held] = await workers.arrive_at(q.clock.now() + 5 * SECOND)
-    assert held.message.attempt == 2
-
-
 async def test_a_delayed_message_that_is_deleted_or_outlives_its_time_to_live_never_comes(
     q: Driver, workers: Workers
 ) -> None:
