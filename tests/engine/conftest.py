@@ -8,6 +8,7 @@ import pytest
 
 from hark.clock import FakeClock
 from hark.engine.api import Engine
+from hark.model import GroupMode
 
 from .driver import Driver
 from .engines import ENGINES, EngineKind
@@ -43,7 +44,14 @@ def workers(q: Driver) -> Workers:
     return Workers(q)
 
 
+@pytest.fixture(params=["ordered", "shared"])
+def mode(request: pytest.FixtureRequest) -> GroupMode:
+    """Both kinds of groups, one after the other."""
+    kind: GroupMode = request.param
+    return kind
+
+
 @pytest.fixture
-def durable(q: Driver) -> Driver:
-    """An empty, started engine of each kind, for tests that open its store again."""
-    return q
+def either(q: Driver, mode: GroupMode) -> Workers:
+    """A group of each kind of the queue "orders" on that engine, for rules that hold for both."""
+    return Workers(q, mode=mode)

@@ -3,7 +3,7 @@
 It follows the rules and knows nothing of any engine. A track (a group in a partition) has its open messages in a list;
 settled means: no longer in that list. An ordered track keeps the list in the order of delivery, a shared one sorts it
 when somebody asks. Left out, because single tests show them better: ttl, retention, delayed processing, the window
-buffer. The parts: `model_nouns`, `model_tracks`, `model_store`, `model_pop`, and here what is said of messages.
+buffer. The parts: `model_nouns`, `model_tracks`, `model_pop`, and here what is said of messages.
 """
 
 from __future__ import annotations

@@ -8,21 +8,10 @@ from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.model import MessageFilter, QueueOptions, QueueSpec, Settlement
 
-from .driver import NEVER_GIVEN, NEW, Driver, given, message, payloads, settlement
+from .driver import NEVER_GIVEN, NEW, Driver, given, message, payloads
+from .workers import Workers
 
 # Pause -----------------------------------------------------------------------------------------------------
-
-
-async def test_a_paused_queue_takes_pushes_and_settlements_but_delivers_nothing(q: Driver, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
-    assert await engine.pause("orders", None, True)
-    assert [one.paused for one in await engine.queue_infos(["orders"])] == [True]
-    assert (await q.ack(held)).success
-    assert [one.status for one in await q.push("orders", "p2", 3)] == ["queued"]
-    assert await q.pop("orders", batch=10, partitions=10) == []
-    assert await engine.pause("orders", None, False)
-    assert sorted(map(str, await q.drain("orders"))) == ["2", "3"]
 
 
 async def test_a_paused_group_stops_alone(q: Driver, engine: Engine) -> None:
@@ -81,22 +70,27 @@ async def test_after_a_purge_offsets_go_on_and_every_group_continues(q: Driver, 
         assert [(one.payload, one.message.offset) for one in got] == [(4, 4)]
 
 
-async def test_purging_one_group_settles_all_that_it_has_open(q: Driver, engine: Engine, clock: FakeClock) -> None:
+@pytest.mark.parametrize("group", ["workers", None])
+async def test_a_purge_for_one_group_or_all_concerns_what_is_held_delayed_or_waits(
+    q: Driver, either: Workers, group: str | None
+) -> None:
     await q.configure("orders", retry_delay=60_000)
     await q.push("orders", "p1", 1, 2, 3)
     await q.push("orders", "p2", 4)
     await q.push("orders", "p3", 5, delay_ms=1000)
-    got = await q.pop("orders", "p1", group="a", batch=2)
+    got = await either.take(2, "p1")
     await q.ack(got[0])
-    [failed] = await q.pop("orders", "p2", group="a")
+    [failed] = await either.take(1, "p2")
     await q.fail(failed)
-    assert await engine.purge("orders", "a") == 4
-    clock.advance(400)
-    assert await q.pop("orders", group="a") == []
-    assert (await q.settle(settlement(got[1], "failed")))[0].success is False
-    assert await q.drain("orders", group="b") == [1, 2, 3, 4, 5]
+    assert await q.engine.purge("orders", group) == (4 if group else 5)
+    q.clock.advance(400)
+    assert await either.take(10, partitions=3) == []
+    assert (await either.stats()).lag == 0
+    assert not (await q.fail(got[1])).success
+    assert await q.drain("orders", group="others") == ([1, 2, 3, 4, 5] if group else [])
     await q.push("orders", "p1", 6)
-    assert await q.drain("orders", group="a") == [6]
+    assert await either.drain() == [6]
+    assert (await either.stats()).lag == 0
 
 
 async def test_purging_one_group_includes_what_was_requeued_for_it(q: Driver, engine: Engine) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from hark.clock import FakeClock
 from hark.engine.api import Engine
-from hark.model import GroupMode, MessageFilter
+from hark.model import MessageFilter
 
 from .driver import NEVER_GIVEN, NEW, Driver, payloads
 from .workers import Workers
@@ -25,17 +23,15 @@ async def test_a_delayed_message_that_was_cancelled_never_comes(q: Driver, worke
     assert len(await engine.messages(MessageFilter(queue="orders"))) == 1
 
 
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
-async def test_answers_are_by_position(q: Driver, engine: Engine, mode: GroupMode) -> None:
-    workers = Workers(q, mode=mode)
+async def test_answers_are_by_position(q: Driver, engine: Engine, either: Workers) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
-    got = await workers.take(2)
+    got = await either.take(2)
     await q.ack(got[1])
     answers = await engine.cancel([ids[1], NEVER_GIVEN, ids[0], "no id", ids[2], ids[2], ""])
     assert answers == ["settled", "not_found", "leased", "not_found", "cancelled", "not_found", "not_found"]
     assert await engine.cancel([]) == []
     assert (await q.ack(got[0])).success
-    assert await workers.drain() == [4]
+    assert await either.drain() == [4]
 
 
 async def test_what_some_group_holds_is_leased_for_all(q: Driver, workers: Workers, engine: Engine) -> None:
@@ -111,8 +107,7 @@ async def test_a_race_of_two_cancellations_has_one_winner(q: Driver, engine: Eng
     assert sorted(answers) == ["cancelled"] + ["not_found"] * 4
 
 
-async def test_a_cancelled_message_stays_away_after_a_restart(durable: Driver, clock: FakeClock) -> None:
-    q, workers = durable, Workers(durable)
+async def test_a_cancelled_message_stays_away_after_a_restart(q: Driver, workers: Workers, clock: FakeClock) -> None:
     first = await q.push_id("orders", "p1", 1, delay_ms=1000)
     await q.push("orders", "p1", 2)
     await q.engine.cancel([first])

@@ -9,55 +9,47 @@ import pytest
 from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
-from hark.model import DeadLetter, DeadLetterFilter
+from hark.model import DeadLetterFilter, GroupMode
 
-from .driver import NEVER_GIVEN, Driver, offsets, payloads, settlement
-from .workers import attempts
-
-
-async def die(q: Driver, queue: str = "orders", group: str = "g", error: str = "hopeless") -> DeadLetter:
-    """Pop one message of a group, send it to the dead letters, and answer the letter."""
-    [held] = await q.pop(queue, group=group)
-    assert (await q.kill(held, error)).dead_lettered
-    return next(one for one in await q.dead_letters(queue, group) if one.message_id == held.message.id)
+from .driver import NEVER_GIVEN, Driver, message, offsets, payloads, settlement
+from .workers import Workers, attempts
 
 
-async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    await q.configure("orders", retry_limit=1)
-    created = clock.now()
-    await q.push("orders", "p1", {"n": 1}, transaction_id="t1", trace_id="trace-1", producer="me")
-    [held] = await q.pop("orders", group="g")
-    await q.fail(held, "first")
-    clock.advance(5)
-    [held] = await q.pop("orders", group="g")
+async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, either: Workers) -> None:
+    created = q.clock.now()
+    await q.push("orders", "p1", {"n": 1}, transaction_id="t1", trace_id="trace-1", producer="me", backoff_ms=(5000,))
+    await q.fail((await either.take())[0], "first")
+    q.clock.advance(5)
+    [held] = await either.take()
     await q.fail(held, "second")
     [letter] = await q.dead_letters()
     assert (letter.message_id, letter.partition_id) == (held.message.id, held.message.partition_id)
     assert letter.transaction_id == "t1"
-    assert (letter.queue, letter.partition, letter.group) == ("orders", "p1", "g")
+    assert (letter.queue, letter.partition, letter.group) == ("orders", "p1", "workers")
     assert (bytes(letter.payload), letter.producer, letter.trace_id) == (b'{"n":1}', "me", "trace-1")
     assert (letter.attempts, letter.error) == (2, "second")
-    assert (letter.created_at, letter.failed_at) == (created, clock.now())
-    [listed] = (await engine.dead_letters(DeadLetterFilter(payloads=False))).items
+    assert (letter.created_at, letter.failed_at) == (created, q.clock.now())
+    [listed] = (await q.engine.dead_letters(DeadLetterFilter(payloads=False))).items
     assert bytes(listed.payload) == b"null", "without payloads where they are not wanted"
     assert (listed.id, listed.message_id, listed.trace_id) == (letter.id, letter.message_id, "trace-1")
 
 
-async def test_rule_18_a_dead_letter_settles_the_message_for_its_group_only(q: Driver) -> None:
+async def test_rule_18_a_dead_letter_settles_the_message_for_its_group_only(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
-    await die(q, group="a")
-    assert await q.cursor("orders", "p1", "a") == 1
-    assert await q.drain("orders", group="a") == [2]
-    assert [one.group for one in await q.dead_letters()] == ["a"]
-    await die(q, group="b")
-    assert await q.drain("orders", group="b") == [2]
-    assert sorted(one.group for one in await q.dead_letters()) == ["a", "b"]
-    assert [one.group for one in await q.dead_letters(group="a")] == ["a"]
+    others = Workers(q, group="others", mode=either.mode)
+    dead = ["workers"]
+    for group in (either, others):
+        await group.take_and_kill()
+        assert (await group.stats()).lag == 1
+        assert await group.drain() == [2]
+        assert sorted(one.group for one in await q.dead_letters()) == sorted(dead)
+        dead.append("others")
+    assert [one.group for one in await q.dead_letters(group="workers")] == ["workers"]
 
 
-async def test_rule_18_exactly_once(q: Driver) -> None:
+async def test_rule_18_exactly_once(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=3)
+    got = await either.take(3)
     await q.settle(settlement(got[0], "dlq"), settlement(got[0], "dlq"))
     await q.settle(settlement(got[0], "dlq"))
     await q.fail(got[0])
@@ -66,15 +58,17 @@ async def test_rule_18_exactly_once(q: Driver) -> None:
     assert len(await q.dead_letters()) == 2
 
 
-async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(q: Driver, engine: Engine) -> None:
+async def test_rule_18_deleting_or_purging_messages_never_removes_dead_letters(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
     await q.push("orders", "p1", 1, 2)
-    letter = await die(q)
+    letter = await either.take_and_kill()
     await engine.delete_messages([letter.message_id])
     await engine.purge("orders")
     [kept] = await q.dead_letters("orders")
     assert bytes(kept.payload) == b"1"
     await q.requeue(kept)
-    assert await q.drain("orders", group="g") == [1]
+    assert await either.drain() == [1]
 
 
 async def test_rule_18_what_is_deleted_as_it_dies_is_a_dead_letter(q: Driver, engine: Engine, clock: FakeClock) -> None:
@@ -95,39 +89,42 @@ async def test_rule_18_a_death_and_a_deletion_in_one_commit_leave_the_dead_lette
     assert len(await q.dead_letters("orders")) == int(dead.success)
 
 
-async def test_rule_18_retention_never_removes_dead_letters(q: Driver, clock: FakeClock) -> None:
+async def test_rule_18_retention_never_removes_dead_letters(q: Driver, either: Workers, clock: FakeClock) -> None:
     await q.configure("orders", retention_enabled=True, retention_seconds=60)
     await q.push("orders", "p1", 1)
-    await die(q)
+    await either.take_and_kill()
     clock.advance(100 * 86400)
     assert await q.collect() == 1
     assert [bytes(one.payload) for one in await q.dead_letters("orders")] == [b"1"]
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_rule_18_an_exhausted_message_may_be_discarded_and_is_counted(q: Driver, kept: bool) -> None:
+async def test_rule_18_an_exhausted_message_may_be_discarded_and_is_counted(
+    q: Driver, either: Workers, kept: bool
+) -> None:
     """One that its consumer sends to the dead letters is kept where only exhausted ones are discarded."""
     await q.configure("orders", retry_limit=0, dead_letter_queue=kept, dlq_after_max_retries=not kept)
     await q.push("orders", "p1", 1, 2, 3)
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     outcome = await q.fail(held)
     assert (outcome.success, outcome.dead_lettered) == (True, False)
     assert await q.dead_letters("orders") == []
     assert (await q.stats("orders")).discarded == 1
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     outcome = await q.kill(held)
     assert (held.payload, outcome.success, outcome.dead_lettered) == (2, True, kept)
     assert len(await q.dead_letters("orders")) == int(kept)
-    assert payloads(await q.pop("orders")) == [3]
+    assert payloads(await either.take()) == [3]
 
 
-async def test_rule_18_a_discarding_queue_counts_expired_leases_too(q: Driver, clock: FakeClock) -> None:
+async def test_rule_18_a_discarding_queue_counts_expired_leases_too(q: Driver, either: Workers) -> None:
     await q.configure("orders", retry_limit=0, lease_time=10, dead_letter_queue=False)
-    await q.push("orders", "p1", 1)
-    await q.pop("orders")
-    clock.advance(10)
-    assert await q.pop("orders") == []
-    assert (await q.stats("orders")).discarded == 1
+    await q.push_messages(*(message("orders", name, 1) for name in ("p1", "p2")))
+    await either.take(2, partitions=2)
+    q.clock.advance(10)
+    assert await either.take() == []
+    assert await q.dead_letters() == []
+    assert (await q.stats("orders")).discarded == 2
 
 
 # Looking at them and removing them -------------------------------------------------------------------------
@@ -138,7 +135,7 @@ async def test_dead_letters_are_listed_newest_first_and_filtered(q: Driver, engi
     await q.push("bills", "p9", 3)
     start = clock.now()
     for name in ("orders", "bills", "orders"):
-        await die(q, name)
+        await Workers(q, name).take_and_kill()
         clock.advance(10)
 
     async def found(where: DeadLetterFilter) -> tuple[list[bytes], int]:
@@ -158,11 +155,11 @@ async def test_dead_letters_are_listed_newest_first_and_filtered(q: Driver, engi
     assert await found(DeadLetterFilter(ids=[NEVER_GIVEN])) == ([], 0)
 
 
-async def test_dead_letters_are_found_by_what_their_error_says(q: Driver, engine: Engine) -> None:
+async def test_dead_letters_are_found_by_what_their_error_says(q: Driver, workers: Workers, engine: Engine) -> None:
     errors = ["Timeout of the bank", "timeout: 5 s", "100% wrong_", "ÄRGER", "100 wrong"]
     await q.push("orders", "p1", *range(len(errors)))
     for error in errors:
-        await die(q, error=error)
+        await workers.take_and_kill(error)
 
     async def found(search: str) -> list[str]:
         return [one.error for one in (await engine.dead_letters(DeadLetterFilter(search=search))).items]
@@ -177,11 +174,13 @@ async def test_dead_letters_are_found_by_what_their_error_says(q: Driver, engine
     assert len(await q.dead_letters()) == 3
 
 
-async def test_dead_letters_are_found_and_removed_by_ids_of_both_kinds_or_by_queue(q: Driver, engine: Engine) -> None:
+async def test_dead_letters_are_found_and_removed_by_ids_of_both_kinds_or_by_queue(
+    q: Driver, workers: Workers, engine: Engine
+) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
     await q.push("bills", "p1", 5)
-    one, _, three, _ = [await die(q) for _ in range(4)]
-    await die(q, "bills")
+    one, _, three, _ = [await workers.take_and_kill() for _ in range(4)]
+    await Workers(q, "bills").take_and_kill()
     ids = [three.id, one.message_id, NEVER_GIVEN, "no id", ""]
     page = await engine.dead_letters(DeadLetterFilter(ids=ids))
     assert ([letter.id for letter in page.items], page.total) == ([three.id, one.id], 2)
@@ -193,103 +192,113 @@ async def test_dead_letters_are_found_and_removed_by_ids_of_both_kinds_or_by_que
     assert [letter.queue for letter in await q.dead_letters()] == ["bills"]
 
 
-async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver) -> None:
+async def test_rule_19_requeue_puts_it_in_front_for_its_group_only(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    letter = await die(q, group="a")
-    await q.pop("orders", group="b", auto_ack=True)
+    letter = await either.take_and_kill()
+    modes: list[GroupMode] = ["ordered", "shared"]
+    before, late = [[Workers(q, group=f"{name} {mode}", mode=mode) for mode in modes] for name in ("before", "late")]
+    for group in before:
+        assert payloads(await group.take(auto_ack=True)) == [1]
     new_id = await q.requeue(letter)
     assert new_id != letter.message_id
-    got = await q.pop("orders", group="a", batch=10)
+    got = await either.take(10)
     assert payloads(got) == [1, 2, 3]
     assert (got[0].message.id, got[0].message.attempt) == (new_id, 1)
-    assert await q.drain("orders", group="b") == [2, 3]
-    assert await q.drain("orders", group="new here") == [1, 2, 3], "a later group does not see it either"
+    for group in before:
+        assert (await group.drain(), (await group.stats()).lag) == ([2, 3], 0)
+    for group in late:
+        assert await group.drain() == [1, 2, 3], "a later group does not see it either"
 
 
-async def test_rule_19_the_dead_letter_is_gone_and_a_second_requeue_finds_nothing(q: Driver, engine: Engine) -> None:
+async def test_rule_19_the_dead_letter_is_gone_and_a_second_requeue_finds_nothing(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
     await q.push("orders", "p1", 1, 2)
-    letter = await die(q)
+    letter = await either.take_and_kill()
     first, *others = await engine.requeue([letter.id, letter.id, NEVER_GIVEN, "no id"])
     others += await engine.requeue([letter.id])
     assert isinstance(first, str)
     assert [type(one) for one in others] == [NotFound] * 4
     assert await q.dead_letters() == []
-    assert payloads(await q.pop("orders", group="g", auto_ack=True)) == [1]
-    letter = await die(q)
+    assert payloads(await either.take(auto_ack=True)) == [1]
+    letter = await either.take_and_kill()
     answers = [one for [one] in await asyncio.gather(*(engine.requeue([letter.id]) for _ in range(10)))]
-    assert sum(isinstance(one, str) for one in answers) == 1, "of racing requeues one wins"
-    assert await q.drain("orders", group="g") == [2]
+    assert sorted(type(one).__name__ for one in answers) == ["NotFound"] * 9 + ["str"], "of racing requeues one wins"
+    assert await either.drain() == [2]
+    assert await q.dead_letters() == []
 
 
-async def test_rule_19_attempts_start_again_and_options_are_kept(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", {"n": 1}, backoff_ms=(1000,), priority=7, trace_id="trace-1", producer="me")
-    for _ in range(2):
-        [held] = await q.pop("orders", group="g")
-        await q.fail(held)
-        clock.advance(1)
+async def test_rule_19_attempts_start_again_and_options_are_kept(q: Driver, either: Workers) -> None:
+    """But a delay is over."""
+    await q.push(
+        "orders", "p1", {"n": 1}, backoff_ms=(1000,), priority=7, trace_id="trace-1", producer="me", delay_ms=5000
+    )
+    for seconds in (5, 1):
+        q.clock.advance(seconds)
+        await q.fail((await either.take())[0])
     [letter] = await q.dead_letters()
     await q.requeue(letter)
-    [held] = await q.pop("orders", group="g")
+    [held] = await either.take()
     assert (held.payload, held.message.attempt, held.message.priority) == ({"n": 1}, 1, 7)
     assert (held.message.trace_id, held.message.producer) == ("trace-1", "me")
     assert not (await q.fail(held)).dead_lettered
-    assert await q.pop("orders", group="g") == [], "its own backoff again"
-    clock.advance(1)
-    [held] = await q.pop("orders", group="g")
-    assert (await q.fail(held)).dead_lettered
-    [letter] = await q.dead_letters()
-    assert letter.attempts == 2
+    assert await either.take() == [], "its own backoff again"
+    q.clock.advance(1)
+    [held] = await either.take()
+    assert (held.message.attempt, (await q.fail(held)).dead_lettered) == (2, True)
+    assert [letter.attempts for letter in await q.dead_letters()] == [2]
 
 
-async def test_rule_19_a_requeued_message_with_a_transaction_id_can_be_settled(q: Driver) -> None:
+async def test_rule_19_a_requeued_message_with_a_transaction_id_can_be_settled(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
     await q.push("orders", "p1", 3, transaction_id="t3")
-    await q.ack_all(await q.pop("orders", group="g", batch=2))
-    letter = await die(q)
-    new_id = await q.requeue(letter)
-    [held] = await q.pop("orders", group="g")
+    await q.ack_all(await either.take(2))
+    new_id = await q.requeue(await either.take_and_kill())
+    [held] = await either.take()
     assert (held.payload, held.message.id) == (3, new_id)
     assert (await q.ack(held)).success
-    assert await q.pop("orders", group="g") == []
-    assert (await q.track("orders", "p1", "g")).lag == 0
+    assert await either.take() == []
+    assert (await either.track()).lag == 0
 
 
 async def test_rule_19_a_requeued_message_waits_for_the_open_lease_but_for_no_retry(q: Driver) -> None:
     await q.configure("orders", retry_delay=60_000)
     await q.push("orders", "p1", 1, 2, 3)
-    letter = await die(q)
-    [held] = await q.pop("orders", group="g")
+    ordered = Workers(q, mode="ordered")
+    letter = await ordered.take_and_kill()
+    [held] = await ordered.take()
     await q.requeue(letter)
-    assert await q.pop("orders", group="g") == []
+    assert await ordered.take() == []
     await q.fail(held)
-    assert payloads(await q.pop("orders", group="g", batch=10)) == [1]
+    assert payloads(await ordered.take(10)) == [1]
 
 
 async def test_rule_19_several_come_back_in_order_with_what_follows(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
-    letters = [await die(q) for _ in range(2)]
+    ordered = Workers(q, mode="ordered")
+    letters = [await ordered.take_and_kill() for _ in range(2)]
     await engine.requeue([one.id for one in letters])
-    got = await q.pop("orders", group="g", batch=3)
+    got = await ordered.take(3)
     assert payloads(got) == [1, 2, 3]
     await q.ack_all(got[:2])
     await q.fail(got[2])
-    assert attempts(await q.pop("orders", group="g", batch=10)) == [(3, 2), (4, 1)]
+    assert attempts(await ordered.take(10)) == [(3, 2), (4, 1)]
 
 
-async def test_rule_19_a_requeued_message_that_dies_again_is_a_dead_letter_again(q: Driver) -> None:
+async def test_rule_19_a_requeued_message_that_dies_again_is_a_dead_letter_again(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
-    letter = await die(q)
+    letter = await either.take_and_kill()
     await q.requeue(letter)
-    again = await die(q)
+    again = await either.take_and_kill()
     assert bytes(again.payload) == b"1"
     assert again.message_id != letter.message_id
     await q.requeue(again)
-    assert await q.drain("orders", group="g") == [1, 2]
+    assert await either.drain() == [1, 2]
 
 
 async def test_rule_19_pushes_after_a_requeue_keep_their_order(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2)
-    await q.requeue(await die(q))
+    await q.requeue(await Workers(q, group="g", mode="ordered").take_and_kill())
     await q.push("orders", "p1", 3, 4)
     for group in ("g", "h"):
         got = await q.pop("orders", group=group, batch=10)
@@ -300,11 +309,11 @@ async def test_rule_19_pushes_after_a_requeue_keep_their_order(q: Driver) -> Non
         assert (await q.track("orders", "p1", group)).lag == 0
 
 
-async def test_rule_19_a_death_after_a_seek_back_is_a_new_dead_letter(q: Driver) -> None:
+async def test_rule_19_a_death_after_a_seek_back_is_a_new_dead_letter(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1)
-    await die(q, error="once")
-    await q.seek("orders", group="g", offset=1)
-    await die(q, error="twice")
+    await either.take_and_kill("once")
+    await q.seek("orders", group="workers", offset=1)
+    await either.take_and_kill("twice")
     assert "twice" in [one.error for one in await q.dead_letters("orders")]
 
 
@@ -323,3 +332,55 @@ async def test_rule_19_a_requeued_message_that_kills_its_consumers_dies_alone(q:
         clock.advance(10)
     assert payloads(await q.pop("orders", batch=2)) == [2]
     assert [letter.attempts for letter in await q.dead_letters()] == [2]
+
+
+# Shared groups: in front of everything, by priority --------------------------------------------------------
+
+
+async def test_rule_19_a_requeued_message_goes_before_everything(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", "dead")
+    letter = await workers.take_and_kill()
+    await q.push("orders", "p1", "retried")
+    [held] = await workers.take()
+    await q.retry(held)
+    await q.push("orders", "p1", "high", priority=9)
+    q.clock.advance(1)
+    new_id = await q.requeue(letter)
+    got = await workers.take(10)
+    assert payloads(got) == ["dead", "high", "retried"]
+    assert (got[0].message.id, got[0].message.attempt) == (new_id, 1)
+    await q.fail(got[0], delay_ms=1000)
+    await q.engine.release([got.lease])
+    got = await workers.take(10)
+    assert payloads(got) == ["high", "retried"]
+    await q.engine.release([got.lease])
+    q.clock.advance(1)
+    assert attempts(await workers.take(10)) == [("dead", 2), ("high", 1), ("retried", 1)], "in front also after a wait"
+
+
+async def test_rule_19_several_requeued_ones_by_priority_then_in_the_order_of_their_requeue(
+    q: Driver, workers: Workers, engine: Engine
+) -> None:
+    await q.push_messages(*(message("orders", "p1", n, priority=int(n == 3)) for n in (1, 2, 3, 4)))
+    letters = [await workers.take_and_kill() for _ in range(3)]
+    await engine.requeue([one.id for one in letters if bytes(one.payload) != b"3"])
+    await engine.requeue([one.id for one in letters if bytes(one.payload) == b"3"])
+    assert payloads(await workers.take(10)) == [3, 1, 2, 4]
+
+
+async def test_rule_19_a_requeued_message_can_be_settled_like_any_other(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3)
+    for letter in [await workers.take_and_kill() for _ in range(3)]:
+        await q.requeue(letter)
+    assert attempts(await workers.take(10)) == [(1, 1), (2, 1), (3, 1)]
+    q.clock.advance(10)
+    got = await workers.take(10)
+    assert attempts(got) == [(1, 2), (2, 2), (3, 2)]
+    await q.engine.release([got.lease])
+    got = await workers.take(10)
+    await q.ack(got[1])
+    await q.retry(got[0])
+    assert (await q.kill(got[2])).dead_lettered
+    assert await workers.drain() == [1]
+    assert ((await workers.stats()).lag, len(await q.dead_letters())) == (0, 1)

@@ -23,7 +23,6 @@ async def left(q: Driver) -> list[int]:
     return sorted(one.offset for one in await q.engine.messages(MessageFilter(queue="orders", limit=1000)))
 
 
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
 async def test_what_the_only_group_settled_is_gone_at_once(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
     got = await Workers(q, mode=mode).take(3)
@@ -48,14 +47,12 @@ async def test_settled_out_of_order(q: Driver, workers: Workers) -> None:
     assert await left(q) == []
 
 
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
-async def test_auto_ack_dead_letters_and_transactions_settle(q: Driver, mode: GroupMode) -> None:
-    workers = Workers(q, mode=mode)
+async def test_auto_ack_dead_letters_and_transactions_settle(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
-    await workers.take(auto_ack=True)
-    assert bytes((await workers.take_and_kill()).payload) == b"2"
+    await either.take(auto_ack=True)
+    assert bytes((await either.take_and_kill()).payload) == b"2"
     assert await left(q) == [3, 4]
-    [held] = await workers.take()
+    [held] = await either.take()
     assert (await q.transact(settlement(held), message("bills", "p1", 1))).success
     assert await left(q) == [4]
 
@@ -134,8 +131,7 @@ async def test_max_size_and_counts_stay_right(q: Driver, workers: Workers, engin
     assert partition.counts.total == 0
 
 
-async def test_what_is_gone_stays_away_over_a_restart(durable: Driver) -> None:
-    q, workers = durable, Workers(durable)
+async def test_what_is_gone_stays_away_over_a_restart(q: Driver, workers: Workers) -> None:
     await q.configure("orders", drop_settled=True)
     await q.push("orders", "p1", 1, 2, 3, 4)
     got = await workers.take(3)

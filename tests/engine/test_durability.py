@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import FakeClock
+from hark.clock import SECOND, FakeClock
 from hark.errors import StoreUnusable
-from hark.model import NewTrace, QueueOptions
+from hark.model import GroupMode, NewTrace, QueueOptions
 
 from .driver import NEW, Driver, message, payloads, settlement
 from .engines import EXCLUSIVE_ENGINES, EngineKind
-from .workers import attempts
-
-
-@pytest.fixture
-def q(durable: Driver) -> Driver:
-    """An engine of each kind whose store can be opened again."""
-    return durable
+from .workers import Workers, attempts
 
 
 async def test_rule_1_what_was_answered_is_there_after_a_reopen(q: Driver) -> None:
@@ -61,94 +55,107 @@ async def test_transaction_ids_survive(q: Driver) -> None:
         assert (outcome.status, outcome.message_id) == ("duplicate", wanted)
 
 
-async def test_cursor_and_ranges_survive_and_leases_may_be_lost(q: Driver) -> None:
-    await q.push("orders", "p1", *range(1, 8))
-    got = await q.pop("orders", batch=7)
+async def test_what_was_settled_in_any_order_stays_so_and_what_was_held_is_not_lost(q: Driver, either: Workers) -> None:
+    """Leases may be lost."""
+    await q.push("orders", "p1", *range(1, 10))
+    got = await either.take(7)
     for index in (0, 1, 3, 5):
         await q.ack(got[index])
     await q.reopen()
-    assert await q.cursor("orders", "p1") == 2
+    assert (await either.stats()).lag == 5
+    if either.mode == "ordered":
+        assert (await either.track()).cursor == 2
     q.clock.advance(300)
-    assert await q.drain("orders") == [3, 5, 7]
-    assert await q.cursor("orders", "p1") == 7
+    assert sorted(map(str, await either.drain())) == ["3", "5", "7", "8", "9"]
+    await q.reopen()
+    assert await either.drain() == []
+    assert (await either.stats()).lag == 0
 
 
-async def test_auto_acknowledged_messages_stay_so_unless_a_seek_that_survives_too_goes_back(q: Driver) -> None:
+async def test_auto_acknowledged_messages_stay_so_unless_a_seek_that_survives_too_goes_back(
+    q: Driver, either: Workers
+) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    await q.pop("orders", batch=2, auto_ack=True)
+    await either.take(2, auto_ack=True)
     await q.reopen()
-    assert await q.drain("orders") == [3]
-    await q.seek("orders", offset=2)
+    assert await either.drain() == [3]
+    await q.seek("orders", group="workers", offset=2)
     await q.reopen()
-    assert await q.drain("orders") == [2, 3]
+    assert await either.drain() == [2, 3]
 
 
-async def test_a_lease_from_before_never_settles_what_was_delivered_again(q: Driver) -> None:
+async def test_a_lease_from_before_never_settles_what_was_delivered_again(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1)
-    [old] = await q.pop("orders")
+    [old] = await either.take()
     await q.reopen()
     q.clock.advance(300)
-    [new] = await q.pop("orders")
+    [new] = await either.take()
     assert not (await q.ack(old)).success
     assert (await q.ack(new)).success
 
 
-async def test_attempts_and_the_time_of_the_retry_survive(q: Driver, clock: FakeClock) -> None:
+async def test_attempts_and_the_time_of_the_retry_survive(q: Driver, either: Workers) -> None:
     await q.configure("orders", retry_limit=2, retry_delay=10_000)
-    await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    await q.fail(held, "first")
+    await q.push("orders", "p1", 1, 2, priority=4)
+    for held in await either.take(2):
+        await q.fail(held, "first")
+    due = q.clock.now() + 10 * SECOND
     await q.reopen()
-    clock.advance(9.999_999)
-    assert await q.pop("orders") == []
-    clock.advance(0.000_001)
-    [held] = await q.pop("orders")
-    assert held.message.attempt == 2
-    await q.fail(held)
+    got = await either.arrive_at(due, batch=2)
+    assert attempts(got) == [(1, 2), (2, 2)]
+    await q.ack(got[0])
+    await q.fail(got[1], "second")
     await q.reopen()
-    clock.advance(10)
-    [held] = await q.pop("orders")
+    q.clock.advance(10)
+    [held] = await either.take(2)
+    assert (held.payload, held.message.attempt) == (2, 3)
     assert (await q.fail(held, "last")).dead_lettered
     await q.reopen()
     [letter] = await q.dead_letters()
     assert (letter.attempts, letter.error) == (3, "last")
 
 
-@pytest.mark.parametrize(("batch", "again"), [(1, [(1, 2), (2, 1), (3, 1)]), (3, [(1, 1)])])
+@pytest.mark.parametrize(
+    ("mode", "batch", "again"),
+    [
+        ("ordered", 1, [(1, 2), (2, 1), (3, 1)]),
+        ("ordered", 3, [(1, 1)]),
+        ("shared", 2, [(3, 1), (1, 2), (2, 2)]),
+    ],
+)
 async def test_attempts_used_by_expiry_and_the_search_for_a_poisonous_message_survive(
-    q: Driver, clock: FakeClock, batch: int, again: list[tuple[object, int]]
+    q: Driver, mode: GroupMode, batch: int, again: list[tuple[object, int]]
 ) -> None:
+    workers = Workers(q, mode=mode)
     await q.push("orders", "p1", 1, 2, 3)
-    await q.pop("orders", batch=batch)
-    clock.advance(300)
+    await workers.take(batch)
+    q.clock.advance(300)
     await q.engine.expire()
     await q.reopen()
-    assert attempts(await q.pop("orders", batch=3)) == again
+    assert attempts(await workers.take(3)) == again
 
 
-async def test_delays_and_schedules_survive(q: Driver, clock: FakeClock) -> None:
+async def test_delays_and_schedules_survive(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, delay_ms=5000, backoff_ms=(1000,))
     await q.reopen()
-    assert await q.pop("orders") == []
-    clock.advance(5)
-    [held] = await q.pop("orders")
+    [held] = await either.arrive_at(q.clock.now() + 5 * SECOND)
     await q.fail(held)
-    assert await q.pop("orders") == []
-    clock.advance(1)
-    [held] = await q.pop("orders")
-    assert (await q.fail(held)).dead_lettered
+    [held] = await either.arrive_at(q.clock.now() + SECOND)
+    assert (held.message.attempt, (await q.fail(held)).dead_lettered) == (2, True)
 
 
-async def test_dead_letters_and_requeued_messages_survive(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
+async def test_dead_letters_and_requeued_messages_survive(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1, 2)
     for _ in range(2):
-        [held] = await q.pop("orders", group="g")
-        await q.kill(held)
+        await either.take_and_kill()
+    await q.push("orders", "p1", 3, priority=9)
     await q.reopen()
     newest, _ = await q.dead_letters("orders")
     await q.requeue(newest)
     await q.reopen()
-    assert payloads(await q.pop("orders", group="g", batch=10)) == [2, 3]
+    assert await either.drain() == [2, 3]
+    await q.reopen()
+    assert (await either.drain(), (await either.stats()).lag) == ([], 0)
     assert [bytes(one.payload) for one in await q.dead_letters()] == [b"1"]
     assert await q.drain("orders", group="h") == [1, 2, 3]
 
@@ -214,17 +221,14 @@ async def test_a_second_engine_on_the_same_store_is_refused(
     kind: EngineKind, request: pytest.FixtureRequest, clock: FakeClock
 ) -> None:
     with kind.store(request) as open_engine:
-        await _a_second_is_refused(Driver(open_engine, clock), Driver(open_engine, clock))
-
-
-async def _a_second_is_refused(first: Driver, second: Driver) -> None:
-    await first.start()
-    try:
-        with pytest.raises(StoreUnusable):
-            await second.start()
-        await first.push("orders", "p1", 1)
-    finally:
-        await first.engine.close()
-    await second.start()
-    assert await second.drain("orders") == [1]
-    await second.engine.close()
+        first, second = Driver(open_engine, clock), Driver(open_engine, clock)
+        await first.start()
+        try:
+            with pytest.raises(StoreUnusable):
+                await second.start()
+            await first.push("orders", "p1", 1)
+        finally:
+            await first.engine.close()
+        await second.start()
+        assert await second.drain("orders") == [1]
+        await second.engine.close()

@@ -14,13 +14,6 @@ from .driver import NEVER_GIVEN, NEW, Driver, message, payloads
 from .explained import message_of, why, why_everybody
 
 
-@pytest.fixture(params=["ordered", "shared"])
-def mode(request: pytest.FixtureRequest) -> GroupMode:
-    """A group of each kind."""
-    kind: GroupMode = request.param
-    return kind
-
-
 def at(clock: FakeClock, seconds: float) -> str:
     """A time from now, as explanations write it."""
     return moment(clock.now() + round(seconds * SECOND))

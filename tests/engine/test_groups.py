@@ -10,16 +10,10 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
-from hark.model import QUEUE_MODE, PopRequest, Seek, SeekOutcome, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, Seek, SeekOutcome, Subscription
 
 from .driver import ALL, NEW, Driver, message, offsets, payloads, settlement
-
-
-async def test_ordered_every_group_sees_every_message(q: Driver) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    assert await q.drain("orders", group="a") == [1, 2, 3]
-    assert await q.drain("orders", group="b") == [1, 2, 3]
-    assert await q.drain("orders") == [1, 2, 3]
+from .workers import Workers
 
 
 async def test_ordered_at_most_one_live_lease_per_partition_and_group(q: Driver) -> None:
@@ -80,16 +74,6 @@ async def test_ordered_is_what_an_absent_group_mode_means(q: Driver) -> None:
     assert group.mode == "ordered"
 
 
-async def test_a_settlement_of_one_group_is_not_one_of_another(q: Driver) -> None:
-    await q.push("orders", "p1", 1)
-    [mine] = await q.pop("orders", group="a")
-    [theirs] = await q.pop("orders", group="b")
-    [crossed] = await q.settle(settlement(mine, group="b"))
-    assert not crossed.success
-    assert (await q.ack(mine)).success
-    assert (await q.ack(theirs)).success
-
-
 # Rule 20: where a new group starts -----------------------------------------------------------------------
 
 
@@ -104,20 +88,19 @@ async def test_rule_20_all_is_the_default_and_starts_at_the_first_message(q: Dri
         assert payloads(await q.pop("orders", group=group, batch=10)) == [1, 2]
 
 
-async def test_rule_20_a_timestamp_starts_after_that_time(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1)
-    clock.advance(10)
-    await q.push("orders", "p1", 2)
-    at_second = clock.now()
-    clock.advance(10)
-    await q.push("orders", "p1", 3)
+async def test_rule_20_a_timestamp_starts_after_that_time(q: Driver, mode: GroupMode, clock: FakeClock) -> None:
+    times = []
+    for number in (1, 2, 3):
+        times.append(clock.now())
+        await q.push("orders", "p1", number, priority=9 - number)
+        clock.advance(10)
     for group, start, wanted in (
-        ("exactly", at_second, [3]),
-        ("just before", at_second - 1, [2, 3]),
-        ("long before", at_second - 3600 * SECOND, [1, 2, 3]),
-        ("after all", clock.now(), []),
+        ("exactly", times[1], [3]),
+        ("just before", times[1] - 1, [2, 3]),
+        ("long before", times[1] - 3600 * SECOND, [1, 2, 3]),
+        ("after all", times[2], []),
     ):
-        assert payloads(await q.pop("orders", group=group, batch=10, subscription=since(start))) == wanted
+        assert payloads(await Workers(q, group=group, mode=mode).take(10, subscription=since(start))) == wanted
 
 
 async def test_rule_20_new_is_fixed_by_a_first_contact_that_returns_nothing(q: Driver, clock: FakeClock) -> None:
@@ -145,13 +128,16 @@ async def test_rule_20_the_first_contact_may_be_with_a_queue_that_is_not_there_y
         assert payloads(await q.pop("orders", group=group, subscription=NEW)) == [1], group
 
 
-async def test_rule_20_what_was_pushed_before_the_contact_is_old_even_in_its_microsecond(q: Driver) -> None:
+async def test_rule_20_what_was_pushed_before_the_contact_is_old_even_in_its_microsecond(
+    q: Driver, either: Workers
+) -> None:
     await q.push("orders", "p1", 1)
-    assert await q.pop("orders", group="g", subscription=NEW) == []
+    assert await either.take(subscription=NEW) == []
     await q.push("orders", "p1", 2)
     await q.push("orders", "p2", 3)
-    assert await q.pop("orders", group="h", subscription=NEW) == []
-    assert await q.drain("orders", group="g") == [2, 3], "what was pushed after it is new"
+    assert await Workers(q, group="later", mode=either.mode).take(subscription=NEW) == []
+    assert await either.drain() == [2, 3], "what was pushed after it is new"
+    assert (await either.stats()).lag == 0
 
 
 @pytest.mark.parametrize("partition", [None, "p1"], ids=["with all partitions", "with one"])
@@ -261,37 +247,38 @@ async def history(q: Driver, *partitions: str, each: int = 4) -> int:
     return start
 
 
-async def test_rule_21_seek_to_the_end(q: Driver) -> None:
+async def test_rule_21_seek_to_the_end(q: Driver, either: Workers) -> None:
     await history(q, "p1")
-    await q.ack_all(await q.pop("orders"))
-    outcome = await q.seek("orders", to_end=True)
+    await q.ack_all(await either.take())
+    outcome = await q.seek("orders", group="workers", to_end=True)
     assert outcome == SeekOutcome(partitions=1, next_offset=5)
-    assert await q.pop("orders") == []
+    assert (await either.take(), (await either.stats()).lag) == ([], 0)
     await q.push("orders", "p1", 5)
-    assert await q.drain("orders") == [5]
+    assert await either.drain() == [5]
 
 
-async def test_rule_21_seek_to_a_time_goes_on_after_it(q: Driver) -> None:
+async def test_rule_21_seek_to_a_time_goes_on_after_it(q: Driver, either: Workers) -> None:
     start = await history(q, "p1")
-    await q.drain("orders")
+    await either.drain()
     for moment, wanted in (
         (start - 1, [1, 2, 3, 4]),
         (start, [2, 3, 4]),
         (start + 15_000_000, [3, 4]),
         (start + 30_000_000, []),
     ):
-        assert (await q.seek("orders", timestamp=moment)).partitions == 1
-        assert await q.drain("orders") == wanted
+        assert (await q.seek("orders", group="workers", timestamp=moment)).partitions == 1
+        assert await either.drain() == wanted
 
 
-async def test_rule_21_seek_to_an_offset_delivers_that_message_next(q: Driver) -> None:
+async def test_rule_21_seek_to_an_offset_delivers_that_message_next(q: Driver, either: Workers) -> None:
     await history(q, "p1")
-    await q.pop("orders", auto_ack=True)
-    for offset in (4, 3, 1):
-        outcome = await q.seek("orders", "p1", offset=offset)
+    await either.take(auto_ack=True)
+    for offset in (4, 3, 1, 1, 2):
+        outcome = await q.seek("orders", "p1", group="workers", offset=offset)
         assert outcome == SeekOutcome(partitions=1, next_offset=offset)
-        assert await q.cursor("orders", "p1") == offset - 1
-        assert await q.drain("orders") == list(range(offset, 5))
+        track = await either.track()
+        assert (track.cursor, track.lag) == (offset - 1, 5 - offset)
+        assert await either.drain() == list(range(offset, 5))
 
 
 async def test_rule_21_seek_one_partition_or_all_for_one_group(q: Driver) -> None:
@@ -305,16 +292,17 @@ async def test_rule_21_seek_one_partition_or_all_for_one_group(q: Driver) -> Non
     assert await q.drain("orders", group="b") == []
 
 
-async def test_rule_21_open_leases_of_the_group_are_void(q: Driver) -> None:
+async def test_rule_21_open_leases_of_the_group_are_void(q: Driver, either: Workers) -> None:
     await history(q, "p1", "p2")
-    mine, second = await q.pop("orders", "p1"), await q.pop("orders", "p2")
-    [theirs] = await q.pop("orders", "p1", group="other")
-    await q.seek("orders", "p1", offset=1)
-    assert not (await q.ack(mine[0])).success
+    mine, second = await either.take(2, "p1"), await either.take(1, "p2")
+    [theirs] = await Workers(q, group="other", mode=either.mode).take(1, "p1")
+    await q.seek("orders", "p1", group="workers", offset=1)
+    assert [(await q.ack(held)).success for held in mine] == [False, False]
     assert not (await q.renew(mine.lease)).success
+    assert await q.engine.lease_ends([mine.lease]) == [None]
     assert (await q.ack(second[0])).success, "another partition"
     assert (await q.ack(theirs)).success, "another group"
-    assert payloads(await q.pop("orders", "p1", batch=10)) == [1, 2, 3, 4]
+    assert payloads(await either.take(10, "p1")) == [1, 2, 3, 4]
 
 
 async def test_rule_21_a_void_lease_settles_nothing_even_past_the_cursor(q: Driver) -> None:

@@ -81,17 +81,17 @@ async def test_every_write_has_a_version_of_its_own(engine: Engine) -> None:
     assert sorted(set(versions)) == versions, "also those of one call"
 
 
-async def test_versions_do_not_repeat_after_a_restart_or_a_deletion(durable: Driver) -> None:
-    first = await put(durable.engine, ("a",))
-    await write(durable.engine, delete(("a",)))
-    await durable.reopen()
-    assert await put(durable.engine, ("a",)) > first
+async def test_versions_do_not_repeat_after_a_restart_or_a_deletion(q: Driver) -> None:
+    first = await put(q.engine, ("a",))
+    await write(q.engine, delete(("a",)))
+    await q.reopen()
+    assert await put(q.engine, ("a",)) > first
 
 
-async def test_what_was_written_survives_a_restart(durable: Driver) -> None:
-    await put(durable.engine, *MIXED)
-    await durable.reopen()
-    assert await listed(durable.engine, KeyRange(limit=1000)) == MIXED
+async def test_what_was_written_survives_a_restart(q: Driver) -> None:
+    await put(q.engine, *MIXED)
+    await q.reopen()
+    assert await listed(q.engine, KeyRange(limit=1000)) == MIXED
 
 
 # Deletions -------------------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ async def test_a_sweep_removes_what_is_over_and_tells(q: Driver, engine: Engine,
     assert await listed(engine, KeyRange()) == [("later",), ("live",)]
 
 
-async def test_an_expiry_survives_a_restart(durable: Driver, clock: FakeClock) -> None:
-    await write(durable.engine, set_to(A, 1, ttl_ms=1000))
-    await durable.reopen()
-    assert await entry(durable.engine, A) is not None
+async def test_an_expiry_survives_a_restart(q: Driver, clock: FakeClock) -> None:
+    await write(q.engine, set_to(A, 1, ttl_ms=1000))
+    await q.reopen()
+    assert await entry(q.engine, A) is not None
     clock.advance(1)
-    assert await entry(durable.engine, A) is None
+    assert await entry(q.engine, A) is None

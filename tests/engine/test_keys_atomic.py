@@ -324,10 +324,10 @@ async def test_rule_22_transactions_of_one_call_see_the_keys_of_those_before(q: 
     assert payloads(await q.pop("orders", batch=10)) == [1, 2]
 
 
-async def test_rule_22_what_was_written_survives_a_restart(durable: Driver) -> None:
-    await write(durable.engine, set_to(A, 1))
+async def test_rule_22_what_was_written_survives_a_restart(q: Driver) -> None:
+    await write(q.engine, set_to(A, 1))
     keys = KeyWrite((), [change("sum", A, 1)], [message("orders", "p1", 1)])
-    assert (await transact(durable.engine, keys)).success
-    await durable.reopen()
-    assert await value(durable.engine, A) == 2
-    assert payloads(await durable.pop("orders")) == [1]
+    assert (await transact(q.engine, keys)).success
+    await q.reopen()
+    assert await value(q.engine, A) == 2
+    assert payloads(await q.pop("orders")) == [1]

@@ -10,19 +10,22 @@ from hark.model import Key, KeyRange, QueueOptions, QueueSpec
 
 from .driver import Driver, Held, settlement
 from .key_words import entry, listed, set_to, text, told, value, write
+from .workers import Workers
 
 KEYS: tuple[Key, ...] = (("failed", "orders", 1), ("audit", True, 0.5), ("with\0nul",))
 
 
-async def pushed(q: Driver, payload: object = "hello", keys: tuple[Key, ...] = KEYS) -> Held:
+async def pushed(group: Workers, payload: object = "hello", keys: tuple[Key, ...] = KEYS) -> Held:
     """A message with keys, in the hands of a consumer."""
-    await q.push("orders", "p1", payload, undelivered_keys=keys)
-    [held] = await q.pop("orders")
+    await group.q.push("orders", "p1", payload, undelivered_keys=keys)
+    [held] = await group.take()
     return held
 
 
-async def test_rule_18_the_payload_is_under_every_key_when_a_message_is_dead(q: Driver, engine: Engine) -> None:
-    held = await pushed(q, {"b": 1, "a": "é"})
+async def test_rule_18_the_payload_is_under_every_key_when_a_message_is_dead(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    held = await pushed(either, {"b": 1, "a": "é"})
     q.key_news.clear()
     assert (await q.kill(held)).dead_lettered
     for key in KEYS:
@@ -33,36 +36,42 @@ async def test_rule_18_the_payload_is_under_every_key_when_a_message_is_dead(q: 
     assert len(await q.dead_letters("orders")) == 1
 
 
-async def test_nothing_is_written_while_attempts_are_left_or_when_it_is_completed(q: Driver, engine: Engine) -> None:
+async def test_nothing_is_written_while_attempts_are_left_or_when_it_is_completed(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
     await q.configure("orders", retry_limit=1)
-    await q.ack(await pushed(q))
-    await q.fail(await pushed(q))
+    await q.ack(await pushed(either))
+    await q.fail(await pushed(either))
     assert await listed(engine, KeyRange()) == []
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     assert (await q.fail(held)).dead_lettered
     assert await listed(engine, KeyRange(prefix=("failed",))) == [KEYS[0]]
 
 
 @pytest.mark.parametrize("option", ["dead_letter_queue", "dlq_after_max_retries"])
-async def test_rule_18_a_discarded_message_leaves_its_payload_too(q: Driver, engine: Engine, option: str) -> None:
+async def test_rule_18_a_discarded_message_leaves_its_payload_too(
+    q: Driver, either: Workers, engine: Engine, option: str
+) -> None:
     options = msgspec.structs.replace(QueueOptions(retry_limit=0), **{option: False})
     await q.configure_spec(QueueSpec(name="orders", options=options))
-    held = await pushed(q)
+    held = await pushed(either)
     assert not (await q.fail(held)).dead_lettered
     assert await q.dead_letters("orders") == []
     assert await value(engine, KEYS[0]) == "hello"
 
 
 @pytest.mark.parametrize("applied_by", ["expire", "pop", "settle"])
-async def test_rule_16_the_expiry_of_the_last_attempt_writes_the_keys(q: Driver, applied_by: str) -> None:
+async def test_rule_16_the_expiry_of_the_last_attempt_writes_the_keys(
+    q: Driver, either: Workers, applied_by: str
+) -> None:
     await q.configure("orders", retry_limit=0, lease_time=10)
-    held = await pushed(q)
+    held = await pushed(either)
     q.key_news.clear()
     q.clock.advance(10)
     if applied_by == "expire":
         await q.engine.expire()
     elif applied_by == "pop":
-        assert await q.pop("orders") == []
+        assert await either.take() == []
     else:
         assert not (await q.ack(held)).success
     assert await value(q.engine, KEYS[1]) == "hello"
@@ -70,9 +79,11 @@ async def test_rule_16_the_expiry_of_the_last_attempt_writes_the_keys(q: Driver,
     assert len(await q.dead_letters("orders")) == 1
 
 
-async def test_an_entry_that_was_there_is_replaced_and_lives_for_ever(q: Driver, engine: Engine) -> None:
+async def test_an_entry_that_was_there_is_replaced_and_lives_for_ever(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
     before = await write(engine, set_to(KEYS[0], "old", ttl_ms=1000))
-    await q.kill(await pushed(q))
+    await q.kill(await pushed(either))
     q.clock.advance(1)
     found = await entry(engine, KEYS[0])
     assert found is not None and before.version is not None and found.version > before.version
@@ -90,37 +101,40 @@ async def test_rule_18_with_encryption_the_entry_says_whose_key_opens_it(q: Driv
     assert found is not None and found.sealed_by is None
 
 
-async def test_rule_19_a_requeued_message_keeps_its_keys(q: Driver, engine: Engine) -> None:
-    await q.kill(await pushed(q))
+async def test_rule_19_a_requeued_message_keeps_its_keys(q: Driver, either: Workers, engine: Engine) -> None:
+    await q.kill(await pushed(either))
     await write(engine, *(set_to(key, "seen") for key in KEYS))
     [letter] = await q.dead_letters("orders")
     await q.requeue(letter)
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     assert await value(engine, KEYS[0]) == "seen"
     await q.kill(held)
     assert await value(engine, KEYS[0]) == "hello"
 
 
-async def test_keys_survive_a_restart_with_their_message(durable: Driver) -> None:
-    await durable.push("orders", "p1", "hello", undelivered_keys=KEYS)
-    await durable.reopen()
-    [held] = await durable.pop("orders")
-    await durable.kill(held)
-    assert await value(durable.engine, KEYS[2]) == "hello"
+async def test_keys_survive_a_restart_with_their_message(q: Driver) -> None:
+    await q.push("orders", "p1", "hello", undelivered_keys=KEYS)
+    await q.reopen()
+    [held] = await q.pop("orders")
+    await q.kill(held)
+    assert await value(q.engine, KEYS[2]) == "hello"
 
 
-async def test_messages_that_die_together_are_told_of_together(q: Driver, engine: Engine) -> None:
+async def test_messages_that_die_together_are_told_of_together(q: Driver, either: Workers, engine: Engine) -> None:
     for number in range(3):
         await q.push("orders", "p1", number, undelivered_keys=(("failed", number), ("last",)))
-    got = await q.pop("orders", batch=3)
+    got = await either.take(3)
     q.key_news.clear()
     await q.settle(*(settlement(held, "dlq") for held in got))
     assert told(q.key_news) == {("last",), *(("failed", number) for number in range(3))}
     assert await value(engine, ("last",)) == 2
+    assert len(await q.dead_letters("orders", "workers")) == 3
 
 
-async def test_in_a_transaction_a_dead_letter_writes_its_keys_or_nothing_happens(q: Driver, engine: Engine) -> None:
-    held = await pushed(q)
+async def test_in_a_transaction_a_dead_letter_writes_its_keys_or_nothing_happens(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    held = await pushed(either)
     await q.push("other", "p1", 1)
     [other] = await q.pop("other")
     assert not (await q.transact(settlement(held, "dlq"), settlement(other, lease=held.lease))).success
@@ -129,18 +143,16 @@ async def test_in_a_transaction_a_dead_letter_writes_its_keys_or_nothing_happens
     assert await value(engine, KEYS[0]) == "hello"
 
 
-@pytest.mark.parametrize("how", ["failed", "dlq", "expired"])
-async def test_a_shared_group_writes_the_keys_of_each_message_that_dies(q: Driver, engine: Engine, how: str) -> None:
+async def test_a_shared_lease_that_expires_writes_the_keys_of_each_message_that_dies(
+    q: Driver, workers: Workers
+) -> None:
     await q.configure("orders", retry_limit=0, lease_time=10)
     for number in range(3):
         await q.push("orders", "p1", number, undelivered_keys=(("failed", number),))
-    got = await q.pop("orders", group="work", group_mode="shared", batch=2)
+    await workers.take(2)
     q.key_news.clear()
-    if how == "expired":
-        q.clock.advance(10)
-        await engine.expire()
-    else:
-        await q.settle(*(settlement(held, "failed" if how == "failed" else "dlq") for held in got))
+    q.clock.advance(10)
+    await q.engine.expire()
     assert told(q.key_news) == {("failed", 0), ("failed", 1)}
-    assert await listed(engine, KeyRange()) == [("failed", 0), ("failed", 1)]
-    assert len(await q.dead_letters("orders", "work")) == 2
+    assert await listed(q.engine, KeyRange()) == [("failed", 0), ("failed", 1)]
+    assert len(await q.dead_letters("orders", "workers")) == 2

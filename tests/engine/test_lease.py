@@ -8,10 +8,8 @@ from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.model import Expired, GroupMode, QueueOptions, QueueSpec, Renewal, RenewOutcome
 
-from .driver import NEVER_GIVEN, Driver, Got, message, payloads, settlement
-from .workers import attempts
-
-MODES: list[GroupMode] = ["ordered", "shared"]
+from .driver import NEVER_GIVEN, Driver, message, payloads, settlement
+from .workers import TICK, Workers, attempts
 
 # Rule 16: one message --------------------------------------------------------------------------------------
 
@@ -65,15 +63,16 @@ async def test_rule_16_a_batch_that_ran_out_comes_one_at_a_time(q: Driver, clock
     assert batches == [*([(n, 1)] for n in range(settled + 1, 4)), [(n, 1) for n in range(4, 8)]]
 
 
-async def test_rule_16_only_the_message_that_kills_dies(q: Driver, clock: FakeClock) -> None:
+@pytest.mark.parametrize(("mode", "batch"), [("ordered", 5), ("shared", 1)])
+async def test_rule_16_only_the_message_that_kills_dies(q: Driver, mode: GroupMode, batch: int) -> None:
     """Consumers die whenever they hold "poison": it is found, and its neighbours are delivered."""
     await q.configure("orders", lease_time=10, retry_limit=2)
     await q.push("orders", "p1", 1, 2, "poison", 4, 5, 6)
     done: list[object] = []
     for _ in range(20):
-        got = await q.pop("orders", batch=5)
+        got = await Workers(q, mode=mode).take(batch)
         if "poison" in payloads(got):
-            clock.advance(10)
+            q.clock.advance(10)
             continue
         await q.ack_all(got)
         done.extend(payloads(got))
@@ -96,134 +95,133 @@ async def test_rule_16_one_at_a_time_is_for_that_partition_and_group_only(q: Dri
 
 
 async def test_rule_16_expire_applies_what_is_due_and_says_when_again(
-    q: Driver, engine: Engine, clock: FakeClock
+    q: Driver, mode: GroupMode, engine: Engine
 ) -> None:
     await q.configure("orders", lease_time=10)
     await q.configure("bills", lease_time=30)
     assert (await engine.expire()).next_due is None
     for name in ("orders", "bills"):
         await q.push(name, "p1", 1)
-        await q.pop(name)
-    later = clock.now() + 10 * SECOND
-    assert await engine.expire() == Expired(leases=0, next_due=later)
-    clock.advance(10)
-    expired = await engine.expire()
-    assert (expired.leases, expired.next_due) == (1, later + 20 * SECOND)
+        await Workers(q, name, mode=mode).take()
+    start = q.clock.now()
+    wanted = [(0, 0, 10), (10, 1, 30), (20, 1, None), (0, 0, None)]
+    for seconds, leases, due in wanted:
+        q.clock.advance(seconds)
+        next_due = None if due is None else start + due * SECOND
+        assert await engine.expire() == Expired(leases=leases, next_due=next_due)
 
 
-async def test_rule_16_expire_takes_limited_steps_and_is_idempotent(
-    q: Driver, engine: Engine, clock: FakeClock
-) -> None:
+async def test_rule_16_expire_takes_limited_steps_and_is_idempotent(q: Driver, either: Workers, engine: Engine) -> None:
     for number in range(5):
-        await q.push("orders", f"p{number}", number)
-        await q.pop("orders")
-    clock.advance(300)
+        await q.push("orders", "p1" if either.mode == "shared" else f"p{number}", number)
+        await either.take()
+    q.clock.advance(300)
     first = await engine.expire(limit=2)
     assert first.leases == 2
-    assert first.next_due is not None and first.next_due <= clock.now()
+    assert first.next_due is not None and first.next_due <= q.clock.now()
     assert [(await engine.expire(limit=2)).leases for _ in range(4)] == [2, 1, 0, 0]
-    assert attempts(await q.pop("orders", "p0")) == [(0, 2)]
+    assert sorted(attempts(await either.take(10, partitions=5))) == [(number, 2) for number in range(5)]
 
 
-@pytest.mark.parametrize("looked_by", ["dead letters", "track", "statistics", "settlement"])
-async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, clock: FakeClock, looked_by: str) -> None:
+@pytest.mark.parametrize("looked_by", ["dead letters", "track", "group", "queue", "settlement"])
+async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, either: Workers, looked_by: str) -> None:
     """Seen by all at the moment of expiry; nothing called `expire`."""
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    assert (await q.track("orders", "p1")).lease_expires_at == clock.now() + 10 * SECOND
-    clock.advance(10)
+    [held] = await either.take()
+    assert ((await either.stats()).in_flight, (await either.track()).lag) == (1, 1)
+    ordered = either.mode == "ordered"
+    assert (await either.track()).lease_expires_at == (q.clock.now() + 10 * SECOND if ordered else None)
+    q.clock.advance(10)
     match looked_by:
-        case "dead letters":
-            assert len(await q.dead_letters("orders")) == 1
         case "track":
-            track = await q.track("orders", "p1")
-            assert (track.cursor, track.lag, track.lease_id, track.lease_expires_at) == (1, 0, None, None)
-        case "statistics":
+            track = await either.track()
+            assert (track.lag, track.lease_id, track.lease_expires_at) == (0, None, None)
+            assert not ordered or track.cursor == 1
+        case "group":
+            stats = await either.stats()
+            assert (stats.in_flight, stats.leases, stats.lag) == (0, 0, 0)
+        case "queue":
             counts = (await q.stats("orders")).counts
             assert (counts.processing, counts.pending, counts.dead_letter) == (0, 0, 1)
         case "settlement":
             assert not (await q.fail(held, "too late")).success
-            [letter] = await q.dead_letters("orders")
-            assert letter.error != "too late"
+    [letter] = await q.dead_letters("orders")
+    assert (letter.failed_at, letter.error == "too late") == (q.clock.now(), False)
 
 
-async def test_rule_17_renewal_extends_every_partition_and_never_shortens(q: Driver, clock: FakeClock) -> None:
+async def test_rule_17_renewal_extends_every_partition_and_never_shortens(q: Driver, either: Workers) -> None:
     await q.configure("orders", lease_time=10)
     for name in ("p1", "p2"):
         await q.push("orders", name, name)
-    got = await q.pop("orders", batch=10, partitions=2)
-    clock.advance(9)
-    end = clock.now() + 30 * SECOND
+    got = await either.take(10, partitions=2)
+    assert (await q.renew(got.lease, 5)).expires_at == q.clock.now() + 10 * SECOND
+    q.clock.advance(9)
+    end = q.clock.now() + 30 * SECOND
     for seconds in (30, 10):
         assert await q.renew(got.lease, seconds) == RenewOutcome(success=True, expires_at=end)
-    clock.advance(29)
-    assert await q.pop("orders") == []
+    q.clock.advance(30 - TICK)
+    assert await either.take() == []
     await q.ack_all(got)
 
 
-async def test_rule_17_what_is_over_can_not_be_renewed(q: Driver, engine: Engine, clock: FakeClock) -> None:
+async def test_rule_17_what_is_over_can_not_be_renewed(q: Driver, either: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
-    settled = await q.pop("orders")
+    settled = await either.take()
     await q.ack(settled[0])
-    expired = await q.pop("orders")
-    clock.advance(300)
-    live = await q.pop("orders")
-    # It stopped blocking with the retry, and all that it held was handed out again: it holds nothing.
-    await q.push("bills", "p1", 1, 2)
-    superseded = await q.pop("bills", batch=2)
-    await q.retry(superseded[1])
-    new = await q.pop("bills", batch=2)
-    assert payloads(new) == [1, 2]
-    over = [settled.lease, expired.lease, superseded.lease, NEVER_GIVEN, ""]
-    answers = await engine.renew([Renewal(lease, 600) for lease in (*over, live.lease, new.lease)])
-    assert [isinstance(one, RenewOutcome) and one.success for one in answers] == [False] * 5 + [True] * 2
-    assert all(isinstance(one, RenewOutcome) and one.code and one.error for one in answers[:5])
+    expired = await either.take()
+    q.clock.advance(300)
+    over, live = [settled.lease, expired.lease, NEVER_GIVEN, ""], [(await either.take()).lease]
+    if either.mode == "ordered":
+        # It stopped blocking with the retry, and all that it held was handed out again: it holds nothing.
+        await q.push("bills", "p1", 1, 2)
+        superseded = await q.pop("bills", batch=2)
+        await q.retry(superseded[1])
+        new = await q.pop("bills", batch=2)
+        assert payloads(new) == [1, 2]
+        over, live = [*over, superseded.lease], [*live, new.lease]
+    answers = await engine.renew([Renewal(lease, 600) for lease in (*over, *live)])
+    wanted = [False] * len(over) + [True] * len(live)
+    assert [isinstance(one, RenewOutcome) and one.success for one in answers] == wanted
+    assert all(isinstance(one, RenewOutcome) and one.code and one.error for one in answers[: len(over)])
+    assert await engine.lease_ends([settled.lease, expired.lease]) == [None, None]
 
 
-async def test_rule_17_release_gives_back_uncounted(q: Driver, engine: Engine) -> None:
+async def test_rule_17_release_gives_back_uncounted(q: Driver, either: Workers) -> None:
     await q.configure("orders", retry_limit=0)
-    await q.push("orders", "p1", 1, 2)
+    await q.push("orders", "p1", 1, 2, 3)
     for _ in range(5):
-        got = await q.pop("orders", batch=2)
+        got = await either.take(2)
         assert attempts(got) == [(1, 1), (2, 1)]
-        await engine.release([got.lease])
+        await q.engine.release([got.lease, NEVER_GIVEN, ""])
     assert await q.dead_letters() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_rule_17_a_release_that_comes_after_the_time_is_up_comes_too_late(
-    q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode
-) -> None:
+async def test_rule_17_a_release_that_comes_after_the_time_is_up_comes_too_late(q: Driver, either: Workers) -> None:
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p1", 1)
-    held = await q.pop("orders", group="g", group_mode=mode)
-    clock.advance(10)
-    await engine.release([held.lease])
+    got = await either.take()
+    q.clock.advance(10)
+    await q.engine.release([got.lease])
     assert [letter.attempts for letter in await q.dead_letters("orders")] == [1]
 
 
-async def test_rule_17_release_covers_every_partition_and_keeps_what_was_settled(q: Driver, engine: Engine) -> None:
+async def test_rule_17_release_covers_every_partition_and_keeps_what_was_settled_and_attempts(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.push("orders", "p2", 4)
-    got = await q.pop("orders", batch=10, partitions=2)
-    await q.ack(got[1])
+    await q.fail((await either.take())[0])
+    got = await either.take(10, partitions=2)
+    await q.ack_all(one for one in got if one.payload == 2)
     await engine.release([NEVER_GIVEN, got.lease, "", got.lease])
-    assert not any(one.success for one in await q.settle(*(settlement(got[n]) for n in (0, 2, 3))))
-    assert payloads(await q.pop("orders", batch=10, partitions=2)) == [1, 3, 4]
+    outcomes = await q.settle(*(settlement(one) for one in got if one.payload != 2))
+    assert [one.success for one in outcomes] == [False, False, False]
+    assert await engine.lease_ends([got.lease]) == [None]
+    assert sorted(attempts(await either.take(10, partitions=2))) == [(1, 2), (3, 1), (4, 1)]
 
 
 # When leases end -------------------------------------------------------------------------------------------
-
-
-async def test_a_pop_says_when_its_lease_ends(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", lease_time=20)
-    await q.push("orders", "p1", 1, 2)
-    got = await q.pop("orders")
-    assert got.expires_at == clock.now() + 20 * SECOND
-    assert (await q.pop("orders")).expires_at is None
-    await q.ack(got[0])
-    assert (await q.pop("orders", auto_ack=True)).expires_at is None
 
 
 @pytest.mark.parametrize(
@@ -279,43 +277,84 @@ async def test_a_lease_lasts_while_something_can_be_settled_under_it(q: Driver, 
 # How long a pop holds what it gets -----------------------------------------------------------------------
 
 
-async def pop(q: Driver, mode: GroupMode, lease_ms: int | None) -> Got:
-    """Pop one message of a group of either kind."""
-    return await q.pop("orders", group="g", group_mode=mode, lease_ms=lease_ms)
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("lock_duration", "lease_ms", "wanted_ms"),
     [(0, None, 20_000), (0, 1500, 1500), (0, 90_000, 90_000), (700, 1500, 700), (700, None, 20_000)],
 )
 async def test_the_queue_s_lock_duration_then_the_pop_s_wish_then_the_lease_time(
-    q: Driver, clock: FakeClock, mode: GroupMode, lock_duration: int, lease_ms: int | None, wanted_ms: int
+    q: Driver, either: Workers, lock_duration: int, lease_ms: int | None, wanted_ms: int
 ) -> None:
     await q.configure("orders", lease_time=20, lock_duration=lock_duration)
     await q.push("orders", "p1", 1)
-    got = await pop(q, mode, lease_ms)
-    assert got.expires_at == clock.now() + wanted_ms * MILLISECOND
+    got = await either.take(lease_ms=lease_ms)
+    assert got.expires_at == q.clock.now() + wanted_ms * MILLISECOND
+    assert (await either.take()).expires_at is None, "nothing was left to take"
     assert await q.engine.lease_ends([got.lease]) == [got.expires_at]
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_it_ends_at_its_microsecond_unless_it_is_renewed(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
-    await q.push_messages(message("orders", "p1", 1), message("orders", "p2", 2))
-    renewed, lost = await pop(q, mode, 1500), await pop(q, mode, 1500)
-    assert (await q.renew(renewed.lease, 5)).expires_at == clock.now() + 5 * SECOND
-    clock.advance(1.5 - 0.000_001)
-    assert await pop(q, mode, 1500) == []
-    clock.advance(0.000_001)
-    assert attempts(await pop(q, mode, None)) == [(2, 2)]
+async def test_it_ends_at_its_microsecond_unless_it_is_renewed(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p1" if either.mode == "shared" else "p2", 2)
+    renewed, lost = await either.take(lease_ms=1500), await either.take(lease_ms=1500)
+    assert (await q.renew(renewed.lease, 5)).expires_at == q.clock.now() + 5 * SECOND
+    q.clock.advance(1.5 - TICK)
+    assert await either.take(lease_ms=1500) == []
+    q.clock.advance(TICK)
+    assert attempts(await either.take()) == [(2, 2)]
     assert not (await q.ack(lost[0])).success
-    clock.advance(2.5)
+    q.clock.advance(2.5)
     assert (await q.ack(renewed[0])).success
 
 
-async def test_each_pop_holds_for_its_own_time(q: Driver, clock: FakeClock) -> None:
+async def test_each_pop_holds_for_its_own_time(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
-    first = await q.pop("orders", group="g", group_mode="shared", lease_ms=1000)
-    second = await q.pop("orders", group="g", group_mode="shared", lease_ms=2000)
-    clock.advance(1)
-    assert await q.engine.lease_ends([first.lease, second.lease]) == [None, clock.now() + SECOND]
+    first, second = await workers.take(lease_ms=1000), await workers.take(lease_ms=2000)
+    q.clock.advance(1)
+    assert await q.engine.lease_ends([first.lease, second.lease]) == [None, q.clock.now() + SECOND]
+
+
+# Shared groups: each message of a batch pays ---------------------------------------------------------------
+
+
+async def test_rule_16_each_message_of_a_batch_costs_an_attempt(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", retry_delay=60_000)
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p1", 2, 3, 4, backoff_ms=(60_000,))
+    got = await workers.take(3)
+    await q.ack(got[1])
+    q.clock.advance(300)
+    assert attempts(await workers.take(10)) == [(4, 1), (1, 2), (3, 2)], "and they come together, without a backoff"
+
+
+async def test_rule_16_exhausted_by_expiry_it_is_a_dead_letter_once(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", lease_time=10, retry_limit=1)
+    await q.push("orders", "p1", "poison", "fine")
+    start = q.clock.now()
+    for _ in range(2):
+        await workers.take(2)
+        q.clock.advance(10)
+    for _ in range(3):
+        await q.engine.expire()
+        assert await workers.take() == []
+    letters = await q.dead_letters("orders", "workers")
+    assert sorted(bytes(one.payload) for one in letters) == [b'"fine"', b'"poison"']
+    assert {(one.attempts, one.failed_at) for one in letters} == {(2, start + 20 * SECOND)}
+    assert all(one.error for one in letters)
+    assert (await workers.stats()).lag == 0
+
+
+async def test_a_deleted_message_is_stepped_over_and_a_lease_is_over_when_all_it_held_was_deleted(
+    q: Driver, workers: Workers, engine: Engine
+) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]
+    got = await workers.take(3)
+    await q.retry(got[1], delay_ms=1000)
+    assert await engine.delete_messages(ids[:1]) == [True]
+    assert await engine.lease_ends([got.lease]) == [got.expires_at]
+    assert await engine.delete_messages([ids[1], ids[2], ids[0]]) == [True, True, False]
+    assert await engine.lease_ends([got.lease]) == [None]
+    assert (await workers.stats()).in_flight == 0
+    assert not (await q.fail(got[0])).success
+    q.clock.advance(1000)
+    assert await workers.drain() == [4]
+    assert (await workers.stats()).lag == 0

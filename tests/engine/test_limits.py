@@ -6,22 +6,10 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import GroupMode, Limits, PopRequest
+from hark.model import GroupMode, Limits, PopRequest, QueueOptions, QueueSpec
 
-from .driver import ANYWHERE, Driver, Got, message, payloads
+from .driver import ANYWHERE, Driver, message, payloads
 from .workers import Workers
-
-
-@pytest.fixture(params=["ordered", "shared"])
-def mode(request: pytest.FixtureRequest) -> GroupMode:
-    """A group of each kind."""
-    kind: GroupMode = request.param
-    return kind
-
-
-async def pop(q: Driver, mode: GroupMode, batch: int = 1, group: str = "g", partitions: int = 1) -> Got:
-    """Pop of a group of either kind."""
-    return await q.pop("orders", group=group, group_mode=mode, batch=batch, partitions=partitions)
 
 
 async def spread(q: Driver, number: int) -> None:
@@ -32,35 +20,42 @@ async def spread(q: Driver, number: int) -> None:
 # In flight -------------------------------------------------------------------------------------------------
 
 
-async def test_a_pop_gets_at_most_what_is_left(q: Driver, mode: GroupMode) -> None:
+async def test_a_pop_gets_at_most_what_is_left(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 8)
-    first = await pop(q, mode, 2, partitions=9)
-    second = await pop(q, mode, 5, partitions=9)
+    first = await either.take(2, partitions=9)
+    second = await either.take(5, partitions=9)
     assert (len(first), len(second)) == (2, 1)
-    empty = await pop(q, mode, 5, partitions=9)
+    empty = await either.take(5, partitions=9)
     assert (len(empty), empty.reason) == (0, "max_in_flight")
     await q.ack(first[0])
-    assert len(await pop(q, mode, 5, partitions=9)) == 1
+    assert len(await either.take(5, partitions=9)) == 1
 
 
-async def test_one_partition_gives_no_more_than_the_limit(q: Driver, mode: GroupMode) -> None:
+async def test_one_partition_gives_no_more_than_the_limit(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=3)
     await q.push("orders", "p1", *range(8))
     for wanted in ([0, 1, 2], [3, 4, 5]):
-        got = await pop(q, mode, 10)
+        got = await either.take(10)
         assert payloads(got) == wanted
         await q.ack_all(got)
 
 
-async def test_the_limit_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
-    await q.configure("orders", max_in_flight=3)
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(QueueOptions(max_in_flight=3), "max_in_flight"), (QueueOptions(rate_limit=1, rate_burst=3), "rate_limited")],
+)
+async def test_the_limit_of_the_queue_is_over_all_its_groups(
+    q: Driver, mode: GroupMode, limits: QueueOptions, reason: str
+) -> None:
+    await q.configure_spec(QueueSpec(name="orders", options=limits))
     await spread(q, 5)
-    first = await pop(q, mode, 2, "a", partitions=9)
-    assert len(await pop(q, mode, 5, "b", partitions=9)) == 1
-    assert (await pop(q, mode, 5, "c", partitions=9)).reason == "max_in_flight"
+    a, b, c = (Workers(q, group=name, mode=mode) for name in ("a", "b", "c"))
+    first = await a.take(2, partitions=9)
+    assert (len(first), len(await b.take(5, partitions=9))) == (2, 1)
+    assert (await c.take(5, partitions=9)).reason == reason
     await q.ack_all(first)
-    assert len(await pop(q, mode, 5, "c", partitions=9)) == 2
+    assert len(await c.take(5, partitions=9)) == (2 if reason == "max_in_flight" else 0)
 
 
 async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: Driver, workers: Workers) -> None:
@@ -82,12 +77,12 @@ async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -
 
 @pytest.mark.parametrize("how", ["ack", "fail", "retry", "kill", "release", "expiry", "delete", "purge", "seek"])
 async def test_whatever_ends_a_hold_makes_room_and_tells(
-    q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode, how: str
+    q: Driver, engine: Engine, clock: FakeClock, either: Workers, how: str
 ) -> None:
     await q.configure("orders", max_in_flight=1, lease_time=10)
     await spread(q, 2)
-    got = await pop(q, mode)
-    assert (await pop(q, mode)).reason == "max_in_flight"
+    got = await either.take()
+    assert (await either.take()).reason == "max_in_flight"
     q.hints.clear()
     match how:
         case "ack" | "fail" | "retry" | "kill":
@@ -100,12 +95,12 @@ async def test_whatever_ends_a_hold_makes_room_and_tells(
         case "delete":
             await engine.delete_messages([got[0].message.id])
         case "purge":
-            await engine.purge("orders", "g")
+            await engine.purge("orders", "workers")
             await q.push("orders", "p9", 9)
         case "seek":
-            await q.seek("orders", got[0].message.partition, group="g", to_end=True)
-    assert q.told("orders", "g"), "whoever waits must hear that there is room"
-    assert len(await pop(q, mode)) == 1
+            await q.seek("orders", got[0].message.partition, group="workers", to_end=True)
+    assert q.told("orders", "workers"), "whoever waits must hear that there is room"
+    assert len(await either.take()) == 1
 
 
 async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: Workers) -> None:
@@ -120,41 +115,41 @@ async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: 
     assert payloads(await q.pop("orders", group="ordered")) == [1]
 
 
-async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, mode: GroupMode) -> None:
+async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=1)
     await spread(q, 5)
-    first = await pop(q, mode)
-    assert await pop(q, mode) == []
+    first = await either.take()
+    assert await either.take() == []
     q.hints.clear()
     await q.configure("orders", max_in_flight=3)
-    assert q.told("orders", "g") == {ANYWHERE}
-    second = await pop(q, mode, 9, partitions=9)
+    assert q.told("orders", "workers") == {ANYWHERE}
+    second = await either.take(9, partitions=9)
     assert len(second) == 2
     await q.configure("orders", max_in_flight=2)
-    assert (await pop(q, mode)).reason == "max_in_flight"
+    assert (await either.take()).reason == "max_in_flight"
     await q.ack_all([*first, second[0]])
-    assert len(await pop(q, mode, 9, partitions=9)) == 1
+    assert len(await either.take(9, partitions=9)) == 1
     await q.configure("orders")
-    assert len(await pop(q, mode, 9, partitions=9)) == 1, "all that is left"
+    assert len(await either.take(9, partitions=9)) == 1, "all that is left"
 
 
 # Rate ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_bucket_is_full_at_first_then_fills_at_the_rate(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_the_bucket_is_full_at_first_then_fills_at_the_rate(q: Driver, clock: FakeClock, either: Workers) -> None:
     await q.configure("orders", rate_limit=2, rate_burst=4)
     await spread(q, 20)
-    assert len(await pop(q, mode, 10, partitions=10)) == 4
-    empty = await pop(q, mode, 10, partitions=10)
+    assert len(await either.take(10, partitions=10)) == 4
+    empty = await either.take(10, partitions=10)
     assert (empty.reason, empty.look_again_at) == ("rate_limited", clock.now() + 500 * MILLISECOND)
     clock.advance(0.5 - 0.000_001)
-    assert await pop(q, mode, 10, partitions=10) == []
+    assert await either.take(10, partitions=10) == []
     clock.advance(0.000_001)
-    assert len(await pop(q, mode, 10, partitions=10)) == 1
+    assert len(await either.take(10, partitions=10)) == 1
     clock.advance(1)
-    assert len(await pop(q, mode, 10, partitions=10)) == 2
+    assert len(await either.take(10, partitions=10)) == 2
     clock.advance(100)
-    assert len(await pop(q, mode, 10, partitions=10)) == 4, "no more than the burst"
+    assert len(await either.take(10, partitions=10)) == 4, "no more than the burst"
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(3.0, 3), (2.5, 3), (0.5, 1), (0.1, 1)])
@@ -165,14 +160,6 @@ async def test_without_a_burst_it_holds_what_a_second_allows_and_at_least_one(
     await q.push("orders", "p1", *range(20))
     assert len(await workers.take(20)) == burst
     assert (await workers.take()).look_again_at == q.clock.now() + round(SECOND / rate)
-
-
-async def test_the_rate_of_the_queue_is_over_all_its_groups(q: Driver, mode: GroupMode) -> None:
-    await q.configure("orders", rate_limit=1, rate_burst=3)
-    await spread(q, 5)
-    assert len(await pop(q, mode, 2, "a", partitions=9)) == 2
-    assert len(await pop(q, mode, 5, "b", partitions=9)) == 1
-    assert (await pop(q, mode, 5, "c", partitions=9)).reason == "rate_limited"
 
 
 async def test_each_delivery_uses_a_token_and_nothing_else_does(q: Driver, workers: Workers, engine: Engine) -> None:
@@ -199,25 +186,25 @@ async def test_over_a_namespace_a_limited_queue_does_not_stop_the_others(q: Driv
 # Of a group ------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, mode: GroupMode) -> None:
+async def test_a_group_has_limits_of_its_own(q: Driver, engine: Engine, either: Workers) -> None:
     await spread(q, 6)
-    await pop(q, mode, group="g")
-    assert await engine.limit_group("orders", "g", Limits(max_in_flight=2))
-    assert len(await pop(q, mode, 10, "g", partitions=9)) == 1
-    assert (await pop(q, mode, 10, "g", partitions=9)).reason == "max_in_flight"
-    assert len(await pop(q, mode, 10, "free", partitions=9)) == 6
-    [stats] = await engine.group_stats("g", "orders")
+    await either.take()
+    assert await engine.limit_group("orders", "workers", Limits(max_in_flight=2))
+    assert len(await either.take(10, partitions=9)) == 1
+    assert (await either.take(10, partitions=9)).reason == "max_in_flight"
+    assert len(await Workers(q, group="free", mode=either.mode).take(10, partitions=9)) == 6
+    [stats] = await engine.group_stats("workers", "orders")
     assert (stats.limits, stats.in_flight) == (Limits(max_in_flight=2), 2)
 
 
-async def test_the_narrower_of_both_limits_counts(q: Driver, engine: Engine, mode: GroupMode) -> None:
+async def test_the_narrower_of_both_limits_counts(q: Driver, engine: Engine, either: Workers) -> None:
     await q.configure("orders", max_in_flight=2)
     await spread(q, 6)
-    await q.pop("orders", "nowhere", group="g", group_mode=mode)
-    await engine.limit_group("orders", "g", Limits(rate_limit=1, rate_burst=5))
-    assert len(await pop(q, mode, 10, "g", partitions=9)) == 2
-    await engine.limit_group("orders", "g", Limits(max_in_flight=1))
-    assert (await pop(q, mode, 10, "g", partitions=9)).reason == "max_in_flight"
+    await q.pop("orders", "nowhere", group="workers", group_mode=either.mode)
+    await engine.limit_group("orders", "workers", Limits(rate_limit=1, rate_burst=5))
+    assert len(await either.take(10, partitions=9)) == 2
+    await engine.limit_group("orders", "workers", Limits(max_in_flight=1))
+    assert (await either.take(10, partitions=9)).reason == "max_in_flight"
 
 
 async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, clock: FakeClock) -> None:
@@ -244,8 +231,7 @@ async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engin
     assert payloads(await workers.take()) == [2]
 
 
-async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) -> None:
-    q, workers = durable, Workers(durable)
+async def test_limits_of_groups_and_queues_survive_a_restart(q: Driver, workers: Workers) -> None:
     await q.configure("orders", max_in_flight=3, lease_time=10)
     await q.push("orders", "p1", *range(10))
     await workers.take(1, "nowhere")
@@ -258,14 +244,14 @@ async def test_limits_of_groups_and_queues_survive_a_restart(durable: Driver) ->
     assert len(await q.pop("orders", group="others", batch=10)) == 1
 
 
-async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, mode: GroupMode) -> None:
+async def test_the_limit_is_the_reason_also_where_something_else_waits(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
     await q.push("orders", "p2", 3, delay_ms=1000)
     await q.push("orders", "p3", 4)
     assert len(await q.pop("orders", group="first", batch=2)) == 2
     for _ in range(3):
-        assert (await pop(q, mode, 4, "second", partitions=3)).reason == "max_in_flight"
+        assert (await Workers(q, group="second", mode=either.mode).take(4, partitions=3)).reason == "max_in_flight"
         assert (await q.pop("orders", group="first")).reason == "max_in_flight"
 
 

@@ -41,13 +41,13 @@ async def test_leases_that_run_out_and_what_dies_of_them_are_counted(
     assert [after[name] - before[name] for name in ("leases_expired", "expiries_buried")] == [1, buried]
 
 
-async def test_a_durable_store_tells_how_large_it_is(durable: Driver) -> None:
+async def test_a_durable_store_tells_how_large_it_is(q: Driver) -> None:
     async def size() -> float:
-        numbers = await durable.engine.store_metrics()
+        numbers = await q.engine.store_metrics()
         return sum(number for name, number in numbers.items() if name.endswith("_bytes"))
 
     empty = await size()
-    await durable.push("orders", "p", *("x" * 1000 for _ in range(1000)))
+    await q.push("orders", "p", *("x" * 1000 for _ in range(1000)))
     assert await size() >= empty + 500_000
 
 
@@ -76,7 +76,6 @@ def summed(depths: list[Depth]) -> dict[tuple[str, str | None], tuple[int, int, 
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
 async def test_a_survey_says_what_waits_in_every_queue_whatever_its_steps(
     q: Driver, engine: Engine, clock: FakeClock, limit: int, mode: GroupMode
 ) -> None:

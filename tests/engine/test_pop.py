@@ -7,8 +7,8 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.model import PopRequest
 
-from .driver import NEW, Driver, Got, message, payloads
-from .workers import TICK
+from .driver import NEW, Driver, message, payloads
+from .workers import TICK, Workers
 
 
 async def spread(q: Driver, queue: str, partitions: int, each: int = 1) -> None:
@@ -50,7 +50,7 @@ async def test_rule_8_messages_that_wait_or_were_removed_take_no_room_in_a_batch
 async def test_rule_8_auto_ack_settles_at_delivery_for_its_group_only(q: Driver) -> None:
     await spread(q, "orders", 2, each=2)
     got = await q.pop("orders", group="a", batch=3, partitions=2, auto_ack=True)
-    assert (payloads(got), got.lease) == (["p1.1", "p1.2", "p2.1"], "")
+    assert (payloads(got), got.lease, got.expires_at) == (["p1.1", "p1.2", "p2.1"], "", None)
     assert [await q.cursor("orders", name, "a") for name in ("p1", "p2")] == [2, 1]
     assert await q.drain("orders", group="a") == ["p2.2"]
     assert len(await q.drain("orders", group="b")) == 4
@@ -235,37 +235,21 @@ async def test_rule_9_pops_of_one_call_that_settle_at_once_share_a_partition(q: 
 # Rules 11 and 24: what can't be delivered now, the reason that is shown, and the exact moment it ends ----
 
 
-async def assert_comes_exactly_at(q: Driver, moment: int, *, queue: str = "orders", group: str = "g") -> Got:
-    """Nothing of partition p1 is delivered one microsecond before the moment; then it is, with what follows."""
-    q.clock.advance((moment - 1 - q.clock.now()) / SECOND)
-    assert await q.pop(queue, "p1", group=group) == []
-    assert await q.pop(queue, group=group) == []
-    q.clock.advance(TICK)
-    got = await q.pop(queue, group=group, batch=10)
-    assert got != []
-    return got
-
-
 @pytest.mark.parametrize(
     ("state", "reason"), [("leased", "lease_held"), ("delayed", "waiting"), ("retry not due", "waiting")]
 )
 async def test_rule_11_leased_delayed_or_waiting_for_a_retry(
-    q: Driver, clock: FakeClock, state: str, reason: str
+    q: Driver, either: Workers, state: str, reason: str
 ) -> None:
     await q.configure("orders", lease_time=4, retry_delay=4000)
     await q.push("orders", "p1", 1, delay_ms=4000 if state == "delayed" else 0)
     if state != "delayed":
-        [held] = await q.pop("orders", group="g")
+        [held] = await either.take()
         if state == "retry not due":
             await q.fail(held)
-    empty = await q.pop("orders", "p1", group="g")
-    assert (empty.reason, empty.look_again_at) == (reason, clock.now() + 4 * SECOND)
-    await assert_comes_exactly_at(q, clock.now() + 4 * SECOND)
-
-
-async def test_rule_11_deliver_at_wins_nothing_in_the_past(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, deliver_at=clock.now() - SECOND)
-    assert payloads(await q.pop("orders")) == [1]
+    empty, due = await either.take(1, "p1"), q.clock.now() + 4 * SECOND
+    assert (empty.reason, empty.look_again_at) == (reason, due)
+    await either.arrive_at(due)
 
 
 async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(q: Driver, clock: FakeClock) -> None:
@@ -283,56 +267,57 @@ async def test_rule_11_a_batch_ends_before_the_first_message_that_is_not_due(q: 
     assert payloads(await q.pop("orders", batch=10)) == [3, 4]
 
 
-async def test_rule_11_delayed_processing_waits_until_messages_are_old_enough(q: Driver, clock: FakeClock) -> None:
+async def test_rule_11_delayed_processing_waits_until_messages_are_old_enough(q: Driver, either: Workers) -> None:
     await q.configure("orders", delayed_processing=10)
-    start = clock.now()
+    start = q.clock.now()
     await q.push("orders", "p1", 1)
-    clock.advance(4)
+    q.clock.advance(4)
     await q.push("orders", "p1", 2)
-    empty = await q.pop("orders", "p1", group="g")
+    empty = await either.take(1, "p1")
     assert (empty.reason, empty.look_again_at) == ("waiting", start + 10 * SECOND)
-    got = await assert_comes_exactly_at(q, start + 10 * SECOND)
+    got = await either.arrive_at(start + 10 * SECOND, batch=10)
     assert payloads(got) == [1]
     await q.ack_all(got)
-    assert payloads(await assert_comes_exactly_at(q, start + 14 * SECOND)) == [2]
+    assert payloads(await either.arrive_at(start + 14 * SECOND, batch=10)) == [2]
 
 
-async def test_rule_11_a_window_buffer_waits_until_pushes_pause(q: Driver, clock: FakeClock) -> None:
+async def test_rule_11_a_window_buffer_waits_until_pushes_pause(q: Driver, either: Workers) -> None:
     await q.configure("orders", window_buffer=5)
     await q.push("orders", "p1", 1)
-    clock.advance(4)
+    q.clock.advance(4)
     await q.push("orders", "p1", 2)
-    empty = await q.pop("orders", "p1", group="g")
-    assert (empty.reason, empty.look_again_at) == ("window_buffer", clock.now() + 5 * SECOND)
-    assert payloads(await assert_comes_exactly_at(q, clock.now() + 5 * SECOND)) == [1, 2], "the whole batch"
+    empty, due = await either.take(1, "p1"), q.clock.now() + 5 * SECOND
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", due)
+    assert payloads(await either.arrive_at(due, batch=10)) == [1, 2], "the whole batch"
 
 
-async def test_rule_11_a_window_buffer_lasts_at_the_longest_ten_times(q: Driver, clock: FakeClock) -> None:
+async def test_rule_11_a_window_buffer_lasts_at_the_longest_ten_times(q: Driver, either: Workers) -> None:
     await q.configure("orders", window_buffer=5)
-    start = clock.now()
+    start = q.clock.now()
     for number in range(12):
         await q.push("orders", "p1", number)
-        clock.advance(4)
+        assert await either.take() == []
+        q.clock.advance(4)
     await q.push("orders", "p1", 12)
-    assert clock.now() == start + 48 * SECOND
-    empty = await q.pop("orders", "p1", group="g")
+    assert q.clock.now() == start + 48 * SECOND
+    empty = await either.take(1, "p1")
     assert (empty.reason, empty.look_again_at) == ("window_buffer", start + 50 * SECOND)
-    await assert_comes_exactly_at(q, start + 50 * SECOND)
+    assert payloads(await either.arrive_at(start + 50 * SECOND)) == [0]
 
 
-async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(q: Driver, clock: FakeClock) -> None:
+async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(q: Driver, either: Workers) -> None:
     await q.configure("orders", window_buffer=5)
-    start = clock.now()
+    start = q.clock.now()
     for number in range(13):
         await q.push("orders", "p1", number)
-        clock.advance(4)
-    [held] = await q.pop("orders", "p1", group="g")
+        q.clock.advance(4)
+    [held] = await either.take(1, "p1")
     assert (await q.ack(held)).success
     await q.push("orders", "p1", 13)
     # The oldest unsettled message was pushed at start + 4.
-    assert clock.now() == start + 52 * SECOND
-    assert (await q.pop("orders", "p1", group="g")).reason == "window_buffer"
-    assert payloads(await assert_comes_exactly_at(q, start + 54 * SECOND)) == [*range(1, 11)]
+    assert q.clock.now() == start + 52 * SECOND
+    assert (await either.take(1, "p1")).reason == "window_buffer"
+    assert payloads(await either.arrive_at(start + 54 * SECOND, batch=10)) == [*range(1, 11)]
 
 
 async def test_rule_11_a_window_buffer_is_per_partition(q: Driver, clock: FakeClock) -> None:
@@ -343,36 +328,42 @@ async def test_rule_11_a_window_buffer_is_per_partition(q: Driver, clock: FakeCl
     assert payloads(await q.pop("orders", batch=10, partitions=10)) == [1]
 
 
-@pytest.mark.parametrize("group", [None, "g"], ids=["the queue", "the group"])
-async def test_rule_11_paused(q: Driver, group: str | None) -> None:
-    await q.push("orders", "p1", 1)
-    await q.pop("orders", "p1", group="h", auto_ack=True)
-    [held] = await q.pop("orders", "p1", group="g")
-    await q.retry(held)
+@pytest.mark.parametrize("group", [None, "workers"], ids=["the queue", "the group"])
+async def test_rule_11_paused(q: Driver, either: Workers, group: str | None) -> None:
+    """What is paused delivers nothing; it takes pushes, and what is held can be settled."""
+    await q.push("orders", "p1", 1, 2)
+    [held] = await either.take()
     assert await q.engine.pause("orders", group, True)
-    for partition in ("p1", None):
-        empty = await q.pop("orders", partition, group="g")
-        assert (list(empty), empty.reason) == ([], "paused")
+    assert [one.paused for one in await q.engine.queue_infos(["orders"])] == [group is None]
+    assert [one.status for one in await q.push("orders", "p2", 3)] == ["queued"]
+    for _ in range(2):
+        for partition in ("p1", None):
+            empty = await either.take(10, partition, partitions=10)
+            assert (list(empty), empty.reason) == ([], "paused")
+        assert (await q.ack(held)).success
     assert await q.engine.pause("orders", group, False)
-    assert payloads(await q.pop("orders", group="g")) == [1]
+    assert sorted(map(str, await either.drain())) == ["2", "3"]
 
 
-async def test_rule_11_nothing_is_ready_where_all_is_settled_whatever_waits_in_another_partition(q: Driver) -> None:
+async def test_rule_11_nothing_is_ready_where_all_is_settled_whatever_waits_in_another_partition(
+    q: Driver, either: Workers
+) -> None:
+    assert (await either.take(1, "p1")).reason == "partition_not_found"
     await q.push("orders", "p1", 1)
-    await q.drain("orders")
+    await either.drain()
     for partition in ("p1", None):
-        empty = await q.pop("orders", partition)
+        empty = await either.take(1, partition)
         assert (empty.reason, empty.look_again_at) == ("nothing_ready", None)
     await q.push("orders", "p2", 2, delay_ms=5000)
-    assert (await q.pop("orders", "p1")).reason == "nothing_ready"
-    assert (await q.pop("orders", "p2")).reason == "waiting"
+    assert (await either.take(1, "p1")).reason == "nothing_ready"
+    assert (await either.take(1, "p2")).reason == "waiting"
 
 
-async def test_rule_24_a_delay_is_exact_beside_a_new_group(q: Driver, clock: FakeClock) -> None:
+async def test_rule_24_a_delay_is_exact_beside_a_new_group(q: Driver, either: Workers) -> None:
     """A group that began in the microsecond of the push must not move the delay by one."""
-    await q.pop("orders", group="g", subscription=NEW)
+    await either.take(subscription=NEW)
     await q.push("orders", "p1", 1, delay_ms=2000)
-    await assert_comes_exactly_at(q, clock.now() + 2 * SECOND)
+    await either.arrive_at(q.clock.now() + 2 * SECOND)
 
 
 async def test_rule_24_a_changed_option_has_effect_on_messages_that_wait(q: Driver, clock: FakeClock) -> None:
@@ -384,32 +375,18 @@ async def test_rule_24_a_changed_option_has_effect_on_messages_that_wait(q: Driv
     assert payloads(await q.pop("orders")) == [1]
 
 
-async def test_rule_24_a_lease_is_exact_to_the_microsecond(q: Driver, clock: FakeClock) -> None:
+async def test_rule_24_a_lease_is_exact_to_the_microsecond(q: Driver, either: Workers) -> None:
     await q.configure("orders", lease_time=7)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders", group="g")
-    clock.advance(7 - TICK)
+    [held] = await either.take()
+    q.clock.advance(7 - TICK)
     assert (await q.ack(held)).success
 
     await q.push("orders", "p1", 2)
-    [held] = await q.pop("orders", group="g")
-    clock.advance(7)
+    [held] = await either.take()
+    q.clock.advance(7)
     assert not (await q.ack(held)).success
 
-    renewed = await q.pop("orders", group="g")
-    assert (await q.renew(renewed.lease, 20)).expires_at == clock.now() + 20 * SECOND
-    await assert_comes_exactly_at(q, clock.now() + 20 * SECOND)
-
-
-async def test_rule_24_due_is_judged_without_any_background_work(q: Driver, clock: FakeClock) -> None:
-    """No `expire` and no `collect` was called: time alone makes things ready."""
-    await q.configure("orders", lease_time=10, retry_delay=1000, retry_limit=9)
-    await q.push("orders", "p1", 1, delay_ms=1000)
-    clock.advance(1)
-    [held] = await q.pop("orders")
-    await q.fail(held)
-    clock.advance(1)
-    [held] = await q.pop("orders")
-    clock.advance(10)
-    [held] = await q.pop("orders")
-    assert held.message.attempt == 3
+    renewed = await either.take()
+    assert (await q.renew(renewed.lease, 20)).expires_at == q.clock.now() + 20 * SECOND
+    await either.arrive_at(q.clock.now() + 20 * SECOND)

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from hark.clock import FakeClock
+from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import PushOutcome
+from hark.model import MessageFilter, PushOutcome
 
 from .driver import NEW, Driver, given, message, offsets, payloads
+from .workers import Workers
 
 
 def statuses(outcomes: Iterable[PushOutcome]) -> list[str]:
@@ -184,16 +185,28 @@ async def test_rule_6_payload_and_labels_come_back_byte_for_byte(q: Driver) -> N
     assert held.message.attempt == 1
 
 
-async def test_rule_6_a_delayed_message_comes_at_its_time(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, delay_ms=1500)
-    await q.push("orders", "p2", 2, deliver_at=clock.now() + 2_000_000)
-    assert await q.pop("orders") == []
-    clock.advance(1.5)
-    assert payloads(await q.pop("orders")) == [1]
-    clock.advance(0.499_999)
-    assert await q.pop("orders") == []
-    clock.advance(0.000_001)
-    assert payloads(await q.pop("orders")) == [2]
+async def test_rule_6_a_delayed_message_comes_at_its_time(q: Driver, either: Workers) -> None:
+    due = q.clock.now() + 2500 * MILLISECOND
+    await q.push("orders", "p1", 1, delay_ms=2500)
+    empty = await either.take(1, "p1")
+    assert (empty.reason, empty.look_again_at) == ("waiting", due)
+    assert (await either.take()).look_again_at == due
+    got = await either.arrive_at(due)
+    assert payloads(got) == [1]
+    await q.ack_all(got)
+    due = q.clock.now() + 1_234_567
+    await q.push("orders", "p1", 2, deliver_at=due)
+    assert payloads(await either.arrive_at(due)) == [2]
+
+
+async def test_rule_6_a_delivery_time_that_is_not_later_is_no_delay(q: Driver, either: Workers) -> None:
+    """Else a time in the past would jump the queue."""
+    q.clock.advance(10)
+    await q.push("orders", "p1", 1, 2)
+    for early in (0, 1, SECOND):
+        await q.push("orders", "p1", early, deliver_at=q.clock.now() - early)
+    assert payloads(await either.take(10)) == [1, 2, 0, 1, SECOND]
+    assert {one.deliver_at for one in await q.engine.messages(MessageFilter(queue="orders"))} == {None}
 
 
 async def test_rule_6_unusual_names_are_just_names(q: Driver) -> None:
@@ -238,16 +251,17 @@ async def test_rule_7_a_group_that_starts_at_the_end_is_not_slow(q: Driver, othe
     assert statuses(await q.push("orders", "p1", 3, 4, 5)) == ["queued", "queued", "failed"]
 
 
-async def test_rule_7_what_is_settled_out_of_order_dead_or_removed_makes_room(q: Driver, engine: Engine) -> None:
+async def test_rule_7_what_is_settled_out_of_order_dead_or_removed_makes_room(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_size=3)
     await q.push("orders", "p1", 1, 2, 3)
-    got = await q.pop("orders", batch=3)
+    got = await either.take(3)
+    assert [one.code for one in await q.push("orders", "p1", 4)] == ["queue_full"], "held is not settled"
     await q.ack(got[2])
     await q.kill(got[1])
     assert statuses(await q.push("orders", "p1", 4, 5, 6)) == ["queued", "queued", "failed"]
-    await engine.delete_messages([got[0].message.id])
+    await q.engine.delete_messages([got[0].message.id])
     assert statuses(await q.push("orders", "p1", 7, 8)) == ["queued", "failed"]
-    await engine.purge("orders")
+    await q.engine.purge("orders")
     assert statuses(await q.push("orders", "p1", 9, 10, 11, 12)) == ["queued", "queued", "queued", "failed"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.model import QUEUE_MODE, MessageFilter
@@ -20,23 +18,17 @@ async def stored(q: Driver, queue: str = "orders") -> int:
     return len(await q.engine.messages(MessageFilter(queue=queue, limit=10_000)))
 
 
-@pytest.fixture(params=["ordered", "shared"])
-def workers(request: pytest.FixtureRequest, q: Driver) -> Workers:
-    """A group of each mode of the queue "orders"."""
-    return Workers(q, mode=request.param)
-
-
 # Time to live ----------------------------------------------------------------------------------------------
 
 
-async def test_rule_23_the_queue_s_ttl_ends_exactly(q: Driver, workers: Workers) -> None:
+async def test_rule_23_the_queue_s_ttl_ends_exactly(q: Driver, either: Workers) -> None:
     await q.configure("orders", ttl=10)
     await q.push("orders", "p1", 1, 2)
     q.clock.advance(10 - TICK)
-    assert payloads(await workers.take(auto_ack=True)) == [1]
+    assert payloads(await either.take(auto_ack=True)) == [1]
     q.clock.advance(TICK)
-    assert await workers.take() == []
-    assert await workers.take(1, "p1") == []
+    assert await either.take() == []
+    assert await either.take(1, "p1") == []
 
 
 async def test_rule_23_the_message_s_ttl_wins(q: Driver, clock: FakeClock) -> None:
@@ -51,7 +43,7 @@ async def test_rule_23_the_message_s_ttl_wins(q: Driver, clock: FakeClock) -> No
     assert await q.pop("orders", "long", group="b") == []
 
 
-async def test_rule_23_expired_messages_are_stepped_over_and_counted(q: Driver, workers: Workers) -> None:
+async def test_rule_23_expired_messages_are_stepped_over_and_counted(q: Driver, either: Workers) -> None:
     await q.push_messages(
         message("orders", "p1", 1),
         message("orders", "p1", 2, ttl_ms=1000, priority=9),
@@ -59,11 +51,11 @@ async def test_rule_23_expired_messages_are_stepped_over_and_counted(q: Driver, 
         message("orders", "p1", 4),
     )
     q.clock.advance(1)
-    assert payloads(await workers.take(10, auto_ack=True)) == [1, 4]
+    assert payloads(await either.take(10, auto_ack=True)) == [1, 4]
     await q.collect()
     assert (await q.stats("orders")).expired == 2
     assert await q.dead_letters() == []
-    assert (await workers.stats()).lag == 0
+    assert (await either.stats()).lag == 0
 
 
 async def test_rule_23_an_expired_head_does_not_block_its_partition(q: Driver, clock: FakeClock) -> None:
@@ -74,24 +66,24 @@ async def test_rule_23_an_expired_head_does_not_block_its_partition(q: Driver, c
     assert payloads(await q.pop("orders")) == [2]
 
 
-async def test_rule_23_a_leased_message_does_not_expire(q: Driver, workers: Workers) -> None:
+async def test_rule_23_a_leased_message_does_not_expire(q: Driver, either: Workers) -> None:
     await q.configure("orders", ttl=10, lease_time=60)
     await q.push("orders", "p1", 1)
-    [held] = await workers.take()
+    [held] = await either.take()
     q.clock.advance(11)
     await q.collect()
     assert (await q.ack(held)).success
-    assert (await workers.stats()).lag == 0
+    assert (await either.stats()).lag == 0
 
 
-async def test_rule_23_a_retry_whose_time_to_live_is_over_does_not_come(q: Driver, workers: Workers) -> None:
+async def test_rule_23_a_retry_whose_time_to_live_is_over_does_not_come(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, ttl_ms=2000)
     await q.push("orders", "p1", 2)
-    [held] = await workers.take()
+    [held] = await either.take()
     await q.fail(held, delay_ms=3000)
     q.clock.advance(3)
-    assert await workers.drain() == [2]
-    assert await workers.take() == []
+    assert await either.drain() == [2]
+    assert await either.take() == []
 
 
 # Retention -------------------------------------------------------------------------------------------------
@@ -124,12 +116,12 @@ async def test_rule_23_nor_what_a_shared_group_holds_or_waits_for(q: Driver) -> 
     assert (await q.ack(got[0])).success
 
 
-async def test_rule_23_settled_messages_are_kept_seven_days_by_default(q: Driver, workers: Workers) -> None:
+async def test_rule_23_settled_messages_are_kept_seven_days_by_default(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
-    await workers.drain()
+    await either.drain()
     q.clock.advance(7 * DAY - 1)
     assert await q.collect() == 0
-    assert await Workers(q, group="late", mode=workers.mode).drain() == [1, 2]
+    assert await Workers(q, group="late", mode=either.mode).drain() == [1, 2]
     q.clock.advance(2)
     assert await q.collect() == 2
     assert await stored(q) == 0
@@ -151,37 +143,37 @@ async def test_rule_23_a_queue_may_keep_settled_messages_shorter_or_longer(q: Dr
     assert await q.collect() == 1
 
 
-async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(q: Driver, workers: Workers) -> None:
+async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
     await q.drain("orders", group="fast")
-    got = await workers.take(4)
+    got = await either.take(4)
     await q.ack_all([got[0], got[2]])
     await q.engine.release([got.lease])
     q.clock.advance(8 * DAY)
     # Behind its cursor an ordered group keeps what it has settled.
-    assert await q.collect() == (1 if workers.mode == "ordered" else 2)
-    assert await workers.drain() == [2, 4]
-    assert (await workers.stats()).lag == 0
+    assert await q.collect() == (1 if either.mode == "ordered" else 2)
+    assert await either.drain() == [2, 4]
+    assert (await either.stats()).lag == 0
 
 
-async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(q: Driver, workers: Workers) -> None:
+async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)
-    await workers.take(1, "p1", auto_ack=True)
+    await either.take(1, "p1", auto_ack=True)
     await q.drain("orders", group="fast")
     q.clock.advance(8 * DAY)
     await q.collect()
-    assert await workers.drain() == [2]
+    assert await either.drain() == [2]
 
 
-async def test_rule_23_an_idle_group_no_longer_holds_retention(q: Driver, workers: Workers) -> None:
+async def test_rule_23_an_idle_group_no_longer_holds_retention(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1)
-    idle = Workers(q, group="idle", mode=workers.mode)
+    idle = Workers(q, group="idle", mode=either.mode)
     await idle.take()
-    await workers.drain()
+    await either.drain()
     for days, removed in ((29, 0), (2, 1)):
         q.clock.advance(days * DAY)
-        await workers.take()
+        await either.take()
         assert await q.collect() == removed
     assert await idle.take() == []
 
@@ -201,35 +193,35 @@ async def test_rule_23_retention_seconds_removes_by_age_consumed_or_not(q: Drive
     assert await q.drain("disabled") == [2]
 
 
-async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: Driver, workers: Workers) -> None:
+async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_wait_time_seconds=HOUR)
     await q.push("orders", "p1", 1, 2, 3)
-    await Workers(q, group="faster", mode=workers.mode).take(2, auto_ack=True)
-    await workers.take(auto_ack=True)
-    [held] = await workers.take()
+    await Workers(q, group="faster", mode=either.mode).take(2, auto_ack=True)
+    await either.take(auto_ack=True)
+    [held] = await either.take()
     await q.retry(held, delay_ms=1000 * DAY)
     q.clock.advance(HOUR - 1)
     assert await q.collect() == 0
     q.clock.advance(2)
     assert await q.collect() == 2
     q.clock.advance(DAY)
-    assert await workers.take() == []
-    assert (await workers.stats()).lag == 0
+    assert await either.take() == []
+    assert (await either.stats()).lag == 0
     assert await stored(q) == 1, "what everybody settled stays for late groups"
 
 
-async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, workers: Workers) -> None:
+async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, either: Workers) -> None:
     await q.configure(
         "orders", lease_time=100 * DAY, retention_enabled=True, retention_seconds=HOUR, max_wait_time_seconds=HOUR
     )
     await q.push("orders", "p1", 1, 2)
     await q.push("orders", "p1", 3, delay_ms=1000 * DAY)
-    [held] = await workers.take()
+    [held] = await either.take()
     q.clock.advance(2 * DAY)
     await q.collect()
-    assert (await stored(q), await workers.take(10)) == (1, [])
+    assert (await stored(q), await either.take(10)) == (1, [])
     assert (await q.fail(held)).success
-    [again] = await workers.take(10)
+    [again] = await either.take(10)
     assert again.payload == 1
     assert await q.engine.purge("orders") >= 1
     assert not (await q.fail(again)).success

@@ -8,23 +8,20 @@ from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.model import QueueOptions, QueueSpec, Status
 
 from .driver import Driver, message, payloads, settlement
-from .workers import TICK, attempts
+from .workers import TICK, Workers, attempts
 
 
-async def delays_until_dead(q: Driver, queue: str = "orders") -> list[float]:
+async def delays_until_dead(either: Workers) -> list[float]:
     """Fail a message again and again; how many milliseconds each retry waited, until it was dead."""
-    waited: list[float] = []
-    [held] = await q.pop(queue)
-    while not (outcome := await q.fail(held)).dead_lettered:
+    q, waited = either.q, list[float]()
+    [held] = await either.take()
+    while not (outcome := await q.fail(held, f"error {len(waited)}")).dead_lettered:
         assert (outcome.success, held.message.attempt) == (True, len(waited) + 1)
         failed_at = q.clock.now()
-        got = await q.pop(queue, held.message.partition)
+        got = await either.take(1, held.message.partition)
         if not got:
             assert got.look_again_at is not None
-            q.clock.advance((got.look_again_at - failed_at) / SECOND - TICK)
-            assert await q.pop(queue) == []
-            q.clock.advance(TICK)
-            got = await q.pop(queue)
+            got = await either.arrive_at(got.look_again_at)
         [held] = got
         waited.append((q.clock.now() - failed_at) / MILLISECOND)
     assert outcome.success
@@ -61,13 +58,14 @@ async def delays_until_dead(q: Driver, queue: str = "orders") -> list[float]:
     ],
 )
 async def test_rule_14_a_message_comes_again_by_its_schedule_then_is_a_dead_letter(
-    q: Driver, options: QueueOptions, backoff_ms: tuple[int, ...] | None, waited: list[float]
+    q: Driver, either: Workers, options: QueueOptions, backoff_ms: tuple[int, ...] | None, waited: list[float]
 ) -> None:
     await q.configure_spec(QueueSpec(name="orders", options=options))
     await q.push("orders", "p1", 1, backoff_ms=backoff_ms)
-    assert await delays_until_dead(q) == waited
-    assert await q.pop("orders") == []
-    assert [letter.attempts for letter in await q.dead_letters("orders")] == [len(waited) + 1]
+    assert await delays_until_dead(either) == waited
+    assert await either.take() == []
+    [letter] = await q.dead_letters("orders", "workers")
+    assert (letter.attempts, letter.error) == (len(waited) + 1, f"error {len(waited)}")
 
 
 async def test_rule_14_attempts_are_counted_per_message_and_group(q: Driver) -> None:
@@ -85,16 +83,16 @@ async def test_rule_14_attempts_are_counted_per_message_and_group(q: Driver) -> 
     assert await q.dead_letters() == []
 
 
-async def test_rule_14_failed_with_a_delay_waits_that_long_instead(q: Driver, clock: FakeClock) -> None:
-    await q.push("orders", "p1", 1, 2, backoff_ms=(60_000, 60_000))
-    [held] = await q.pop("orders")
+async def test_rule_14_failed_with_a_delay_waits_that_long_instead(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1, backoff_ms=(60_000, 60_000))
+    [held] = await either.take()
     await q.fail(held, delay_ms=1500)
-    assert (await q.pop("orders")).look_again_at == clock.now() + 1500 * MILLISECOND
-    clock.advance(1.5)
-    [held] = await q.pop("orders")
+    due = q.clock.now() + 1500 * MILLISECOND
+    assert (await either.take()).look_again_at == due
+    [held] = await either.arrive_at(due)
     assert (held.payload, held.message.attempt) == (1, 2)
     await q.fail(held, delay_ms=0)
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     assert (held.payload, held.message.attempt) == (1, 3)
     assert (await q.fail(held, delay_ms=1500)).dead_lettered, "a delay buys no attempt"
 
@@ -165,15 +163,15 @@ async def test_rule_14_a_dead_letter_does_not_end_the_lease_of_the_rest(q: Drive
     assert payloads(await q.pop("orders")) == [3]
 
 
-async def test_rule_14_the_same_inside_a_transaction(q: Driver, clock: FakeClock) -> None:
+async def test_rule_14_the_same_inside_a_transaction(q: Driver, either: Workers) -> None:
     await q.configure("orders", retry_limit=1, retry_delay=1000)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     assert (await q.transact(settlement(held, "failed", "boom"))).success
-    assert await q.pop("orders") == []
+    assert await either.take() == []
     assert await q.dead_letters() == []
-    clock.advance(1)
-    [held] = await q.pop("orders")
+    q.clock.advance(1)
+    [held] = await either.take()
     assert held.message.attempt == 2
     assert (await q.transact(settlement(held, "failed", "again"))).success
     [letter] = await q.dead_letters()
@@ -190,37 +188,27 @@ async def test_rule_14_a_changed_retry_limit_has_effect_at_once(q: Driver) -> No
     assert (await q.fail(held)).dead_lettered
 
 
-async def test_rule_15_retry_uses_no_attempt_however_often_and_keeps_those_that_were_used(q: Driver) -> None:
-    await q.configure("orders", retry_limit=1)
-    await q.push("orders", "p1", 1)
+async def test_rule_15_retry_uses_no_attempt_and_waits_only_as_it_says(q: Driver, either: Workers) -> None:
+    """However often it is said; those that were used stay so. In an ordered group what follows waits with it."""
+    await q.configure("orders", retry_delay=60_000)
+    await q.push("orders", "p1", 1, *([2] if either.mode == "ordered" else []), backoff_ms=(60_000,))
     for attempt in (1, 2):
-        for _ in range(5):
-            [held] = await q.pop("orders")
-            assert held.message.attempt == attempt
+        for _ in range(4):
+            [held] = await either.take()
+            assert (held.payload, held.message.attempt) == (1, attempt)
             outcome = await q.retry(held)
             assert (outcome.success, outcome.lease_released, outcome.dead_lettered) == (True, True, False)
-        [held] = await q.pop("orders")
-        assert (await q.fail(held)).dead_lettered == (attempt == 2)
-
-
-async def test_rule_15_retry_is_at_once_or_waits_as_it_says(q: Driver, clock: FakeClock) -> None:
-    await q.configure("orders", retry_delay=60_000)
-    await q.push("orders", "p1", 1, 2, backoff_ms=(60_000,))
-    [held] = await q.pop("orders")
-    await q.retry(held)
-    [held] = await q.pop("orders")
-    assert held.payload == 1
-    await q.retry(held, delay_ms=2000)
-    clock.advance(2 - TICK)
-    assert await q.pop("orders") == []
-    clock.advance(TICK)
-    assert payloads(await q.pop("orders", batch=2)) == [1, 2]
+        [held] = await either.take()
+        await q.retry(held, delay_ms=3000)
+        [held] = await either.arrive_at(q.clock.now() + 3 * SECOND)
+        assert (held.payload, held.message.attempt) == (1, attempt)
+        assert (await q.fail(held, delay_ms=0)).dead_lettered == (attempt == 2)
 
 
 @pytest.mark.parametrize("how", ["one request", "a transaction"])
-async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, how: str) -> None:
+async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, either: Workers, how: str) -> None:
     await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
+    [held] = await either.take()
     verdict = settlement(held, "dlq", "hopeless")
     if how == "one request":
         [outcome] = await q.settle(verdict)
@@ -228,24 +216,28 @@ async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, how: str) -> None
     else:
         assert (await q.transact(verdict)).success
     [letter] = await q.dead_letters("orders")
-    assert (letter.error, letter.message_id) == ("hopeless", held.message.id)
-    assert payloads(await q.pop("orders")) == [2]
+    assert (letter.error, letter.message_id, letter.attempts) == ("hopeless", held.message.id, 1)
+    assert payloads(await either.take()) == [2]
 
 
-async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, clock: FakeClock) -> None:
+async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, either: Workers) -> None:
+    """In a shared group a failure holds up no other message."""
     await q.configure("orders", retry_delay=1000)
     await q.push_messages(*(message("orders", "p1", n) for n in range(1, 6)))
-    got = await q.pop("orders", batch=5)
+    got = await either.take(5)
 
     verdicts: list[Status] = ["completed", "dlq", "failed", "retry", "completed"]
     outcomes = await q.settle(*(settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)))
     assert all(one.success for one in outcomes)
     assert [one.dead_lettered for one in outcomes] == [False, True, False, False, False]
-    assert await q.cursor("orders", "p1") == 2
-    assert await q.pop("orders") == []
-    clock.advance(1)
-    again = await q.pop("orders", batch=5)
-    assert attempts(again) == [(3, 2), (4, 1)]
+    assert [bytes(one.payload) for one in await q.dead_letters("orders", "workers")] == [b"2"]
+    ordered = either.mode == "ordered"
+    assert [one.lease_released for one in outcomes] == [False, False, ordered, ordered, True]
+    assert (await either.stats()).lag == 2
+    assert not ordered or (await either.track()).cursor == 2
+    assert attempts(await either.take(5)) == ([] if ordered else [(4, 1)])
+    q.clock.advance(1)
+    assert attempts(await either.take(5)) == ([(3, 2), (4, 1)] if ordered else [(3, 2)])
 
 
 # Requeued messages, and what comes with them in a batch --------------------------------------------------
@@ -311,12 +303,35 @@ async def test_rule_16_what_is_requeued_in_front_of_such_a_batch_comes_alone_too
     assert payloads(await q.pop("orders", batch=10)) == [5]
 
 
-async def test_rule_16_one_at_a_time_outlives_a_restart(durable: Driver, clock: FakeClock) -> None:
-    await durable.configure("orders", lease_time=10)
-    await durable.push("orders", "p1", 1, 2, 3)
-    await requeue_first(durable, 2)
-    assert payloads(await durable.pop("orders", batch=2)) == [1, 2]
+async def test_rule_16_one_at_a_time_outlives_a_restart(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1, 2, 3)
+    await requeue_first(q, 2)
+    assert payloads(await q.pop("orders", batch=2)) == [1, 2]
     clock.advance(10)
-    await durable.engine.expire()
-    await durable.reopen()
-    assert payloads(await durable.pop("orders", batch=10)) == [1]
+    await q.engine.expire()
+    await q.reopen()
+    assert payloads(await q.pop("orders", batch=10)) == [1]
+
+
+# Shared groups: what fails concerns one message ------------------------------------------------------------
+
+
+async def test_a_failed_message_comes_again_and_its_neighbours_go_on(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", retry_delay=5000)
+    await q.push("orders", "p1", 1, 2, 3)
+    first, second = await workers.take(), await workers.take()
+    await q.fail(first[0])
+    assert (await q.ack(second[0])).success
+    assert payloads(await workers.take(10)) == [3]
+    got = await workers.arrive_at(q.clock.now() + 5 * SECOND)
+    assert attempts(got) == [(1, 2)]
+
+
+async def test_many_retries_come_by_priority_then_in_the_order_they_fall_due(q: Driver, workers: Workers) -> None:
+    await q.push_messages(*(message("orders", "p1", n, priority=n % 3) for n in range(50)))
+    due = [1000 + n * 37 % 25 for n in range(50)]
+    got = await workers.take(50)
+    await q.settle(*(settlement(held, "retry", delay_ms=due[held.message.offset - 1]) for held in got))
+    q.clock.advance(2)
+    assert payloads(await workers.take(100)) == sorted(range(50), key=lambda n: (-(n % 3), due[n], n))

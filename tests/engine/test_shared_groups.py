@@ -1,15 +1,134 @@
-"""Shared groups beside others: the mode is fixed at first contact, each has a place of its own, and a seek moves it."""
+"""Shared groups: each message goes to one of many consumers of its partition.
+
+The mode is fixed at first contact, each group has a place of its own, a seek moves it, hints tell where and how many.
+"""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.errors import Conflict
-from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, SeekOutcome, Subscription
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult
 
-from .driver import NEW, Driver, message, payloads
+from .driver import Driver, message, offsets, payloads, settlement
 from .workers import Workers, attempts
+
+
+async def test_a_message_that_is_held_is_given_to_nobody_else(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2)
+    first, second = await workers.take(), await workers.take(10)
+    assert (payloads(first), payloads(second)) == ([1], [2]), "two consumers hold messages of one partition"
+    assert first.lease != second.lease
+    assert await workers.take(10) == []
+    assert await workers.take(10, "p1") == []
+    await q.push("orders", "p1", 3)
+    got = await workers.take()
+    assert (payloads(got), offsets(got)) == ([3], [3]), "what comes later is taken beside what is held"
+
+
+@pytest.mark.parametrize("partition", [None, "p1"])
+async def test_many_pops_of_one_call_get_different_messages_of_one_partition(
+    q: Driver, workers: Workers, partition: str | None
+) -> None:
+    await q.push("orders", "p1", *range(10))
+    everything = await workers.take_together(1, 3, 1, 2, 4, 1, partition=partition)
+    assert [payloads(got) for got in everything] == [[0], [1, 2, 3], [4], [5, 6], [7, 8, 9], []]
+    assert len({got.lease for got in everything[:5]}) == 5
+
+
+async def test_sixty_four_consumers_share_a_partition_without_a_message_lost_or_given_twice(
+    q: Driver, workers: Workers
+) -> None:
+    await q.push("orders", "p1", *range(256))
+    taken: list[object] = []
+
+    async def consume() -> None:
+        while got := await workers.take():
+            taken.extend(payloads(got))
+            await q.ack_all(got)
+
+    await asyncio.gather(*(consume() for _ in range(64)))
+    assert sorted(map(str, taken)) == sorted(map(str, range(256)))
+    assert (await workers.stats()).lag == 0
+
+
+async def test_a_batch_is_of_one_partition_unless_more_are_asked_for(q: Driver, workers: Workers) -> None:
+    await q.push_messages(*(message("orders", name, f"{name}{n}") for name in ("p1", "p2") for n in (1, 2)))
+    for named, wanted in ((None, ["p11", "p12"]), ("p1", ["p11", "p12"]), ("p2", ["p21", "p22"])):
+        got = await workers.take(10, named)
+        assert (payloads(got), got.partitions) == (wanted, 1)
+        await q.engine.release([got.lease])
+    got = await workers.take(10, partitions=2)
+    assert sorted(map(str, payloads(got))) == ["p11", "p12", "p21", "p22"]
+    assert got.partitions == 2
+
+
+@pytest.mark.parametrize("priority", [0, 3])
+async def test_partitions_of_one_priority_are_served_in_turn(q: Driver, workers: Workers, priority: int) -> None:
+    names = ["p1", "p2", "p3"] * 2
+    await q.push_messages(*(message("orders", name, name, priority=priority) for name in sorted(names * 2)))
+    assert [payloads(await workers.take())[0] for _ in names] == names
+    together = await workers.take_together(*[1] * 6)
+    assert [one for got in together for one in payloads(got)] == names, "also by pops of one call"
+
+
+async def test_one_lease_may_be_of_a_shared_and_of_an_ordered_group(q: Driver) -> None:
+    """The same name may share one queue and be ordered in the other."""
+    for name in ("a", "b"):
+        await q.configure(name, namespace="ns", retry_limit=5)
+        await q.push(name, "p1", name, name)
+    await q.pop("a", "nowhere", group="g", group_mode="shared")
+    await q.pop("b", "nowhere", group="g")
+    assert {one.queue: one.mode for one in await q.engine.group_stats("g")} == {"a": "shared", "b": "ordered"}
+    got = await q.pop(namespace="ns", group="g", batch=10, partitions=2)
+    assert sorted(map(str, payloads(got))) == ["a", "a", "b", "b"]
+    q.clock.advance(300)
+    again = [*await q.pop("a", group="g", batch=10), *await q.pop("b", group="g", batch=10)]
+    assert attempts(again) == [("a", 2), ("a", 2), ("b", 1)], "each pays in a shared group, none in an ordered one"
+    await q.ack_all(again)
+
+
+async def test_auto_ack_settles_at_delivery_beside_leases(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    await workers.take()
+    got = await workers.take(2, auto_ack=True)
+    assert (payloads(got), got.expires_at) == ([2, 3], None)
+    q.clock.advance(300)
+    got = await workers.take(10)
+    assert attempts(got) == [(4, 1), (1, 2)]
+    await q.ack_all(got)
+    assert (await workers.stats()).lag == 0
+
+
+async def test_delayed_processing_waits_until_each_message_is_old_enough(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", delayed_processing=10)
+    start = q.clock.now()
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p1", "short", delay_ms=3000)
+    await q.push("orders", "p1", "long", delay_ms=20_000)
+    q.clock.advance(4)
+    await q.push("orders", "p1", 2, priority=9)
+    empty = await workers.take(10, "p1")
+    assert (empty.reason, empty.look_again_at) == ("waiting", start + 10 * SECOND)
+    got = await workers.arrive_at(start + 10 * SECOND)
+    assert payloads(got) == [1], "a higher priority does not make a message older"
+    assert payloads(await workers.take()) == ["short"], "of the age and a delay the later counts"
+    assert payloads(await workers.arrive_at(start + 14 * SECOND)) == [2]
+    assert payloads(await workers.arrive_at(start + 20 * SECOND)) == ["long"]
+
+
+async def test_a_pop_ends_after_64_mib_whatever_its_batch(q: Driver, workers: Workers) -> None:
+    big = "x" * (32 * 1024 * 1024)
+    for number in range(3):
+        await q.push("orders", "p1", [number, big])
+    assert [len(await workers.take(10)) for _ in range(2)] == [2, 1]
+
+
+# Beside others ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", ["workers", QUEUE_MODE])
@@ -60,20 +179,6 @@ async def test_an_ordered_group_beside_a_shared_one_keeps_its_order(q: Driver, w
     assert payloads(await q.pop("orders", group="ordered", batch=10)) == [1, 2, 3]
 
 
-async def test_a_shared_group_starts_at_the_end_or_after_a_time(q: Driver) -> None:
-    new, since = Workers(q, group="new"), Workers(q, group="since")
-    start = q.clock.now()
-    for number in range(3):
-        await q.push("orders", "p1", number, priority=9 - number)
-        q.clock.advance(10)
-    assert payloads(await since.take(10, subscription=Subscription("timestamp", start + 5_000_000))) == [1, 2]
-    assert await new.take(subscription=NEW) == []
-    await q.push("orders", "p1", 3)
-    await q.push("orders", "p2", 4)
-    assert sorted(map(str, await new.drain())) == ["3", "4"]
-    assert (await new.stats()).lag == 0
-
-
 async def test_a_deleted_group_starts_again_and_a_forgotten_one_may_have_another_mode(
     q: Driver, workers: Workers, engine: Engine
 ) -> None:
@@ -90,27 +195,7 @@ async def test_a_deleted_group_starts_again_and_a_forgotten_one_may_have_another
     assert await q.pop("orders", group="workers") == []
 
 
-@pytest.mark.parametrize("group", ["workers", None])
-async def test_a_purge_for_one_group_or_all_concerns_what_is_held_delayed_or_waits(
-    q: Driver, workers: Workers, group: str | None
-) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await q.push("orders", "p1", 4, delay_ms=1000)
-    got = await workers.take(2)
-    await q.retry(got[0], delay_ms=500)
-    assert await q.engine.purge("orders", group) == 4
-    q.clock.advance(1000)
-    assert await workers.take(10) == []
-    assert (await workers.stats()).lag == 0
-    assert not (await q.fail(got[1])).success
-    assert len(await Workers(q, group="others").take(10)) == (4 if group else 0)
-    await q.push("orders", "p1", 5)
-    assert await workers.drain() == [5]
-    assert (await workers.stats()).lag == 0
-
-
-async def test_the_mode_and_the_place_survive_a_restart(durable: Driver) -> None:
-    q, workers = durable, Workers(durable)
+async def test_the_mode_and_the_place_survive_a_restart(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
     got = await workers.take(3)
     await q.ack_all(got)
@@ -122,39 +207,6 @@ async def test_the_mode_and_the_place_survive_a_restart(durable: Driver) -> None
 
 
 # Seek ------------------------------------------------------------------------------------------------------
-
-
-async def test_rule_21_back_to_the_beginning_forward_and_to_the_end(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await workers.drain()
-    assert await q.seek("orders", group="workers", offset=1) == SeekOutcome(partitions=1, next_offset=1)
-    assert (await workers.stats()).lag == 3
-    assert await workers.drain() == [1, 2, 3]
-    await q.seek("orders", group="workers", offset=1)
-    await workers.take(auto_ack=True)
-    await q.seek("orders", group="workers", offset=3)
-    assert (await workers.stats()).lag == 1
-    assert await workers.drain() == [3]
-    for _ in range(3):
-        await q.seek("orders", group="workers", to_end=True)
-        assert await workers.take() == []
-        assert (await workers.stats()).lag == 0
-        await q.seek("orders", group="workers", offset=2)
-        assert payloads(await workers.take(10)) == [2, 3]
-
-
-async def test_rule_21_open_leases_are_void(q: Driver, workers: Workers, engine: Engine) -> None:
-    await q.push("orders", "p1", 1, 2, 3)
-    await q.push("orders", "p2", 4)
-    got, beside = await workers.take(2, "p1"), await workers.take(1, "p2")
-    [theirs] = await Workers(q, group="others").take(1, "p1")
-    await q.seek("orders", "p1", group="workers", offset=1)
-    assert [(await q.ack(held)).success for held in got] == [False, False]
-    assert not (await q.renew(got.lease)).success
-    assert await engine.lease_ends([got.lease]) == [None]
-    assert (await q.ack(beside[0])).success, "another partition"
-    assert (await q.ack(theirs)).success, "another group"
-    assert payloads(await workers.take(10)) == [1, 2, 3]
 
 
 async def test_rule_21_attempts_and_waits_are_forgotten(q: Driver, workers: Workers) -> None:
@@ -203,10 +255,138 @@ async def test_rule_21_every_priority_begins_again(q: Driver, workers: Workers) 
     assert await workers.drain() == [9, 4, 0], "also behind a time"
 
 
-async def test_rule_21_a_seek_survives_a_restart(durable: Driver) -> None:
-    q, workers = durable, Workers(durable)
+# Hints -----------------------------------------------------------------------------------------------------
+
+
+def counted(q: Driver, group: str = "workers") -> dict[str, int]:
+    """How many messages the hints of a group name, by partition; a hint without counts is one look."""
+    found: dict[str, int] = {}
+    for hint in q.hints_for("orders", group):
+        assert hint.partitions is not None, "anywhere"
+        for name, number in zip(hint.partitions, hint.counts or [1] * len(hint.partitions), strict=True):
+            found[name] = found.get(name, 0) + number
+    return found
+
+
+async def known(q: Driver, workers: Workers) -> None:
+    """The group has met its queue, and nothing was told yet."""
+    await q.configure("orders")
+    assert await workers.take() == []
+    q.hints.clear()
+
+
+async def test_a_push_tells_how_many_also_beside_what_is_held(q: Driver, workers: Workers) -> None:
+    await known(q, workers)
+    await q.push_messages(*(message("orders", name, 1) for name in ("p1", "p2", "p1", "p1")))
+    assert counted(q) == {"p1": 3, "p2": 1}
+    assert len(await workers.take(10, "p1")) == 3
+    q.hints.clear()
+    await q.push("orders", "p1", 2)
+    assert counted(q) == {"p1": 1}
+
+
+async def test_a_delayed_push_is_news_if_it_is_the_earliest(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await known(q, workers)
+    await q.push("orders", "p1", *range(5), delay_ms=5000)
+    assert counted(q) == {"p1": 1}, "one look, to learn the time"
+    assert (await workers.take()).look_again_at == clock.now() + 5 * SECOND
+    q.hints.clear()
+    await q.push("orders", "p1", 6, delay_ms=9000)
+    assert counted(q) == {}, "there is an earlier one"
+    await q.push("orders", "p1", 7, delay_ms=2000)
+    assert counted(q) == {"p1": 1}
+
+
+async def test_what_is_given_back_is_news_and_what_is_completed_ends_the_lease_only(
+    q: Driver, workers: Workers
+) -> None:
+    await q.push("orders", "p1", 1, 2, 3, 4, 5)
+    got = await workers.take(4)
+    q.hints.clear()
+    await q.ack(got[0])
+    assert (counted(q), q.ended) == ({}, set())
+    await q.settle(settlement(got[1], "failed"), settlement(got[2], "retry"))
+    assert (counted(q), q.ended) == ({"p1": 2}, set())
+    q.hints.clear()
+    await q.ack(got[3])
+    assert (counted(q), q.ended) == ({}, {got.lease})
+
+
+async def test_a_retry_that_waits_is_news_if_it_is_the_earliest(q: Driver, workers: Workers, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    await workers.drain()
-    await q.seek("orders", group="workers", offset=2)
-    await q.reopen()
-    assert await workers.drain() == [2, 3]
+    got = await workers.take(3)
+    q.hints.clear()
+    await q.retry(got[0], delay_ms=5000)
+    assert counted(q) == {"p1": 1}
+    assert (await workers.take()).look_again_at == clock.now() + 5 * SECOND
+    q.hints.clear()
+    await q.retry(got[1], delay_ms=9000)
+    assert counted(q) == {}
+    await q.retry(got[2], delay_ms=1000)
+    assert counted(q) == {"p1": 1}
+
+
+async def test_a_release_and_an_expiry_tell_how_many_come_again(q: Driver, workers: Workers, engine: Engine) -> None:
+    await q.configure("orders", retry_limit=1)
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await workers.take(2)
+    q.hints.clear()
+    await engine.release([got.lease])
+    assert (counted(q), q.ended) == ({"p1": 2}, {got.lease})
+    for again in ({"p1": 3}, {}):
+        got = await workers.take(3)
+        q.clock.advance(300)
+        q.hints.clear()
+        await engine.expire()
+        assert (counted(q), q.ended) == (again, {got.lease}), "after the last attempt none comes again"
+
+
+async def test_the_first_pop_tells_of_what_it_left(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    q.hints.clear()
+    await workers.take()
+    told = q.hints_for("orders", "workers")
+    assert told, "nobody of the group had been told"
+
+
+async def test_a_pop_tells_of_what_fell_due_and_was_left(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, 2, 3, delay_ms=1000)
+    assert await workers.take() == []
+    clock.advance(1)
+    q.hints.clear()
+    await workers.take()
+    assert counted(q) == {"p1": 2}
+
+
+async def test_a_pop_that_took_what_was_told_tells_nothing(q: Driver, workers: Workers) -> None:
+    await known(q, workers)
+    await q.push("orders", "p1", 1, 2, 3)
+    q.hints.clear()
+    for _ in range(4):
+        await workers.take()
+    assert q.hints == []
+
+
+async def test_a_cancelled_or_deleted_message_is_no_news_for_a_shared_group(q: Driver, workers: Workers) -> None:
+    ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, delay_ms=1000)]
+    await workers.take()
+    q.hints.clear()
+    assert await q.engine.cancel(ids[:1]) == ["cancelled"]
+    assert await q.engine.delete_messages(ids[1:]) == [True]
+    assert counted(q) == {}
+
+
+async def test_an_ordered_group_beside_it_has_a_hint_of_its_own(q: Driver, workers: Workers) -> None:
+    await known(q, workers)
+    await q.pop("orders", group="ordered")
+    await q.push("orders", "p1", 1, 2)
+    assert q.told("orders", "ordered") == {"p1"}
+    assert counted(q) == {"p1": 2}
+    got = await q.pop("orders", group="ordered")
+    q.hints.clear()
+    await q.push("orders", "p1", 3)
+    assert q.told("orders", "ordered") == set(), "it holds the partition"
+    assert counted(q) == {"p1": 1}
+    q.hints.clear()
+    await q.ack_all(got)
+    assert (q.told("orders", "ordered"), counted(q)) == ({"p1"}, {})

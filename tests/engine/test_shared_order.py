@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import MILLISECOND, SECOND, FakeClock
-from hark.model import MessageFilter
+from hark.clock import SECOND, FakeClock
 
 from .driver import NEW, Driver, message, payloads, settlement
 from .workers import Workers
@@ -121,28 +120,6 @@ async def test_ties_are_broken_by_offset(q: Driver, workers: Workers, clock: Fak
 # Delays ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_delay_ends_at_its_microsecond(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    due = clock.now() + 2500 * MILLISECOND
-    await q.push("orders", "p1", 1, delay_ms=2500)
-    empty = await workers.take(1, "p1")
-    assert (empty.reason, empty.look_again_at) == ("waiting", due)
-    assert (await workers.take()).look_again_at == due
-    assert payloads(await workers.arrive_at(due)) == [1]
-    due = clock.now() + 1_234_567
-    await q.push("orders", "p1", 2, deliver_at=due)
-    assert payloads(await workers.arrive_at(due)) == [2]
-
-
-async def test_a_delivery_time_that_is_not_later_is_no_delay(q: Driver, workers: Workers) -> None:
-    """Else a time in the past would jump the queue."""
-    q.clock.advance(10)
-    await q.push("orders", "p1", 1, 2)
-    for early in (0, 1, SECOND):
-        await q.push("orders", "p1", early, deliver_at=q.clock.now() - early)
-    assert payloads(await workers.take(10)) == [1, 2, 0, 1, SECOND]
-    assert {one.deliver_at for one in await q.engine.messages(MessageFilter(queue="orders"))} == {None}
-
-
 async def test_messages_come_in_the_order_of_their_times(q: Driver, workers: Workers) -> None:
     start = q.clock.now()
     await q.push_messages(*(message("orders", "p1", n, delay_ms=n * 1000) for n in (5, 1, 3, 2, 4)))
@@ -254,14 +231,6 @@ async def test_what_was_delayed_before_a_group_that_wants_only_new_messages_does
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_delayed_message_that_failed_waits_for_its_backoff(q: Driver, workers: Workers) -> None:
-    await q.push("orders", "p1", 1, delay_ms=1000, backoff_ms=(5000,))
-    [held] = await workers.arrive_at(q.clock.now() + SECOND)
-    await q.fail(held)
-    [held] = await workers.arrive_at(q.clock.now() + 5 * SECOND)
-    assert held.message.attempt == 2
-
-
 async def test_a_delayed_message_that_is_deleted_or_outlives_its_time_to_live_never_comes(
     q: Driver, workers: Workers
 ) -> None:
@@ -276,8 +245,7 @@ async def test_a_delayed_message_that_is_deleted_or_outlives_its_time_to_live_ne
     assert await workers.drain() == [3]
 
 
-async def test_delayed_messages_survive_a_restart(durable: Driver, clock: FakeClock) -> None:
-    q, workers = durable, Workers(durable)
+async def test_delayed_messages_survive_a_restart(q: Driver, workers: Workers, clock: FakeClock) -> None:
     due = clock.now() + 5 * SECOND
     await q.push("orders", "p1", "delayed", delay_ms=5000)
     await q.push("orders", "p1", "plain")
@@ -289,9 +257,10 @@ async def test_delayed_messages_survive_a_restart(durable: Driver, clock: FakeCl
     assert await workers.drain() == ["delayed"]
 
 
-async def test_a_clock_that_stepped_back_loses_no_delayed_message(durable: Driver, clock: FakeClock) -> None:
+async def test_a_clock_that_stepped_back_loses_no_delayed_message(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
     """After a restart with an earlier clock messages may be due before others that were already delivered."""
-    q, workers = durable, Workers(durable)
     await q.push("orders", "p1", 1, delay_ms=60_000)
     clock.advance(60)
     await q.ack_all(await workers.take())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.errors import NotFound
-from hark.model import QUEUE_MODE, GroupMode, NewTrace, Read
+from hark.model import QUEUE_MODE, NewTrace, Read
 
 from .driver import NEVER_GIVEN, Driver, given, message
 from .workers import Workers
@@ -111,23 +109,21 @@ async def test_pops_and_readers_see_the_context_of_each_message(q: Driver, engin
     assert [one.message.trace_context for one in await q.pop("orders", batch=10)] == [CONTEXT, None, CONTEXT[:55]]
 
 
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
-async def test_retries_and_a_requeued_dead_letter_keep_it(q: Driver, mode: GroupMode) -> None:
-    workers = Workers(q, mode=mode)
+async def test_retries_and_a_requeued_dead_letter_keep_it(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, trace_context=CONTEXT, backoff_ms=(1000,))
     for _ in range(2):
-        [held] = await workers.take()
+        [held] = await either.take()
         assert held.message.trace_context == CONTEXT
         await q.fail(held)
         q.clock.advance(1)
     [letter] = await q.dead_letters()
     await q.requeue(letter)
-    [held] = await workers.take()
+    [held] = await either.take()
     assert held.message.trace_context == CONTEXT
 
 
-async def test_it_outlives_a_restart(durable: Driver) -> None:
-    await durable.push("orders", "p1", 1, trace_context=CONTEXT)
-    await durable.reopen()
-    [held] = await durable.pop("orders")
+async def test_it_outlives_a_restart(q: Driver) -> None:
+    await q.push("orders", "p1", 1, trace_context=CONTEXT)
+    await q.reopen()
+    [held] = await q.pop("orders")
     assert held.message.trace_context == CONTEXT

@@ -68,12 +68,13 @@ class Workers:
         letters = await self.q.dead_letters(self.queue, self.group)
         return next(one for one in letters if one.message_id == held.message.id)
 
-    async def arrive_at(self, moment: int) -> Got:
-        """Nothing is to be had one microsecond before the moment; then one message is."""
+    async def arrive_at(self, moment: int, batch: int = 1) -> Got:
+        """Nothing is to be had one microsecond before the moment, of any partition or of p1; then something is."""
         self.q.clock.advance((moment - 1 - self.q.clock.now()) / 1_000_000)
+        assert await self.take(1, "p1") == []
         assert await self.take() == []
         self.q.clock.advance(TICK)
-        got = await self.take()
+        got = await self.take(batch)
         assert got != []
         return got
 

@@ -1,0 +1,203 @@
+"""Rule 22: pushes and settlements, all or nothing, with leases checked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hark.clock import FakeClock
+from hark.engine.api import Engine
+from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction
+
+from .driver import NEVER_GIVEN, Driver, given, message, payloads, settlement
+from .workers import Workers, attempts
+
+
+async def test_rule_22_pushes_and_settlements_by_any_name_happen_together(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await either.take(3)
+    items = [settlement(got[0], lease=None), settlement(got[1], named="id"), settlement(got[2], named="id alone")]
+    outcome = await q.transact(*items, message("bills", "p1", 2), message("mails", "p1", 3))
+    assert (outcome.success, outcome.code, outcome.failed_index) == (True, None, None)
+    settled, pushed = outcome.results[:3], outcome.results[3:]
+    assert all(isinstance(one, SettleOutcome) and one.success for one in settled)
+    assert [isinstance(one, SettleOutcome) and one.lease_released for one in settled] == [False, False, True]
+    assert all(isinstance(one, PushOutcome) and one.status == "queued" and one.message_id for one in pushed)
+    assert (await either.stats()).lag == 0
+    assert (await q.drain("bills"), await q.drain("mails")) == ([2], [3])
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+async def test_rule_22_one_refused_settlement_undoes_everything(q: Driver, either: Workers, position: int) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await either.take(2)
+    operations: list[Settlement | NewMessage] = [settlement(got[0]), message("bills", "p1", 3)]
+    operations.insert(position, settlement(got[1], lease=NEVER_GIVEN))
+    outcome = await q.transact(*operations)
+    assert (outcome.success, outcome.failed_index) == (False, position)
+    assert outcome.code and outcome.error
+    assert (await either.stats()).lag == 2
+    assert await q.pop("bills") == []
+    assert await q.engine.queue_infos(["bills"]) == [], "not even the queue was made"
+    assert await either.take() == [], "both are still held"
+    await q.ack_all(got)
+
+
+async def test_rule_22_an_aborted_transaction_frees_its_transaction_ids_and_offsets(q: Driver) -> None:
+    await q.push("orders", "p1", 1)
+    unknown = Settlement("unknown", NEVER_GIVEN)
+    assert not (await q.transact(message("orders", "p1", 2, transaction_id="t2"), unknown)).success
+    [outcome] = await q.push("orders", "p1", 3, transaction_id="t2")
+    assert outcome.status == "queued"
+    got = await q.pop("orders", batch=10)
+    assert [(one.payload, one.message.offset) for one in got] == [(1, 1), (3, 2)]
+
+
+async def test_rule_22_an_aborted_failure_uses_no_attempt_and_keeps_the_lease(q: Driver, either: Workers) -> None:
+    await q.configure("orders", retry_limit=0)
+    await q.push("orders", "p1", 1, 2)
+    got = await either.take(2)
+    outcome = await q.transact(
+        settlement(got[0], "failed"), settlement(got[1], "dlq"), settlement(got[0], lease=NEVER_GIVEN)
+    )
+    assert not outcome.success
+    assert await q.dead_letters() == []
+    assert await either.take() == []
+    await q.ack_all(got)
+
+
+async def test_rule_22_an_expired_or_superseded_lease_aborts(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1)
+    [old] = await either.take()
+    q.clock.advance(300)
+    outcome = await q.transact(message("bills", "p1", 2), settlement(old))
+    assert (outcome.success, outcome.failed_index) == (False, 1)
+    [new] = await either.take()
+    assert not (await q.transact(settlement(old), message("bills", "p1", 3))).success
+    assert (await q.transact(settlement(new), message("bills", "p1", 4))).success
+    assert await q.drain("bills") == [4]
+
+
+async def test_rule_22_completed_of_completed_does_not_abort(q: Driver, either: Workers) -> None:
+    """The retry of a transaction whose reply was lost succeeds and changes nothing."""
+    await q.push("orders", "p1", 1)
+    [held] = await either.take()
+    for _ in range(2):
+        assert (await q.transact(settlement(held), message("bills", "p1", 2, transaction_id="t2"))).success
+    assert await q.drain("bills") == [2]
+
+
+async def test_rule_22_every_verdict_is_judged_by_the_leases_before_the_transaction(q: Driver, either: Workers) -> None:
+    await q.configure("orders", retry_limit=1)
+    await q.push("orders", "p1", 1, 2, 3, 4)
+    got = await either.take(4)
+    outcome = await q.transact(
+        settlement(got[0], "failed", "boom"),
+        settlement(got[1], "dlq", "bad"),
+        settlement(got[2], "retry"),
+        settlement(got[3]),
+    )
+    assert outcome.success
+    assert [one.error for one in await q.dead_letters("orders", "workers")] == ["bad"]
+    assert attempts(await either.take(10)) == [(1, 2), (3, 1)]
+
+
+async def test_rule_22_required_leases_allow_settlements_of_what_they_hold_without_a_lease_id(
+    q: Driver, either: Workers
+) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push("orders", "p2", 2)
+    mine, theirs = await either.take(), await either.take()
+    other = settlement(theirs[0], lease=None)
+    outcome = await q.transact(other, required_leases=[mine.lease])
+    assert (outcome.success, outcome.failed_index) == (False, 0)
+    own = settlement(mine[0], lease=None)
+    assert (await q.transact(own, message("bills", "p1", 2), required_leases=[mine.lease])).success
+    assert (await either.stats()).lag == 1
+    assert not (await q.transact(other, required_leases=[mine.lease])).success, "that lease is over"
+    assert (await q.transact(other, required_leases=[theirs.lease])).success
+
+
+async def test_rule_22_a_required_lease_that_is_over_or_superseded_aborts(q: Driver, clock: FakeClock) -> None:
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", 1)
+    await q.push("other", "p1", 2)
+    await q.push("third", "p1", 3, 4)
+    [held], [other], superseded = await q.pop("orders"), await q.pop("other"), await q.pop("third", batch=2)
+    clock.advance(10)
+    await q.retry(superseded[1])
+    await q.pop("third", batch=2)
+    assert not (await q.transact(settlement(other), required_leases=[held.lease, other.lease])).success
+    for lease in (NEVER_GIVEN, superseded[0].lease):
+        assert not (await q.transact(message("bills", "p1", 3), required_leases=[lease])).success
+    assert await q.cursor("other", "p1") == 0
+    assert await q.pop("bills") == []
+
+
+async def test_rule_22_without_lease_id_and_required_leases_a_live_lease_is_enough(q: Driver, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    assert (await q.transact(settlement(held, lease=None))).success
+    await q.push("orders", "p1", 2)
+    [held] = await q.pop("orders")
+    clock.advance(300)
+    assert not (await q.transact(settlement(held, lease=None))).success
+
+
+async def test_rule_22_transactions_of_one_call_do_not_disturb_each_other(q: Driver, engine: Engine) -> None:
+    await q.push("orders", "p1", 1, 2)
+    got = await q.pop("orders", batch=2)
+    answers = await engine.transact(
+        [
+            Transaction([settlement(got[0]), message("bills", "p1", 1)]),
+            Transaction([message("bills", "p1", 2), settlement(got[1], lease=NEVER_GIVEN)]),
+            Transaction([message("bills", "p1", 3), settlement(got[1])]),
+        ]
+    )
+    assert [given(one).success for one in answers] == [True, False, True]
+    assert await q.cursor("orders", "p1") == 2
+    assert await q.drain("bills") == [1, 3]
+
+
+async def test_rule_22_of_racing_transactions_on_one_message_all_succeed_but_only_one_pushes(q: Driver) -> None:
+    """Completed of completed is a success; the pushed transaction id makes the effect happen once."""
+    await q.push("orders", "p1", 1)
+    [held] = await q.pop("orders")
+    racing = [q.transact(settlement(held), message("bills", "p1", n, transaction_id="t")) for n in range(10)]
+    assert all(one.success for one in await asyncio.gather(*racing))
+    assert len(await q.drain("bills")) == 1
+
+
+async def test_rule_22_pushed_messages_are_visible_at_once(q: Driver) -> None:
+    outcome = await q.transact()
+    assert (outcome.success, list(outcome.results)) == (True, []), "an empty transaction is a success"
+    assert (await q.transact(message("orders", "p1", 1), message("orders", "p1", 2))).success
+    assert payloads(await q.pop("orders", batch=10)) == [1, 2]
+
+
+async def test_rule_22_a_full_queue_refuses_all(q: Driver, either: Workers, engine: Engine) -> None:
+    await q.configure("bills", max_size=1)
+    await q.push("bills", "p1", 1)
+    await q.push("orders", "p1", 1)
+    got = await either.take()
+    assert not (await q.transact(settlement(got[0]), message("bills", "p1", 2))).success
+    assert await engine.lease_ends([got.lease]) == [got.expires_at]
+    assert (await q.ack(got[0])).success
+
+
+async def test_rule_22_a_message_may_go_back_to_the_queue_it_came_from(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1)
+    for number in range(2, 6):
+        [held] = await either.take()
+        assert (await q.transact(settlement(held), message("orders", "p1", number))).success
+    assert await either.drain() == [5]
+
+
+async def test_rule_22_a_transaction_over_a_shared_and_an_ordered_group(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1)
+    await q.push("bills", "p1", 2)
+    [shared], [ordered] = await workers.take(), await q.pop("bills")
+    assert not (await q.transact(settlement(shared), settlement(ordered, lease=NEVER_GIVEN))).success
+    assert (await q.transact(settlement(shared), settlement(ordered))).success
+    assert (await workers.stats()).lag == 0
