@@ -1,5 +1,5 @@
-"""Leases that are kept, by a clock of the test and by a real server while the event loop is blocked; and the line, the
-loop beside the user's, that keeps them.
+"""Leases that are kept, by a clock of the test; and the line, the loop beside the user's, that keeps them. That it keeps
+them while the event loop is blocked is in test_consume.py.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -17,16 +16,11 @@ import pytest
 from hark.client.calling import Caller, path
 from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
 from hark.client.delivery.line import Line
-from hark.client.delivery.settling import Settled, Settler, Verdict
-from hark.client.delivery.sources import PollSource, Wish
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError
-from tests.client.deliveries import push
 
 EXTEND = path("lease", "extend")
-LEASE = 2
-"""Seconds of the real lease: enough for a machine that is busy with other tests."""
 
 
 class _Body(msgspec.Struct, rename="camel"):
@@ -268,40 +262,6 @@ async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: s
         keeper.close()
         await running
     await transport.close()
-
-
-def compute_for(seconds: float) -> int:
-    """A handler that never lets go of its event loop."""
-    until, number = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
-        number += 1
-    return number
-
-
-async def test_a_handler_that_blocks_its_loop_for_three_lease_times_keeps_its_message(
-    url: str, caller: Caller, queue: str
-) -> None:
-    await push(caller, queue, "mine")
-    line = Line(HttpTransport(url))
-    await line.start()
-    keeper = LeaseKeeper(line.caller)
-    keeping = asyncio.create_task(line.run(keeper.run))
-    lost: list[str] = []
-    [message] = await PollSource(caller, Wish(queue=queue, lease_seconds=LEASE)).take(1)
-    keeper.hold(message.lease_id, LEASE, lambda: lost.append("lost"))
-    # Another consumer waits all the time; it is on the line's loop, so it does not stop when this one blocks.
-    other = asyncio.create_task(
-        line.run(lambda: PollSource(line.caller, Wish(queue=queue, timeout_ms=2900 * LEASE)).take(1))
-    )
-    await asyncio.sleep(0)
-    assert compute_for(3.1 * LEASE)
-    assert await other == []
-    assert not lost
-    assert await Settler(caller).settle(Verdict(message)) == Settled(True)
-    keeper.drop(message.lease_id)
-    keeper.close()
-    await keeping
-    await line.close()
 
 
 # The line ----------------------------------------------------------------------------------------------------
