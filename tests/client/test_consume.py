@@ -79,10 +79,16 @@ async def test_a_handler_that_raises_fails_its_messages_and_the_loop_goes_on(cli
     assert letter.error.startswith("ValueError: it is bad\n")
 
 
-async def test_a_handler_may_settle_by_itself(client: Client, queue: str) -> None:
+async def test_a_handler_may_settle_by_itself_and_auto_ack_settles_at_delivery(client: Client, queue: str) -> None:
     await client.queue(queue).push(1)
     await client.queue(queue).group("g").limit(1).consume(lambda message: message.retry())
     assert attempts(await client.queue(queue).group("g").pop()) == [(1, 1)]
+
+    def handle(*_: object) -> None:
+        raise ValueError
+
+    await client.queue(queue).group("h").auto_ack().limit(1).consume(handle)
+    assert await taken(client, queue, "h") == []
 
 
 async def test_on_success_settles_instead(client: Client, queue: str) -> None:
@@ -142,16 +148,6 @@ async def test_errors_of_callbacks_are_failures_and_do_not_hide_the_first(client
     assert (await client.queue(queue).depth()).pending == 0
 
 
-async def test_auto_ack_settles_at_delivery(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
-
-    def handle(*_: object) -> None:
-        raise ValueError
-
-    await client.queue(queue).group("g").auto_ack().limit(1).consume(handle)
-    assert await taken(client, queue, "g") == []
-
-
 # How it ends ----------------------------------------------------------------------------------------------
 
 
@@ -207,15 +203,12 @@ async def test_cancelled_it_hands_everything_back_uncounted(client: Client, queu
     assert attempts(await client.queue(queue).group("g").batch(9).pop()) == [(0, 1), (1, 1), (2, 1)]
 
 
-async def test_what_the_server_refuses_for_good_ends_it(client: Client, queue: str) -> None:
+async def test_what_the_server_refuses_ends_it_and_it_runs_once(client: Client, queue: str) -> None:
     await client.queue(queue).push(1)
     await client.queue(queue).group("g", "ordered").pop()
     with pytest.raises(Conflict):
         await client.queue(queue).group("g", "shared").concurrency(3).consume(nothing)
-
-
-async def test_it_runs_once(client: Client, queue: str) -> None:
-    consumption = client.queue(queue).idle(1).consume(nothing)
+    consumption = client.queue(queue).group("g").idle(1).consume(nothing)
     await consumption
     with pytest.raises(HarkError, match="has been run already"):
         await consumption

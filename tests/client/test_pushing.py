@@ -54,20 +54,17 @@ async def test_pushes_of_one_partition_arrive_in_the_order_of_the_calls(recorder
 
 
 async def test_many_messages_are_split_into_requests_and_keep_their_order(recorder: Recorder, queue: str) -> None:
-    pusher = Pusher(Caller(recorder), max_items=400)
-    messages = [new_message(queue, i, partition=f"p{i % 3}") for i in range(3000)]
+    pusher = Pusher(Caller(recorder), max_items=4)
+    messages = [new_message(queue, i, partition=f"p{i % 3}") for i in range(30)]
     pushed = await pusher.push_many(messages)
     assert [one.transaction_id for one in pushed] == [message.transaction_id for message in messages]
-    assert max(sizes(recorder.requests)) == 400
+    assert max(sizes(recorder.requests)) == 4
     for partition in range(3):
-        assert await stored(Caller(recorder), queue, f"p{partition}") == list(range(partition, 3000, 3))
-
-
-async def test_a_request_stays_below_its_bytes_and_a_larger_message_goes_alone(recorder: Recorder, queue: str) -> None:
-    pusher = Pusher(Caller(recorder), max_bytes=2000)
+        assert await stored(Caller(recorder), queue, f"p{partition}") == list(range(partition, 30, 3))
+    recorder.requests.clear()
     texts = ["a" * 500, "b" * 500, "c" * 3_000_000, "d" * 500]
-    await pusher.push_many([new_message(queue, text) for text in texts])
-    assert sizes(recorder.requests) == [2, 1, 1]
+    await Pusher(Caller(recorder), max_bytes=2000).push_many([new_message(queue, text) for text in texts])
+    assert sizes(recorder.requests) == [2, 1, 1], "a request stays below its bytes, and a larger message goes alone"
     assert await stored(Caller(recorder), queue) == texts
 
 
@@ -119,13 +116,10 @@ async def test_one_wrong_message_among_many_harms_nobody_else(recorder: Recorder
     assert refused == [37]
     assert len(recorder.requests) < 20
     assert await stored(Caller(recorder), queue) == [i for i in range(100) if i != 37]
-
-
-async def test_push_many_says_that_the_others_are_stored(recorder: Recorder, queue: str) -> None:
     messages = [new_message(queue, 1), new_message(queue, msgspec.Raw(b"]")), new_message(queue, 2)]
-    with pytest.raises(InvalidInput) as refused:
-        await Pusher(Caller(recorder)).push_many(messages)
-    assert refused.value.__notes__ == ["2 of 3 messages are stored; pushing all again is safe"]
+    with pytest.raises(InvalidInput) as caught:
+        await pusher.push_many(messages)
+    assert caught.value.__notes__ == ["2 of 3 messages are stored; pushing all again is safe"]
     assert await stored(Caller(recorder), queue) == [1, 2]
 
 
@@ -304,19 +298,30 @@ async def test_closing_raises_what_could_not_be_sent(recorder: Recorder, queue: 
     assert [message.transaction_id for message in failed.value.refused] == ["one"]
 
 
-async def test_a_full_buffer_makes_pushes_wait(recorder: Recorder, queue: str) -> None:
-    async with client_of(recorder) as client:
-        recorder.open.clear()
-        orders = client.queue(queue).buffer(max_items=1, max_ms=LONG)
-        await orders.push_many(range(10))
-        waiting = asyncio.ensure_future(orders.push(10))
-        await recorder.changed.wait()
-        assert len(client.buffers.of(queue, 1, LONG)) == 10
-        assert not waiting.done()
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_full_buffer_makes_pushes_wait(recorder: Recorder, url: str, queue: str, closed: bool) -> None:
+    client = client_of(recorder)
+    recorder.open.clear()
+    orders = client.queue(queue).buffer(max_items=1, max_ms=LONG)
+    await orders.push_many(range(10))
+    waiting = asyncio.ensure_future(orders.push(10))
+    await recorder.changed.wait()
+    assert len(client.buffers.of(queue, 1, LONG)) == 10
+    assert not waiting.done()
+    if closed:
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        recorder.open.set()
+        await closing
+        with pytest.raises(HarkError, match="client is closed"):
+            await waiting
+    else:
         recorder.open.set()
         await waiting
         await orders.flush()
-        assert await taken(client, queue) == list(range(11))
+        await client.close()
+    async with hark.connect(url) as other:
+        assert await taken(other, queue) == list(range(10 if closed else 11))
 
 
 async def test_what_failed_is_sent_again_by_itself(recorder: Recorder, queue: str) -> None:
@@ -335,22 +340,3 @@ async def test_what_failed_is_sent_again_by_itself(recorder: Recorder, queue: st
     await buffer.close()
     assert slept == [7]
     assert len(buffer) == 0
-
-
-async def test_whoever_waits_for_room_hears_that_the_client_was_closed(
-    recorder: Recorder, url: str, queue: str
-) -> None:
-    client = client_of(recorder)
-    recorder.open.clear()
-    orders = client.queue(queue).buffer(max_items=1, max_ms=LONG)
-    await orders.push_many(range(10))
-    waiting = asyncio.ensure_future(orders.push(10))
-    await recorder.changed.wait()
-    closing = asyncio.ensure_future(client.close())
-    await asyncio.sleep(0)
-    recorder.open.set()
-    await closing
-    with pytest.raises(HarkError, match="client is closed"):
-        await waiting
-    async with hark.connect(url) as other:
-        assert await taken(other, queue) == list(range(10))
