@@ -11,6 +11,7 @@ import hark
 from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.transport.http import HttpTransport
+from tests.client.transports import Recorder
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +42,14 @@ async def caller(url: str) -> AsyncIterator[Caller]:
     """Calls of the shared server; hung up at the end."""
     transport = HttpTransport(url)
     yield Caller(transport)
+    await transport.close()
+
+
+@pytest.fixture
+async def recorder(url: str) -> AsyncIterator[Recorder]:
+    """A way to the shared server that remembers, and loses what the test says."""
+    transport = Recorder(HttpTransport(url))
+    yield transport
     await transport.close()
 
 

@@ -19,7 +19,7 @@ from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
 from tests.client.deliveries import attempts
-from tests.client.transports import Script
+from tests.client.transports import Script, until_waiting
 
 
 async def test_the_example_of_the_readme(url: str, queue: str) -> None:
@@ -33,18 +33,18 @@ async def test_the_example_of_the_readme(url: str, queue: str) -> None:
     assert charged == [{"id": 1}]
 
 
-async def test_it_works_without_a_context_and_closes_twice(url: str, queue: str) -> None:
+async def test_it_works_without_a_context_and_a_closed_one_is_not_opened_again(url: str, queue: str) -> None:
     client = hark.connect(url)
     assert (await client.queue(queue).push(1)).status == "queued"
-    await client.close()
-    await client.close()
-    with pytest.raises(HarkError, match="client is closed"):
-        await client.queue(queue).pop()
-
-
-async def test_one_that_was_never_used_has_nothing_to_close(url: str) -> None:
-    async with hark.connect(url):
-        pass
+    unused = hark.connect(url)
+    for one in (client, unused):
+        await one.close()
+        await one.close()
+        with pytest.raises(HarkError, match="client is closed"):
+            await one.queue(queue).pop()
+        with pytest.raises(HarkError, match="client is closed"):
+            async with one:
+                pass
 
 
 async def test_what_opens_is_opened_once() -> None:
@@ -76,33 +76,27 @@ async def test_closing_ends_those_who_wait(url: str, queue: str) -> None:
     client = hark.connect(url)
     iterating = asyncio.ensure_future(anext(client.queue(queue).messages(), None))
     consuming = asyncio.ensure_future(client.queue(queue).concurrency(2).consume(print).run())
-    async with hark.connect(url) as other:
-        while len((await other.admin.consumers(queue=queue)).items) < 3:
-            pass
+    await until_waiting(client.caller.transport, queue, 3)
     await client.close()
     assert await iterating is None
     assert (await consuming).succeeded == 0
 
 
-async def test_the_thread_that_renews_ends_with_the_client(url: str, queue: str) -> None:
+async def test_the_thread_that_renews_ends_with_the_client_and_is_not_started_after_it(url: str, queue: str) -> None:
     before = set(threading.enumerate())
     async with hark.connect(url) as client:
-        await client.queue(queue).push(1)
-        [message] = await client.queue(queue).lease(30).pop()
+        for partition in ("a", "b"):
+            await client.queue(queue).partition(partition).push(1)
+        [message], [late] = [await client.queue(queue).lease(30).pop() for _ in range(2)]
         assert set(threading.enumerate()) == before
         async with message:
             assert len(set(threading.enumerate()) - before) == 1
             assert (await client.keeper()).held == 1
         assert (await client.keeper()).held == 0
     assert set(threading.enumerate()) == before
-
-
-async def test_a_closed_one_is_not_opened_again(url: str) -> None:
-    client = hark.connect(url)
-    await client.close()
     with pytest.raises(HarkError, match="client is closed"):
-        async with client:
-            pass
+        await late.begin()
+    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
@@ -192,16 +186,6 @@ async def test_several_servers_are_all_hung_up_on_although_the_closing_is_cancel
 
     await cancelled_at(began, FailoverTransport(["a", "b"], make=lambda _: Slow()).close())
     assert closed.is_set()
-
-
-async def test_what_is_begun_after_the_end_opens_nothing(url: str, queue: str) -> None:
-    before = set(threading.enumerate())
-    async with hark.connect(url) as client:
-        await client.queue(queue).push(1)
-        [message] = await client.queue(queue).lease(30).pop()
-    with pytest.raises(HarkError, match="client is closed"):
-        await message.begin()
-    assert set(threading.enumerate()) == before
 
 
 def test_one_that_is_used_in_another_loop_says_so(url: str, queue: str) -> None:

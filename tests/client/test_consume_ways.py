@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 import hark
+from hark.client.administration.results import WaitingStream
 from hark.client.client import Client
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
@@ -29,6 +30,7 @@ async def test_it_consumes_over_a_socket(url: str, queue: str) -> None:
         done = await client.queue(queue).group("g").batch(4).each().limit(6).consume(lambda one: seen.append(one.data))
         assert (seen, done.succeeded) == ([0, 1, 2, 3, 4, 5], 6)
         async for message in client.queue(queue).group("g").batch(4).messages():
+            assert [type(one) for one in (await client.admin.consumers(queue=queue)).items] == [WaitingStream]
             async with message:
                 seen.append(message.data)
             if message.data == 8:

@@ -22,7 +22,7 @@ from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, HarkError, InvalidInput, Overloaded
 from tests.client.deliveries import pop
-from tests.client.transports import Recorder, Script, first_of, no_sleep, problem
+from tests.client.transports import Pauses, Recorder, Script, first_of, no_sleep, problem
 from tests.servers import server_process
 
 ATOMIC = "/keyval/api/atomic"
@@ -50,6 +50,7 @@ class User(msgspec.Struct):
 
 
 async def test_what_is_set_is_got_with_its_version(kv: KeyValue, queue: str) -> None:
+    assert await kv.get((queue, "ada")) is None
     stamp = await kv.set((queue, "ada"), {"name": "Ada"})
     entry = await kv.get((queue, "ada"))
     assert entry == Entry((queue, "ada"), msgspec.Raw(b'{"name":"Ada"}'), stamp)
@@ -58,7 +59,12 @@ async def test_what_is_set_is_got_with_its_version(kv: KeyValue, queue: str) -> 
     assert entry.decode(User) == User("Ada")
     with pytest.raises(InvalidInput, match="is not what was expected"):
         entry.decode(list[int])
-    assert await kv.set((queue, "ada"), 1) > stamp
+    assert await kv.set((queue, "ada"), None) > stamp
+    assert await value_of(kv, queue, "ada") is None
+    await kv.set((queue, "ada"), msgspec.Raw(b'{ "a":1.50 }'))
+    entry = await kv.get((queue, "ada"))
+    assert entry is not None
+    assert bytes(entry.raw) == b'{ "a":1.50 }'
 
 
 @pytest.mark.parametrize(
@@ -102,16 +108,6 @@ async def test_delete_takes_keys_alone_or_all_below_them(kv: KeyValue, queue: st
     assert await kv.delete_many([(queue, 1)], exact=False) == 2
     await kv.set((queue, 1), 0)
     assert await kv.delete((queue,), exact=False) == 2
-
-
-async def test_null_and_raw_json_are_values(kv: KeyValue, queue: str) -> None:
-    assert await kv.get((queue,)) is None
-    await kv.set((queue,), None)
-    assert await value_of(kv, queue) is None
-    await kv.set((queue,), msgspec.Raw(b'{ "a":1.50 }'))
-    entry = await kv.get((queue,))
-    assert entry is not None
-    assert bytes(entry.raw) == b'{ "a":1.50 }'
 
 
 # Ranges --------------------------------------------------------------------------------------------------------
@@ -202,11 +198,6 @@ async def test_a_change_that_does_not_fit_and_a_full_queue_are_refused_at_once(
     assert (conflict.value.code, full.value.code) == ("value_mismatch", "queue_full")
 
 
-async def test_of_many_who_check_the_same_version_one_wins(kv: KeyValue, queue: str) -> None:
-    writes = [kv.atomic().check((queue,), None).set((queue,), number).commit() for number in range(8)]
-    assert sum(done.ok for done in await asyncio.gather(*writes)) == 1
-
-
 async def test_a_lost_reply_is_asked_for_again_only_where_twice_is_once(caller: Caller, queue: str) -> None:
     lossy = Recorder(caller.transport, lose=first_of(ATOMIC))
     kv = KeyValue(Caller(lossy, sleep=no_sleep))
@@ -227,7 +218,7 @@ async def test_a_lost_reply_is_asked_for_again_only_where_twice_is_once(caller: 
     assert (await value_of(kv, queue, "n"), await value_of(kv, queue, "l")) == (1, [1])
 
 
-# Watches -------------------------------------------------------------------------------------------------------
+# Watches of a real server --------------------------------------------------------------------------------------
 
 
 SECONDS = 20.0
@@ -237,9 +228,6 @@ SECONDS = 20.0
 async def next_of(watch: KeyWatch) -> Change:
     """The next change, which must come."""
     return await asyncio.wait_for(anext(watch), SECONDS)
-
-
-# Of a real server ----------------------------------------------------------------------------------------------
 
 
 async def test_what_is_there_comes_first_then_each_change(kv: KeyValue, queue: str) -> None:
@@ -269,7 +257,9 @@ async def test_a_prefix_is_watched_with_keys_that_come_later(kv: KeyValue, queue
     assert {(one.key, one.entry) for one in gone} == {((queue, "a"), None), ((queue, "b", 2), None)}
 
 
-async def test_a_thousand_keys_can_be_watched(kv: KeyValue, queue: str) -> None:
+async def test_a_thousand_keys_can_be_watched_and_more_than_an_address_can_say_is_refused_in_words(
+    kv: KeyValue, queue: str
+) -> None:
     prefix = queue[-6:]
     write = kv.atomic()
     for number in range(1000):
@@ -280,38 +270,32 @@ async def test_a_thousand_keys_can_be_watched(kv: KeyValue, queue: str) -> None:
     await kv.set((prefix, 999), "new")
     for watch in (below, several):
         assert (await next_of(watch)).value == "new"
-
-
-async def test_more_than_an_address_can_say_is_refused_in_words(kv: KeyValue, queue: str) -> None:
     keys = [(queue, f"a key with spaces, commas and ü {number:04}") for number in range(1000)]
     with pytest.raises(InvalidInput, match="keys: too many, or too long, for one watch"):
         await kv.watch(keys).begin()
     watch = await kv.watch(keys[:300]).begin()
     await kv.set(keys[7], "new")
     assert (await next_of(watch)).value == "new"
+    with pytest.raises(InvalidInput, match="limit must be a positive number"):
+        await anext(kv.watch_prefix(("a",), limit=0))
 
 
-async def test_a_watch_that_was_left_in_the_middle_goes_on(kv: KeyValue, queue: str) -> None:
+async def test_a_watch_that_was_left_goes_on_and_nothing_is_asked_while_nothing_changes(
+    recorder: Recorder, queue: str
+) -> None:
+    kv = KeyValue(Caller(recorder))
     watch = await kv.watch([(queue,)]).begin()
     left = asyncio.create_task(anext(watch))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
-    await kv.set((queue,), 1)
-    assert (await next_of(watch)).value == 1
-
-
-async def test_nothing_is_asked_while_nothing_changes(url: str, queue: str) -> None:
-    way = Recorder(HttpTransport(url))
-    kv = KeyValue(Caller(way))
-    watch = await kv.watch([(queue,)]).begin()
-    way.changed.clear()
+    recorder.requests.clear()
+    recorder.changed.clear()
     coming = asyncio.create_task(next_of(watch))
-    await way.changed.wait()
+    await recorder.changed.wait()
     await kv.set((queue,), 1)
-    await coming
-    assert [request.method for request in way.requests] == ["GET", "GET", "PUT"]
-    await way.close()
+    assert (await coming).value == 1
+    assert [request.method for request in recorder.requests] == ["GET", "PUT"]
 
 
 async def test_it_goes_on_when_the_server_was_away(tmp_path: Path) -> None:
@@ -330,13 +314,6 @@ async def test_it_goes_on_when_the_server_was_away(tmp_path: Path) -> None:
     await transport.close()
 
 
-async def test_a_server_that_was_never_there_is_an_error() -> None:
-    script = Script(ConnectionFailed("no server", sent=False))
-    watch = KeyValue(Caller(script, CallPolicy(attempts=1))).watch([("a",)])
-    with pytest.raises(ConnectionFailed):
-        await anext(watch)
-
-
 @pytest.mark.parametrize("where", ["elsewhere", "in this process"])
 async def test_every_transport_has_it_and_a_closed_client_ends_it(url: str, queue: str, where: str) -> None:
     target = url if where == "elsewhere" else SqliteEngine(":memory:", clock=SystemClock())
@@ -352,62 +329,46 @@ async def test_every_transport_has_it_and_a_closed_client_ends_it(url: str, queu
     assert caught.value.code == "client_closed"
 
 
-async def test_wrong_keys_are_refused_and_named(kv: KeyValue) -> None:
-    with pytest.raises(InvalidInput, match="limit must be a positive number"):
-        await anext(kv.watch_prefix(("a",), limit=0))
-
-
 # With a clock of our own ---------------------------------------------------------------------------------------
 
 NOTHING = Answer(200, b'{"entries": [], "versionstamps": [""]}')
 NEWS = Answer(200, b'{"entries": [{"key": ["a"], "value": 1, "versionstamp": "07"}], "versionstamps": ["07"]}')
 
 
-class Clock:
-    """Counts the pauses; asking takes no time."""
-
-    def __init__(self) -> None:
-        self.pauses: list[float] = []
-
-    def monotonic(self) -> float:
-        """Always the same."""
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None:
-        """Not really."""
-        self.pauses.append(seconds)
-
-
-def scripted(script: Script, clock: Clock) -> KeyWatch:
+def scripted(pauses: Pauses, *answers: Answer | Exception) -> tuple[KeyWatch, Script]:
     """A watch of the key `a` over a script."""
+    script = Script(*answers)
     caller = Caller(script, CallPolicy(attempts=1, first_delay=1.0, max_delay=8.0))
-    return KeyWatch(caller, "/keyval/api/watch/poll", {"keys": '[["a"]]'}, monotonic=clock.monotonic, sleep=clock.sleep)
+    query = {"keys": '[["a"]]'}
+    watch = KeyWatch(caller, "/keyval/api/watch/poll", query, monotonic=pauses.monotonic, sleep=pauses.sleep)
+    return watch, script
 
 
 async def test_empty_answers_that_come_at_once_are_not_asked_for_in_a_busy_loop() -> None:
-    script, clock = Script(NOTHING, NOTHING, NOTHING, NOTHING, NEWS), Clock()
-    assert (await anext(scripted(script, clock))).value == 1
+    pauses = Pauses()
+    watch, script = scripted(pauses, NOTHING, NOTHING, NOTHING, NOTHING, NEWS)
+    assert (await anext(watch)).value == 1
     assert len(script.requests) == 5
-    assert [low <= pause <= 2 * low for low, pause in zip((0.5, 1, 2), clock.pauses, strict=True)] == [True] * 3
+    assert [low <= pause <= 2 * low for low, pause in zip((0.5, 1, 2), pauses.seconds, strict=True)] == [True] * 3
 
 
 async def test_a_server_that_is_away_is_asked_again_after_longer_and_longer_pauses() -> None:
     away = ConnectionFailed("away", sent=True)
-    script, clock = Script(NOTHING, away, away, problem(503, "stopping", retry_after=5), NEWS), Clock()
-    assert (await anext(scripted(script, clock))).value == 1
-    short, longer, asked_for = clock.pauses
+    pauses = Pauses()
+    watch, _ = scripted(pauses, NOTHING, away, away, problem(503, "stopping", retry_after=5), NEWS)
+    assert (await anext(watch)).value == 1
+    short, longer, asked_for = pauses.seconds
     assert 0.5 <= short <= 1 <= longer <= 2
     assert asked_for == 5
+    never, _ = scripted(pauses, away)
+    with pytest.raises(ConnectionFailed):  # One that was never there.
+        await anext(never)
 
 
 async def test_what_is_known_is_told_with_each_question() -> None:
-    script = Script(NEWS, NOTHING)
-    watch = scripted(script, Clock())
+    watch, script = scripted(Pauses(), NEWS, problem(400, "invalid_input"))
     await anext(watch)
     with pytest.raises(InvalidInput):
-        script = Script(NEWS, problem(400, "invalid_input"))
-        watch = scripted(script, Clock())
-        await anext(watch)
         await anext(watch)
     first, second = (request.query or {} for request in script.requests)
     assert (first["versionstamps"], first["wait"]) == (None, False)

@@ -1,5 +1,5 @@
-"""Leases that are kept, by a clock of the test and by a real server while the event loop is blocked; and the line, the
-loop beside the user's, that keeps them.
+"""Leases that are kept, by a clock of the test; and the line, the loop beside the user's, that keeps them. How they are
+kept while the event loop is blocked is in test_consume.py.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -17,16 +16,12 @@ import pytest
 from hark.client.calling import Caller, path
 from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
 from hark.client.delivery.line import Line
-from hark.client.delivery.settling import Settled, Settler, Verdict
-from hark.client.delivery.sources import PollSource, Wish
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError
-from tests.client.deliveries import push
+from tests.client.transports import Script
 
 EXTEND = path("lease", "extend")
-LEASE = 2
-"""Seconds of the real lease: enough for a machine that is busy with other tests."""
 
 
 class _Body(msgspec.Struct, rename="camel"):
@@ -34,10 +29,11 @@ class _Body(msgspec.Struct, rename="camel"):
     lease_ids: list[str] = []
 
 
-class FakeServer:
+class FakeServer(Script):
     """Leases of a server, on a clock that goes on when the keeper waits."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 1000.0
         self.asked: list[tuple[float, list[str], int]] = []
         self.gone: set[str] = set()
@@ -50,8 +46,6 @@ class FakeServer:
         self.until = math.inf
         """The clock stops here."""
         self.stopped = asyncio.Event()
-
-    url = "http://fake"
 
     async def send(self, request: Request) -> Answer:
         """Renew, if the server is there."""
@@ -73,12 +67,6 @@ class FakeServer:
             return Answer(404, b'{"error": "no such route", "code": "route_not_found"}')
         return Answer(200, msgspec.json.encode({"results": results}))
 
-    def fork(self) -> None:
-        """There is no other way to it."""
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
     async def wait(self, news: asyncio.Event, seconds: float) -> None:
         """Let time pass until there is something to do, or until the end of the test."""
         for _ in range(10):  # What was asked is answered first.
@@ -96,6 +84,7 @@ class FakeServer:
     async def keeping(self, seconds: float, first_after: float = math.inf) -> AsyncIterator[LeaseKeeper]:
         """A keeper that lives for so many seconds, once the block has said what it holds."""
         self.until = self.now + seconds
+        self.stopped.clear()
         keeper = LeaseKeeper(Caller(self), monotonic=lambda: self.now, wait=self.wait, first_after=first_after)
         yield keeper
         running = asyncio.create_task(keeper.run())
@@ -145,6 +134,13 @@ async def test_the_first_renewal_is_early_because_a_queue_may_have_given_less(se
     assert server.times() == [1, 21, 41]
 
 
+async def test_more_leases_than_a_request_holds_go_in_several(server: FakeServer) -> None:
+    async with server.keeping(21) as keeper:
+        for number in range(2500):
+            keeper.hold(str(number), 60)
+    assert sorted(len(leases) for _, leases, _ in server.asked) == [500, 1000, 1000]
+
+
 async def test_leases_go_together_even_if_they_are_not_due_at_the_same_moment(server: FakeServer) -> None:
     async with server.keeping(50) as keeper:
         keeper.hold("a", 60)
@@ -172,28 +168,14 @@ async def test_a_lease_with_many_holders_is_kept_until_the_last_one_drops_it(ser
     assert server.times() == []
 
 
-async def test_more_leases_than_a_request_holds_go_in_several(server: FakeServer) -> None:
-    async with server.keeping(21) as keeper:
-        for number in range(2500):
-            keeper.hold(str(number), 60)
-    assert sorted(len(leases) for _, leases, _ in server.asked) == [500, 1000, 1000]
-
-
 async def test_a_renewal_that_failed_is_tried_again_sooner_and_nobody_is_told(server: FakeServer) -> None:
     lost: list[str] = []
     server.away = lambda: len(server.asked) <= 3
     async with server.keeping(60) as keeper:
         keeper.hold("a", 60, lambda: lost.append("a"))
     assert server.times() == [20, 25, 29.375, 33.203, 53.203]
+    assert server.patience[:2] == [20, 17.5], "one that hangs leaves time for another one"
     assert not lost
-
-
-async def test_a_renewal_that_hangs_leaves_time_for_another_one(server: FakeServer) -> None:
-    server.away = lambda: True
-    async with server.keeping(26) as keeper:
-        keeper.hold("a", 60)
-    assert server.times() == [20, 25]
-    assert server.patience == [20, 17.5]
 
 
 async def test_a_lease_is_given_up_when_its_time_is_over_and_not_before(server: FakeServer) -> None:
@@ -270,40 +252,6 @@ async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: s
     await transport.close()
 
 
-def compute_for(seconds: float) -> int:
-    """A handler that never lets go of its event loop."""
-    until, number = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
-        number += 1
-    return number
-
-
-async def test_a_handler_that_blocks_its_loop_for_three_lease_times_keeps_its_message(
-    url: str, caller: Caller, queue: str
-) -> None:
-    await push(caller, queue, "mine")
-    line = Line(HttpTransport(url))
-    await line.start()
-    keeper = LeaseKeeper(line.caller)
-    keeping = asyncio.create_task(line.run(keeper.run))
-    lost: list[str] = []
-    [message] = await PollSource(caller, Wish(queue=queue, lease_seconds=LEASE)).take(1)
-    keeper.hold(message.lease_id, LEASE, lambda: lost.append("lost"))
-    # Another consumer waits all the time; it is on the line's loop, so it does not stop when this one blocks.
-    other = asyncio.create_task(
-        line.run(lambda: PollSource(line.caller, Wish(queue=queue, timeout_ms=2900 * LEASE)).take(1))
-    )
-    await asyncio.sleep(0)
-    assert compute_for(3.1 * LEASE)
-    assert await other == []
-    assert not lost
-    assert await Settler(caller).settle(Verdict(message)) == Settled(True)
-    keeper.drop(message.lease_id)
-    keeper.close()
-    await keeping
-    await line.close()
-
-
 # The line ----------------------------------------------------------------------------------------------------
 
 
@@ -316,36 +264,32 @@ async def line(url: str) -> AsyncIterator[Line]:
     await line.close()
 
 
-class _InPlace:
+class _InPlace(Script):
     """A server that lives in the loop of its user."""
 
-    url = "in place"
-
-    def __init__(self) -> None:
-        self.closed = False
+    closed = False
 
     async def send(self, _request: Request) -> Answer:
         """Answer with the name of the thread."""
         return Answer(200, threading.current_thread().name.encode())
-
-    def fork(self) -> None:
-        """There is no other way to it."""
 
     async def close(self) -> None:
         """Note that it was closed."""
         self.closed = True
 
 
-async def test_calls_run_in_a_thread_of_the_line_and_are_answered_here(line: Line) -> None:
+async def test_calls_run_in_a_thread_of_the_line_in_their_order_and_are_answered_here(line: Line) -> None:
+    seen: list[tuple[int, str]] = []
+    for number in range(100):
+        line.post(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
+
     async def ask() -> tuple[int, str]:
         answer = await line.caller.call("GET", path("resources", "queues"))
         return answer.status, threading.current_thread().name
 
     assert await line.run(ask) == (200, "hark-line")
+    assert seen == [(number, "hark-line") for number in range(100)]
     assert not line.in_place
-
-
-async def test_errors_come_across(line: Line) -> None:
     with pytest.raises(HarkError) as refusal:
         await line.run(lambda: line.caller.call("GET", path("no", "such", "route")))
     assert refusal.value.code == "route_not_found"
@@ -365,7 +309,8 @@ async def test_the_line_goes_on_while_the_users_loop_is_blocked(line: Line) -> N
     await asking
 
 
-async def test_cancelling_here_cancels_there(line: Line) -> None:
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_cancelling_here_cancels_there_and_closing_ends_what_waits_and_says_why(line: Line, how: str) -> None:
     here = asyncio.get_running_loop()
     started, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -379,41 +324,18 @@ async def test_cancelling_here_cancels_there(line: Line) -> None:
 
     task = asyncio.create_task(line.run(for_ever))
     await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    if how == "cancelled":
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        await line.close()
+        with pytest.raises(HarkError) as refusal:
+            await task
+        assert refusal.value.code == "line_closed"
+        assert "hark-line" not in {thread.name for thread in threading.enumerate()}
     async with asyncio.timeout(20):
         await cancelled.wait()
-
-
-async def test_posted_calls_keep_their_order(line: Line) -> None:
-    seen: list[tuple[int, str]] = []
-    for number in range(100):
-        line.post(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
-
-    async def nothing() -> None:
-        pass
-
-    await line.run(nothing)
-    assert seen == [(number, "hark-line") for number in range(100)]
-
-
-async def test_closing_ends_what_waits_and_says_why(url: str) -> None:
-    line = Line(HttpTransport(url))
-    await line.start()
-    here, started = asyncio.get_running_loop(), asyncio.Event()
-
-    async def for_ever() -> None:
-        here.call_soon_threadsafe(started.set)
-        await asyncio.Event().wait()
-
-    waiting = asyncio.create_task(line.run(for_ever))
-    await started.wait()
-    await line.close()
-    with pytest.raises(HarkError) as refusal:
-        await waiting
-    assert refusal.value.code == "line_closed"
-    assert "hark-line" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_a_line_that_is_not_open_says_so(url: str) -> None:

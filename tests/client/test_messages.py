@@ -11,7 +11,6 @@ import pytest
 
 from hark.client.client import Client
 from hark.client.delivery.leases import Lost
-from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput, LeaseLost
 from hark.polling import PollingStrategy
 from tests.client.deliveries import attempts, taken
@@ -27,7 +26,9 @@ class Order(msgspec.Struct):
 # What can be read -----------------------------------------------------------------------------------------
 
 
-async def test_a_message_says_where_it_comes_from(client: Client, queue: str) -> None:
+async def test_a_message_says_where_it_comes_from_and_decodes_its_data_once_and_into_types(
+    client: Client, queue: str
+) -> None:
     trace = "7f3b1c1e-33cf-4f4a-9a1e-1d2c3b4a5f60"
     pushed = await client.queue(queue).partition("p").push({"id": 7}, key="k", priority=2, trace_id=trace)
     [message] = await client.queue(queue).group("g").pop()
@@ -37,18 +38,13 @@ async def test_a_message_says_where_it_comes_from(client: Client, queue: str) ->
     assert message.created_at.tzinfo is not None
     assert message.lease_id
     assert repr(message) == f"Message({queue}/p#1, attempt=1, open)"
-    await message.trace({"step": 1}, event="begin", names=[queue])
-    [trace_of_it] = (await client.traces.by_name(queue)).items
-    assert (trace_of_it.data, trace_of_it.event_type, trace_of_it.consumer_group) == ({"step": 1}, "begin", "g")
-
-
-async def test_data_is_decoded_once_and_into_types(client: Client, queue: str) -> None:
-    await client.queue(queue).push({"id": 7})
-    [message] = await client.queue(queue).pop()
     assert message.data is message.data
     assert message.decode(Order) == Order(7)
     with pytest.raises(InvalidInput, match=r"is no int: Expected `int`, got `object`"):
         message.decode(int)
+    await message.trace({"step": 1}, event="begin", names=[queue])
+    [trace_of_it] = (await client.traces.by_name(queue)).items
+    assert (trace_of_it.data, trace_of_it.event_type, trace_of_it.consumer_group) == ({"step": 1}, "begin", "g")
 
 
 async def test_push_many_takes_data_and_messages_with_options(client: Client, queue: str) -> None:
@@ -60,12 +56,18 @@ async def test_push_many_takes_data_and_messages_with_options(client: Client, qu
     assert messages[1].transaction_id == "two"
 
 
-async def test_a_lease_may_be_shorter_than_the_queue_says(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
+async def test_a_lease_may_be_renewed_and_what_was_settled_at_delivery_needs_none(client: Client, queue: str) -> None:
+    await client.queue(queue).push_many([1, 2])
     [message] = await client.queue(queue).lease(5).pop()
     assert await client.queue(queue).pop() == []
     until = await message.renew(60)
     assert timedelta(seconds=30) < until - datetime.now(UTC) < timedelta(seconds=90)
+    [message] = await client.queue(queue).group("g").auto_ack().pop()
+    async with message:
+        assert message.lease_id == ""
+    with pytest.raises(InvalidInput, match="settled at delivery"):
+        await message.renew(10)
+    assert await taken(client, queue, "g") == [2]
 
 
 # How they are settled -------------------------------------------------------------------------------------
@@ -86,19 +88,6 @@ async def test_a_block_that_ends_well_acks_unless_it_was_settled_inside(client: 
 async def test_a_block_that_raises_nacks_with_the_traceback_and_lets_the_error_go_on(
     client: Client, queue: str
 ) -> None:
-    await client.queue(queue).configure(retry_limit=0)
-    await client.queue(queue).push(1)
-    [message] = await client.queue(queue).group("g").pop()
-    with pytest.raises(ValueError, match="no such customer"):
-        async with message:
-            raise ValueError("no such customer")
-    [letter] = [letter async for letter in client.queue(queue).dlq()]
-    assert letter.error.startswith("ValueError: no such customer\n")
-    assert 'raise ValueError("no such customer")' in letter.error
-    assert "test_messages.py" in letter.error
-
-
-async def test_a_long_traceback_keeps_its_end(client: Client, queue: str) -> None:
     def dig(depth: int) -> None:
         if not depth:
             raise ValueError("x" * 6000)
@@ -108,15 +97,22 @@ async def test_a_long_traceback_keeps_its_end(client: Client, queue: str) -> Non
         dig(depth - 1)
 
     await client.queue(queue).configure(retry_limit=0)
-    await client.queue(queue).push(1)
+    await client.queue(queue).push_many([1, 2])
+    [message] = await client.queue(queue).pop()
+    with pytest.raises(ValueError, match="no such customer"):
+        async with message:
+            raise ValueError("no such customer")
     [message] = await client.queue(queue).pop()
     with pytest.raises(ValueError, match="xxx"):
         async with message:
             dig(100)
-    [letter] = [letter async for letter in client.queue(queue).dlq()]
-    assert len(letter.error) <= 10_000
-    assert letter.error.startswith("ValueError: xxx")
-    assert letter.error.rstrip().endswith('raise ValueError("x" * 6000)')
+    long, short = [letter.error async for letter in client.queue(queue).dlq()]
+    assert short.startswith("ValueError: no such customer\n")
+    assert 'raise ValueError("no such customer")' in short
+    assert "test_messages.py" in short
+    assert len(long) <= 10_000
+    assert long.startswith("ValueError: xxx")
+    assert long.rstrip().endswith('raise ValueError("x" * 6000)'), "of a long one the end is kept"
 
 
 async def test_a_failure_counts_may_be_delayed_and_may_be_the_last(client: Client, queue: str) -> None:
@@ -132,8 +128,7 @@ async def test_a_failure_counts_may_be_delayed_and_may_be_the_last(client: Clien
     assert [letter.error async for letter in client.queue(queue).dlq()] == ["nobody wants it"]
 
 
-async def test_settling_twice_is_no_error_and_no_request(url: str, queue: str) -> None:
-    recorder = Recorder(HttpTransport(url))
+async def test_settling_twice_is_no_error_and_no_request(recorder: Recorder, queue: str) -> None:
     async with Client(recorder) as client:
         await client.queue(queue).push(1)
         [message] = await client.queue(queue).pop()
@@ -144,7 +139,9 @@ async def test_settling_twice_is_no_error_and_no_request(url: str, queue: str) -
         assert len(recorder.requests) == before
 
 
-async def test_a_lost_lease_makes_the_ack_fail(client: Client, queue: str) -> None:
+async def test_a_lost_lease_makes_the_ack_fail_and_a_block_is_not_begun_and_its_own_error_wins(
+    client: Client, queue: str
+) -> None:
     await client.queue(queue).push(1)
     [message] = await client.queue(queue).group("g").pop()
     await client.groups.seek("g", queue, offset=1)
@@ -152,12 +149,6 @@ async def test_a_lost_lease_makes_the_ack_fail(client: Client, queue: str) -> No
         with pytest.raises(LeaseLost) as lost:
             await message.ack()
         assert lost.value.code == "lease_lost"
-
-
-async def test_a_block_under_a_lease_that_is_gone_is_not_begun_and_its_own_error_wins(
-    client: Client, queue: str
-) -> None:
-    await client.queue(queue).push(1)
     [message] = await client.queue(queue).group("g").pop()
     with pytest.raises(ValueError, match="mine") as raised:
         async with message:
@@ -171,27 +162,18 @@ async def test_a_block_under_a_lease_that_is_gone_is_not_begun_and_its_own_error
             pytest.fail("it was begun")
 
 
-async def test_what_was_settled_at_delivery_needs_no_ack(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many([1, 2])
-    [message] = await client.queue(queue).group("g").auto_ack().pop()
-    async with message:
-        assert message.lease_id == ""
-    with pytest.raises(InvalidInput, match="settled at delivery"):
-        await message.renew(10)
-    assert await taken(client, queue, "g") == [2]
-
-
 # One by one -----------------------------------------------------------------------------------------------
 
 
-async def test_messages_end_at_the_limit(client: Client, queue: str) -> None:
+async def test_messages_end_at_the_limit_or_when_nothing_came_for_the_idle_time(client: Client, queue: str) -> None:
     await client.queue(queue).push_many(range(9))
     seen = []
     async for message in client.queue(queue).group("g").batch(4).limit(6).messages():
         async with message:
             seen.append(message.data)
     assert seen == [0, 1, 2, 3, 4, 5]
-    assert await taken(client, queue, "g") == [6, 7, 8]
+    rest = client.queue(queue).group("g").idle(20).auto_ack()
+    assert [message.data async for message in rest.messages()] == [6, 7, 8]
 
 
 async def test_messages_wait_for_what_comes_and_a_wait_that_is_cancelled_takes_nothing(
@@ -208,12 +190,6 @@ async def test_messages_wait_for_what_comes_and_a_wait_that_is_cancelled_takes_n
     await client.queue(queue).push("hello")
     assert attempts([await step]) == [("hello", 1)]
     await messages.aclose()
-
-
-async def test_messages_end_when_nothing_came_for_the_idle_time(client: Client, queue: str) -> None:
-    await client.queue(queue).push(1)
-    seen = [message.data async for message in client.queue(queue).idle(20).auto_ack().messages()]
-    assert seen == [1]
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "cancellation"])
@@ -264,15 +240,12 @@ async def test_what_follows_a_failure_comes_again_in_order(client: Client, queue
     expected = [("a1", 2), ("a2", 1), ("a3", 1)]
     assert [one for one in seen if one[0] != "b1" and one != ("a1", 1)] == expected
     assert seen.count(("b1", 1)) == 1
-
-
-async def test_in_a_shared_group_a_failure_holds_nothing_up(client: Client, queue: str) -> None:
-    await client.queue(queue).push_many([1, 2, 3])
-    seen = []
-    async for message in client.queue(queue).group("g", "shared").batch(3).limit(3).messages():
+    seen.clear()
+    shared = client.queue(queue).partition("a").group("s", "shared").batch(3).limit(3)
+    async for message in shared.messages():  # In a shared group a failure holds nothing up.
         seen.append((message.data, message.attempt))
-        await (message.nack("no") if message.data == 1 else message.ack())
-    assert seen == [(1, 1), (2, 1), (3, 1)]
+        await (message.nack("no") if message.data == "a1" else message.ack())
+    assert seen == [("a1", 1), ("a2", 1), ("a3", 1)]
 
 
 async def test_a_message_that_was_dropped_is_not_held_any_longer(client: Client, queue: str) -> None:
@@ -288,14 +261,10 @@ async def test_a_message_that_was_dropped_is_not_held_any_longer(client: Client,
     await messages.aclose()
 
 
-@pytest.mark.parametrize("renew", [True, False], ids=["renewed", "not-renewed"])
-async def test_renewing_can_be_switched_off(client: Client, queue: str, renew: bool) -> None:
-    await client.queue(queue).push(1)
-    async with client.queue(queue).group("g").renew_lease(renew).messages() as messages, await anext(messages):
-        assert (await client.keeper()).held == renew
-
-
-async def test_the_interval_of_the_builder_reaches_the_keeper(client: Client, queue: str) -> None:
+@pytest.mark.parametrize(("renew", "expected"), [(True, [2, 0.4]), (False, [])], ids=["renewed", "not-renewed"])
+async def test_renewing_can_be_switched_off_and_its_interval_reaches_the_keeper(
+    client: Client, queue: str, renew: bool, expected: list[float]
+) -> None:
     held: list[float | None] = []
     keeper = await client.keeper()
     hold = keeper.hold
@@ -306,12 +275,12 @@ async def test_the_interval_of_the_builder_reaches_the_keeper(client: Client, qu
 
     keeper.hold = spy  # type: ignore[method-assign]  # To see what it is told.
     await client.queue(queue).push(1)
-    async with client.queue(queue).renew_lease(interval_ms=400).messages() as messages, await anext(messages):
-        assert held == [2, 0.4]
+    choices = client.queue(queue).renew_lease(renew, interval_ms=400)
+    async with choices.messages() as messages, await anext(messages):
+        assert (held, keeper.held) == (expected, renew)
 
 
-async def test_plain_polling_does_not_wait_at_the_server(url: str, queue: str) -> None:
-    recorder = Recorder(HttpTransport(url))
+async def test_plain_polling_does_not_wait_at_the_server(recorder: Recorder, queue: str) -> None:
     async with Client(recorder) as client:
         await client.queue(queue).push(1)
         polling = client.queue(queue).polling(True).poll_interval(5).idle(20)
@@ -321,8 +290,7 @@ async def test_plain_polling_does_not_wait_at_the_server(url: str, queue: str) -
     assert not any("wait" in (request.query or {}) for request in pops)
 
 
-async def test_the_strategy_of_the_client_governs_empty_answers(url: str, queue: str) -> None:
-    recorder = Recorder(HttpTransport(url))
+async def test_the_strategy_of_the_client_governs_empty_answers(recorder: Recorder, queue: str) -> None:
     strategy = PollingStrategy.fixed(interval_ms=60_000)
     async with Client(recorder, polling=strategy) as client:
         step = asyncio.ensure_future(anext(client.queue(queue).timeout(1).messages()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -23,13 +22,6 @@ from hark.errors import HarkError, InvalidInput, Overloaded
 from hark.settings import Settings
 from tests.client.deliveries import taken
 from tests.client.transports import Proxy, Recorder, Script, problem, sizes
-
-
-@pytest.fixture
-async def recorder(url: str) -> AsyncIterator[Recorder]:
-    recorder = Recorder(HttpTransport(url))
-    yield recorder
-    await recorder.close()
 
 
 async def stored(caller: Caller, queue: str, partition: str | None = None) -> list[object]:
@@ -62,20 +54,17 @@ async def test_pushes_of_one_partition_arrive_in_the_order_of_the_calls(recorder
 
 
 async def test_many_messages_are_split_into_requests_and_keep_their_order(recorder: Recorder, queue: str) -> None:
-    pusher = Pusher(Caller(recorder), max_items=400)
-    messages = [new_message(queue, i, partition=f"p{i % 3}") for i in range(3000)]
+    pusher = Pusher(Caller(recorder), max_items=4)
+    messages = [new_message(queue, i, partition=f"p{i % 3}") for i in range(30)]
     pushed = await pusher.push_many(messages)
     assert [one.transaction_id for one in pushed] == [message.transaction_id for message in messages]
-    assert max(sizes(recorder.requests)) == 400
+    assert max(sizes(recorder.requests)) == 4
     for partition in range(3):
-        assert await stored(Caller(recorder), queue, f"p{partition}") == list(range(partition, 3000, 3))
-
-
-async def test_a_request_stays_below_its_bytes_and_a_larger_message_goes_alone(recorder: Recorder, queue: str) -> None:
-    pusher = Pusher(Caller(recorder), max_bytes=2000)
+        assert await stored(Caller(recorder), queue, f"p{partition}") == list(range(partition, 30, 3))
+    recorder.requests.clear()
     texts = ["a" * 500, "b" * 500, "c" * 3_000_000, "d" * 500]
-    await pusher.push_many([new_message(queue, text) for text in texts])
-    assert sizes(recorder.requests) == [2, 1, 1]
+    await Pusher(Caller(recorder), max_bytes=2000).push_many([new_message(queue, text) for text in texts])
+    assert sizes(recorder.requests) == [2, 1, 1], "a request stays below its bytes, and a larger message goes alone"
     assert await stored(Caller(recorder), queue) == texts
 
 
@@ -127,13 +116,10 @@ async def test_one_wrong_message_among_many_harms_nobody_else(recorder: Recorder
     assert refused == [37]
     assert len(recorder.requests) < 20
     assert await stored(Caller(recorder), queue) == [i for i in range(100) if i != 37]
-
-
-async def test_push_many_says_that_the_others_are_stored(recorder: Recorder, queue: str) -> None:
     messages = [new_message(queue, 1), new_message(queue, msgspec.Raw(b"]")), new_message(queue, 2)]
-    with pytest.raises(InvalidInput) as refused:
-        await Pusher(Caller(recorder)).push_many(messages)
-    assert refused.value.__notes__ == ["2 of 3 messages are stored; pushing all again is safe"]
+    with pytest.raises(InvalidInput) as caught:
+        await pusher.push_many(messages)
+    assert caught.value.__notes__ == ["2 of 3 messages are stored; pushing all again is safe"]
     assert await stored(Caller(recorder), queue) == [1, 2]
 
 
@@ -221,40 +207,12 @@ LONG = 3_600_000
 AWAY = ConnectionFailed("no server", sent=False)
 
 
-class Gate:
-    """A way to the server that is open, closed, or makes those who come wait."""
-
-    def __init__(self, url: str) -> None:
-        self._transport = HttpTransport(url)
-        self.url = url
-        self.failure: Exception | Answer | None = None
-        self.open = asyncio.Event()
-        self.open.set()
-        self.asked = asyncio.Event()
-
-    async def send(self, request: Request) -> Answer:
-        """Ask, if the gate is open."""
-        self.asked.set()
-        await self.open.wait()
-        if isinstance(self.failure, Exception):
-            raise self.failure
-        return self.failure or await self._transport.send(request)
-
-    def fork(self) -> None:
-        """Not needed here."""
-
-    async def close(self) -> None:
-        """Hang up."""
-        await self._transport.close()
-
-
-def client_of(transport: Gate | Recorder) -> Client:
+def client_of(transport: Recorder) -> Client:
     """A client that asks once."""
     return Client(transport, retry=CallPolicy(attempts=1))
 
 
-async def test_pushes_return_at_once_and_go_together_when_there_are_enough(url: str, queue: str) -> None:
-    recorder = Recorder(HttpTransport(url))
+async def test_pushes_return_at_once_and_go_together_when_there_are_enough(recorder: Recorder, queue: str) -> None:
     async with client_of(recorder) as client:
         orders = client.queue(queue).buffer(max_items=10, max_ms=LONG)
         for number in range(9):
@@ -286,111 +244,99 @@ async def test_flush_close_and_time_send_what_is_there(url: str, queue: str) -> 
         assert [(message.data, message.partition) for message in messages] == [(n, "p") for n in (1, 2, 3, 4)]
 
 
-async def test_what_the_server_may_take_later_stays_in_order(url: str, queue: str) -> None:
-    gate = Gate(url)
-    async with client_of(gate) as client:
+async def test_what_the_server_may_take_later_stays_in_order(recorder: Recorder, queue: str) -> None:
+    async with client_of(recorder) as client:
         orders = client.queue(queue).buffer(max_items=3, max_ms=LONG)
         await orders.push_many([1, 2])
-        gate.failure = AWAY
+        recorder.failure = AWAY
         with pytest.raises(FlushFailed) as failed:
             await orders.flush()
         assert (failed.value.retryable, failed.value.kept, failed.value.refused) == (True, 2, ())
         await orders.push(3)
-        gate.failure = None
+        recorder.failure = None
         await orders.flush()
         assert await taken(client, queue) == [1, 2, 3]
 
 
-async def test_a_failure_in_the_background_is_raised_by_the_next_push_which_is_not_taken(url: str, queue: str) -> None:
-    gate = Gate(url)
-    async with client_of(gate) as client:
+async def test_a_failure_in_the_background_is_raised_by_the_next_push_which_is_not_taken(
+    recorder: Recorder, queue: str
+) -> None:
+    async with client_of(recorder) as client:
         orders = client.queue(queue).buffer(max_items=2, max_ms=LONG)
-        gate.failure = AWAY
+        recorder.failure = AWAY
         await orders.push_many([1, 2])
         await client.buffers.of(queue, 2, LONG)._send()
         with pytest.raises(FlushFailed, match="no server"):
             await orders.push("not taken")
-        gate.failure = None
+        recorder.failure = None
         await orders.push(3)
         await orders.flush()
         assert await taken(client, queue) == [1, 2, 3]
 
 
-async def test_what_the_server_refuses_is_given_up_and_named(url: str, queue: str) -> None:
-    gate = Gate(url)
-    async with client_of(gate) as client:
+async def test_what_the_server_refuses_is_given_up_and_named(recorder: Recorder, queue: str) -> None:
+    async with client_of(recorder) as client:
         orders = client.queue(queue).buffer(max_ms=LONG)
         await orders.push(1, key="bad")
-        gate.failure = problem(400, "invalid_input", "partition: too long")
+        recorder.failure = problem(400, "invalid_input", "partition: too long")
         with pytest.raises(FlushFailed, match="partition: too long") as failed:
             await orders.flush()
         assert [message.transaction_id for message in failed.value.refused] == ["bad"]
         assert not failed.value.retryable
-        gate.failure = None
+        recorder.failure = None
         await orders.push(2)
         await orders.flush()
         assert await taken(client, queue) == [2]
 
 
-async def test_closing_raises_what_could_not_be_sent(url: str, queue: str) -> None:
-    gate = Gate(url)
-    client = client_of(gate)
+async def test_closing_raises_what_could_not_be_sent(recorder: Recorder, queue: str) -> None:
+    client = client_of(recorder)
     await client.queue(queue).buffer(max_ms=LONG).push(1, key="one")
-    gate.failure = AWAY
+    recorder.failure = AWAY
     with pytest.raises(FlushFailed) as failed:
         await client.close()
     assert [message.transaction_id for message in failed.value.refused] == ["one"]
 
 
-async def test_a_full_buffer_makes_pushes_wait(url: str, queue: str) -> None:
-    gate = Gate(url)
-    async with client_of(gate) as client:
-        gate.open.clear()
-        orders = client.queue(queue).buffer(max_items=1, max_ms=LONG)
-        await orders.push_many(range(10))
-        waiting = asyncio.ensure_future(orders.push(10))
-        await gate.asked.wait()
-        assert len(client.buffers.of(queue, 1, LONG)) == 10
-        assert not waiting.done()
-        gate.open.set()
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_full_buffer_makes_pushes_wait(recorder: Recorder, url: str, queue: str, closed: bool) -> None:
+    client = client_of(recorder)
+    recorder.open.clear()
+    orders = client.queue(queue).buffer(max_items=1, max_ms=LONG)
+    await orders.push_many(range(10))
+    waiting = asyncio.ensure_future(orders.push(10))
+    await recorder.changed.wait()
+    assert len(client.buffers.of(queue, 1, LONG)) == 10
+    assert not waiting.done()
+    if closed:
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        recorder.open.set()
+        await closing
+        with pytest.raises(HarkError, match="client is closed"):
+            await waiting
+    else:
+        recorder.open.set()
         await waiting
         await orders.flush()
-        assert await taken(client, queue) == list(range(11))
+        await client.close()
+    async with hark.connect(url) as other:
+        assert await taken(other, queue) == list(range(10 if closed else 11))
 
 
-async def test_what_failed_is_sent_again_by_itself(caller: Caller, queue: str) -> None:
-    gate = Gate(caller.transport.url)
+async def test_what_failed_is_sent_again_by_itself(recorder: Recorder, queue: str) -> None:
     slept: list[float] = []
     retried = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
-        gate.failure = None
+        recorder.failure = None
         retried.set()
 
-    buffer = Buffer(Pusher(Caller(gate, CallPolicy(attempts=1))), max_items=1, max_seconds=LONG, sleep=sleep)
-    gate.failure = problem(503, "stopping", retry_after=7)
+    buffer = Buffer(Pusher(Caller(recorder, CallPolicy(attempts=1))), max_items=1, max_seconds=LONG, sleep=sleep)
+    recorder.failure = problem(503, "stopping", retry_after=7)
     await buffer.add(new_message(queue, 1))
     await retried.wait()
     await buffer.close()
-    await gate.close()
     assert slept == [7]
     assert len(buffer) == 0
-
-
-async def test_whoever_waits_for_room_hears_that_the_client_was_closed(url: str, queue: str) -> None:
-    gate = Gate(url)
-    client = client_of(gate)
-    gate.open.clear()
-    orders = client.queue(queue).buffer(max_items=1, max_ms=LONG)
-    await orders.push_many(range(10))
-    waiting = asyncio.ensure_future(orders.push(10))
-    await gate.asked.wait()
-    closing = asyncio.ensure_future(client.close())
-    await asyncio.sleep(0)
-    gate.open.set()
-    await closing
-    with pytest.raises(HarkError, match="client is closed"):
-        await waiting
-    async with hark.connect(url) as other:
-        assert await taken(other, queue) == list(range(10))

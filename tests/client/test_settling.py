@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ from hark.client.calling import Caller, CallPolicy, path
 from hark.client.delivery.settling import AckAnswer, AckItem, Settled, Settler, Verdict
 from hark.client.delivery.sources import Delivered, PollSource, Wish
 from hark.client.transport.api import ConnectionFailed
-from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.model import Status
 from tests.client.deliveries import configure, spread
@@ -22,17 +21,9 @@ ACK = path("ack", "batch")
 
 
 @pytest.fixture
-async def wire(url: str) -> AsyncIterator[Recorder]:
-    """A transport whose losses the test decides."""
-    transport = Recorder(HttpTransport(url))
-    yield transport
-    await transport.close()
-
-
-@pytest.fixture
-def lossy(wire: Recorder) -> Caller:
-    """Calls over it, which do not pause between attempts."""
-    return Caller(wire, sleep=no_sleep)
+def lossy(recorder: Recorder) -> Caller:
+    """Calls over the recorder, which do not pause between attempts."""
+    return Caller(recorder, sleep=no_sleep)
 
 
 def settler_of(caller: Caller) -> Settler:
@@ -108,17 +99,17 @@ async def test_a_verdict_decides_whether_a_message_comes_again(
     ],
 )
 async def test_many_settlements_are_cut_into_requests(
-    wire: Recorder, lossy: Caller, queue: str, number: int, most: int, error: str | None, requests: int
+    recorder: Recorder, lossy: Caller, queue: str, number: int, most: int, error: str | None, requests: int
 ) -> None:
     messages = await popped(lossy, queue, number) if number else []
     settler = Settler(lossy, max_items=most, sleep=no_sleep)
     settled = await settler.settle_many([Verdict(message, "dlq", error) for message in messages])
     assert settled == [Settled(True, dead_lettered=True)] * number
-    assert wire.asked(ACK) == requests
+    assert recorder.asked(ACK) == requests
 
 
 async def test_settlements_that_are_made_together_share_a_request_and_drain_waits_for_them(
-    wire: Recorder, lossy: Caller, queue: str
+    recorder: Recorder, lossy: Caller, queue: str
 ) -> None:
     messages = await popped(lossy, queue, 100)
     settler = settler_of(lossy)
@@ -128,17 +119,17 @@ async def test_settlements_that_are_made_together_share_a_request_and_drain_wait
     await asyncio.sleep(0)
     assert [task.done() for task in tasks] == [True] * 100
     assert [task.result() for task in tasks] == [Settled(True)] * 100
-    assert wire.asked(ACK) == 1
+    assert recorder.asked(ACK) == 1
 
 
-async def test_each_group_has_requests_of_its_own(wire: Recorder, lossy: Caller, queue: str) -> None:
+async def test_each_group_has_requests_of_its_own(recorder: Recorder, lossy: Caller, queue: str) -> None:
     first = await popped(lossy, queue, 2, "a")
     second = await taken(lossy, queue, 2, "b")
     verdicts = [Verdict(first[0]), Verdict(second[0], "dlq"), Verdict(first[1], "dlq"), Verdict(second[1])]
     settled = await settler_of(lossy).settle_many(verdicts)
     assert [outcome.dead_lettered for outcome in settled] == [False, True, True, False]
     assert all(outcome.success for outcome in settled)
-    assert wire.asked(ACK) == 2
+    assert recorder.asked(ACK) == 2
 
 
 async def test_a_stale_settlement_is_an_answer_and_its_neighbours_count(caller: Caller, queue: str) -> None:
@@ -153,47 +144,47 @@ async def test_a_stale_settlement_is_an_answer_and_its_neighbours_count(caller: 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "retry", "dlq"])
 async def test_a_settlement_whose_answer_was_lost_is_asked_again_and_counts_once(
-    wire: Recorder, lossy: Caller, queue: str, status: Status
+    recorder: Recorder, lossy: Caller, queue: str, status: Status
 ) -> None:
     await configure(lossy, queue, retryLimit=9)
     [message] = await popped(lossy, queue)
-    wire.lose = first_of(ACK, 2)
+    recorder.lose = first_of(ACK, 2)
     settled = await settler_of(lossy).settle(Verdict(message, status))
     assert settled == Settled(True, dead_lettered=status == "dlq")
-    assert wire.asked(ACK) == 3
+    assert recorder.asked(ACK) == 3
     again = await taken(lossy, queue)
     attempts = {"completed": [], "failed": [2], "retry": [1], "dlq": []}[status]
     assert [delivery.delivery_attempt for delivery in again] == attempts
 
 
 async def test_the_last_failure_whose_answer_was_lost_is_known_as_a_dead_letter(
-    wire: Recorder, lossy: Caller, queue: str
+    recorder: Recorder, lossy: Caller, queue: str
 ) -> None:
     await configure(lossy, queue, retryLimit=0)
     [message] = await popped(lossy, queue)
-    wire.lose = first_of(ACK)
+    recorder.lose = first_of(ACK)
     assert await settler_of(lossy).settle(Verdict(message, "failed")) == Settled(True, dead_lettered=True)
     assert len(await dead_letters(lossy, queue)) == 1
 
 
 async def test_a_completion_whose_answer_was_lost_counts_even_if_the_message_is_gone(
-    wire: Recorder, lossy: Caller, queue: str
+    recorder: Recorder, lossy: Caller, queue: str
 ) -> None:
     await configure(lossy, queue, dropSettled=True)
     item = {"queue": queue, "payload": 1, "transactionId": "mine"}
     await lossy.call("POST", path("push"), body={"items": [item]})
     [message] = await taken(lossy, queue)
-    wire.lose = first_of(ACK)
+    recorder.lose = first_of(ACK)
     assert await settler_of(lossy).settle(Verdict(message)) == Settled(True)
 
 
-async def test_when_every_answer_is_lost_the_caller_hears_of_it(wire: Recorder, queue: str) -> None:
-    caller = Caller(wire, CallPolicy(attempts=3), sleep=no_sleep)
+async def test_when_every_answer_is_lost_the_caller_hears_of_it(recorder: Recorder, queue: str) -> None:
+    caller = Caller(recorder, CallPolicy(attempts=3), sleep=no_sleep)
     [message] = await popped(caller, queue)
-    wire.lose = lambda request: request.path == ACK
+    recorder.lose = lambda request: request.path == ACK
     with pytest.raises(ConnectionFailed, match="lost by the test"):
         await settler_of(caller).settle(Verdict(message))
-    assert wire.asked(ACK) == 3
+    assert recorder.asked(ACK) == 3
 
 
 async def test_what_the_server_can_not_read_fails_its_own_caller_only(lossy: Caller, queue: str) -> None:
@@ -222,10 +213,10 @@ class _Socket:
 
 @pytest.mark.parametrize(("sent", "requests"), [(None, 0), (False, 1), (True, 1)])
 async def test_another_road_comes_first_and_requests_are_behind_it(
-    wire: Recorder, lossy: Caller, queue: str, sent: bool | None, requests: int
+    recorder: Recorder, lossy: Caller, queue: str, sent: bool | None, requests: int
 ) -> None:
     messages = await popped(lossy, queue, 2)
     road = _Socket(sent)
     settler = Settler(lossy, road=road, sleep=no_sleep)
     assert await settler.settle_many([Verdict(message) for message in messages]) == [Settled(True)] * 2
-    assert (road.asked, wire.asked(ACK)) == ([("g", 2)], requests)
+    assert (road.asked, recorder.asked(ACK)) == ([("g", 2)], requests)

@@ -153,32 +153,6 @@ async def test_labels_modes_and_lease_times_are_asked_for(caller: Caller, queue:
 # Polls ---------------------------------------------------------------------------------------------------------
 
 
-async def test_many_partitions_come_in_one_poll_and_none_at_once(caller: Caller, queue: str) -> None:
-    assert await PollSource(caller, once(queue)).take(1) == []
-    await spread(caller, queue, 1, 2, 3)
-    assert len(await PollSource(caller, once(queue, 3, partitions=2)).take(3)) == 2
-
-
-async def test_the_start_of_a_new_group_is_asked_for(caller: Caller, queue: str) -> None:
-    await push(caller, queue, "old")
-    by_mode = PollSource(caller, once(queue, group="a", subscription_mode="new"))
-    by_time = PollSource(caller, once(queue, group="b", subscription_from="now"))
-    assert await by_mode.take(1) == await by_time.take(1) == []
-    await push(caller, queue, "new")
-    assert payloads(await by_mode.take(9)) == payloads(await by_time.take(9)) == ["new"]
-
-
-async def test_the_priority_of_a_consumer_decides_who_is_served_first(caller: Caller, queue: str) -> None:
-    low = asyncio.create_task(PollSource(caller, Wish(queue=queue)).take(1))
-    await until_polled(caller, queue)
-    high = asyncio.create_task(PollSource(caller, Wish(queue=queue, consumer_priority=5)).take(1))
-    await until_polled(caller, queue, number=2)
-    await push(caller, queue, "first", partition="p")
-    assert payloads(await high) == ["first"]
-    await push(caller, queue, "second", partition="q")
-    assert payloads(await low) == ["second"]
-
-
 @pytest.mark.parametrize("auto_ack", [False, True])
 async def test_a_poll_whose_answer_was_lost_is_asked_again_unless_it_settles(
     url: str, queue: str, auto_ack: bool
@@ -203,13 +177,20 @@ async def test_an_answer_that_is_not_harks_is_a_clear_error() -> None:
 
 
 async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: str) -> None:
-    await push(caller, queue, *range(10))
+    await push(caller, queue, *range(14))
     async with source_of(caller, Wish(queue=queue, batch=5, group="g", group_mode="shared")) as source:
+        for expected in ([0, 1], [2, 3]):
+            messages = await source.take(2)
+            assert payloads(messages) == expected
+            # What is settled in another way makes no difference to the room.
+            acks = [{"transactionId": one.id, "leaseId": one.lease_id} for one in messages]
+            await caller.call("POST", ACK, body={"acknowledgments": acks, "consumerGroup": "g"})
+        assert [one.unsettled for one in await streams(caller, queue)] == [0]
         first = await source.take(3)
-        assert payloads(first) == [0, 1, 2]
+        assert payloads(first) == [4, 5, 6]
         assert [one.unsettled for one in await streams(caller, queue)] == [3]
         second = await source.take(9)
-        assert payloads(second) == [3, 4, 5, 6, 7], "the batch of the wish is the most, whatever there is room for"
+        assert payloads(second) == [7, 8, 9, 10, 11], "the batch of the wish is the most, whatever there is room for"
         # Room that settlements make is no wish for more.
         await source.settler.settle_many([Verdict(message) for message in first + second])
 
@@ -217,18 +198,7 @@ async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: st
             return [one.unsettled for one in await streams(caller, queue)] == [0]
 
         await until(is_settled)
-        assert payloads(await PollSource(caller, once(queue, 9, group="g")).take(9)) == [8, 9]
-
-
-async def test_what_was_settled_in_another_way_makes_no_difference_to_the_room(caller: Caller, queue: str) -> None:
-    await push(caller, queue, *range(6))
-    async with source_of(caller, Wish(queue=queue, batch=9, group="g", group_mode="shared")) as source:
-        for expected in ([0, 1], [2, 3], [4, 5]):
-            messages = await source.take(2)
-            assert payloads(messages) == expected
-            acks = [{"transactionId": one.id, "leaseId": one.lease_id} for one in messages]
-            await caller.call("POST", ACK, body={"acknowledgments": acks, "consumerGroup": "g"})
-        assert [one.unsettled for one in await streams(caller, queue)] == [0]
+        assert payloads(await PollSource(caller, once(queue, 9, group="g")).take(9)) == [12, 13]
 
 
 async def test_settlements_go_over_the_socket_and_by_requests_while_there_is_none(url: str, queue: str) -> None:
@@ -318,14 +288,11 @@ async def test_closing_ends_a_take_that_waits(caller: Caller, queue: str) -> Non
         await source.close()
 
 
-def test_frames_of_kinds_that_are_not_known_are_passed_over() -> None:
+def test_frames_of_kinds_that_are_not_known_are_passed_over_and_errors_of_the_store_pass() -> None:
     assert decode_frame('{"type": "weather", "rain": true}') is None
     for text in ('{"type": "drained"}', '{"rain": true}', "<html>", "[]"):
         with pytest.raises(HarkError, match="not Hark's"):
             decode_frame(text)
-
-
-def test_errors_of_the_store_pass_and_those_of_the_request_do_not() -> None:
     assert isinstance(error_in(Error("away", "engine_failure")), Unavailable)
     assert not error_in(Error("wrong", "invalid_input")).retryable
 

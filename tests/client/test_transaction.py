@@ -10,7 +10,6 @@ from hark.client.client import Client
 from hark.client.keys.kv import KeyValue
 from hark.client.producing.transaction import Transaction
 from hark.client.transport.api import ConnectionFailed
-from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 from tests.client.deliveries import Wrapper, pop, push, settle
@@ -33,55 +32,36 @@ def unlucky(lossy: Recorder) -> Caller:
 async def test_settlement_push_and_keys_happen_together(caller: Caller, queue: str) -> None:
     await push(caller, queue, {"order": 17})
     [message] = await pop(caller, queue)
-    transaction = Transaction(caller).ack(message).push(f"{queue}-out", {"invoice": 17}, partition="p", key="i-17")
+    out = f"{queue}-out"
+    transaction = Transaction(caller).ack(Wrapper(message)).push(out, {"invoice": 17}, partition="p", key="i-17")
     transaction.kv.check((queue, "done"), None).set((queue, "done"), True)
     done = await transaction.commit()
     ack, pushed = done.results
     assert (ack.type, ack.success, ack.dead_lettered) == ("ack", True, False)
-    assert (pushed.type, pushed.status, pushed.queue, pushed.transaction_id) == (
-        "push",
-        "queued",
-        f"{queue}-out",
-        "i-17",
-    )
+    assert (pushed.type, pushed.status, pushed.queue, pushed.transaction_id) == ("push", "queued", out, "i-17")
     entry = await KeyValue(caller).get((queue, "done"))
     assert entry is not None
     assert (entry.value, entry.versionstamp) == (True, done.versionstamp)
-    assert [one.data for one in await pop(caller, f"{queue}-out")] == [{"invoice": 17}]
+    assert [one.data for one in await pop(caller, out)] == [{"invoice": 17}]
     assert (await QueueAdmin(caller, queue).stats()).totals.completed == 1
 
 
-async def test_a_message_of_the_client_is_taken_with_its_delivery(caller: Caller, queue: str) -> None:
-    await push(caller, queue, 1)
-    [message] = await pop(caller, queue)
-    await Transaction(caller).ack(Wrapper(message)).commit()
-    assert (await QueueAdmin(caller, queue).stats()).totals.completed == 1
-
-
-@pytest.mark.parametrize("status", ["completed", "failed", "dlq"])
+@pytest.mark.parametrize("status", ["completed", "failed", "dlq", None])
 async def test_the_block_of_a_message_says_no_more_of_what_a_transaction_settled(
-    caller: Caller, url: str, queue: str, status: Status
+    recorder: Recorder, queue: str, status: Status | None
 ) -> None:
-    await push(caller, queue, 1)
-    way = Recorder(HttpTransport(url))
-    async with Client(way) as client:
+    async with Client(recorder) as client:
+        await client.queue(queue).push(1)
         [message] = await client.queue(queue).pop()
         async with message:
-            await client.transaction().ack(message, status).commit()
-            assert message.settled == status
-    assert way.asked(path("ack")) == way.asked(path("ack", "batch")) == 0
-
-
-async def test_the_block_of_a_message_acks_it_when_its_transaction_was_dropped(
-    caller: Caller, url: str, queue: str
-) -> None:
-    await push(caller, queue, 1)
-    async with Client(HttpTransport(url)) as client:
-        [message] = await client.queue(queue).pop()
-        async with message:
-            client.transaction().ack(message, "dlq")
-    assert message.settled == "completed"
-    assert (await QueueAdmin(caller, queue).stats()).totals.completed == 1
+            if status is None:
+                client.transaction().ack(message, "dlq")  # It is dropped: the block acks.
+            else:
+                await client.transaction().ack(message, status).commit()
+                assert message.settled == status
+        assert message.settled == (status or "completed")
+        assert (await client.queue(queue).stats()).totals.completed == (message.settled == "completed")
+    assert recorder.asked(path("ack")) + recorder.asked(path("ack", "batch")) == (status is None)
 
 
 async def test_failed_retry_and_dlq_do_what_they_do_elsewhere(caller: Caller, queue: str) -> None:
@@ -96,7 +76,7 @@ async def test_failed_retry_and_dlq_do_what_they_do_elsewhere(caller: Caller, qu
         assert (totals.failed, totals.dead_letter) == (int(status == "failed"), int(status == "dlq"))
 
 
-async def test_a_refused_settlement_refuses_all_and_says_which(caller: Caller, queue: str) -> None:
+async def test_a_refused_settlement_and_a_check_that_fails_refuse_all_and_say_which(caller: Caller, queue: str) -> None:
     await push(caller, queue, 1, 2)
     first, second = await pop(caller, queue)
     await settle(caller, second, "dlq")
@@ -104,17 +84,13 @@ async def test_a_refused_settlement_refuses_all_and_says_which(caller: Caller, q
     with pytest.raises(TransactionRefused) as caught:
         await transaction.commit()
     assert (caught.value.code, caught.value.index, caught.value.status) == ("dead_lettered", 2, 409)
-    assert await pop(caller, f"{queue}-out") == []
-
-
-async def test_a_check_that_fails_refuses_all(caller: Caller, queue: str) -> None:
     await KeyValue(caller).set((queue,), 1)
-    transaction = Transaction(caller).push(queue, 1)
+    transaction = Transaction(caller).push(f"{queue}-out", 1)
     transaction.kv.check((queue,), None).delete((queue,))
     with pytest.raises(TransactionRefused) as caught:
         await transaction.commit()
     assert (caught.value.code, caught.value.index) == ("check_failed", None)
-    assert await pop(caller, queue) == []
+    assert await pop(caller, f"{queue}-out") == []
     assert await KeyValue(caller).get((queue,)) is not None
 
 
@@ -128,35 +104,29 @@ async def test_a_required_lease_must_be_live(caller: Caller, queue: str) -> None
     assert [one.data for one in await pop(caller, f"{queue}-out")] == [1]
 
 
-async def test_a_block_commits_at_its_end(caller: Caller, queue: str) -> None:
+async def test_a_block_commits_at_its_end_unless_it_raises(caller: Caller, queue: str) -> None:
     async with Transaction(caller) as transaction:
         transaction.push(queue, 1).queue(queue).partition("Default").push(2, priority=3)
         assert await pop(caller, queue) == []
+    with pytest.raises(RuntimeError, match="no"):
+        async with Transaction(caller) as transaction:
+            transaction.push(queue, 3)
+            raise RuntimeError("no")
     assert [one.data for one in await pop(caller, queue)] == [1, 2]
 
 
-async def test_a_block_that_raises_commits_nothing(caller: Caller, queue: str) -> None:
-    with pytest.raises(RuntimeError, match="no"):
-        async with Transaction(caller) as transaction:
-            transaction.push(queue, 1)
-            raise RuntimeError("no")
-    assert await pop(caller, queue) == []
-
-
-async def test_a_block_does_not_commit_again_what_was_tried_in_it(unlucky: Caller, lossy: Recorder) -> None:
+async def test_a_block_commits_nothing_empty_and_not_again_what_was_tried_in_it(
+    unlucky: Caller, lossy: Recorder
+) -> None:
+    async with Transaction(unlucky):
+        pass
+    assert (await Transaction(unlucky).commit()).results == ()
+    assert lossy.requests == []
     async with Transaction(unlucky) as transaction:
         transaction.kv.sum(("tried",), 1)
         with pytest.raises(ConnectionFailed):
             await transaction.commit()
     assert lossy.asked(ROUTE) == 1
-
-
-async def test_an_empty_transaction_asks_for_nothing(unlucky: Caller, lossy: Recorder) -> None:
-    async with Transaction(unlucky) as transaction:
-        pass
-    assert (await Transaction(unlucky).commit()).results == ()
-    assert transaction is not None
-    assert lossy.requests == []
 
 
 async def test_what_was_committed_takes_no_more(caller: Caller, queue: str) -> None:

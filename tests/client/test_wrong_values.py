@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.calling import Caller, path
+from hark.client.administration.queue_admin import QueueAdmin
+from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.settling import Settler, Verdict
@@ -43,6 +44,16 @@ client.queue("q").push_many("abc") => items: expected several messages
 client.queue("q").buffer().push_many({"a": 1}) => items: expected several messages
 client.queue().push(1) => ...name of a queue
 client.queue().messages() => ...queue, namespace or task is required
+client.traces.add(MESSAGE, object()) => data: can't be written as JSON
+client.traces.of(partition_id="p") => ...both partition_id and transaction_id
+client.traces.of(MESSAGE, partition_id="p") => ...give either the message, or its
+client.dlq("q").list(since=datetime(2026, 1, 1)) => since: expected a datetime with a time zone
+client.dlq().purge() => queue: is required to purge dead letters
+client.groups.seek("g", "q") => ...exactly one of to_end, timestamp, offset
+client.groups.seek("g", "q", to_end=True, offset=1) => ...exactly one of to_end, timestamp, offset
+client.groups.seek("g", "q", timestamp=datetime(2026, 1, 1)) => timestamp: expected a datetime with a time zone
+client.queue("q").admin.configure(lease_tim=3) => lease_tim: no such queue option; there are lease_time
+QueueAdmin(caller, "") => queue: must not be empty
 client.traces.add("m") => message: expected one that was delivered, got 'm'
 client.transaction().ack("m").commit() => message: expected one that was delivered, got 'm'
 client.transaction().ack(None, "done") => status: expected completed, failed, retry or dlq, got 'done'
@@ -158,9 +169,9 @@ hark.connect("http://a,ws://b") => ...got both
 
 ROWS = re.findall(r"^(.+) => (.+)$", WRONG, re.MULTILINE)
 MESSAGE = Delivered("i", "t", None, msgspec.Raw(b"null"), None, "", "p", "P", "l", "g", "q", 1, 0, 1)
-KINDS = (Caller, FakeClock, HttpTransport, LeaseKeeper, RetryPolicy, Settings, Settler, SocketSource, Verdict, Wish)
+KINDS = (Caller, FakeClock, HttpTransport, LeaseKeeper, QueueAdmin, RetryPolicy, Settings, Settler, SocketSource)
 NAMES = {"HALF": HALF, "MESSAGE": MESSAGE, "UTC": UTC, "datetime": datetime, "hark": hark, "math": math}
-NAMES |= {kind.__name__: kind for kind in (*KINDS, new_message)}
+NAMES |= {kind.__name__: kind for kind in (*KINDS, Verdict, Wish, new_message)}
 """What the expressions may name, beside a client over a script."""
 
 
@@ -200,7 +211,3 @@ async def test_a_message_that_can_not_be_written_harms_no_neighbour(caller: Call
     outcomes = await asyncio.gather(*(pusher.push(message) for message in messages), return_exceptions=True)
     assert [isinstance(outcome, HarkError) for outcome in outcomes] == [False, True, False]
     assert isinstance(outcomes[1], InvalidInput)
-
-
-def test_a_path_takes_any_text() -> None:
-    assert path("a/b", "ä", "..") == "/api/v1/a%2Fb/%C3%A4/.."

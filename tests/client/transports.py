@@ -18,14 +18,19 @@ Judge = Callable[[Request], bool]
 
 
 class Recorder:
-    """Hands requests on and remembers them; loses the answers of some, refuses to send others."""
+    """Hands requests on and remembers them; loses the answers of some, refuses to send others, and may itself answer."""
 
     def __init__(self, transport: Transport, lose: Judge | None = None, refuse: Judge | None = None) -> None:
         self._transport = transport
         self.lose = lose or (lambda _: False)
         self.refuse = refuse or (lambda _: False)
+        self.failure: Answer | Exception | None = None
+        """What comes instead of any answer of the server."""
         self.requests: list[Request] = []
         self.changed = asyncio.Event()
+        self.open = asyncio.Event()
+        """Requests wait until it is set, as it is from the start."""
+        self.open.set()
 
     @property
     def url(self) -> str:
@@ -36,8 +41,13 @@ class Recorder:
         """Ask, unless it is to be refused; forget the answer if it is to be lost."""
         self.requests.append(request)
         self.changed.set()
+        await self.open.wait()
         if self.refuse(request):
             raise ConnectionFailed("refused by the test", sent=False)
+        if isinstance(self.failure, Exception):
+            raise self.failure
+        if self.failure is not None:
+            return self.failure
         lose = self.lose(request)
         answer = await self._transport.send(request)
         if lose:
@@ -128,6 +138,21 @@ def pop_of(queue: str, timeout: float = 30.0, **query: Value) -> Request:
 
 async def no_sleep(_seconds: float) -> None:
     """A pause that takes no time."""
+
+
+class Pauses:
+    """A sleep that remembers and does not, and the clock that goes with it: nothing else takes time."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        """Not really."""
+        self.seconds.append(seconds)
+
+    def monotonic(self) -> float:
+        """The sum of the pauses."""
+        return sum(self.seconds)
 
 
 class Proxy:

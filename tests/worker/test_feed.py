@@ -5,66 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from hark.client.calling import Caller, CallPolicy
 from hark.client.delivery.settling import Verdict
 from hark.client.delivery.sources import Wish
-from hark.client.transport.api import Answer, ConnectionFailed, Request
+from hark.client.transport.api import ConnectionFailed
 from hark.errors import HarkError
 from hark.model import Status
 from hark.polling import PollingStrategy
 from hark.polling.poller import Poller, pause
 from hark.worker.feed import Answered, Feed
 from hark.worker.held import Ended, Held
-from tests.worker.workers import SECONDS, wire_message
-
-
-class ScriptedServer:
-    """A transport whose pops are answered by the test, and whose acks succeed unless it says otherwise."""
-
-    url = "http://scripted"
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-        self.acks: list[list[dict[str, object]]] = []
-        self.failures: list[HarkError] = []
-        """Raised by the next acks, one each."""
-        self._pops: asyncio.Queue[Answer | HarkError] = asyncio.Queue()
-        self.polled = asyncio.Semaphore(0)
-
-    def answer_pop(self, *ids: str, lease: str = "lease") -> None:
-        """The next pop gets these messages."""
-        messages = [wire_message(one, lease) for one in ids]
-        self._pops.put_nowait(Answer(200 if ids else 204, msgspec.json.encode({"messages": messages})))
-
-    def fail_pop(self, error: HarkError) -> None:
-        """The next pop gets this."""
-        self._pops.put_nowait(error)
-
-    async def send(self, request: Request) -> Answer:
-        """Answer as the test says."""
-        if "/pop/" in request.path:
-            assert request.query is not None
-            self.batches.append(int(request.query["batch"] or 0))
-            self.polled.release()
-            answer = await self._pops.get()
-            if isinstance(answer, HarkError):
-                raise answer
-            return answer
-        assert request.path == "/api/v1/ack/batch", request.path
-        if self.failures:
-            raise self.failures.pop(0)
-        items = msgspec.json.decode(request.body or b"")["acknowledgments"]
-        self.acks.append(items)
-        return Answer(200, msgspec.json.encode([{"success": True} for _ in items]))
-
-    def fork(self) -> None:
-        """Lives here."""
-
-    async def close(self) -> None:
-        """Nothing to do."""
+from tests.worker.workers import SECONDS, ScriptedServer
 
 
 class Bench:

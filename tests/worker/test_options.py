@@ -39,6 +39,7 @@ def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.concurrency, plan.lease_seconds, plan.grace_seconds, plan.health) == (10, 30, 30, None)
     assert plan.polling == PollingStrategy.adaptive()
     assert (plan.wait, plan.burst, plan.handle_signals, plan.timeout_ms) == (True, False, True, 30_000)
+    assert not plan_for(WorkerRunOptions(burst=True), environment={}).wait
 
 
 def test_the_file_counts_over_the_default(environment: dict[str, str]) -> None:
@@ -66,10 +67,6 @@ def test_what_the_program_says_counts_over_all(environment: dict[str, str]) -> N
     assert (plan.concurrency, plan.lease_seconds, plan.grace_seconds, plan.polling) == (5, 9, 0, fixed)
     plan = plan_for(WorkerRunOptions(concurrency=6, health=("", 1)), concurrency=5, environment=told)
     assert (plan.concurrency, plan.health) == (6, ("", 1))
-
-
-def test_a_burst_does_not_wait_on_the_server(environment: dict[str, str]) -> None:
-    assert not plan_for(WorkerRunOptions(burst=True), environment=environment).wait
 
 
 @pytest.mark.parametrize(
@@ -107,28 +104,17 @@ def test_workers_that_make_no_sense_are_refused(options: dict[str, Any], text: s
 # Retry policies, and the text that a failure leaves ------------------------------------------------------------
 
 
-def test_exponential_delays_grow_up_to_the_longest() -> None:
+def test_delays_grow_up_to_the_longest_or_are_those_of_the_schedule() -> None:
     policy = RetryPolicy.exponential(max_retries=5, first=1, factor=3, max_delay=20, jitter=0)
     assert policy.delays == (1, 3, 9, 20, 20)
     assert [policy.delay(attempt) for attempt in (1, 2, 5, 9)] == [1, 3, 20, 20]
-
-
-def test_jitter_stays_within_its_share() -> None:
     policy = RetryPolicy.exponential(first=10, jitter=0.2)
     assert policy.delay(1, random=lambda: 0.0) == pytest.approx(8)
     assert policy.delay(1, random=lambda: 1.0) == pytest.approx(12)
     assert policy.jittered(random=lambda: 0.5) == policy.delays
-
-
-def test_a_schedule_is_taken_as_it_is() -> None:
     policy = RetryPolicy.schedule([1, timedelta(minutes=1)])
-    assert policy.delays == (1.0, 60.0)
-    assert policy.delay(2) == 60
-
-
-def test_never_has_no_retry() -> None:
-    assert RetryPolicy.never().delays == ()
-    assert RetryPolicy.never().delay(1) is None
+    assert (policy.delays, policy.delay(2)) == ((1.0, 60.0), 60)
+    assert (RetryPolicy.never().delays, RetryPolicy.never().delay(1)) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -153,40 +139,26 @@ def test_what_makes_no_sense_is_refused_by_name(make: object, text: str) -> None
         make()
 
 
-def fail(depth: int) -> None:
-    """Fails deep inside."""
-    if depth:
-        fail(depth - 1)
-    raise ValueError("the last word")
+def raised(error: Exception) -> Exception:
+    """The error, with the place where it was raised."""
+    try:
+        raise error
+    except Exception as caught:
+        return caught
 
 
 def test_the_text_of_a_failure_has_its_type_its_message_and_where_it_was() -> None:
-    with pytest.raises(ValueError, match="the last word") as caught:
-        fail(0)
-    text = text_of(caught.value)
-    assert text.startswith("ValueError: the last word\nTraceback")
-    assert "in fail" in text
-
-
-def test_of_a_long_traceback_the_end_is_kept() -> None:
-    error = ValueError("x" * 50_000)
-    try:
-        raise error
-    except ValueError:
-        text = text_of(error)
-    assert len(text) <= MAX_TEXT
-    assert text.startswith("ValueError: xxx")
-    assert text.endswith("xxx")
-    assert "\n...\n" in text
-
-
-def test_an_error_without_a_text_still_has_its_type() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
+    text = text_of(raised(ValueError("the last word")))
+    assert text.startswith("ValueError: the last word\nTraceback")
+    assert "in raised" in text
+    text = text_of(raised(ValueError("x" * 50_000)))
+    assert len(text) <= MAX_TEXT
+    assert text.startswith("ValueError: xxx")
+    assert text.endswith("xxx"), "of a long one the end is kept"
+    assert "\n...\n" in text
     assert text_of(Mute()).startswith("Mute: (its text can't be had")
-
-
-def test_a_time_limit_says_how_long_it_was() -> None:
     assert text_of(TimedOut(5)) == "timed out after 5 s"

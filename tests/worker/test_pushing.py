@@ -50,10 +50,19 @@ async def test_wrong_arguments_send_nothing(server_url: str, queue: str) -> None
         assert queue not in [one["name"] for one in (await ask(server_url, "resources/queues"))["queues"]]
 
 
-async def test_two_tasks_of_one_name_are_refused(worker: Worker) -> None:
+async def test_tasks_that_can_not_be_are_refused_when_they_are_made(worker: Worker) -> None:
     worker.task("same")(print_nothing)
     with pytest.raises(InvalidInput, match="'same' already"):
         worker.task("same")(print_nothing)
+    with pytest.raises(InvalidInput, match="task 'greet': unique by 'name', whose default can't be written as JSON"):
+
+        @worker.task(unique=True)
+        async def greet(name: object = object()) -> None: ...
+
+    with pytest.raises(InvalidInput, match="unique names 'nome', expected one of name"):
+
+        @worker.task(unique=("nome",))
+        async def invite(name: str) -> None: ...
 
 
 async def test_a_push_can_have_a_policy_of_its_own(worker: Worker) -> None:
@@ -92,20 +101,6 @@ async def test_unique_tasks_are_pushed_once_while_they_are_kept(worker: Worker) 
     assert (await burst(worker)).totals.done == 4
     # Done, but kept: it still counts.
     assert (await greet.push("Ada")).status == "duplicate"
-
-
-async def test_a_unique_task_whose_default_has_no_place_in_json_is_refused(queue: str) -> None:
-    with pytest.raises(InvalidInput, match="task 'greet': unique by 'name', whose default can't be written as JSON"):
-
-        @Worker(queue=queue).task(unique=True)
-        async def greet(name: object = object()) -> None: ...
-
-
-async def test_unique_by_an_argument_that_there_is_not_is_refused(queue: str) -> None:
-    with pytest.raises(InvalidInput, match="unique names 'nome', expected one of name"):
-
-        @Worker(queue=queue).task(unique=("nome",))
-        async def greet(name: str) -> None: ...
 
 
 async def test_priority_goes_first(server_url: str, queue: str) -> None:
@@ -161,19 +156,12 @@ def deliver(address: Address, when: datetime, tags: list[str] | None = None) -> 
     """A task with rich types."""
 
 
-def test_arguments_by_position_and_by_name_are_the_same_message() -> None:
+def test_arguments_arrive_as_they_were_sent() -> None:
     signature = Signature("send", send)
     assert bytes(signature.encode(("a", "b"), {})) == bytes(signature.encode((), {"to": "a", "subject": "b"}))
-
-
-def test_what_is_left_to_its_default_is_not_sent() -> None:
-    signature = Signature("send", send)
     encoded = signature.encode(("a",), {})
-    assert bytes(encoded) == b'{"to":"a"}'
+    assert bytes(encoded) == b'{"to":"a"}', "what is left to its default is not sent"
     assert signature.decode(encoded) == {"to": "a"}
-
-
-def test_rich_types_arrive_as_they_were_sent() -> None:
     signature = Signature("deliver", deliver)
     when = datetime(2030, 1, 2, tzinfo=UTC)
     encoded = signature.encode((Address("Main", 7), when), {"tags": ["x"]})
@@ -202,12 +190,9 @@ def test_wrong_arguments_are_named(args: tuple[Any, ...], kwargs: dict[str, Any]
     assert isinstance(caught.value, TypeError)
 
 
-def test_a_nested_value_of_a_wrong_type_names_its_argument() -> None:
+def test_nested_values_and_arguments_that_came_and_do_not_fit_are_refused() -> None:
     with pytest.raises(WrongArguments, match="argument 'address'"):
         Signature("deliver", deliver).encode((), {"address": {"street": 1}, "when": datetime.now(UTC)})
-
-
-def test_arguments_that_came_and_do_not_fit_are_refused() -> None:
     with pytest.raises(WrongArguments, match="argument 'to' is missing"):
         Signature("send", send).decode(b"{}")
     with pytest.raises(WrongArguments, match="can't be read"):
@@ -258,7 +243,7 @@ def test_positional_only_parameters_are_called_by_position() -> None:
         signature.encode((), {"first": 1})
 
 
-def test_a_unique_key_depends_on_the_values_and_not_on_how_they_were_given() -> None:
+def test_a_unique_key_depends_on_the_task_and_the_values_and_not_on_how_they_were_given() -> None:
     signature = Signature("send", send)
 
     def key(*args: Any, **kwargs: Any) -> str:
@@ -267,12 +252,6 @@ def test_a_unique_key_depends_on_the_values_and_not_on_how_they_were_given() -> 
     assert key("a") == key(to="a", subject="hi") == key("a", copies=1)
     assert key("a") != key("b")
     assert key("a") != key("a", "ho")
-    assert signature.unique_key(signature.encode(("a", "x"), {}), ("to",)) == signature.unique_key(
-        signature.encode(("a", "y"), {}), ("to",)
-    )
-
-
-def test_a_unique_key_belongs_to_its_task() -> None:
-    first, second = Signature("one", send), Signature("two", send)
-    encoded = first.encode(("a",), {})
-    assert first.unique_key(encoded, ("to",)) != second.unique_key(encoded, ("to",))
+    x, y = signature.encode(("a", "x"), {}), signature.encode(("a", "y"), {})
+    assert signature.unique_key(x, ("to",)) == signature.unique_key(y, ("to",))
+    assert signature.unique_key(x, ("to",)) != Signature("other", send).unique_key(x, ("to",))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
 
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
@@ -20,7 +17,7 @@ from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
 from hark.worker.options import plan_for
 from hark.worker.shift import Shift
-from tests.worker.workers import SECONDS, ask, burst, push_raw, running, until_it_waits, wire_message
+from tests.worker.workers import SECONDS, ScriptedServer, ask, burst, push_raw, running, until_it_waits
 
 
 async def test_running_handlers_finish_when_the_worker_stops(worker: Worker) -> None:
@@ -223,68 +220,23 @@ async def test_a_run_that_is_cancelled_while_it_stops_says_so(worker: Worker) ->
         await asking
 
 
-class HalfServer:
-    """Gives one task, takes settlements, and never answers a push."""
+async def test_a_push_that_nobody_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, line = ScriptedServer(), ScriptedServer()
+    monkeypatch.setattr(server, "fork", lambda: line)  # What is pulled and settled goes there, in a loop of its own.
+    line.answer_pop("1")
+    worker = Worker(server, queue="q", group="g")
 
-    def __init__(self) -> None:
-        self.pushed = asyncio.Event()
-        self.statuses: list[str] = []
-        self._popped = False
+    @worker.task("t")
+    async def work() -> None:
+        await work.push()
 
-    async def pop(self, _request: web.Request) -> web.Response:
-        """The task, once."""
-        if self._popped:
-            await asyncio.Event().wait()
-        self._popped = True
-        message = wire_message("1", task="work", group=QUEUE_MODE)
-        return web.json_response({"messages": [message]})
-
-    async def push(self, _request: web.Request) -> web.Response:
-        """Nobody hears of it again."""
-        self.pushed.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def ack(self, request: web.Request) -> web.Response:
-        """All is well."""
-        items = (await request.json())["acknowledgments"]
-        self.statuses += [item.get("status", "completed") for item in items]
-        return web.json_response([{"success": True} for _ in items])
-
-
-@asynccontextmanager
-async def half_server(server: HalfServer) -> AsyncIterator[str]:
-    """Run it in this loop; its URL."""
-    app = web.Application()
-    app.router.add_get("/api/v1/pop/queue/q", server.pop)
-    app.router.add_post("/api/v1/push", server.push)
-    app.router.add_post("/api/v1/ack/batch", server.ack)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-async def test_a_push_that_nobody_answers_does_not_hold_up_the_end() -> None:
-    server = HalfServer()
-    async with half_server(server) as url:
-        worker = Worker(url, queue="q")
-
-        @worker.task
-        async def work() -> None:
-            await work.push()
-
-        run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=0.5)))
-        async with asyncio.timeout(SECONDS):  # A push alone waits for longer.
-            await server.pushed.wait()
-            await worker.stop()
-            summary = await run
+    run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=0.5)))
+    async with asyncio.timeout(SECONDS):  # A push alone waits for longer.
+        await server.pushed.wait()
+        await worker.stop()
+        summary = await run
     assert summary.totals.handed_back == 1
-    assert server.statuses == ["retry"]
+    assert [[item["status"] for item in batch] for batch in line.acks] == [["retry"]]
 
 
 async def test_without_a_grace_period_nothing_is_waited_for(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,17 +38,21 @@ async def test_a_pushed_task_runs_with_its_arguments(worker: Worker) -> None:
     assert summary.tasks["greet"].done == 2
 
 
-async def test_a_function_that_is_not_async_runs_in_a_thread_with_the_context(worker: Worker) -> None:
+async def test_functions_that_are_not_async_run_side_by_side_in_threads_with_their_context(
+    server_url: str, queue: str
+) -> None:
+    worker = Worker(server_url, queue=queue, concurrency=3)
+    together = threading.Barrier(3, timeout=10)
     seen: list[tuple[str, int, bool]] = []
 
     @worker.task
-    def work(value: int) -> None:
-        context = current()
-        seen.append((context.task, value, threading.current_thread() is threading.main_thread()))
+    def meet(value: int) -> None:
+        together.wait()
+        seen.append((current().task, value, threading.current_thread() is threading.main_thread()))
 
-    await work.push(7)
-    await burst(worker)
-    assert seen == [("work", 7, False)]
+    await asyncio.gather(*(meet.push(number) for number in range(3)))
+    assert (await burst(worker)).totals.done == 3
+    assert sorted(seen) == [("meet", number, False) for number in range(3)]
 
 
 @pytest.mark.parametrize("name", ["mailer", "m" * 300])
@@ -65,18 +69,6 @@ async def test_the_lease_of_a_task_names_its_worker(server_url: str, queue: str,
     await burst(worker)
     [(consumer, worker_id)] = seen
     assert consumer == worker_id[-255:]
-
-
-async def test_functions_in_threads_run_side_by_side(server_url: str, queue: str) -> None:
-    worker = Worker(server_url, queue=queue, concurrency=3)
-    together = threading.Barrier(3, timeout=10)
-
-    @worker.task
-    def meet() -> None:
-        together.wait()
-
-    await asyncio.gather(*(meet.push() for _ in range(3)))
-    assert (await burst(worker)).totals.done == 3
 
 
 NEVER = RetryPolicy.never()
@@ -132,52 +124,46 @@ async def test_what_a_handler_raises_decides_what_becomes_of_its_task(
         assert letter["data"] == {"task": "work", "arguments": {}}
 
 
-async def test_an_unknown_task_fails_and_says_which_there_are(server_url: str, queue: str, worker: Worker) -> None:
-    worker.task("first")(print_nothing)
-    worker.task("second")(print_nothing)
-    await push_raw(server_url, queue, {"task": "third", "arguments": {}}, backoffSchedule=[])
-    assert (await burst(worker)).totals.failed == 1
-    (letter,) = await dead_letters(server_url, queue)
-    assert letter["errorMessage"] == "UnknownTask: this worker has no task 'third'; it has: first, second"
+NO_TASKS: list[tuple[object, str]] = [
+    ({"task": "greet", "arguments": {"name": 5}}, "argument 'name': expected `str`, got `int`"),
+    ({"task": "greet"}, "argument 'name' is missing"),
+    ({"task": "greet", "arguments": {"name": "a", "x": 1}}, "there is no argument 'x'"),
+    ({"hello": "world"}, "this message is no task"),
+    ([1, 2], "this message is no task"),
+    (None, "this message is no task"),
+]
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
-        ({"task": "greet", "arguments": {"name": 5}}, "argument 'name': expected `str`, got `int`"),
-        ({"task": "greet"}, "argument 'name' is missing"),
-        ({"task": "greet", "arguments": {"name": "a", "x": 1}}, "there is no argument 'x'"),
-        ({"hello": "world"}, "this message is no task"),
-        ([1, 2], "this message is no task"),
-        (None, "this message is no task"),
-    ],
-    ids=["type", "missing", "unknown", "other-object", "list", "null"],
-)
-async def test_what_can_never_run_is_a_dead_letter_at_once(
-    server_url: str, queue: str, worker: Worker, payload: object, text: str
-) -> None:
+async def test_what_can_never_run_is_a_dead_letter_at_once(server_url: str, queue: str, worker: Worker) -> None:
 
     @worker.task
     async def greet(name: str) -> None: ...
 
-    await push_raw(server_url, queue, payload)
-    summary = await burst(worker)
-    assert (summary.totals.failed, summary.totals.dead, summary.totals.done) == (1, 1, 0)
-    (letter,) = await dead_letters(server_url, queue)
-    assert text in letter["errorMessage"]
+    fine = {"task": "greet", "arguments": {"name": "a"}}
+    for payload, _ in NO_TASKS:
+        await push_raw(server_url, queue, payload, fine)
+    totals = (await burst(worker)).totals
+    assert (totals.failed, totals.dead, totals.done) == (6, 6, 6), "their neighbours are not disturbed"
+    letters = {str(letter["data"]): letter["errorMessage"] for letter in await dead_letters(server_url, queue)}
+    assert [text in letters[str(payload)] for payload, text in NO_TASKS] == [True] * 6
 
 
-async def test_a_message_that_fits_no_task_does_not_disturb_its_neighbours(
+async def test_what_this_worker_can_not_run_fails_alone_and_says_why(
     server_url: str, queue: str, worker: Worker
 ) -> None:
 
     @worker.task
-    async def greet(name: str) -> None: ...
+    async def greet(person: Person) -> None: ...
 
-    payloads: list[Any] = [{"task": "greet", "arguments": {"name": "a"}}, "?", {"task": "x"}] * 3
-    await push_raw(server_url, queue, *payloads, backoffSchedule=[])
-    summary = await burst(worker)
-    assert (summary.totals.done, summary.totals.dead) == (3, 6)
+    worker.task("second")(print_nothing)
+    arguments: list[Any] = [{"person": {"name": ""}}, {"person": {"name": "Ada"}}]
+    payloads = [{"task": "greet", "arguments": one} for one in arguments]
+    await push_raw(server_url, queue, *payloads, {"task": "third", "arguments": {}}, backoffSchedule=[])
+    totals = (await burst(worker)).totals
+    assert (totals.done, totals.failed, totals.dead) == (1, 2, 2)
+    unknown, unreadable = sorted(letter["errorMessage"] for letter in await dead_letters(server_url, queue))[::-1]
+    assert unknown == "UnknownTask: this worker has no task 'third'; it has: greet, second"
+    assert unreadable.startswith("LookupError: nobody")
 
 
 async def test_an_async_handler_that_takes_too_long_is_cancelled_and_fails(
@@ -244,24 +230,6 @@ async def test_a_burst_also_runs_what_its_tasks_push(worker: Worker) -> None:
     assert seen == [3, 2, 1, 0]
 
 
-async def test_a_type_that_fails_to_be_read_fails_its_task_alone(server_url: str, queue: str, worker: Worker) -> None:
-
-    @worker.task
-    async def greet(person: Person) -> None: ...
-
-    await push_raw(
-        server_url,
-        queue,
-        {"task": "greet", "arguments": {"person": {"name": ""}}},
-        {"task": "greet", "arguments": {"person": {"name": "Ada"}}},
-        backoffSchedule=[],
-    )
-    summary = await burst(worker)
-    assert (summary.totals.done, summary.totals.dead) == (1, 1)
-    (letter,) = await dead_letters(server_url, queue)
-    assert letter["errorMessage"].startswith("LookupError: nobody")
-
-
 class Person(msgspec.Struct):
     """A type with a check of its own, which raises what it should not."""
 
@@ -316,10 +284,7 @@ async def test_a_function_that_has_ended_is_done_although_the_worker_stops_at_th
 
 
 async def test_what_a_function_returns_to_be_awaited_has_the_time_limit_too() -> None:
-    def work() -> Awaitable[None]:
-        return asyncio.sleep(3600)
-
-    bench = Bench(work, timeout=0.05)
+    bench = Bench(lambda: asyncio.sleep(3600), timeout=0.05)
     bench.start()
     ended = await bench.ended()
     assert (ended.ending, ended.error) == ("failed", "timed out after 0.05 s")

@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 
 from hark.client.calling import Caller
+from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
+from hark.errors import HarkError
 from hark.worker import Summary, TaskEvent, Worker, WorkerRunOptions
+from tests.client.transports import Script
 
 SECONDS = 20.0
 """What never takes that long has failed."""
@@ -109,21 +112,66 @@ async def push_raw(url: str, queue: str, *payloads: object, **options: Any) -> N
     await post(url, "push", {"items": [{"queue": queue, "payload": payload, **options} for payload in payloads]})
 
 
-def wire_message(id: str, lease: str = "lease", task: str = "t", group: str = "g") -> dict[str, object]:
+def wire_message(id: str) -> dict[str, object]:
     """A task as a pop brings it."""
     return {
         "id": id,
         "transactionId": id,
         "traceId": None,
-        "data": {"task": task},
+        "data": {"task": "t"},
         "producerSub": None,
         "createdAt": "2030-01-01T00:00:00Z",
         "partitionId": "p",
         "partition": "Default",
-        "leaseId": lease,
-        "consumerGroup": group,
+        "leaseId": "lease",
+        "consumerGroup": "g",
         "queue": "q",
         "offset": 1,
         "priority": 0,
         "deliveryAttempt": 1,
     }
+
+
+class ScriptedServer(Script):
+    """A transport whose pops are answered by the test, whose acks succeed unless it says otherwise, and whose pushes are
+    never answered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.acks: list[list[dict[str, object]]] = []
+        self.failures: list[HarkError] = []
+        """Raised by the next acks, one each."""
+        self._pops: asyncio.Queue[Answer | HarkError] = asyncio.Queue()
+        self.polled = asyncio.Semaphore(0)
+        self.pushed = asyncio.Event()
+
+    def answer_pop(self, *ids: str) -> None:
+        """The next pop gets these messages."""
+        messages = [wire_message(one) for one in ids]
+        self._pops.put_nowait(Answer(200 if ids else 204, msgspec.json.encode({"messages": messages})))
+
+    def fail_pop(self, error: HarkError) -> None:
+        """The next pop gets this."""
+        self._pops.put_nowait(error)
+
+    async def send(self, request: Request) -> Answer:
+        """Answer as the test says."""
+        if "/pop/" in request.path:
+            assert request.query is not None
+            self.batches.append(int(request.query["batch"] or 0))
+            self.polled.release()
+            answer = await self._pops.get()
+            if isinstance(answer, HarkError):
+                raise answer
+            return answer
+        if request.path == "/api/v1/push":
+            self.pushed.set()
+            await asyncio.Event().wait()
+        assert request.path == "/api/v1/ack/batch", request.path
+        if self.failures:
+            raise self.failures.pop(0)
+        items = msgspec.json.decode(request.body or b"")["acknowledgments"]
+        self.acks.append(items)
+        return Answer(200, msgspec.json.encode([{"success": True} for _ in items]))
