@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.http.api import WAIT, Api, Json, data, read, refusal
-from tests.http.streaming import Socket, listening
+from tests.http.streaming import Socket
 
 SHARED: dict[str, Any] = {"consumerGroup": "g", "groupMode": "shared"}
 
@@ -240,13 +239,6 @@ def test_a_delay_says_when_it_comes_again(api: Api, queue: str, status: str, att
     assert api.pop_one(queue, **WAIT)["deliveryAttempt"] == attempt
 
 
-def test_all_of_many_racing_consumers_get_different_messages(api: Api, queue: str) -> None:
-    api.push(queue, *range(40))
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda _: api.pop_one(queue, **SHARED)["data"], range(40)))
-    assert sorted(taken) == list(range(40))
-
-
 @pytest.mark.parametrize(("mode", "other"), [("shared", "ordered"), ("ordered", "shared")])
 def test_the_mode_of_a_group_is_kept_and_another_one_is_a_conflict(api: Api, queue: str, mode: str, other: str) -> None:
     api.push(queue, 1)
@@ -256,29 +248,6 @@ def test_the_mode_of_a_group_is_kept_and_another_one_is_a_conflict(api: Api, que
     api.push(queue, 2)
     assert data(api.pop(queue, consumerGroup="g")) == [2], "without a mode it is as stored"
     assert group_of(api, queue)["groupMode"] == mode
-
-
-def test_an_event_stream_of_another_mode_ends_with_an_error(api: Api, server_url: str, queue: str) -> None:
-    api.push(queue, 1)
-    api.pop_one(queue, **SHARED)
-    with listening(server_url, f"/queue/{queue}", consumerGroup="g", groupMode="ordered") as events:
-        name, _, problem = events.next()
-        assert (name, problem["code"]) == ("error", "group_mode_conflict")
-        with pytest.raises(StopIteration):
-            events.next()
-
-
-def test_two_event_streams_share_one_partition(api: Api, server_url: str, queue: str) -> None:
-    with (
-        listening(server_url, f"/queue/{queue}", prefetch=1, **SHARED) as one,
-        listening(server_url, f"/queue/{queue}", prefetch=1, **SHARED) as other,
-    ):
-        api.push(queue, 1, 2)
-        messages = [one.message(), other.message()]
-        assert sorted(data(messages)) == [1, 2]
-        api.push(queue, 3)
-        assert api.ack(messages[1])["success"]
-        assert other.message()["data"] == 3, "a settled message makes room"
 
 
 def test_a_socket_takes_from_a_shared_group_and_settles_by_message_id(api: Api, socket: Socket, queue: str) -> None:

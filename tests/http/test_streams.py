@@ -155,13 +155,15 @@ def test_a_namespace_brings_the_messages_of_all_its_queues(api: Api, server_url:
         assert sorted(data([following(), following()])) == [1, 2]
 
 
-@ordinary_ways
-def test_ten_clients_share_fairly(api: Api, server_url: str, queue: str, way: Way) -> None:
-    """All of them are idle when a hundred messages come: each gets ten."""
+@every_way
+def test_clients_share_what_comes_fairly(api: Api, server_url: str, queue: str, way: Way) -> None:
+    """All of ten are idle when a hundred messages come: each gets ten."""
+    options: Json = {} if way.payload == "value" else {"autoAck": True}
     with ExitStack() as stack, ThreadPoolExecutor(10) as pool:
-        streams = [stack.enter_context(way.opened(server_url, queue, 1, autoAck=True)) for _ in range(10)]
+        most = 1 if options else 10
+        streams = [stack.enter_context(way.opened(server_url, queue, most, **options)) for _ in range(10)]
         spread(api, queue, 100)
-        taken = pool.map(lambda following: [following()["data"] for _ in range(10)], streams)
+        taken = pool.map(lambda following: [following()[way.payload] for _ in range(10)], streams)
         assert sorted(number for numbers in taken for number in numbers) == list(range(100))
 
 
@@ -299,11 +301,30 @@ def test_a_server_that_stops_ends_the_stream(queue: str) -> None:
         inside() as server,
         listening(server.url, f"/queue/{queue}") as events,
         listening(server.url, f"/queue/{queue}", browse=True) as browser,
+        listening_to_work(server.url, queue) as work,
     ):
+        assert work.next() == ("ping", None, {})
         server.call(server.broker.stop_waiting)
-        for stream in (events, browser):
+        for stream in (events, browser, work):
             with pytest.raises(StopIteration):
                 stream.next()
+
+
+@pytest.mark.parametrize("kind", ["events", "work"])
+def test_a_group_of_another_mode_ends_the_stream_with_an_error(
+    api: Api, server_url: str, queue: str, kind: str
+) -> None:
+    api.push(queue, 1)
+    api.pop_one(queue, groupMode="ordered" if kind == "work" else "shared")
+    with (
+        listening_to_work(server_url, queue)
+        if kind == "work"
+        else listening(server_url, f"/queue/{queue}", groupMode="ordered") as events
+    ):
+        name, _, problem = events.next()
+        assert (name, problem["code"]) == ("error", "group_mode_conflict")
+        with pytest.raises(StopIteration):
+            events.next()
 
 
 def test_where_to_begin_is_for_browsers_only(api: Api, queue: str) -> None:
