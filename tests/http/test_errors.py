@@ -283,10 +283,12 @@ def test_ten_megabytes_is_the_limit_by_default(api: Api, queue: str) -> None:
 # Routes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico"])
-def test_an_unknown_route_is_404_in_json(http: httpx.Client, path: str) -> None:
-    for method in ("GET", "POST", "DELETE"):
-        refusal(http.request(method, path), 404, "route_not_found")
+def test_an_unknown_route_is_404_in_json(http: httpx.Client) -> None:
+    paths = ["/nothing", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico", "/keyval/api"]
+    paths += [f"/keyval/api/{below}" for below in ("watch/nothing", "queue", "queue/", "queue/poll/", "queue/dlq/x/y")]
+    for path in paths:
+        for method in ("GET", "POST", "DELETE"):
+            refusal(http.request(method, path), 404, "route_not_found")
 
 
 @pytest.mark.parametrize("pattern", [pattern for pattern in TABLE if "{" not in pattern or pattern.count("{") == 1])

@@ -14,8 +14,9 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from hark.settings import Limits, Settings
+from hark.settings import Limits, Queue, Settings
 from tests.http.api import WAIT, Api, Json, data, read, refusal
+from tests.http.keyval.keys import watching
 from tests.http.keyval.test_listen import listening as listening_to_work
 from tests.http.streaming import PATIENCE, UPGRADE, Inside, deaf, inside, listening, masked, spread, websocket
 
@@ -292,8 +293,18 @@ def test_only_the_partition_that_was_named_comes(api: Api, server_url: str, queu
 
 
 def test_pings_come_while_there_is_nothing_else(queue: str) -> None:
-    with inside(ping_seconds=0.02) as server, listening(server.url, f"/queue/{queue}") as events:
+    settings = Settings(queue=Queue(ping_interval_ms=20))
+    with (
+        inside(settings, ping_seconds=0.02) as server,
+        listening(server.url, f"/queue/{queue}") as events,
+        websocket(server.url) as consumer,
+        listening_to_work(server.url, queue) as work,
+        watching(server.url, "/watch/prefix", prefix="a") as watch,
+    ):
         assert [events.next() for _ in range(3)] == [("ping", None, {})] * 3
+        assert [consumer.connection.recv(timeout=PATIENCE) for _ in range(3)] == ['{"type":"ping"}'] * 3
+        for stream in (work, watch):
+            assert [stream.frame() for _ in range(3)] == [b"event: ping\ndata: \n\n"] * 3
 
 
 def test_a_server_that_stops_ends_the_stream(queue: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.http.api import Json, read, refusal
@@ -30,7 +29,6 @@ NO_RECEIPTS: list[tuple[Any, ...]] = [
 ]
 NO_RANGES: list[tuple[Any, ...]] = [
     ("limit=1e2", "limit must be a positive number"),
-    ("prefix=[1", "prefix: "),
     ("prefix=[]", "prefix: Key cannot be empty"),
     ("start=[{}]", "start: Invalid key part at index 0"),
     (f"prefix={'x' * 1025}", "Key part too long (max 1024 chars)"),
@@ -47,27 +45,20 @@ NO_BATCHES: list[tuple[Any, ...]] = [
 ]
 NO_OPTIONS: list[tuple[str, Any, str]] = [
     ("delay", -1, "expected milliseconds from 0 to"),
-    ("delay", "60000", "expected a number, got a string"),
-    ("delay", True, "expected"),
     ("delay", 10**15, "expected milliseconds"),
     ("deliverAt", "tomorrow", "expected a time"),
     ("deliverAt", -5, "expected"),
-    ("deliverAt", [], "expected"),
-    ("backoffSchedule", 1000, "expected an array, got an integer"),
-    ("backoffSchedule", {"0": 1}, "expected an array"),
     ("backoffSchedule", [1] * 101, "at most 100 entries, got 101"),
     ("priority", 10, "expected an integer from 0 to 9, got 10"),
     ("priority", -1, "expected an integer from 0 to 9, got -1"),
-    ("priority", 1.5, "expected an integer"),
-    ("priority", "high", "expected an integer, got a string"),
     ("ttl", 0, "expected milliseconds from 1"),
-    ("ttl", "1h", "expected"),
     ("keysIfUndelivered", [], "Keys array cannot be empty."),
     ("keysIfUndelivered", "key", "Keys must be an array of key arrays"),
     ("keysIfUndelivered", ["key"], "Invalid key at index 0: Key must be an array"),
     ("keysIfUndelivered", [["a"], []], "Invalid key at index 1: Key cannot be empty."),
     ("keysIfUndelivered", [["a", None]], "Invalid key at index 0: Invalid key part"),
-    ("keysIfUndelivered", [["a"] * 21], "Invalid key at index 0: Key too deep"),
+    ("keysIfUndelivered", [["a"] * 21], "Invalid key at index 0: Key too deep: 21 parts (max 20)."),
+    ("keysIfUndelivered", [["x" * 1025]], "Invalid key at index 0: Key part at index 0 too long"),
     ("keysIfUndelivered", [["a"]] * 1001, "Too many keys: 1001"),
     ("traceparent", "no", ""),
 ]
@@ -76,21 +67,16 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ({}, "value: is required"),
         ({"options": {}}, "value: is required"),
         (b'{"value": ' + DEEP + b"}", "value: nested too deeply"),
-        ({"value": 1, "options": []}, "options: expected an object, got an array"),
-        ({"value": 1, "options": "delay"}, "options: expected an object, got a string"),
         ({"value": 1, "options": {"delay": 1, "deliverAt": 1}}, "options.deliverAt: give either"),
         *(({"value": 1, "options": {name: value}}, f"options.{name}: {text}") for name, value, text in NO_OPTIONS),
         ({"value": 1, "options": {"backoffSchedule": [1, -1]}}, "options.backoffSchedule[1]: expected milliseconds"),
-        ({"value": 1, "options": {"backoffSchedule": [1, "x"]}}, "options.backoffSchedule[1]: expected a number, got"),
     ],
     "POST /queue/ack": NO_IDS + NO_RECEIPTS,
     "POST /queue/cancel": NO_IDS,
     "POST /queue/nack": [
         *NO_IDS,
         *NO_RECEIPTS,
-        ({"id": "ID", "error": 5}, "error: expected a string"),
         ({"id": "ID", "delay": -1}, "delay: expected milliseconds"),
-        ({"id": "ID", "delay": "soon"}, "delay: expected"),
         ({"id": "ID", "delay": 1e15}, "delay: expected milliseconds"),
     ],
     "PUT /queue/settings": [
@@ -108,10 +94,6 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ),
     ],
     **{
-        f"PUT /keys/QUEUE/a?expiresIn={given}": [(b"1", "expiresIn: expected an integer")]
-        for given in ("0", "-1", "1.5", "soon", "", "99999999999999999999")
-    },
-    **{
         f"{method} /keys{path}": [(b"1" if method == "PUT" else b"", text)]
         for method in ("GET", "PUT", "DELETE")
         for path, text in {
@@ -121,17 +103,13 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
             "/" + "x" * 1025: "Key part too long (max 1024 chars)",
             "/" + "💥" * 513: "Key part too long (max 1024 chars)",
             "/" + "/".join(["x" * 1000] * 3): "Key too long",
-            "/%FF": "the path is not valid UTF-8",
             "/[draft]": "the key in the path: what begins with [ must be a JSON array",
             "/[null]": "the key in the path: Invalid key part at index 0",
-            "/a?strings=maybe": "strings: expected true or false",
         }.items()
     },
     "DELETE /keys/QUEUE": [
         ({"where": {"age": {"$gt": 5}}}, "where: this server has no filters", 501),
         ({"where": {}}, "where: this server has no filters", 501),
-        ({"exact": "true"}, "exact: expected true or false"),
-        (b"exact=true", "Invalid JSON"),
     ],
     "GET /keys": NO_RANGES,
     "GET /keys/paginate": [
@@ -145,8 +123,6 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ({"prefix": ["x" * 1025]}, "prefix: Key part at index 0 too long"),
         ({"start": list("x" * 21)}, "start: Key too deep: 21 parts (max 20)"),
         ({"limit": 0}, "limit"),
-        ({"limit": "5"}, "limit"),
-        ({"reverse": 1}, "reverse"),
         ({"where": {"a": 1}}, "where", 501),
     ],
     "POST /keys/batch": NO_BATCHES,
@@ -186,7 +162,6 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ("keys=a,,b", "Invalid key at index 1: Key cannot be empty"),
         (f"keys=a/{'x' * 1025}", "Key part too long (max 1024 chars)"),
         ("keys=[[1],2]", "Invalid key at index 1"),
-        ("keys=[a", "keys: what begins with ["),
         (f"keys={','.join('a' * 1001)}", "Too many keys: 1001 (max 1000)"),
     ],
     "GET /watch/poll": [
@@ -235,10 +210,3 @@ def test_what_makes_no_sense_is_refused_by_name_and_nothing_happens(keys: Keys, 
         assert said.startswith(text), (str(wrong)[:100], said)
         assert state() == before, wrong
     assert work.ack(held) == {"ok": True}
-
-
-@pytest.mark.parametrize(
-    "path", ["", "/nothing", "/watch/nothing", "/queue", "/queue/", "/queue/poll/", "/queue/dlq/x/y"]
-)
-def test_a_route_that_is_not_there_is_a_404_in_json(http: httpx.Client, path: str) -> None:
-    refusal(http.get(f"{BASE}{path}"), 404, "route_not_found")
