@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.api import Api, Json, acknowledgment, data, read, refusal
+from tests.http.api import Api, Json, acknowledgment, read, refusal
 
 FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 
@@ -91,15 +91,6 @@ def test_a_batch_is_answered_in_order_and_per_item(api: Api, queue: str) -> None
     assert [result["index"] for result in results] == [0, 1, 2]
     assert [result["success"] for result in results] == [True, True, False]
     assert results[2]["error"] == "Message not found"
-
-
-def test_a_failure_in_the_middle_of_a_batch_is_not_lost(api: Api, queue: str) -> None:
-    api.push(queue, 1, 2, 3)
-    messages = api.pop(queue, batch=3)
-    statuses = ("completed", "failed", "completed")
-    items = [acknowledgment(message, status) for message, status in zip(messages, statuses, strict=True)]
-    assert all(result["success"] for result in ack_batch(api, *items, consumerGroup=None))
-    assert data(api.pop(queue, batch=10)) == [2]
 
 
 def test_the_id_of_a_message_says_where_it_is(api: Api, queue: str) -> None:
@@ -189,20 +180,13 @@ def test_a_lease_is_extended_and_never_shortened(api: Api, queue: str) -> None:
     assert extend(api, lease, 1)["expiresAt"] == expires
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"seconds":null}'])
-def test_without_seconds_it_is_a_minute(api: Api, queue: str, content: bytes) -> None:
+@pytest.mark.parametrize("body", [None, {}, {"seconds": None}], ids=str)
+def test_without_seconds_it_is_a_minute(api: Api, queue: str, body: Json) -> None:
     [lease] = leased(api, queue, "p")
-    minute = expiry(read(api.post(f"/lease/{lease}/extend", content=content)))
-    assert 1 <= (expiry(extend(api, lease, 61)) - minute).total_seconds() < 30
-
-
-def test_one_lease_over_many_partitions_is_extended_whole(api: Api, queue: str) -> None:
-    for name in ("p1", "p2"):
-        api.push(queue, name, partition=name)
-    messages = api.pop(queue, batch=10, partitions=2)
-    assert extend(api, messages[0]["leaseId"], 1000)["success"]
-    ends = [api.show(message)["leaseExpiresAt"] for message in messages]
-    assert ends == [ends[0]] * 2
+    one = read(api.post(f"/lease/{lease}/extend", body))
+    [same] = read(api.post("/lease/extend", {"leaseIds": [lease]} | (body or {})))["results"]
+    for minute in (one, same):
+        assert 1 <= (expiry(extend(api, lease, 61)) - expiry(minute)).total_seconds() < 30
 
 
 def test_a_lease_that_is_gone_is_an_answer(api: Api, queue: str) -> None:
@@ -229,13 +213,6 @@ def test_many_leases_are_answered_by_position(api: Api, queue: str) -> None:
     assert results[1]["error"]
     for lease, result in ((second, results[0]), (first, results[2])):
         assert expiry(extend(api, lease, 1)) == expiry(result)
-
-
-@pytest.mark.parametrize("body", [{}, {"seconds": None}])
-def test_without_seconds_many_are_held_for_a_minute(api: Api, queue: str, body: dict[str, Any]) -> None:
-    [lease] = leased(api, queue, "p")
-    [result] = read(api.post("/lease/extend", {"leaseIds": [lease]} | body))["results"]
-    assert 1 <= (expiry(extend(api, lease, 61)) - expiry(result)).total_seconds() < 30
 
 
 @pytest.mark.parametrize(

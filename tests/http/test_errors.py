@@ -230,7 +230,8 @@ def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
             if len(parts) == 1 or all(isinstance(one, inspect.StructType) for one in parts):
                 yield from (case for one in parts for case in wrong(one))
             else:
-                yield "", {}
+                others = [({}, inspect.DictType), (True, inspect.BoolType), ("5", inspect.StrType)]
+                yield from (("", other) for other, kind in others if not any(isinstance(one, kind) for one in parts))
                 yield from (case for one in parts for case in wrong(one) if case[0])
         case inspect.StrType():
             yield "", 5

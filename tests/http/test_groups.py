@@ -66,12 +66,17 @@ def test_lagging_lists_places_whose_oldest_message_waits_that_long(fresh_api: Ap
     assert read(api.get("/consumer-groups/lagging")) == []
 
 
-def test_deleting_a_group_makes_it_start_anew(api: Api, queue: str) -> None:
-    group = f"{queue}-group"
-    api.push(queue, 1)
-    api.ack(api.pop_one(queue, consumerGroup=group))
+def test_deleting_a_group_in_one_queue_or_everywhere_makes_it_start_again(api: Api, queue: str) -> None:
+    group, other = f"{queue}-group", f"{queue}-other"
+    for name in (queue, other):
+        api.push(name, 1)
+        api.ack(api.pop_one(name, consumerGroup=group))
+    answer = read(api.delete(f"/consumer-groups/{group}/queues/{queue}"))
+    assert (answer["success"], answer["queueName"], answer["deletedPartitions"]) == (True, queue, 1)
+    assert api.ack(api.pop_one(queue, consumerGroup=group))["success"]
+    assert api.pop(other, consumerGroup=group) == []
     answer = read(api.delete(f"/consumer-groups/{group}", deleteMetadata=True))
-    assert answer == {"success": True, "consumerGroup": group, "deletedPartitions": 1, "metadataDeleted": True}
+    assert answer == {"success": True, "consumerGroup": group, "deletedPartitions": 2, "metadataDeleted": True}
     assert read(api.get("/consumer-groups", queue=queue)) == []
     assert data(api.pop(queue, consumerGroup=group)) == [1]
     unknown = read(api.delete(f"/consumer-groups/{queue}-unknown"))
@@ -88,17 +93,6 @@ def test_a_kept_subscription_still_counts_after_the_group_was_deleted(api: Api, 
     assert data(api.pop(queue, consumerGroup=group, batch=10)) == ["new"]
 
 
-def test_a_group_can_be_deleted_in_one_queue_only(api: Api, queue: str) -> None:
-    other = f"{queue}-other"
-    for name in (queue, other):
-        api.push(name, 1)
-        api.ack(api.pop_one(name, consumerGroup="g"))
-    answer = read(api.delete(f"/consumer-groups/g/queues/{queue}"))
-    assert (answer["success"], answer["queueName"], answer["deletedPartitions"]) == (True, queue, 1)
-    assert data(api.pop(queue, consumerGroup="g")) == [1]
-    assert api.pop(other, consumerGroup="g") == []
-
-
 def test_a_subscription_can_be_moved(api: Api, queue: str) -> None:
     group = f"{queue}-group"
     api.push(queue, "old")
@@ -113,15 +107,13 @@ def test_a_subscription_can_be_moved(api: Api, queue: str) -> None:
     listed = group_of(api, queue)
     assert listed["subscriptionMode"] == "timestamp"
     assert listed["subscriptionTimestamp"] == "2020-01-01T00:00:00.000Z"
-
-
-def test_a_wrong_subscription_is_refused(api: Api) -> None:
     for body, text in (
         ({}, "subscriptionTimestamp is required"),
         ({"subscriptionTimestamp": None}, "subscriptionTimestamp is required"),
         ({"subscriptionTimestamp": "x"}, "subscriptionTimestamp: expected a time"),
     ):
-        assert refusal(api.post("/consumer-groups/g/subscription", body), 400).startswith(text)
+        assert refusal(api.post(f"/consumer-groups/{group}/subscription", body), 400).startswith(text)
+    assert group_of(api, queue) == listed | {"maxTimeLag": group_of(api, queue)["maxTimeLag"]}
 
 
 class TestSeek:
@@ -208,26 +200,23 @@ class TestSeek:
 # Shared groups --------------------------------------------------------------------------------------------
 
 
-def test_many_consumers_take_from_one_partition_at_once_and_settle_in_any_order(api: Api, queue: str) -> None:
-    api.push(queue, 1, 2, 3)
-    messages = [api.pop_one(queue, **SHARED) for _ in range(3)]
-    assert data(messages) == [1, 2, 3]
-    assert len({message["leaseId"] for message in messages}) == 3
-    assert api.pop(queue, **SHARED) == []
-    for message in reversed(messages):
-        result = api.ack(message)
-        assert (result["success"], result["leaseReleased"]) == (True, True)
-    assert api.pop(queue, **SHARED) == []
-
-
-def test_higher_priorities_come_first_and_a_lease_is_over_with_the_last_of_its_messages(api: Api, queue: str) -> None:
+def test_consumers_share_a_partition_by_priority_and_a_lease_is_over_with_the_last_of_its_messages(
+    api: Api, queue: str
+) -> None:
     for priority in (0, 9, 5):
         api.push(queue, priority, priority=priority)
+    messages = [api.pop_one(queue, **SHARED) for _ in range(3)]
+    assert data(messages) == [9, 5, 0]
+    assert len({message["leaseId"] for message in messages}) == 3
+    assert api.pop(queue, **SHARED) == []
+    results = [api.ack(message, "retry") for message in reversed(messages)]
+    assert [(result["success"], result["leaseReleased"]) for result in results] == [(True, True)] * 3
     messages = api.pop(queue, batch=10, **SHARED)
     assert data(messages) == [9, 5, 0]
     assert len({message["leaseId"] for message in messages}) == 1
     released = [api.ack(message)["leaseReleased"] for message in (messages[2], messages[0], messages[1])]
     assert released == [False, False, True]
+    assert api.pop(queue, **SHARED) == []
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])

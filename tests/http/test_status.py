@@ -26,7 +26,7 @@ from hark.http.routes.history import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
 from hark.testing.thread import ServerThread
 from hark.testing.timers import FakeTimers
-from tests.http.api import Api, Json, data, read, refusal
+from tests.http.api import Api, Json, read, refusal
 from tests.http.edge.asking import Tokens
 from tests.http.streaming import PATIENCE, Events
 from tests.servers import running_server
@@ -49,42 +49,22 @@ def test_health(api: Api) -> None:
     assert read(api.client.get("/health/ready")) == {"status": "ready"}
 
 
-def test_metrics_are_numbers_about_the_store(api: Api) -> None:
-    numbers = read(api.get("/system/metrics"))["store"]
-    assert numbers["database_bytes"] > 0
-    assert all(isinstance(number, int | float) for number in numbers.values())
-
-
-def test_push_maintenance_refuses_pushes_and_stores_nothing(fresh_api: Api, queue: str) -> None:
-    fresh_api.push(queue, "before")
-    answer = read(fresh_api.post("/system/maintenance", {"enabled": True}))
-    assert (answer["maintenanceMode"], answer["bufferedMessages"], answer["bufferHealthy"]) == (True, 0, True)
-    assert answer["message"]
-    response = fresh_api.post("/push", {"items": [{"queue": queue, "payload": "lost"}]})
-    assert refusal(response, 503, "maintenance")
-    assert int(response.headers["retry-after"]) >= 1
-    operations = [{"type": "push", "queue": queue, "payload": "lost"}]
-    refusal(fresh_api.post("/transaction", {"operations": operations}), 503, "maintenance")
-    shown = read(fresh_api.get("/system/maintenance"))
-    assert (shown["maintenanceMode"], shown["popMaintenanceMode"]) == (True, False)
-    assert shown["bufferStats"]["failedFiles"]["count"] == 0
-    assert data(fresh_api.pop(queue, batch=10)) == ["before"], "pops go on"
-    read(fresh_api.post("/system/maintenance", {"enabled": False}))
-    fresh_api.push(queue, "after", partition="p")
-    for stopped in (True, False):
-        assert read(fresh_api.post("/system/maintenance/pop", {"enabled": stopped}))["popMaintenanceMode"] is stopped
-        assert read(fresh_api.get("/system/maintenance/pop"))["popMaintenanceMode"] is stopped
-        assert data(fresh_api.pop(queue)) == ([] if stopped else ["after"])
-
-
-def test_maintenance_outlives_a_restart(tmp_path: Path, queue: str) -> None:
+def test_what_maintenance_answers_and_that_it_outlives_a_restart(tmp_path: Path, queue: str) -> None:
     engine = f"sqlite:///{tmp_path / 'hark.db'}"
     with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
-        read(Api(client).post("/system/maintenance", {"enabled": True}))
+        api = Api(client)
+        for stopped in (True, False):
+            assert read(api.post("/system/maintenance/pop", {"enabled": stopped}))["popMaintenanceMode"] is stopped
+            assert read(api.get("/system/maintenance/pop"))["popMaintenanceMode"] is stopped
+        answer = read(api.post("/system/maintenance", {"enabled": True}))
+        assert (answer["maintenanceMode"], answer["bufferedMessages"], answer["bufferHealthy"]) == (True, 0, True)
+        assert answer["message"]
     with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
-        again = Api(client)
-        assert read(again.get("/system/maintenance"))["maintenanceMode"] is True
-        refusal(again.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
+        api = Api(client)
+        shown = read(api.get("/system/maintenance"))
+        assert (shown["maintenanceMode"], shown["popMaintenanceMode"]) == (True, False)
+        assert shown["bufferStats"]["failedFiles"]["count"] == 0
+        refusal(api.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
 
 
 class _LostStore:
@@ -363,6 +343,7 @@ def test_the_status_has_the_shape_of_the_original(timed: Api, queue: str) -> Non
     [shown] = read(timed.get("/status", queue=queue))["queues"]
     assert (shown["name"], shown["partitions"], shown["totalConsumed"]) == (queue, 1, 1)
     assert read(timed.get("/status", queue=queue))["throughput"] == [], "what flows is not kept for single queues"
+    assert read(timed.get("/status/buffers")) == {"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0}
 
 
 def test_the_throughput_of_a_minute_is_the_sum_of_its_points(server: TickingServer, timed: Api) -> None:
@@ -400,10 +381,6 @@ def test_queues_and_their_messages_as_the_original_lists_them(timed: Api, queue:
     assert messages[0]["queuePath"] == f"{queue}/p1"
     assert read(timed.get(f"/status/queues/{queue}-2/messages")) == []
     refusal(timed.get(f"/status/queues/{queue}-2"), 404, "queue_not_found")
-
-
-def test_there_is_nothing_in_buffers(api: Api) -> None:
-    assert read(api.get("/status/buffers")) == {"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0}
 
 
 def test_the_overview_says_what_flows(server: TickingServer, timed: Api) -> None:
