@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.api import Api, Json, acknowledgment, read, refusal
+from tests.http.api import Api, Json, acknowledgment, read
 
 FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 
@@ -102,46 +102,6 @@ def test_the_id_of_a_message_says_where_it_is(api: Api, queue: str) -> None:
     assert (result["success"], result["partitionName"]) == (True, second["partition"])
 
 
-def test_a_wrong_ack_names_its_field_and_changes_nothing(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    for change, text in (
-        ({"transactionId": None}, "transactionId is required"),
-        ({"transactionId": ""}, "transactionId is required"),
-        ({"partitionId": None, "transactionId": "t"}, "partitionId is required to ensure message uniqueness"),
-        ({"status": "done"}, "status: expected completed, failed, retry or dlq, got 'done'"),
-        ({"consumerGroup": "x" * 256}, "consumerGroup: at most 255 bytes of UTF-8, got 256"),
-        ({"status": "completed", "delay": 5}, "delay: only with status failed or retry, got completed"),
-        ({"status": "dlq", "delay": 5}, "delay: only with status failed or retry, got dlq"),
-        ({"status": "failed", "delay": -1}, f"delay: expected an integer from 0 to {2**53 - 1}, got -1"),
-    ):
-        assert refusal(api.post("/ack", acknowledgment(message) | change), 400, "invalid_input") == text
-    assert api.ack(message)["success"]
-
-
-def test_a_wrong_item_refuses_the_whole_batch(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    for item, text in (
-        ({"partitionId": "p"}, ".transactionId: Each acknowledgment must have a valid transactionId string"),
-        (
-            {"transactionId": "t"},
-            ".partitionId: Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
-        ),
-        ("t", ": expected an object, got a string"),
-        (acknowledgment(message, "x"), ".status: expected completed, failed, retry or dlq, got 'x'"),
-    ):
-        body = {"acknowledgments": [acknowledgment(message), item]}
-        assert refusal(api.post("/ack/batch", body), 400, "invalid_input") == f"acknowledgments[1]{text}"
-    absent: list[Json] = [{}, {"acknowledgments": None}, {"acknowledgments": {}}]
-    for nothing in absent:
-        assert refusal(api.post("/ack/batch", nothing), 400) == "acknowledgments array is required"
-    too_many = {"acknowledgments": [{"transactionId": "t", "partitionId": "p"}] * 10_001}
-    assert "10000" in refusal(api.post("/ack/batch", too_many), 400).replace(",", "")
-    assert api.ack(message, "failed")["success"]
-    assert len(api.pop(queue)) == 1
-
-
 # Leases ----------------------------------------------------------------------------------------------------
 
 
@@ -213,30 +173,6 @@ def test_many_leases_are_answered_by_position(api: Api, queue: str) -> None:
     assert results[1]["error"]
     for lease, result in ((second, results[0]), (first, results[2])):
         assert expiry(extend(api, lease, 1)) == expiry(result)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "text"),
-    [
-        ("/lease/x/extend", {"seconds": 0}, "seconds: expected an integer from 1 to 315360000, got 0"),
-        (
-            "/lease/x/extend",
-            {"seconds": 315_360_001},
-            "seconds: expected an integer from 1 to 315360000, got 315360001",
-        ),
-        ("/lease/extend", {"leaseIds": ["x"], "seconds": 0}, "seconds: expected an integer from 1 to 315360000, got 0"),
-        ("/lease/extend", {}, "leaseIds: is required"),
-        ("/lease/extend", {"leaseIds": ["x", "a\0b"]}, "leaseIds[1]: must not contain a NUL character"),
-        ("/lease/extend", {"leaseIds": ["x" * 256]}, "leaseIds[0]: at most 255 bytes of UTF-8, got 256"),
-        (
-            "/lease/extend",
-            {"leaseIds": ["x"] * 10_001},
-            "leaseIds: at most 10000 at once (limits.max_batch), got 10001",
-        ),
-    ],
-)
-def test_a_wrong_extension_is_refused_by_field(api: Api, path: str, body: dict[str, Any], text: str) -> None:
-    assert refusal(api.post(path, body), 400) == text
 
 
 @pytest.mark.parametrize("number", [0, 10_000])

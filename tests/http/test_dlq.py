@@ -208,24 +208,3 @@ def test_each_filter_of_a_requeue_counts(api: Api, queue: str, where: Json, requ
     kill_with(api, queue, 1, "boom", partition="p1")
     kill_with(api, queue, 2, "boom", partition="p2")
     assert read(api.post("/dlq/requeue", {"filter": {"queue": queue, **where}}))["requeued"] == requeued
-
-
-def test_what_is_wrong_is_said_and_nothing_happens(api: Api, queue: str) -> None:
-    kill_with(api, queue, 1, "boom")
-    wrong: list[tuple[str, Json, str]] = [
-        ("requeue", {}, "send ids, or a filter"),
-        ("requeue", {"ids": [], "filter": {}}, "send ids, or a filter"),
-        ("requeue", {"ids": ["a"], "limit": 5}, "send ids, or a filter"),
-        ("requeue", {"filter": {"queeu": "x"}}, "queeu"),
-        ("requeue", {"filter": {"from": "yesterday"}}, "from: "),
-        ("requeue", {"filter": {}, "limit": 0}, "limit: "),
-        ("requeue", {"filter": {}, "limit": 1001}, "limit: "),
-        ("requeue", {"ids": ["x"] * 1001}, "ids: at most 1000"),
-        ("requeue", {"ids": ["x" * 256]}, "ids[0]: "),
-        ("delete", {}, "ids: is required"),
-        ("delete", {"ids": ["x"] * 1001}, "ids: at most 1000"),
-        ("delete", {"filter": {}}, "filter"),
-    ]
-    for verb, body, text in wrong:
-        assert text in refusal(api.post(f"/dlq/{verb}", body), 400)
-    assert len(api.dead_letters(queue)) == 1

@@ -339,23 +339,3 @@ def test_names_are_listed_with_their_counts(fresh_api: Api, queue: str) -> None:
     counts = {item["trace_name"]: (item["trace_count"], item["message_count"]) for item in answer["trace_names"]}
     assert counts == {"a": (3, 2), "b": (1, 1)}
     assert all(item["last_seen"].endswith("Z") for item in answer["trace_names"])
-
-
-def test_a_wrong_event_is_refused_by_field(api: Api, message: Json) -> None:
-    right = {"transactionId": message["transactionId"], "partitionId": message["partitionId"], "data": {"n": 1}}
-    wrong: list[tuple[Json, str]] = [
-        ({"transactionId": None}, "transactionId and partitionId are required"),
-        ({"partitionId": ""}, "transactionId and partitionId are required"),
-        ({"data": None}, "data is required"),
-        ({"eventType": "x" * 256}, "eventType: at most 255 bytes of UTF-8, got 256"),
-        ({"traceNames": 5}, "traceNames: expected a string or an array, got an integer"),
-        ({"traceNames": ["ok", ""]}, "traceNames[1]: must not be empty"),
-        ({"traceNames": ["x"] * 101}, "traceNames: at most 100 names, got 101"),
-    ]
-    for change, text in wrong:
-        assert refusal(api.post("/traces", right | change), 400, "invalid_input") == text
-    del right["data"]
-    assert refusal(api.post("/traces", right), 400) == "data is required"
-    unknown = right | {"transactionId": "unknown", "data": 1}
-    assert refusal(api.post("/traces", unknown), 404, "message_not_found") == "Message not found"
-    assert read(api.get(f"/traces/{message['partitionId']}/{message['transactionId']}")) == {"traces": []}

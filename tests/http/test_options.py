@@ -100,15 +100,6 @@ def test_unknown_options_are_ignored_and_named_and_null_means_absent(api: Api, q
         assert read(api.post("/configure", body))["options"] == DEFAULTS
 
 
-def test_a_queue_must_be_named_and_as_queues_are_named(api: Api, queue: str) -> None:
-    nameless: list[Json] = [{}, {"queue": None}, {"queue": ""}, {"options": {}}]
-    for body in nameless:
-        assert refusal(api.post("/configure", body), 400, "invalid_input") == "queue is required"
-    for field in ("queue", "namespace", "task"):
-        for value in ("x" * 256, "a\0b"):
-            assert refusal(api.post("/configure", {"queue": queue} | {field: value}), 400).startswith(f"{field}: ")
-
-
 def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
     """What a number can't be, each with what is said of it."""
     _, _, low, high = NUMBERS[name]

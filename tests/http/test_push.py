@@ -11,7 +11,7 @@ import pytest
 from hark.errors import HarkError, InvalidInput
 from hark.http.push_items import MAX_DEPTH, PushItem, payload_too_deep, to_new_message
 from hark.model import NewMessage
-from tests.http.api import Api, read, refusal
+from tests.http.api import Api, read
 
 TRACE = "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"
 
@@ -47,26 +47,6 @@ def test_unknown_fields_are_ignored(api: Api, queue: str) -> None:
     assert result["status"] == "queued"
     message = api.pop_one(queue)
     assert (message["producerSub"], message["data"]) == (None, None)
-
-
-def test_a_wrong_item_is_named_and_nothing_of_its_request_is_stored(api: Api, queue: str) -> None:
-    for fields, text in (
-        ({"queue": ""}, "items[1].queue: must not be empty"),
-        ({"queue": "x" * 256}, "items[1].queue: at most 255 bytes of UTF-8, got 256"),
-        ({"partition": "a\0b"}, "items[1].partition: must not contain a NUL character"),
-        ({"partition": None}, "items[1].partition: Partition must be a string"),
-        ({"transactionId": "é" * 128}, "items[1].transactionId: at most 255 bytes of UTF-8, got 256"),
-        ({"priority": 12}, "items[1].priority: expected an integer from 0 to 9, got 12"),
-    ):
-        items = [{"queue": queue, "payload": "before"}, {"queue": queue, "payload": 1} | fields]
-        assert refusal(api.post("/push", {"items": items}), 400, "invalid_input") == text
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
-def test_too_many_items_are_refused(api: Api, queue: str) -> None:
-    items = [{"queue": queue}] * 10_001
-    assert "10000" in refusal(api.post("/push", {"items": items}), 400).replace(",", "")
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
 
 
 # Items ---------------------------------------------------------------------------------------------------
