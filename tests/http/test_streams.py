@@ -208,7 +208,7 @@ def test_what_comes_after_the_client_left_is_for_others_and_nothing_is_left_behi
             assert message["deliveryAttempt"] == 1
             api.ack(message)
         until = time.monotonic() + PATIENCE
-        while server.call(lambda: len(server.broker.delivery.streams)):
+        while server.look(lambda: len(server.broker.delivery.streams)):
             assert time.monotonic() < until
 
 
@@ -218,7 +218,7 @@ def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: 
         own(Settings(limits=Limits(stalled_seconds=1))) as (server, api),
         unread(server, way, queue, most=1000, batch=10) as lazy,
     ):
-        [stream] = server.call(lambda: list(server.broker.delivery.streams))
+        [stream] = server.look(lambda: list(server.broker.delivery.streams))
         for partition in range(50):
             api.push(queue, *["x" * 100_000] * 10, partition=str(partition))
         got = 0
@@ -238,7 +238,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str,
     with own() as (server, api):
         api.push(queue, "x" * 9_000_000)  # More than the system takes over from the server.
         with unread(server, way, queue, most=200, batch=200) as lazy:
-            [stream] = server.call(lambda: list(server.broker.delivery.streams))
+            [stream] = server.look(lambda: list(server.broker.delivery.streams))
             begun = b""
             while way.sign not in begun:
                 begun += lazy.recv(1024)
@@ -315,7 +315,7 @@ def test_a_server_that_stops_ends_the_stream(queue: str) -> None:
         listening_to_work(server.url, queue) as work,
     ):
         assert work.next() == ("ping", None, {})
-        server.call(server.broker.stop_waiting)
+        server.look(server.broker.stop_waiting)
         for stream in (events, browser, work):
             with pytest.raises(StopIteration):
                 stream.next()

@@ -152,7 +152,7 @@ def test_undelivered_messages_wake_those_who_watch_their_keys(server_url: str, k
 def until_watched(server: Inside, number: int = 1) -> None:
     """Return when there are that many watchers."""
     until = time.monotonic() + PATIENCE
-    while server.call(lambda: len(server.broker.keyvalue.watchers)) != number:
+    while server.look(lambda: len(server.broker.keyvalue.watchers)) != number:
         assert time.monotonic() < until
 
 
@@ -164,7 +164,7 @@ def test_watches_that_are_over_leave_nothing_behind(own: Inside, own_keys: Keys)
         with watching(own.url, "/watch/prefix", prefix="r", initial=False):
             pass
     until_watched(own, 0)
-    held = own.call(lambda: vars(own.broker.keyvalue.watchers))
+    held = own.look(lambda: vars(own.broker.keyvalue.watchers))
     assert (held["_by_key"], held["_by_prefix"]) == ({}, {})
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() 
             deaf(server.url, f"GET {BASE}/watch?keys=r/a HTTP/1.1\nHost: localhost\n\n"),
         ):
             keys = Keys(client, "r")
-            [watcher] = server.call(lambda: list(server.broker.keyvalue.watchers._all))
+            [watcher] = server.look(lambda: list(server.broker.keyvalue.watchers._all))
             for _ in range(20):
                 keys.put("a", value="x" * 1_000_000)
             assert len(watcher._told) <= 1
@@ -200,7 +200,7 @@ def test_a_server_that_stops_ends_its_watches_and_answers_polls(own: Inside, own
     with watching(own.url, keys="a") as watch, ThreadPoolExecutor(1) as thread:
         poll = thread.submit(own_keys.poll, keys="r/a", **WAIT)
         until_watched(own, 2)
-        own.call(own.broker.stop_waiting)
+        own.look(own.broker.stop_waiting)
         with pytest.raises(StopIteration):
             while watch.frame():
                 pass
