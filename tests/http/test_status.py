@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,12 +88,9 @@ async def test_health_is_503_when_the_store_is_lost() -> None:
     assert (answer["error"], answer["code"]) == ("the disk is gone", "unhealthy")
     assert not_ready == {"status": "not ready", "error": "the disk is gone", "code": "not_ready"}
     assert live == {"status": "live"}, "a restart would not bring the store back"
-
-
-async def test_where_tokens_are_asked_for_those_without_one_do_not_hear_what_the_store_said() -> None:
     app = App(cast(Broker, _LostStore()), Settings(), authenticator=Tokens())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
-        for path in ("/health", "/health/ready"):
+        for path in ("/health", "/health/ready"):  # Those without a token do not hear what the store said.
             assert read(await client.get(path), 503)["error"] == "the log of the server says why"
 
 
@@ -201,7 +197,8 @@ def test_a_sample_comes_every_second_and_names_what_changed(server: TickingServe
         timed.ack(timed.pop_one(queue))
         events.until(lambda one: one["settledPerSecond"] > 0)
         events.until(lambda one: one["backlog"] == 2)
-    read(timed.delete(f"/resources/queues/{queue}"))
+        throughput = read(timed.get("/resources/overview"))["throughput"]
+        assert all(isinstance(number, int | float) for number in throughput.values())
 
 
 def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(
@@ -231,22 +228,19 @@ def test_a_sample_is_encoded_once_for_all_who_watch(server: TickingServer, monke
     assert len(encoded) == len({found.point.at for found in encoded}) >= 2
 
 
-def test_so_many_may_watch_and_those_who_leave_make_room(server: TickingServer, timed: Api) -> None:
+def test_so_many_may_watch_those_who_leave_make_room_and_all_end_with_the_server(
+    server: TickingServer, timed: Api
+) -> None:
     async def watchers() -> int:
         return len(server.broker.observed.watchers)
+
+    async def stop() -> None:
+        server.broker.stop_waiting()
 
     with watching(server), watching(server), watching(server):
         assert "limits.max_streams" in refusal(timed.get("/events"), 429, "too_many_streams")
     while server.call(watchers):
         pass
-    with watching(server) as events:
-        events.sample()
-
-
-def test_the_stream_ends_when_the_server_stops(server: TickingServer) -> None:
-    async def stop() -> None:
-        server.broker.stop_waiting()
-
     with watching(server) as events:
         events.sample()
         server.call(stop)
@@ -381,11 +375,3 @@ def test_queues_and_their_messages_as_the_original_lists_them(timed: Api, queue:
     assert messages[0]["queuePath"] == f"{queue}/p1"
     assert read(timed.get(f"/status/queues/{queue}-2/messages")) == []
     refusal(timed.get(f"/status/queues/{queue}-2"), 404, "queue_not_found")
-
-
-def test_the_overview_says_what_flows(server: TickingServer, timed: Api) -> None:
-    with watching(server) as events:
-        events.sample()
-    throughput = read(timed.get("/resources/overview"))["throughput"]
-    assert all(isinstance(number, int | float) for number in throughput.values())
-    assert json.dumps(throughput)

@@ -135,36 +135,24 @@ def test_keys_are_written_with_an_ack_and_a_push(api: Api, queue: str) -> None:
     assert api.pop(queue) == []
 
 
-def test_a_check_that_fails_undoes_everything(api: Api, queue: str) -> None:
+def test_whatever_is_refused_undoes_keys_messages_and_settlements(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
+    assert api.transact(kv=kv(put(queue, "text", "c")))["success"]
+    settle = {"type": "ack"} | acknowledgment(message)
     checks = [{"key": [queue, "b"], "versionstamp": None}, {"key": [queue, "a"], "versionstamp": "1".zfill(20)}]
-    answer = api.transact(
-        {"type": "ack"} | acknowledgment(message),
-        {"type": "push", "queue": f"{queue}-out"},
-        kv=kv(put(queue, 1), checks=checks),
-    )
-    assert (answer["success"], answer["code"], answer["kv"]) == (False, "check_failed", {"ok": False})
-    assert "checks[1]" in answer["error"]
-    assert value(api, queue, "a") is None
-    refusal(api.get(f"/resources/queues/{queue}-out"), 404)
+    mutation = {"type": "sum", "key": [queue, "c"], "value": 1}
+    for operation, rider, code, place in (
+        (settle, kv(put(queue, 1), checks=checks), "check_failed", "checks[1]"),
+        (settle | {"leaseId": FOREIGN}, kv(put(queue, 1)), "lease_invalid", ""),
+        (settle, kv(put(queue, 1), mutation), "value_mismatch", "mutations[1]"),
+    ):
+        answer = api.transact(operation, {"type": "push", "queue": f"{queue}-out"}, kv=rider)
+        assert (answer["success"], answer["code"], answer["kv"]) == (False, code, {"ok": False})
+        assert place in answer["error"]
+        assert value(api, queue, "a") is None
+        refusal(api.get(f"/resources/queues/{queue}-out"), 404)
     assert api.ack(message)["success"]
-
-
-def test_what_is_refused_beside_keys_undoes_them(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    foreign = {"type": "ack"} | acknowledgment(message) | {"leaseId": FOREIGN}
-    answer = api.transact(foreign, kv=kv(put(queue, 1)))
-    assert (answer["success"], answer["code"], answer["kv"]) == (False, "lease_invalid", {"ok": False})
-    assert value(api, queue, "a") is None
-    assert api.transact(kv=kv(put(queue, "text")))["success"]
-    mutation = {"type": "sum", "key": [queue, "a"], "value": 1}
-    answer = api.transact({"type": "push", "queue": f"{queue}-out"}, kv=kv(put(queue, 1, "b"), mutation))
-    assert (answer["success"], answer["code"]) == (False, "value_mismatch")
-    assert "mutations[1]" in answer["error"]
-    assert value(api, queue, "b") is None
-    refusal(api.get(f"/resources/queues/{queue}-out"), 404)
 
 
 def test_operations_may_be_empty_beside_keys_and_without_keys_nothing_is_said_of_them(api: Api, queue: str) -> None:
