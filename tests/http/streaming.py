@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +11,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import httpx
-import uvicorn
-import uvloop
 from websockets.sync.client import ClientConnection, connect
 
 from hark.access.authenticator import Authenticates
@@ -22,8 +18,8 @@ from hark.broker import Broker
 from hark.clock import Clock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
-from hark.serving.server import uvicorn_config
 from hark.settings import Settings
+from hark.testing.thread import ServerThread
 from tests.http.api import Api, Json, texts
 
 T = TypeVar("T")
@@ -186,70 +182,33 @@ def masked(text: str) -> bytes:
     return b"\x81" + size + bytes(4) + data
 
 
-class Inside:
+class Inside(ServerThread):
     """A server in this process, on the event loop of production, that tests can look into."""
 
     def __init__(
         self, settings: Settings, ping_seconds: float, clock: Clock, authenticator: Authenticates | None = None
     ) -> None:
-        self._settings = settings
-        self._authenticator = authenticator
-        self._clock = clock
+        super().__init__(settings)
+        self._given_clock = clock
         self._ping_seconds = ping_seconds
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._failure: BaseException | None = None
-        self.url = ""
+        self._authenticator = authenticator
 
-    def start(self) -> None:
-        """Return when it takes connections."""
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-        if self._failure is not None:
-            raise self._failure
-
-    def stop(self) -> None:
-        """Stop it as a signal would."""
-        self.call(self._stop)
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-
-    def call(self, function: Callable[[], T]) -> T:
+    def look(self, function: Callable[[], T]) -> T:
         """Call something on its event loop."""
 
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
-
-    def _stop(self) -> None:
-        self.broker.stop_waiting()
-        self._server.should_exit = True
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._serve())
-        except BaseException as failure:
-            self._failure = failure
-        finally:
-            self._ready.set()
+        return self.call(run)
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.broker = Broker(SqliteEngine(":memory:", clock=self._clock), self._settings, self._clock)
-        await self.broker.start()
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app = App(self.broker, self._settings, self._ping_seconds, authenticator=self._authenticator)
-        self._server = uvicorn.Server(
-            uvicorn_config(app, "127.0.0.1", 0, self._settings.max_body_bytes, self._settings.limits)
-        )
-        self._ready.set()
-        try:
-            await self._server.serve([listener])
-        finally:
-            await self.broker.close()
+        clock = self._given_clock
+        self.broker = Broker(SqliteEngine(":memory:", clock=clock), self._settings, clock)
+        await super()._serve()
+
+    def _app(self) -> App:
+        self.app = App(self.broker, self._settings, self._ping_seconds, authenticator=self._authenticator)
+        return self.app
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from tests.http.api import Api, Json, data, read, refusal
 from tests.servers import running_server
 
 TABLE: Table = App(cast(Broker, None), Settings()).table
-_NAME = re.compile(r"\{(\w+)(:path)?\}")
-NO_NAMES = ["x" * 256, "a\0b"]
+NAME = re.compile(r"\{(\w+)(:path)?\}")
+NONAMES = ["x" * 256, "a\0b"]
 WRONG_NUMBERS = ["", "x", "1.5", "9" * 30]
 RIGHT_BODIES: dict[str, Json] = {"/api/v1/consumer-groups/{group}/queues/{queue}/seek": {"toEnd": True}}
 """Where the least that the types take is not enough."""
@@ -57,7 +57,7 @@ class Target(NamedTuple):
 
     def path(self, **names: str) -> str:
         """A path of it, with these names in it."""
-        return _NAME.sub(lambda found: names.get(found[1], "x"), self.pattern)
+        return NAME.sub(lambda found: names.get(found[1], "x"), self.pattern)
 
     def ask(self, http: httpx.Client, path: str | None = None, **sent: Any) -> httpx.Response:
         """Send a request of it, with a right body unless there is another one."""
@@ -101,7 +101,7 @@ def wrong_values(param: Param) -> list[str]:
         case BoolParam():
             return ["maybe"]
         case NameParam() | IdParam():
-            return NO_NAMES
+            return NONAMES
         case TimeParam():
             return ["yesterday", "-1"]
         case ChoiceParam():
@@ -127,7 +127,7 @@ def test_a_wrong_parameter_is_refused_by_name(api: Api, target: Target) -> None:
 
 @walk([target for target in TARGETS if "}" in target.pattern])
 def test_a_name_that_nothing_can_have_is_refused(http: httpx.Client, target: Target) -> None:
-    for name, rest in _NAME.findall(target.pattern):
+    for name, rest in NAME.findall(target.pattern):
         assert "UTF-8" in refusal(target.ask(http, target.path(**{name: "%FF"})), 400, "invalid_input")
         for value in () if rest else ("x" * 256, "a%00b"):
             text = refusal(target.ask(http, target.path(**{name: value})), 400, "invalid_input")
@@ -230,7 +230,8 @@ def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
             if len(parts) == 1 or all(isinstance(one, inspect.StructType) for one in parts):
                 yield from (case for one in parts for case in wrong(one))
             else:
-                yield "", {}
+                others = [({}, inspect.DictType), (True, inspect.BoolType), ("5", inspect.StrType)]
+                yield from (("", other) for other, kind in others if not any(isinstance(one, kind) for one in parts))
                 yield from (case for one in parts for case in wrong(one) if case[0])
         case inspect.StrType():
             yield "", 5
@@ -283,16 +284,18 @@ def test_ten_megabytes_is_the_limit_by_default(api: Api, queue: str) -> None:
 # Routes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico"])
-def test_an_unknown_route_is_404_in_json(http: httpx.Client, path: str) -> None:
-    for method in ("GET", "POST", "DELETE"):
-        refusal(http.request(method, path), 404, "route_not_found")
+def test_an_unknown_route_is_404_in_json(http: httpx.Client) -> None:
+    paths = ["/nothing", "/api", "/api/v1", "/api/v1/nothing", "/api/v1/push/x", "/favicon.ico", "/keyval/api"]
+    paths += [f"/keyval/api/{below}" for below in ("watch/nothing", "queue", "queue/", "queue/poll/", "queue/dlq/x/y")]
+    for path in paths:
+        for method in ("GET", "POST", "DELETE"):
+            refusal(http.request(method, path), 404, "route_not_found")
 
 
 @pytest.mark.parametrize("pattern", [pattern for pattern in TABLE if "{" not in pattern or pattern.count("{") == 1])
 def test_another_method_is_405_and_says_which_are_allowed(http: httpx.Client, pattern: str) -> None:
-    path = _NAME.sub("x", pattern)
-    fitting = [one for one in TABLE if re.fullmatch(_NAME.sub(lambda name: ".+" if name[2] else "[^/]+", one), path)]
+    path = NAME.sub("x", pattern)
+    fitting = [one for one in TABLE if re.fullmatch(NAME.sub(lambda name: ".+" if name[2] else "[^/]+", one), path)]
     known = {method for one in fitting for method in TABLE[one]}
     if WEBSOCKET in known:
         assert "ws://" in refusal(http.get(path), 400, "invalid_input")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -19,15 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from hark.broker import Broker
-from hark.http.app import App
 from hark.http.params import BoolParam, ChoiceParam, IntParam, Param
-from hark.http.routes.table import EVENTS, WEBSOCKET, Operation
-from hark.settings import Settings
-from tests.http.api import Api
+from hark.http.routes.table import EVENTS
+from tests.http.api import Api, Json
+from tests.http.test_errors import NAME, TARGETS, WITH_BODY, Target
 from tests.servers import running_server
-
-Json = Any
 
 SERVER_SETTINGS = {"HARK_POP_DEFAULT_TIMEOUT_MS": "20", "HARK_POP_MAX_TIMEOUT_MS": "20"}
 """Of a server that is asked so much: nobody waits long for what does not come."""
@@ -60,7 +55,6 @@ WORDS = [
 """Texts that mean something somewhere, and texts that mean nothing anywhere."""
 _NUMBERS = st.sampled_from([0, 1, -1, 255, 256, 10_000, 10_001, 2**31, 2**53, 2**63, 2**64, -(2**63), 0.5, -0.0, 1e308])
 _RIGHT_PARTS = 15
-_NAME = re.compile(r"\{\w+(:path)?\}")
 
 scalars = st.one_of(
     st.none(),
@@ -78,32 +72,10 @@ anything = st.recursive(
 )
 
 
-class Target(NamedTuple):
-    """An operation, and the path that it is asked for at."""
-
-    method: str
-    path: str
-    operation: Operation
-
-    def __repr__(self) -> str:
-        return f"{self.method} {self.path}"
-
-
-def targets() -> list[Target]:
-    """All operations, but not those that answer without an end."""
-    table = App(cast(Broker, None), Settings()).table
-    return [
-        Target(method, path, operation)
-        for path, operations in table.items()
-        for method, operation in operations.items()
-        if method != WEBSOCKET and operation.media != EVENTS
-    ]
-
-
 @st.composite
 def paths(draw: st.DrawFn, pattern: str) -> str:
     """A path of a pattern, with names in it."""
-    return _NAME.sub(lambda _: draw(st.sampled_from(["q", "g", "p", "x", "%00", "%F0%9F%98%80", "x" * 300])), pattern)
+    return NAME.sub(lambda _: draw(st.sampled_from(["q", "g", "p", "x", "%00", "%F0%9F%98%80", "x" * 300])), pattern)
 
 
 # Bodies ----------------------------------------------------------------------------------------------------
@@ -195,15 +167,17 @@ BODIES = int(os.environ.get("HARK_TEST_FUZZ_BODIES", "1000"))
 SECONDS = 20.0
 MARKER = "what-is-in-the-other-queue"
 
-TARGETS = targets()
-WITH_BODY = [target for target in TARGETS if target.operation.body is not None]
-WITHOUT_BODY = [target for target in TARGETS if target.method == "GET"]
+# But not those that answer without an end.
+READING = [target for target in TARGETS if target.method == "GET" and target.operation.media != EVENTS]
 
 NEAR_MISSES = st.one_of(
-    [st.tuples(st.just(target), paths(target.path), bodies(target.operation.body).map(encoded)) for target in WITH_BODY]
+    [
+        st.tuples(st.just(target), paths(target.pattern), bodies(target.operation.body).map(encoded))
+        for target in WITH_BODY
+    ]
 )
 QUERIES = st.one_of(
-    [st.tuples(st.just(target), paths(target.path), queries(target.operation.query)) for target in WITHOUT_BODY]
+    [st.tuples(st.just(target), paths(target.pattern), queries(target.operation.query)) for target in READING]
 )
 
 usual = settings(deadline=None, derandomize=FIXED, suppress_health_check=[HealthCheck.too_slow])
@@ -232,9 +206,9 @@ def check(api: Api, target: Target, response: httpx.Response) -> None:
     if response.status_code >= 400:
         assert set(response.json()) == {"error", "code"}
         assert MARKER not in response.text
-    elif target.operation.body is not None and not target.path.startswith("/keyval/api/keys"):
+    elif target.operation.body is not None and not target.pattern.startswith("/keyval/api/keys"):
         assert MARKER not in response.text
-    if "/maintenance" in target.path:  # Whatever stops everybody else must not last.
+    if "/maintenance" in target.pattern:  # Whatever stops everybody else must not last.
         for path in ("/system/maintenance", "/system/maintenance/pop"):
             api.post(path, {"enabled": False}).raise_for_status()
 
@@ -249,13 +223,13 @@ def test_bodies_that_are_nearly_right(fuzzed: Api, request: tuple[Target, str, b
 @few
 @given(target=st.sampled_from(WITH_BODY), body=anything)
 def test_any_json_body(fuzzed: Api, target: Target, body: Any) -> None:
-    check(fuzzed, target, fuzzed.client.request(target.method, _plain(target.path), content=encoded(body)))
+    check(fuzzed, target, fuzzed.client.request(target.method, target.path(), content=encoded(body)))
 
 
 @few
 @given(target=st.sampled_from(WITH_BODY), body=st.binary(max_size=40))
 def test_any_bytes_as_a_body(fuzzed: Api, target: Target, body: bytes) -> None:
-    check(fuzzed, target, fuzzed.client.request(target.method, _plain(target.path), content=body))
+    check(fuzzed, target, fuzzed.client.request(target.method, target.path(), content=body))
 
 
 @few
@@ -291,7 +265,3 @@ def test_any_name_in_a_path(fuzzed: Api, name: str) -> None:
     ):
         response = fuzzed.client.request(method, path)
         assert response.status_code in {200, 204, 400, 404}, response.text
-
-
-def _plain(path: str) -> str:
-    return path.replace("{key:path}", "k").replace("{", "").replace("}", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.http.api import WAIT, Api, Json, data, read, refusal
@@ -125,7 +124,8 @@ def test_a_message_is_cancelled_once(api: Api, queue: str, fields: Json) -> None
     api.push(queue, "next")
     assert read(api.post(cancel(message))) == {"success": True, "id": message, "cancelled": True}
     assert data(api.pop(queue, batch=10)) == ["next"]
-    assert refusal(api.post(cancel(message)), 404, "message_not_found") == "Message not found"
+    for unknown in (message, "unknown", "00000000-0010-8000-8000-00005f254e7b", "%20", "a%2Fb"):
+        assert refusal(api.post(cancel(unknown)), 404, "message_not_found") == "Message not found"
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
@@ -138,11 +138,6 @@ def test_what_somebody_holds_or_tried_is_not_cancelled(api: Api, queue: str, mod
     again = api.pop_one(queue, consumerGroup="g", **WAIT)
     api.ack(again)
     refusal(api.post(cancel(message)), 409, "message_settled")
-
-
-def test_unknown_ids_can_not_be_cancelled(api: Api) -> None:
-    for unknown in ("unknown", "00000000-0010-8000-8000-00005f254e7b", "%20", "a%2Fb"):
-        refusal(api.post(cancel(unknown)), 404, "message_not_found")
 
 
 def test_a_message_with_the_transaction_id_cancel_is_still_shown(api: Api, queue: str) -> None:
@@ -212,13 +207,6 @@ def test_what_is_behind_says_what_it_waits_for(api: Api, queue: str) -> None:
     assert "leaseId" not in ahead
 
 
-def test_deliveries_stopped_for_maintenance_are_the_reason(fresh_api: Api) -> None:
-    fresh_api.pop("orders", consumerGroup="g")
-    message_id = pushed(fresh_api, "orders")
-    read(fresh_api.post("/system/maintenance/pop", {"enabled": True}))
-    assert reason(fresh_api, message_id)["reason"] == "pop_maintenance"
-
-
 def test_a_removed_message_is_explained_as_far_as_it_is_known(api: Api, queue: str) -> None:
     [stored] = api.push(queue, 1)
     api.pop(queue, "elsewhere", consumerGroup="g")
@@ -260,31 +248,25 @@ def test_a_lease_is_listed_with_who_holds_what(api: Api, queue: str) -> None:
     assert leases(api, queue=queue, offset=1) == []
 
 
-def test_a_consumer_without_a_name_is_known_by_its_address(server_url: str, queue: str) -> None:
-    with httpx.Client(base_url=server_url) as client:
-        api = Api(client)
-        api.push(queue, 1)
-        api.pop(queue)
-        [lease] = leases(api, queue=queue)
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", lease["consumer"])
+def test_a_consumer_is_known_by_its_name_in_every_way_and_without_one_by_its_address(
+    api: Api, server_url: str, queue: str
+) -> None:
+    def consumer(group: str) -> tuple[str, str]:
+        [lease] = leases(api, queue=queue, consumerGroup=group)
+        return lease["consumer"], lease["mode"]
 
-
-def test_streams_name_their_consumers_too(api: Api, server_url: str, queue: str) -> None:
-    api.push(queue, 1, partition="p1")
-    with listening(server_url, f"/queue/{queue}", consumer="by events") as events:
+    api.push(queue, 1)
+    api.pop_one(queue, consumerGroup="alone")
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", consumer("alone")[0])
+    with listening(server_url, f"/queue/{queue}", consumerGroup="a", consumer="by events") as events:
         events.message()
-        assert [one["consumer"] for one in leases(api, queue=queue)] == ["by events"]
-    api.push(f"{queue}-2", 2)
+        assert consumer("a") == ("by events", "ordered")
     with websocket(server_url, credit=1) as socket:
-        socket.subscribe("s", f"{queue}-2", consumer="by frames")
+        socket.subscribe("s", queue, consumerGroup="b", consumer="by frames")
         socket.take(1)
-        assert [one["consumer"] for one in leases(api, queue=f"{queue}-2")] == ["by frames"]
-
-
-def test_consumers_of_the_key_value_api_are_named(api: Api, queue: str) -> None:
-    api.client.post("/keyval/api/queue/enqueue", params={"queue": queue}, json={"value": 1})
+        assert consumer("b") == ("by frames", "ordered")
     read(api.client.get("/keyval/api/queue/poll", params={"queue": queue, "consumer": "kv 1"}))
-    assert [(one["consumer"], one["mode"]) for one in leases(api, queue=queue)] == [("kv 1", "shared")]
+    assert consumer("__QUEUE_MODE__") == ("kv 1", "shared")
 
 
 # Traces ---------------------------------------------------------------------------------------------------
@@ -357,23 +339,3 @@ def test_names_are_listed_with_their_counts(fresh_api: Api, queue: str) -> None:
     counts = {item["trace_name"]: (item["trace_count"], item["message_count"]) for item in answer["trace_names"]}
     assert counts == {"a": (3, 2), "b": (1, 1)}
     assert all(item["last_seen"].endswith("Z") for item in answer["trace_names"])
-
-
-def test_a_wrong_event_is_refused_by_field(api: Api, message: Json) -> None:
-    right = {"transactionId": message["transactionId"], "partitionId": message["partitionId"], "data": {"n": 1}}
-    wrong: list[tuple[Json, str]] = [
-        ({"transactionId": None}, "transactionId and partitionId are required"),
-        ({"partitionId": ""}, "transactionId and partitionId are required"),
-        ({"data": None}, "data is required"),
-        ({"eventType": "x" * 256}, "eventType: at most 255 bytes of UTF-8, got 256"),
-        ({"traceNames": 5}, "traceNames: expected a string or an array, got an integer"),
-        ({"traceNames": ["ok", ""]}, "traceNames[1]: must not be empty"),
-        ({"traceNames": ["x"] * 101}, "traceNames: at most 100 names, got 101"),
-    ]
-    for change, text in wrong:
-        assert refusal(api.post("/traces", right | change), 400, "invalid_input") == text
-    del right["data"]
-    assert refusal(api.post("/traces", right), 400) == "data is required"
-    unknown = right | {"transactionId": "unknown", "data": 1}
-    assert refusal(api.post("/traces", unknown), 404, "message_not_found") == "Message not found"
-    assert read(api.get(f"/traces/{message['partitionId']}/{message['transactionId']}")) == {"traces": []}

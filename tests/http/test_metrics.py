@@ -68,7 +68,7 @@ def test_names_and_texts_follow_the_conventions(api: Api) -> None:
             assert {sample.name.removeprefix(name) for sample in family.samples} <= {"_bucket", "_sum", "_count"}
 
 
-def test_the_store_the_process_the_version_and_the_event_loop_show(api: Api) -> None:
+def test_the_store_the_process_the_version_the_event_loop_and_maintenance_show(api: Api) -> None:
     shown = scrape(api.client)
     assert shown("hark_store_up") == 1
     assert shown("hark_store_database_bytes") > 0
@@ -77,6 +77,10 @@ def test_the_store_the_process_the_version_and_the_event_loop_show(api: Api) -> 
     assert shown("process_cpu_seconds_total") > 0
     assert shown.sum("python_info") == 1
     assert "hark_event_loop_lag_seconds" in shown.names()
+    for path, push, pop in (("", 1, 0), ("/pop", 1, 1)):
+        read(api.post(f"/system/maintenance{path}", {"enabled": True}))
+        shown = scrape(api.client)
+        assert (shown("hark_maintenance", verb="push"), shown("hark_maintenance", verb="pop")) == (push, pop)
 
 
 # Messages --------------------------------------------------------------------------------------------------
@@ -91,23 +95,17 @@ def test_pushes_are_counted_by_what_became_of_them(api: Api, grown: Growth, queu
     assert grown("hark_queue_pushed_messages_total", queue=queue) == 2
 
 
-def test_pops_are_counted_with_their_messages(api: Api, grown: Growth, queue: str) -> None:
-    api.push(queue, 1, 2, 3)
-    assert len(api.pop(queue, batch=2)) == 2
-    assert api.pop(queue) == []
-    grown.check(pop_requests_total=2, empty_pops_total=1, delivered_messages_total=2, delivery_age_seconds_count=2)
-    assert grown("hark_queue_delivered_messages_total", queue=queue) == 2
-    assert grown("hark_delivery_age_seconds_bucket", le="17179.869184") == 2
-
-
-def test_pops_by_label_count_for_the_queues_of_their_messages_and_auto_ack_settles(
+def test_pops_are_counted_with_their_messages_and_queues_and_auto_ack_settles(
     api: Api, grown: Growth, queue: str
 ) -> None:
     read(api.post("/configure", {"queue": queue, "namespace": queue}))
-    api.push(queue, 1, 2)
-    read(api.get("/pop", namespace=queue, batch=2, autoAck=True))
-    assert grown("hark_queue_delivered_messages_total", queue=queue) == 2
-    assert grown("hark_delivered_messages_total") == 2
+    api.push(queue, 1, 2, 3)
+    assert len(read(api.get("/pop", namespace=queue, batch=2, autoAck=True))["messages"]) == 2
+    api.pop_one(queue)
+    assert api.pop(queue) == []
+    grown.check(pop_requests_total=3, empty_pops_total=1, delivered_messages_total=3, delivery_age_seconds_count=3)
+    assert grown("hark_queue_delivered_messages_total", queue=queue) == 3
+    assert grown("hark_delivery_age_seconds_bucket", le="17179.869184") == 3
     assert grown("hark_queue_settled_messages_total", queue=queue, outcome="completed") == 2
     assert grown("hark_settled_messages_total", outcome="completed") == 2
 
@@ -194,45 +192,31 @@ def test_streams_browsers_and_watchers_are_counted(api: Api, fresh_server_url: s
         until(api.client, "hark_key_watchers", 1)
 
 
-def test_maintenance_shows(api: Api) -> None:
-    read(api.post("/system/maintenance", {"enabled": True}))
-    shown = scrape(api.client)
-    assert (shown("hark_maintenance", verb="push"), shown("hark_maintenance", verb="pop")) == (1, 0)
-    read(api.post("/system/maintenance/pop", {"enabled": True}))
-    assert scrape(api.client)("hark_maintenance", verb="pop") == 1
-    read(api.post("/system/maintenance", {"enabled": False}))
-    read(api.post("/system/maintenance/pop", {"enabled": False}))
-    assert scrape(api.client).sum("hark_maintenance") == 0
-
-
 # The store and the server ----------------------------------------------------------------------------------
 
 
-def test_calls_of_the_engine_are_counted_and_timed(api: Api, grown: Growth, queue: str) -> None:
+def test_requests_are_counted_by_route_method_and_status_and_calls_of_the_engine_by_verb(
+    api: Api, grown: Growth, queue: str
+) -> None:
     api.push(queue, 1)
     api.push(queue, 2)
-    api.pop(queue)
-    assert grown("hark_engine_call_seconds_count", verb="push") == 2
-    assert grown("hark_engine_call_seconds_bucket", verb="push", le="+Inf") == 2
-    assert grown("hark_engine_call_seconds_sum", verb="push") > 0
-    assert grown("hark_engine_call_seconds_count", verb="pop") == 1
-    assert grown("hark_batch_requests_count", verb="push") == 2
-    assert grown("hark_batch_requests_sum", verb="push") == 2
-    assert grown("hark_batch_requests_bucket", verb="push", le="1") == 2
-
-
-def test_requests_are_counted_by_route_method_and_status(api: Api, grown: Growth, queue: str) -> None:
-    api.push(queue, 1)
     api.pop(queue)
     api.pop(queue)
     api.post("/push", content=b"{")
     route = "/api/v1/pop/queue/{queue}"
-    assert grown("hark_http_requests_total", route="/api/v1/push", method="POST", status="201") == 1
+    assert grown("hark_http_requests_total", route="/api/v1/push", method="POST", status="201") == 2
     assert grown("hark_http_requests_total", route="/api/v1/push", method="POST", status="400") == 1
     assert grown("hark_http_requests_total", route=route, method="GET", status="200") == 1
     assert grown("hark_http_requests_total", route=route, method="GET", status="204") == 1
     assert grown("hark_http_request_seconds_count", route=route, method="GET") == 2
     assert grown("hark_http_request_seconds_sum", route=route, method="GET") > 0
+    assert grown("hark_engine_call_seconds_count", verb="push") == 2
+    assert grown("hark_engine_call_seconds_bucket", verb="push", le="+Inf") == 2
+    assert grown("hark_engine_call_seconds_sum", verb="push") > 0
+    assert grown("hark_engine_call_seconds_count", verb="pop") == 2
+    assert grown("hark_batch_requests_count", verb="push") == 2
+    assert grown("hark_batch_requests_sum", verb="push") == 2
+    assert grown("hark_batch_requests_bucket", verb="push", le="1") == 2
 
 
 def test_requests_without_a_route_and_invented_methods_share_one(

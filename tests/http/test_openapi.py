@@ -26,7 +26,8 @@ from hark.broker import Broker
 from hark.http.app import App
 from hark.http.routes.table import EVENTS, WEBSOCKET
 from hark.settings import Limits, Settings
-from tests.http.api import Api
+from tests.http.api import Api, Json
+from tests.http.test_errors import TABLE as ROUTES
 from tests.http.test_fuzz import FIXED, SERVER_SETTINGS
 from tests.servers import running_server
 
@@ -34,12 +35,9 @@ EXAMPLES = int(os.environ.get("HARK_TEST_FUZZ_REQUESTS", "4"))
 _ORDER = ["GET", "POST", "PUT", "DELETE"]
 """What reads comes before what destroys: so there is something to read."""
 
-Json = Any
-
-
 TABLE = {
     f"{'GET' if method == WEBSOCKET else method} {re.sub(r':path', '', path)}": operation
-    for path, operations in App(cast(Broker, None), Settings()).table.items()
+    for path, operations in ROUTES.items()
     for method, operation in operations.items()
 }
 """The operations as the document has them: `GET /path/{name}`."""

@@ -100,15 +100,6 @@ def test_unknown_options_are_ignored_and_named_and_null_means_absent(api: Api, q
         assert read(api.post("/configure", body))["options"] == DEFAULTS
 
 
-def test_a_queue_must_be_named_and_as_queues_are_named(api: Api, queue: str) -> None:
-    nameless: list[Json] = [{}, {"queue": None}, {"queue": ""}, {"options": {}}]
-    for body in nameless:
-        assert refusal(api.post("/configure", body), 400, "invalid_input") == "queue is required"
-    for field in ("queue", "namespace", "task"):
-        for value in ("x" * 256, "a\0b"):
-            assert refusal(api.post("/configure", {"queue": queue} | {field: value}), 400).startswith(f"{field}: ")
-
-
 def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
     """What a number can't be, each with what is said of it."""
     _, _, low, high = NUMBERS[name]
@@ -168,37 +159,23 @@ def after(server: HarkServer, api: Api, queue: str, seconds: float, **query: Any
     return api.pop(queue, **query)
 
 
-def test_lease_time_is_how_long_a_lease_lasts(server: HarkServer, timed: Api, queue: str) -> None:
-    timed.configure(queue, leaseTime=100)
-    timed.push(queue, 1)
-    first = timed.pop_one(queue)
-    [again] = after(server, timed, queue, 100)
-    assert (again["id"], again["deliveryAttempt"]) == (first["id"], 2)
-    assert timed.ack(first)["success"] is False
-    assert timed.ack(again)["success"] is True
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_a_consumer_may_say_how_long_it_holds_what_it_gets(
+def test_a_lease_lasts_as_the_queue_or_its_consumer_says_unless_it_has_a_lock_duration(
     server: HarkServer, timed: Api, queue: str, mode: str
 ) -> None:
     timed.configure(queue, leaseTime=60)
     timed.push(queue, 1)
-    for group, seconds in (("short", 5), ("long", 5000), ("none", 60)):
-        query: dict[str, Any] = {"consumerGroup": group, "groupMode": mode}
-        timed.pop_one(queue, **query | ({} if group == "none" else {"leaseTime": seconds}))
-        [again] = after(server, timed, queue, seconds, **query)
-        timed.ack(again)
-
-
-def test_the_lock_duration_of_a_work_queue_counts_instead_of_a_lease_time(
-    server: HarkServer, timed: Api, queue: str
-) -> None:
-    timed.push(queue, 1)
-    path = f"/keyval/api/queue/settings?queue={queue}"
-    assert timed.client.put(path, json={"lockDuration": 5000}).status_code == 200
-    timed.pop_one(queue, leaseTime=60)
-    assert len(after(server, timed, queue, 5)) == 1
+    rows: list[tuple[dict[str, int], float]] = [({}, 60), ({"leaseTime": 5}, 5), ({"leaseTime": 5000}, 5000)]
+    for lock_duration, wishes in ((0, rows), (7000, [({"leaseTime": 60}, 7)])):
+        path = f"/keyval/api/queue/settings?queue={queue}"
+        read(timed.client.put(path, json={"lockDuration": lock_duration}))
+        for wish, seconds in wishes:
+            query: dict[str, Any] = {"consumerGroup": f"{lock_duration} {seconds}", "groupMode": mode}
+            first = timed.pop_one(queue, **query, **wish)
+            [again] = after(server, timed, queue, seconds, **query)
+            assert (again["id"], again["deliveryAttempt"]) == (first["id"], 2)
+            assert timed.ack(first)["success"] is False
+            assert timed.ack(again)["success"] is True
 
 
 @pytest.mark.parametrize(

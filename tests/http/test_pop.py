@@ -51,22 +51,14 @@ def test_an_unknown_queue_or_partition_is_empty_and_not_an_error(api: Api, queue
     refusal(api.get(f"/resources/queues/{queue}"), 404)
 
 
-def test_batch_bounds_the_number_of_messages(api: Api, queue: str) -> None:
-    api.push(queue, 1, 2, 3)
-    assert data(api.pop(queue)) == [1]
-    assert api.pop(queue) == [], "its partition is leased"
-    assert data(api.pop(queue, consumerGroup="g", batch=2)) == [1, 2]
-
-
-def test_one_partition_can_be_asked_for(api: Api, queue: str) -> None:
-    api.push(queue, "a", partition="pa")
-    api.push(queue, "b", partition="pb")
-    assert data(api.pop(queue, "pb", batch=10)) == ["b"]
-
-
-def test_partitions_share_one_lease_and_one_batch(api: Api, queue: str) -> None:
+def test_batch_and_partitions_bound_what_comes_under_one_lease_and_one_partition_can_be_named(
+    api: Api, queue: str
+) -> None:
     for name in ("p1", "p2", "p3"):
         api.push(queue, name, name, partition=name)
+    assert data(api.pop(queue, "p2", batch=10, consumerGroup="g")) == ["p2", "p2"]
+    assert api.pop(queue, "p2", consumerGroup="g") == [], "it is leased"
+    assert len(api.pop(queue, consumerGroup="h")) == 1
     answer = read(api.try_pop(queue, batch=5, partitions=3))
     messages = answer["messages"]
     assert len(messages) == 5
@@ -135,19 +127,15 @@ def test_autopilot_takes_up_to_200(api: Api, queue: str) -> None:
     assert len(api.pop(queue, autopilot=True)) == 200
 
 
-@pytest.mark.parametrize("start", [{"subscriptionMode": "new"}, {"subscriptionFrom": "now"}], ids=["new", "now"])
-def test_new_starts_after_the_first_contact_even_an_empty_one(api: Api, queue: str, start: dict[str, str]) -> None:
-    api.push(queue, "old")
-    assert api.pop(queue, consumerGroup="g", **start) == []
-    api.push(queue, "new")
-    assert data(api.pop(queue, consumerGroup="g", batch=10)) == ["new"]
-
-
-def test_a_timestamp_starts_after_that_time(api: Api, queue: str) -> None:
+def test_a_group_starts_after_its_first_contact_or_a_time_if_it_says_so(api: Api, queue: str) -> None:
     api.push(queue, "old")
     created = api.pop_one(queue, consumerGroup="look")["createdAt"]
+    starts = ({"subscriptionMode": "new"}, {"subscriptionFrom": "now"}, {"subscriptionFrom": created})
+    for number, start in enumerate(starts):
+        assert api.pop(queue, consumerGroup=f"g{number}", **start) == []
     api.push(queue, "new")
-    assert data(api.pop(queue, consumerGroup="g", subscriptionFrom=created, batch=10)) == ["new"]
+    for number in range(3):
+        assert data(api.pop(queue, consumerGroup=f"g{number}", batch=10)) == ["new"]
 
 
 # Clients that leave while their answer is on its way -------------------------------------------------------

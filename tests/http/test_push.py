@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import pytest
 from hark.errors import HarkError, InvalidInput
 from hark.http.push_items import MAX_DEPTH, PushItem, payload_too_deep, to_new_message
 from hark.model import NewMessage
-from tests.http.api import Api, read, refusal
+from tests.http.api import Api, read
 
 TRACE = "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"
 
@@ -50,58 +50,12 @@ def test_unknown_fields_are_ignored(api: Api, queue: str) -> None:
     assert (message["producerSub"], message["data"]) == (None, None)
 
 
-def test_a_wrong_item_is_named_and_nothing_of_its_request_is_stored(api: Api, queue: str) -> None:
-    for fields, text in (
-        ({"queue": ""}, "items[1].queue: must not be empty"),
-        ({"queue": "x" * 256}, "items[1].queue: at most 255 bytes of UTF-8, got 256"),
-        ({"partition": "a\0b"}, "items[1].partition: must not contain a NUL character"),
-        ({"partition": None}, "items[1].partition: Partition must be a string"),
-        ({"transactionId": "é" * 128}, "items[1].transactionId: at most 255 bytes of UTF-8, got 256"),
-        ({"priority": 12}, "items[1].priority: expected an integer from 0 to 9, got 12"),
-    ):
-        items = [{"queue": queue, "payload": "before"}, {"queue": queue, "payload": 1} | fields]
-        assert refusal(api.post("/push", {"items": items}), 400, "invalid_input") == text
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
-def test_a_payload_of_256_levels_is_accepted_and_of_257_refused(api: Api, queue: str) -> None:
-    def nested(depth: int) -> bytes:
-        return b'{"items":[{"queue":"%s","payload":%s1%s}]}' % (queue.encode(), b"[" * depth, b"]" * depth)
-
-    read(api.post("/push", content=nested(256)), 201)
-    assert "items[0].payload: nested too deeply" in refusal(api.post("/push", content=nested(257)), 400)
-    assert len(api.pop(queue, batch=10)) == 1
-
-
-def test_too_many_items_are_refused(api: Api, queue: str) -> None:
-    items = [{"queue": queue}] * 10_001
-    assert "10000" in refusal(api.post("/push", {"items": items}), 400).replace(",", "")
-    refusal(api.get(f"/resources/queues/{queue}"), 404)
-
-
-def test_of_racing_producers_with_one_transaction_id_exactly_one_wins(api: Api, queue: str) -> None:
-    def push(number: int) -> Any:
-        return api.push(queue, number, transactionId="once")[0]
-
-    with ThreadPoolExecutor(16) as pool:
-        results = list(pool.map(push, range(64)))
-    assert sorted(result["status"] for result in results) == ["duplicate"] * 63 + ["queued"]
-    assert len({result["message_id"] for result in results}) == 1
-    assert len(api.pop(queue, batch=100)) == 1
-
-
 # Items ---------------------------------------------------------------------------------------------------
 
 
 def convert(**fields: Any) -> NewMessage:
     """Send an item through the wire format and the checks, as the fourth of a request."""
     return to_new_message(msgspec.json.decode(json.dumps({"queue": "q"} | fields), type=PushItem), 3)
-
-
-def test_the_payload_is_kept_byte_for_byte() -> None:
-    body = b'{"queue":"q","payload": { "b":1.00,  "a":"\\u00e9" } }'
-    message = to_new_message(msgspec.json.decode(body, type=PushItem), 0)
-    assert message.payload == b'{ "b":1.00,  "a":"\\u00e9" }'
 
 
 def test_all_options_arrive() -> None:
@@ -156,14 +110,7 @@ def test_empty_ids_and_null_options_are_absent() -> None:
         ("backoffSchedule", [0] * 101, ": at most 100 entries, got 101"),
         ("ttl", 0, ": expected an integer from 1 to 3153600000000, got 0"),
         ("keysIfUndelivered", [], ": Keys array cannot be empty."),
-        ("keysIfUndelivered", {}, ": Keys must be an array of key arrays"),
-        ("keysIfUndelivered", "failed", ": Keys must be an array of key arrays"),
-        ("keysIfUndelivered", [["a"], "b"], ": Invalid key at index 1: Key must be an array of"),
-        ("keysIfUndelivered", [["a"], []], ": Invalid key at index 1: Key cannot be empty."),
         ("keysIfUndelivered", [["a", None]], ": Invalid key at index 0: Invalid key part at index 1: expected"),
-        ("keysIfUndelivered", [["a"] * 21], ": Invalid key at index 0: Key too deep: 21 parts (max 20)."),
-        ("keysIfUndelivered", [["x" * 1025]], ": Invalid key at index 0: Key part at index 0 too long"),
-        ("keysIfUndelivered", [["a"]] * 1001, ": Too many keys: 1001 (max 1000)."),
     ],
 )
 def test_a_wrong_value_is_refused_with_item_and_field(field: str, value: Any, text: str) -> None:
@@ -183,33 +130,28 @@ def nested(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
 
 
 @pytest.mark.parametrize(
-    "payload",
+    ("payload", "too_deep"),
     [
-        nested(MAX_DEPTH),
-        nested(MAX_DEPTH, b'{"a":', b"}"),
-        b'"' + b"[" * 1000 + b'"',
-        b'["' + b'\\"[' * 1000 + b'"]',
-        b'["' + b"[\\\\" * 1000 + b'",[],"\\\\",[]]',
-        b"[" + b"[]," * 1000 + b"[]]",
-        b'{"[[' + b"[" * 300 + b'":{}}',
+        (nested(MAX_DEPTH), False),
+        (nested(MAX_DEPTH, b'{"a":', b"}"), False),
+        (b'"' + b"[" * 1000 + b'"', False),
+        (b'["' + b'\\"[' * 1000 + b'"]', False),
+        (b'["' + b"[\\\\" * 1000 + b'",[],"\\\\",[]]', False),
+        (b"[" + b"[]," * 1000 + b"[]]", False),
+        (b'{"[[' + b"[" * 300 + b'":{}}', False),
+        (nested(MAX_DEPTH + 1), True),
+        (nested(MAX_DEPTH + 1, b'{"a":', b"}"), True),
+        (b'["\\"",' + nested(MAX_DEPTH) + b"]", True),
+        (b'{"\\\\":' + nested(MAX_DEPTH) + b"}", True),
     ],
 )
-def test_payloads_of_256_levels_are_not_too_deep(payload: bytes) -> None:
+def test_payloads_of_more_than_256_levels_are_too_deep(payload: bytes, too_deep: bool) -> None:
     json.loads(payload)
-    assert not payload_too_deep(payload)
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        nested(MAX_DEPTH + 1),
-        nested(MAX_DEPTH + 1, b'{"a":', b"}"),
-        b'["\\"",' + nested(MAX_DEPTH) + b"]",
-        b'{"\\\\":' + nested(MAX_DEPTH) + b"}",
-    ],
-)
-def test_payloads_of_257_levels_are_too_deep(payload: bytes) -> None:
-    json.loads(payload)
-    assert payload_too_deep(payload)
-    with pytest.raises(HarkError, match=r"items\[3\].payload: nested too deeply, at most 256 levels"):
-        to_new_message(PushItem("q", payload=msgspec.Raw(payload)), 3)
+    assert payload_too_deep(payload) is too_deep
+    item = PushItem("q", payload=msgspec.Raw(payload))
+    with (
+        pytest.raises(HarkError, match=r"items\[3\].payload: nested too deeply, at most 256 levels")
+        if too_deep
+        else nullcontext()
+    ):
+        to_new_message(item, 3)

@@ -112,25 +112,17 @@ def test_a_client_that_does_not_begin_with_tls_is_given_up(tmp_path: Path, monke
         assert runner.run(heard()) == b""
 
 
-@pytest.mark.parametrize("missing", ["certificate", "key"])
-def test_a_file_that_is_not_there_is_named(missing: str, tmp_path: Path) -> None:
+def test_files_that_are_not_there_or_do_not_fit_are_refused_and_no_password_is_asked_for(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
-    getattr(made, missing).unlink()
-    with pytest.raises(InvalidSetting, match=rf"tls\.{missing}: .*can't be read: No such file"):
-        tls_context(files(made))
-
-
-@pytest.mark.parametrize("wrong", ["other", "password", "text"])
-def test_a_key_that_does_not_fit_is_refused_and_nobody_is_asked_for_a_password(wrong: str, tmp_path: Path) -> None:
-    made = make_certificates(tmp_path)
-    content = {
-        "other": private_pem(ec.generate_private_key(ec.SECP256R1())),
-        "password": private_pem(ec.generate_private_key(ec.SECP256R1()), b"password"),
-        "text": b"no key",
-    }[wrong]
-    made.key.write_bytes(content)
-    with pytest.raises(InvalidSetting, match="are not a certificate and its private key"):
-        tls_context(files(made))
+    private = ec.generate_private_key(ec.SECP256R1())
+    for content in (private_pem(private), private_pem(private, b"password"), b"no key"):
+        made.key.write_bytes(content)
+        with pytest.raises(InvalidSetting, match="are not a certificate and its private key"):
+            tls_context(files(made))
+    for missing in ("key", "certificate"):
+        getattr(made, missing).unlink()
+        with pytest.raises(InvalidSetting, match=rf"tls\.{missing}: .*can't be read: No such file"):
+            tls_context(files(made))
 
 
 class Access(TypedDict):

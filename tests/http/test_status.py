@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from hark.http.routes.history import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
 from hark.testing.thread import ServerThread
 from hark.testing.timers import FakeTimers
-from tests.http.api import Api, Json, data, read, refusal
+from tests.http.api import Api, Json, read, refusal
 from tests.http.edge.asking import Tokens
 from tests.http.streaming import PATIENCE, Events
 from tests.servers import running_server
@@ -49,42 +48,22 @@ def test_health(api: Api) -> None:
     assert read(api.client.get("/health/ready")) == {"status": "ready"}
 
 
-def test_metrics_are_numbers_about_the_store(api: Api) -> None:
-    numbers = read(api.get("/system/metrics"))["store"]
-    assert numbers["database_bytes"] > 0
-    assert all(isinstance(number, int | float) for number in numbers.values())
-
-
-def test_push_maintenance_refuses_pushes_and_stores_nothing(fresh_api: Api, queue: str) -> None:
-    fresh_api.push(queue, "before")
-    answer = read(fresh_api.post("/system/maintenance", {"enabled": True}))
-    assert (answer["maintenanceMode"], answer["bufferedMessages"], answer["bufferHealthy"]) == (True, 0, True)
-    assert answer["message"]
-    response = fresh_api.post("/push", {"items": [{"queue": queue, "payload": "lost"}]})
-    assert refusal(response, 503, "maintenance")
-    assert int(response.headers["retry-after"]) >= 1
-    operations = [{"type": "push", "queue": queue, "payload": "lost"}]
-    refusal(fresh_api.post("/transaction", {"operations": operations}), 503, "maintenance")
-    shown = read(fresh_api.get("/system/maintenance"))
-    assert (shown["maintenanceMode"], shown["popMaintenanceMode"]) == (True, False)
-    assert shown["bufferStats"]["failedFiles"]["count"] == 0
-    assert data(fresh_api.pop(queue, batch=10)) == ["before"], "pops go on"
-    read(fresh_api.post("/system/maintenance", {"enabled": False}))
-    fresh_api.push(queue, "after", partition="p")
-    for stopped in (True, False):
-        assert read(fresh_api.post("/system/maintenance/pop", {"enabled": stopped}))["popMaintenanceMode"] is stopped
-        assert read(fresh_api.get("/system/maintenance/pop"))["popMaintenanceMode"] is stopped
-        assert data(fresh_api.pop(queue)) == ([] if stopped else ["after"])
-
-
-def test_maintenance_outlives_a_restart(tmp_path: Path, queue: str) -> None:
+def test_what_maintenance_answers_and_that_it_outlives_a_restart(tmp_path: Path, queue: str) -> None:
     engine = f"sqlite:///{tmp_path / 'hark.db'}"
     with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
-        read(Api(client).post("/system/maintenance", {"enabled": True}))
+        api = Api(client)
+        for stopped in (True, False):
+            assert read(api.post("/system/maintenance/pop", {"enabled": stopped}))["popMaintenanceMode"] is stopped
+            assert read(api.get("/system/maintenance/pop"))["popMaintenanceMode"] is stopped
+        answer = read(api.post("/system/maintenance", {"enabled": True}))
+        assert (answer["maintenanceMode"], answer["bufferedMessages"], answer["bufferHealthy"]) == (True, 0, True)
+        assert answer["message"]
     with running_server(tmp_path, engine=engine) as url, httpx.Client(base_url=url) as client:
-        again = Api(client)
-        assert read(again.get("/system/maintenance"))["maintenanceMode"] is True
-        refusal(again.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
+        api = Api(client)
+        shown = read(api.get("/system/maintenance"))
+        assert (shown["maintenanceMode"], shown["popMaintenanceMode"]) == (True, False)
+        assert shown["bufferStats"]["failedFiles"]["count"] == 0
+        refusal(api.post("/push", {"items": [{"queue": queue}]}), 503, "maintenance")
 
 
 class _LostStore:
@@ -109,12 +88,9 @@ async def test_health_is_503_when_the_store_is_lost() -> None:
     assert (answer["error"], answer["code"]) == ("the disk is gone", "unhealthy")
     assert not_ready == {"status": "not ready", "error": "the disk is gone", "code": "not_ready"}
     assert live == {"status": "live"}, "a restart would not bring the store back"
-
-
-async def test_where_tokens_are_asked_for_those_without_one_do_not_hear_what_the_store_said() -> None:
     app = App(cast(Broker, _LostStore()), Settings(), authenticator=Tokens())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
-        for path in ("/health", "/health/ready"):
+        for path in ("/health", "/health/ready"):  # Those without a token do not hear what the store said.
             assert read(await client.get(path), 503)["error"] == "the log of the server says why"
 
 
@@ -221,7 +197,8 @@ def test_a_sample_comes_every_second_and_names_what_changed(server: TickingServe
         timed.ack(timed.pop_one(queue))
         events.until(lambda one: one["settledPerSecond"] > 0)
         events.until(lambda one: one["backlog"] == 2)
-    read(timed.delete(f"/resources/queues/{queue}"))
+        throughput = read(timed.get("/resources/overview"))["throughput"]
+        assert all(isinstance(number, int | float) for number in throughput.values())
 
 
 def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(
@@ -251,22 +228,19 @@ def test_a_sample_is_encoded_once_for_all_who_watch(server: TickingServer, monke
     assert len(encoded) == len({found.point.at for found in encoded}) >= 2
 
 
-def test_so_many_may_watch_and_those_who_leave_make_room(server: TickingServer, timed: Api) -> None:
+def test_so_many_may_watch_those_who_leave_make_room_and_all_end_with_the_server(
+    server: TickingServer, timed: Api
+) -> None:
     async def watchers() -> int:
         return len(server.broker.observed.watchers)
+
+    async def stop() -> None:
+        server.broker.stop_waiting()
 
     with watching(server), watching(server), watching(server):
         assert "limits.max_streams" in refusal(timed.get("/events"), 429, "too_many_streams")
     while server.call(watchers):
         pass
-    with watching(server) as events:
-        events.sample()
-
-
-def test_the_stream_ends_when_the_server_stops(server: TickingServer) -> None:
-    async def stop() -> None:
-        server.broker.stop_waiting()
-
     with watching(server) as events:
         events.sample()
         server.call(stop)
@@ -363,6 +337,7 @@ def test_the_status_has_the_shape_of_the_original(timed: Api, queue: str) -> Non
     [shown] = read(timed.get("/status", queue=queue))["queues"]
     assert (shown["name"], shown["partitions"], shown["totalConsumed"]) == (queue, 1, 1)
     assert read(timed.get("/status", queue=queue))["throughput"] == [], "what flows is not kept for single queues"
+    assert read(timed.get("/status/buffers")) == {"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0}
 
 
 def test_the_throughput_of_a_minute_is_the_sum_of_its_points(server: TickingServer, timed: Api) -> None:
@@ -400,15 +375,3 @@ def test_queues_and_their_messages_as_the_original_lists_them(timed: Api, queue:
     assert messages[0]["queuePath"] == f"{queue}/p1"
     assert read(timed.get(f"/status/queues/{queue}-2/messages")) == []
     refusal(timed.get(f"/status/queues/{queue}-2"), 404, "queue_not_found")
-
-
-def test_there_is_nothing_in_buffers(api: Api) -> None:
-    assert read(api.get("/status/buffers")) == {"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0}
-
-
-def test_the_overview_says_what_flows(server: TickingServer, timed: Api) -> None:
-    with watching(server) as events:
-        events.sample()
-    throughput = read(timed.get("/resources/overview"))["throughput"]
-    assert all(isinstance(number, int | float) for number in throughput.values())
-    assert json.dumps(throughput)

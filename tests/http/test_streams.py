@@ -14,8 +14,9 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from hark.settings import Limits, Settings
+from hark.settings import Limits, Queue, Settings
 from tests.http.api import WAIT, Api, Json, data, read, refusal
+from tests.http.keyval.keys import watching
 from tests.http.keyval.test_listen import listening as listening_to_work
 from tests.http.streaming import PATIENCE, UPGRADE, Inside, deaf, inside, listening, masked, spread, websocket
 
@@ -155,13 +156,15 @@ def test_a_namespace_brings_the_messages_of_all_its_queues(api: Api, server_url:
         assert sorted(data([following(), following()])) == [1, 2]
 
 
-@ordinary_ways
-def test_ten_clients_share_fairly(api: Api, server_url: str, queue: str, way: Way) -> None:
-    """All of them are idle when a hundred messages come: each gets ten."""
+@every_way
+def test_clients_share_what_comes_fairly(api: Api, server_url: str, queue: str, way: Way) -> None:
+    """All of ten are idle when a hundred messages come: each gets ten."""
+    options: Json = {} if way.payload == "value" else {"autoAck": True}
     with ExitStack() as stack, ThreadPoolExecutor(10) as pool:
-        streams = [stack.enter_context(way.opened(server_url, queue, 1, autoAck=True)) for _ in range(10)]
+        most = 1 if options else 10
+        streams = [stack.enter_context(way.opened(server_url, queue, most, **options)) for _ in range(10)]
         spread(api, queue, 100)
-        taken = pool.map(lambda following: [following()["data"] for _ in range(10)], streams)
+        taken = pool.map(lambda following: [following()[way.payload] for _ in range(10)], streams)
         assert sorted(number for numbers in taken for number in numbers) == list(range(100))
 
 
@@ -205,7 +208,7 @@ def test_what_comes_after_the_client_left_is_for_others_and_nothing_is_left_behi
             assert message["deliveryAttempt"] == 1
             api.ack(message)
         until = time.monotonic() + PATIENCE
-        while server.call(lambda: len(server.broker.delivery.streams)):
+        while server.look(lambda: len(server.broker.delivery.streams)):
             assert time.monotonic() < until
 
 
@@ -215,7 +218,7 @@ def test_a_client_that_does_not_read_holds_a_bounded_part_and_is_cut_off(queue: 
         own(Settings(limits=Limits(stalled_seconds=1))) as (server, api),
         unread(server, way, queue, most=1000, batch=10) as lazy,
     ):
-        [stream] = server.call(lambda: list(server.broker.delivery.streams))
+        [stream] = server.look(lambda: list(server.broker.delivery.streams))
         for partition in range(50):
             api.push(queue, *["x" * 100_000] * 10, partition=str(partition))
         got = 0
@@ -235,7 +238,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str,
     with own() as (server, api):
         api.push(queue, "x" * 9_000_000)  # More than the system takes over from the server.
         with unread(server, way, queue, most=200, batch=200) as lazy:
-            [stream] = server.call(lambda: list(server.broker.delivery.streams))
+            [stream] = server.look(lambda: list(server.broker.delivery.streams))
             begun = b""
             while way.sign not in begun:
                 begun += lazy.recv(1024)
@@ -290,8 +293,18 @@ def test_only_the_partition_that_was_named_comes(api: Api, server_url: str, queu
 
 
 def test_pings_come_while_there_is_nothing_else(queue: str) -> None:
-    with inside(ping_seconds=0.02) as server, listening(server.url, f"/queue/{queue}") as events:
+    settings = Settings(queue=Queue(ping_interval_ms=20))
+    with (
+        inside(settings, ping_seconds=0.02) as server,
+        listening(server.url, f"/queue/{queue}") as events,
+        websocket(server.url) as consumer,
+        listening_to_work(server.url, queue) as work,
+        watching(server.url, "/watch/prefix", prefix="a") as watch,
+    ):
         assert [events.next() for _ in range(3)] == [("ping", None, {})] * 3
+        assert [consumer.connection.recv(timeout=PATIENCE) for _ in range(3)] == ['{"type":"ping"}'] * 3
+        for stream in (work, watch):
+            assert [stream.frame() for _ in range(3)] == [b"event: ping\ndata: \n\n"] * 3
 
 
 def test_a_server_that_stops_ends_the_stream(queue: str) -> None:
@@ -299,11 +312,30 @@ def test_a_server_that_stops_ends_the_stream(queue: str) -> None:
         inside() as server,
         listening(server.url, f"/queue/{queue}") as events,
         listening(server.url, f"/queue/{queue}", browse=True) as browser,
+        listening_to_work(server.url, queue) as work,
     ):
-        server.call(server.broker.stop_waiting)
-        for stream in (events, browser):
+        assert work.next() == ("ping", None, {})
+        server.look(server.broker.stop_waiting)
+        for stream in (events, browser, work):
             with pytest.raises(StopIteration):
                 stream.next()
+
+
+@pytest.mark.parametrize("kind", ["events", "work"])
+def test_a_group_of_another_mode_ends_the_stream_with_an_error(
+    api: Api, server_url: str, queue: str, kind: str
+) -> None:
+    api.push(queue, 1)
+    api.pop_one(queue, groupMode="ordered" if kind == "work" else "shared")
+    with (
+        listening_to_work(server_url, queue)
+        if kind == "work"
+        else listening(server_url, f"/queue/{queue}", groupMode="ordered") as events
+    ):
+        name, _, problem = events.next()
+        assert (name, problem["code"]) == ("error", "group_mode_conflict")
+        with pytest.raises(StopIteration):
+            events.next()
 
 
 def test_where_to_begin_is_for_browsers_only(api: Api, queue: str) -> None:

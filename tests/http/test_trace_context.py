@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from hark.errors import InvalidSetting
 from hark.serving.tracing import start_tracing
 from hark.settings import Otel, Settings
-from tests.http.api import Api, Json, read, refusal
+from tests.http.api import Api, Json, read
 from tests.http.streaming import Socket, listening
 from tests.servers import server_process
 
@@ -41,58 +41,35 @@ def test_an_item_carries_its_context_to_its_consumer_and_without_one_says_nothin
         assert not {"traceparent", "tracestate"} & message.keys()
 
 
-def test_the_headers_of_a_push_count_for_items_that_have_none(http: httpx.Client, api: Api, queue: str) -> None:
+def test_the_headers_of_a_push_count_for_items_that_have_none_and_are_ignored_if_malformed(
+    http: httpx.Client, api: Api, queue: str
+) -> None:
     items = [{"queue": queue, "payload": 1}, {"queue": queue, "payload": 2, "traceparent": OTHER}]
-    headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
-    read(http.post("/api/v1/push", json={"items": items}, headers=headers), 201)
-    first, second = api.pop(queue, batch=2)
-    assert (carried(first), carried(second)) == ((PARENT, "vendor=1"), (OTHER, None))
+    for parent, state, expected in (
+        (PARENT, "vendor=1", (PARENT, "vendor=1")),
+        (PARENT, "x" * 513, (PARENT, None)),
+        ("00-nonsense", "vendor=1", (None, None)),
+        ("ff" + PARENT[2:], "", (None, None)),
+        (PARENT.replace(TRACE_ID, "0" * 32), "", (None, None)),
+    ):
+        headers = {"traceparent": parent, "tracestate": state}
+        read(http.post("/api/v1/push", json={"items": items}, headers=headers), 201)
+        first, second = api.pop(queue, batch=2, autoAck=True)
+        assert (carried(first), carried(second)) == (expected, (OTHER, None))
 
 
-@pytest.mark.parametrize(
-    ("parent", "state", "expected"),
-    [
-        pytest.param("00-nonsense", "vendor=1", (None, None), id="parent"),
-        pytest.param(PARENT, "x" * 513, (PARENT, None), id="state"),
-        pytest.param("ff" + PARENT[2:], "", (None, None), id="version"),
-        pytest.param(PARENT.replace(TRACE_ID, "0" * 32), "", (None, None), id="zeros"),
-    ],
-)
-def test_malformed_headers_are_ignored(api: Api, queue: str, parent: str, state: str, expected: Json) -> None:
-    body = {"items": [{"queue": queue, "payload": 1}]}
-    read(api.client.post("/api/v1/push", json=body, headers={"traceparent": parent, "tracestate": state}), 201)
-    assert carried(api.pop_one(queue)) == expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        pytest.param({"traceparent": "00-nonsense"}, "items[0].traceparent", id="parent"),
-        pytest.param({"traceparent": PARENT.upper()}, "items[0].traceparent", id="capitals"),
-        pytest.param({"tracestate": "vendor=1"}, "items[0].traceparent", id="state-alone"),
-        pytest.param({"traceparent": PARENT, "tracestate": "x" * 513}, "items[0].tracestate", id="long-state"),
-        pytest.param({"traceparent": PARENT, "tracestate": "a\nb"}, "items[0].tracestate", id="line-break"),
-    ],
-)
-def test_a_malformed_context_of_an_item_is_refused_by_name(api: Api, queue: str, fields: Json, named: str) -> None:
-    refused = api.post("/push", {"items": [{"queue": queue, "payload": 1, **fields}]})
-    assert named in refusal(refused, 400)
-
-
-def test_transactions_carry_it(api: Api, queue: str) -> None:
+def test_transactions_and_work_queues_carry_it(http: httpx.Client, api: Api, queue: str) -> None:
+    headers = {"traceparent": PARENT}
     items = [{"queue": queue, "payload": 1, "traceparent": OTHER}, {"queue": queue, "payload": 2}]
-    body = {"operations": [{"type": "push", "items": items}]}
-    read(api.client.post("/api/v1/transaction", json=body, headers={"traceparent": PARENT}))
-    assert [carried(message)[0] for message in api.pop(queue, batch=2)] == [OTHER, PARENT]
-
-
-def test_work_queues_carry_it(http: httpx.Client, queue: str) -> None:
-    place = {"queue": queue}
-    enqueue = "/keyval/api/queue/enqueue"
-    read(http.post(enqueue, params=place, json={"value": 1, "options": {"traceparent": OTHER}}))
-    read(http.post(enqueue, params=place, json={"value": 2}, headers={"traceparent": PARENT}))
+    body: Json = {"operations": [{"type": "push", "items": items}]}
+    read(http.post("/api/v1/transaction", json=body, headers=headers))
+    assert [carried(message)[0] for message in api.pop(queue, batch=2, consumerGroup="g")] == [OTHER, PARENT]
+    place = {"queue": f"{queue}-work"}
+    body = {"value": 1, "options": {"traceparent": OTHER}}
+    read(http.post("/keyval/api/queue/enqueue", params=place, json=body, headers=headers))
+    read(http.post("/keyval/api/queue/enqueue", params=place, json={"value": 2}, headers=headers))
     write = {"mutations": [{"type": "enqueue", "value": 3}]}
-    read(http.post("/keyval/api/atomic", params=place, json=write, headers={"traceparent": PARENT}))
+    read(http.post("/keyval/api/atomic", params=place, json=write, headers=headers))
     found = [read(http.get("/keyval/api/queue/poll", params=place))["message"] for _ in range(3)]
     assert [(one["value"], one["traceparent"]) for one in found] == [(1, OTHER), (2, PARENT), (3, PARENT)]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.http.api import Api, Json, acknowledgment, data, read, refusal
 
 FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
@@ -101,51 +99,6 @@ def test_acks_of_other_groups_name_their_group_and_count_as_elsewhere(api: Api, 
     assert [letter["errorMessage"] for letter in api.dead_letters(queue)] == ["boom"]
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({}, "operations array required"),
-        ({"operations": None}, "operations array required"),
-        ({"operations": {}}, "operations array required"),
-        ({"operations": []}, "operations array cannot be empty"),
-        ({"operations": [{"type": "push", "items": []}]}, "operations array cannot be empty"),
-        ({"operations": [{}]}, "operations[0].type: expected push or ack"),
-        ({"operations": [{"type": "pull"}]}, "operations[0].type: expected push or ack"),
-        ({"operations": [{"type": "push"}]}, "operations[0].queue: must not be empty"),
-        (
-            {"operations": [{"type": "push", "items": [{"queue": "q"}, {"queue": "q", "priority": 10}]}]},
-            "operations[0].items[1].priority: expected an integer from 0 to 9, got 10",
-        ),
-        (
-            {"operations": [{"type": "push", "queue": "q", "partition": None}]},
-            "operations[0].partition: Partition must be a string",
-        ),
-        (
-            {"operations": [{"type": "ack", "partitionId": "p"}]},
-            "operations[0].transactionId: Each acknowledgment must have a valid transactionId string",
-        ),
-        (
-            {"operations": [{"type": "ack", "transactionId": "t"}]},
-            "operations[0].partitionId: Each acknowledgment must have a valid partitionId string"
-            " to ensure message uniqueness",
-        ),
-        (
-            {"operations": [{"type": "ack", "transactionId": "t", "partitionId": "p", "status": "ok"}]},
-            "operations[0].status: expected completed, failed, retry or dlq, got 'ok'",
-        ),
-    ],
-)
-def test_a_wrong_transaction_names_what_is_wrong(api: Api, body: Json, text: str) -> None:
-    assert refusal(api.post("/transaction", body), 400, "invalid_input") == text
-
-
-def test_nothing_of_a_transaction_that_is_wrong_or_too_large_is_stored(api: Api, queue: str) -> None:
-    body = {"operations": [push(queue, *range(10_001))]}
-    refusal(api.post("/transaction", body), 400, "batch_too_large")
-    refusal(api.post("/transaction", {"operations": [push(queue, 1), push(queue, 2, traceId="bad")]}), 400)
-    assert read(api.get("/resources/queues", search=queue))["queues"] == []
-
-
 # Keys ----------------------------------------------------------------------------------------------------
 
 
@@ -182,36 +135,24 @@ def test_keys_are_written_with_an_ack_and_a_push(api: Api, queue: str) -> None:
     assert api.pop(queue) == []
 
 
-def test_a_check_that_fails_undoes_everything(api: Api, queue: str) -> None:
+def test_whatever_is_refused_undoes_keys_messages_and_settlements(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
+    assert api.transact(kv=kv(put(queue, "text", "c")))["success"]
+    settle = {"type": "ack"} | acknowledgment(message)
     checks = [{"key": [queue, "b"], "versionstamp": None}, {"key": [queue, "a"], "versionstamp": "1".zfill(20)}]
-    answer = api.transact(
-        {"type": "ack"} | acknowledgment(message),
-        {"type": "push", "queue": f"{queue}-out"},
-        kv=kv(put(queue, 1), checks=checks),
-    )
-    assert (answer["success"], answer["code"], answer["kv"]) == (False, "check_failed", {"ok": False})
-    assert "checks[1]" in answer["error"]
-    assert value(api, queue, "a") is None
-    refusal(api.get(f"/resources/queues/{queue}-out"), 404)
+    mutation = {"type": "sum", "key": [queue, "c"], "value": 1}
+    for operation, rider, code, place in (
+        (settle, kv(put(queue, 1), checks=checks), "check_failed", "checks[1]"),
+        (settle | {"leaseId": FOREIGN}, kv(put(queue, 1)), "lease_invalid", ""),
+        (settle, kv(put(queue, 1), mutation), "value_mismatch", "mutations[1]"),
+    ):
+        answer = api.transact(operation, {"type": "push", "queue": f"{queue}-out"}, kv=rider)
+        assert (answer["success"], answer["code"], answer["kv"]) == (False, code, {"ok": False})
+        assert place in answer["error"]
+        assert value(api, queue, "a") is None
+        refusal(api.get(f"/resources/queues/{queue}-out"), 404)
     assert api.ack(message)["success"]
-
-
-def test_what_is_refused_beside_keys_undoes_them(api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    foreign = {"type": "ack"} | acknowledgment(message) | {"leaseId": FOREIGN}
-    answer = api.transact(foreign, kv=kv(put(queue, 1)))
-    assert (answer["success"], answer["code"], answer["kv"]) == (False, "lease_invalid", {"ok": False})
-    assert value(api, queue, "a") is None
-    assert api.transact(kv=kv(put(queue, "text")))["success"]
-    mutation = {"type": "sum", "key": [queue, "a"], "value": 1}
-    answer = api.transact({"type": "push", "queue": f"{queue}-out"}, kv=kv(put(queue, 1, "b"), mutation))
-    assert (answer["success"], answer["code"]) == (False, "value_mismatch")
-    assert "mutations[1]" in answer["error"]
-    assert value(api, queue, "b") is None
-    refusal(api.get(f"/resources/queues/{queue}-out"), 404)
 
 
 def test_operations_may_be_empty_beside_keys_and_without_keys_nothing_is_said_of_them(api: Api, queue: str) -> None:
@@ -221,26 +162,3 @@ def test_operations_may_be_empty_beside_keys_and_without_keys_nothing_is_said_of
     answer = api.transact(kv=kv(put(queue, 1)))
     assert (answer["success"], answer["results"], answer["kv"]["ok"]) == (True, [], True)
     assert value(api, queue, "a") == 1
-
-
-@pytest.mark.parametrize(
-    ("rider", "status", "text"),
-    [
-        ({"kv": 5}, 400, "kv: expected an object or an array, got an integer"),
-        ({"kv": {}}, 400, "kv.mutations: is required"),
-        ({"kv": {"mutations": [{"key": ["a"]}]}}, 400, "kv.mutations[0].type: is required"),
-        ({"kv": {"mutations": [{"type": "enqueue", "value": 1}]}}, 400, "kv.mutations[0].type: push messages with"),
-        ({"kv": {"mutations": [{"type": "jump", "key": ["a"]}]}}, 400, "kv.mutations[0].type: "),
-        ({"kv": {"mutations": [{"type": "set", "key": [], "value": 1}]}}, 400, "kv.mutations[0].key: "),
-        ({"kv": {"mutations": [], "checks": [{"key": "a", "versionstamp": None}]}}, 400, "kv.checks[0].key: "),
-        ({"kv": [{"op": "put", "key": "a"}]}, 501, "kv: expected an object with checks and mutations"),
-        ({"timers": [{"op": "schedule"}]}, 501, "timers: this server has none; push with delay or deliverAt"),
-    ],
-)
-def test_wrong_keys_and_what_is_not_supported_are_refused_and_nothing_is_stored(
-    api: Api, queue: str, rider: dict[str, Any], status: int, text: str
-) -> None:
-    body = {"operations": [{"type": "push", "queue": queue}]} | rider
-    code = {400: "invalid_input", 501: "not_supported"}[status]
-    assert refusal(api.post("/transaction", body), status, code).startswith(text)
-    refusal(api.get(f"/resources/queues/{queue}"), 404)

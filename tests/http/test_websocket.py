@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.http.api import WAIT, Api, Json, data
-from tests.http.streaming import PATIENCE, UPGRADE, Socket, deaf, inside, spread, websocket
+from tests.http.streaming import UPGRADE, Socket, deaf, inside, spread, websocket
 
 OPENING = f"GET /api/v1/consume HTTP/1.1\nHost: localhost\n{UPGRADE}\n"
 
@@ -286,11 +286,6 @@ def test_a_client_that_floods_and_does_not_read_is_cut_off(flood: bytes) -> None
         with pytest.raises(ConnectionError):
             for _ in range(10_000):
                 client.sendall(flood * 1000)
-
-
-def test_pings_come_while_there_is_nothing_else() -> None:
-    with inside(ping_seconds=0.02) as server, websocket(server.url) as socket:
-        assert [socket.connection.recv(timeout=PATIENCE) for _ in range(3)] == ['{"type":"ping"}'] * 3
 
 
 def test_a_server_that_stops_closes_with_1012() -> None:

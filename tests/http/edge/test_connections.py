@@ -178,18 +178,18 @@ def kept(server: Inside) -> int:
     """How many connections of a server are in memory."""
     gc.collect()
     protocols = [one for one in gc.get_objects() if isinstance(one, OpenProtocol)]
-    return sum(one.server_state is server._server.server_state for one in protocols)
+    return sum(one.config.app is server.app for one in protocols)
 
 
 def test_a_connection_that_is_reset_is_let_go_of_long_before_its_idle_time_is_over() -> None:
     with inside() as server:
         with connected(server.url) as client:
             assert exchange(client, HEALTH).startswith(b"HTTP/1.1 200")
-            assert server.call(lambda: kept(server)) == 1
+            assert server.look(lambda: kept(server)) == 1
             # Linger for no time at all: the end of the connection is a reset.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until = time.monotonic() + PATIENCE
-        while server.call(lambda: kept(server)):
+        while server.look(lambda: kept(server)):
             assert time.monotonic() < until
 
 

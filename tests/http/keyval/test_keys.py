@@ -49,6 +49,9 @@ def test_integers_in_paths_are_numbers_and_everything_else_is_text(keys: Keys) -
     for part, meant in [("123", 123), ("-7", -7), ("1.5", "1.5"), ("true", "true"), ("9007199254740993", None)]:
         keys.put("x", part, value=part)
         assert keys.list("x")[0]["key"] == keys.key("x", part if meant is None else meant)
+        assert read(keys.client.get(f"{BASE}/keys//{keys.root}//x/{part}/"))["value"] == part, (
+            "empty parts do not count"
+        )
         assert keys.delete("x") == 1
 
 
@@ -98,28 +101,19 @@ def test_keys_that_have_the_name_of_a_route_can_be_reached(http: httpx.Client, w
     assert read(http.delete(f"{BASE}/keys/{word}")) == {"deletedCount": 1}
 
 
-def test_empty_segments_are_left_out(keys: Keys) -> None:
-    keys.put("a", "b", value=1)
-    assert read(keys.client.get(f"{BASE}/keys//{keys.root}//a/b/"))["value"] == 1
-
-
 # Deleting --------------------------------------------------------------------------------------------------
 
 
-def test_deleting_takes_all_that_is_below_and_no_sibling(keys: Keys) -> None:
+def test_deleting_takes_all_that_is_below_and_no_sibling_or_exactly_the_key(keys: Keys) -> None:
     for path in ("user", "user/1", "user/1/x", "users/1", "user-archive/1"):
         keys.put(*path.split("/"), value=1)
-    assert keys.delete("user") == 3
+    assert keys.delete("user", body={"exact": True}) == 1
+    assert keys.delete("user", "1", exact=True) == 1
+    assert keys.listed("user") == [["user", 1, "x"]]
+    keys.put("user", value=1)
+    assert keys.delete("user") == 2
     assert keys.listed() == [["user-archive", 1], ["users", 1]]
     assert keys.delete("user") == 0
-
-
-@pytest.mark.parametrize("how", [{"body": {"exact": True}}, {"exact": True}])
-def test_deleting_exactly_takes_only_the_key(keys: Keys, how: dict[str, Any]) -> None:
-    keys.put("user", value=1)
-    keys.put("user", "1", value=1)
-    assert keys.delete("user", **how) == 1
-    assert keys.listed() == [["user", 1]]
 
 
 def test_a_list_has_the_keys_below_a_prefix_in_their_order(keys: Keys) -> None:
@@ -145,13 +139,6 @@ def test_a_list_begins_at_its_start_and_ends_before_its_end(keys: Keys) -> None:
     assert keys.listed("n", start=f"{root}/4", reverse=True) == [["n", 5], ["n", 4]]
     assert keys.listed("n", end=f"{root}/0") == []
     assert keys.listed("n", start="", end="", limit=1) == [["n", 0]]
-
-
-def test_a_prefix_may_be_a_json_array(keys: Keys) -> None:
-    keys.put_exactly("a/b", "17", 1)
-    keys.put_exactly("a/b", 17, 2)
-    query = {"prefix": json.dumps(keys.key("a/b", "17"))}
-    assert [entry["key"][1:] for entry in read(keys.client.get(f"{BASE}/keys", params=query))] == [["a/b", "17", 1]]
 
 
 def test_without_a_prefix_all_keys_are_listed(fresh_server_url: str) -> None:
@@ -215,6 +202,8 @@ def test_a_list_can_be_asked_for_with_exact_types(keys: Keys) -> None:
     assert [entry["value"] for entry in read(keys.client.post(f"{BASE}/keys/list", json=ask))] == [2, 1]
     ask = {"prefix": keys.key("n", "1"), "limit": 5000}
     assert [entry["value"] for entry in read(keys.client.post(f"{BASE}/keys/list", json=ask))] == ["1"]
+    query = {"prefix": json.dumps(keys.key("n", "1"))}
+    assert [entry["value"] for entry in read(keys.client.get(f"{BASE}/keys", params=query))] == ["1"]
 
 
 def test_a_batch_has_the_entries_in_the_order_of_the_request(keys: Keys) -> None:
@@ -250,20 +239,22 @@ def test_everything_happens_with_one_version(keys: Keys) -> None:
     assert keys.listed() == [["a"], ["n"]]
     assert keys.value("n") == 3
     assert {entry["versionstamp"] for entry in keys.list()} == {answer["versionstamp"]}
+    nothing = keys.atomic()
+    assert (nothing["ok"], len(nothing["versionstamp"])) == (True, 20)
 
 
-def test_a_check_that_fails_is_no_error_and_nothing_happens(keys: Keys) -> None:
+def test_a_check_that_fails_is_no_error_and_nothing_happens(keys: Keys, work: Work) -> None:
     stamp = keys.put("a", value=1)
-    write = {"type": "set", "key": keys.key("b"), "value": 1}
-    assert keys.atomic(write, checks=[{"key": keys.key("a"), "versionstamp": None}]) == {"ok": False}
-    assert keys.atomic(write, checks=[{"key": keys.key("x"), "versionstamp": stamp}]) == {"ok": False}
-    assert keys.listed() == [["a"]]
+    writes = ({"type": "set", "key": keys.key("b"), "value": 1}, {"type": "enqueue", "value": 1})
+    for check in ({"key": keys.key("a"), "versionstamp": None}, {"key": keys.key("x"), "versionstamp": stamp}):
+        assert keys.atomic(*writes, checks=[check], queue=keys.root) == {"ok": False}
+    assert (keys.listed(), work.stats()) == ([["a"]], (0, 0, 0))
     checks = [{"key": keys.key("a"), "versionstamp": stamp}, {"key": keys.key("x"), "versionstamp": None}]
-    assert keys.atomic(write, checks=checks)["ok"] is True
-    assert keys.value("b") == 1
+    assert keys.atomic(*writes, checks=checks, queue=keys.root)["ok"] is True
+    assert (keys.value("b"), work.stats()) == (1, (1, 0, 0))
 
 
-def test_numbers_are_combined(keys: Keys) -> None:
+def test_numbers_are_combined_and_arrays_grow_at_both_ends(keys: Keys) -> None:
     keys.put("n", value=10)
     for kind, value, result in [
         ("min", 12, 10),
@@ -276,17 +267,9 @@ def test_numbers_are_combined(keys: Keys) -> None:
     ]:
         assert keys.atomic({"type": kind, "key": keys.key("n"), "value": value})["ok"] is True
         assert keys.value("n") == pytest.approx(result)
-
-
-def test_arrays_grow_at_both_ends_and_keep_their_bytes(keys: Keys) -> None:
-    for kind, value in [("append", [1]), ("append", [{"a": 2}, 3]), ("prepend", [0]), ("append", [])]:
-        keys.atomic({"type": kind, "key": keys.key("list"), "value": value})
+    for kind, values in [("append", [1]), ("append", [{"a": 2}, 3]), ("prepend", [0]), ("append", [])]:
+        keys.atomic({"type": kind, "key": keys.key("list"), "value": values})
     assert keys.value("list") == [0, 1, {"a": 2}, 3]
-
-
-def test_nothing_to_do_is_done(keys: Keys) -> None:
-    answer = keys.atomic()
-    assert (answer["ok"], len(answer["versionstamp"])) == (True, 20)
 
 
 def test_what_does_not_fit_the_stored_value_is_a_conflict_and_nothing_happens(keys: Keys) -> None:
@@ -318,23 +301,9 @@ def test_a_message_is_enqueued_with_what_is_written(keys: Keys, work: Work) -> N
     )
     assert answer["ok"] is True
     message = work.take()
-    assert (message["value"], message["id"]) == ({"task": "ship"}, answer["ids"][0])
+    assert (message["value"], message["priority"], message["id"]) == ({"task": "ship"}, 3, answer["ids"][0])
     assert Work(keys.client, f"{keys.root}-other").take()["id"] == answer["ids"][1]
     assert keys.value("order") == "placed"
-
-
-def test_a_message_is_not_enqueued_when_a_check_fails(keys: Keys, work: Work) -> None:
-    keys.put("order", value=1)
-    checks = [{"key": keys.key("order"), "versionstamp": None}]
-    assert keys.atomic({"type": "enqueue", "value": 1}, checks=checks, queue=keys.root) == {"ok": False}
-    assert work.stats() == (0, 0, 0)
-
-
-def test_a_message_that_was_written_with_keys_is_retried_as_others_are(keys: Keys, work: Work) -> None:
-    keys.atomic({"type": "enqueue", "value": 1, "options": {"backoffSchedule": []}}, queue=keys.root)
-    work.nack(work.take(), error="boom")
-    [letter] = work.dead()
-    assert (letter["value"], letter["errorMessage"], letter["attempts"]) == (1, "boom", 1)
 
 
 # Text: whatever goes out comes back as it was ------------------------------------------------------------

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from hark.settings import Limits, Queue, Settings
-from tests.http.api import read, refusal
+from hark.settings import Limits, Settings
+from tests.http.api import Json, read, refusal
 from tests.http.keyval.keys import BASE, Keys, watching
 from tests.http.keyval.work import WAIT, Work
 from tests.http.streaming import PATIENCE, Inside, deaf, inside
@@ -49,14 +49,6 @@ def test_the_frames_are_those_of_the_contract(server_url: str, keys: Keys) -> No
         keys.delete("a")
         gone = f'[{{"key":["{keys.root}","a"],"value":null,"versionstamp":null}}]'
         assert watch.frame() == b"event: change\ndata: " + gone.encode() + b"\n\n"
-
-
-def test_pings_go_on_while_nothing_happens() -> None:
-    with (
-        inside(Settings(queue=Queue(ping_interval_ms=10))) as server,
-        watching(server.url, "/watch/prefix", prefix="a") as watch,
-    ):
-        assert [watch.frame() for _ in range(3)] == [b"event: ping\ndata: \n\n"] * 3
 
 
 # Keys ------------------------------------------------------------------------------------------------------
@@ -129,15 +121,21 @@ def test_a_prefix_is_watched_exactly_to_the_part(server_url: str, keys: Keys, na
         assert watch.change() == (keys.key("user", 1, "deep"), ...)
 
 
-def test_a_prefix_watch_sees_as_many_keys_as_its_limit(server_url: str, keys: Keys) -> None:
+def test_a_watch_and_a_poll_of_a_prefix_see_as_many_keys_as_their_limit(server_url: str, keys: Keys) -> None:
     for number in range(5):
         keys.put("p", str(number), value=number)
-    with watching(server_url, "/watch/prefix", prefix=f"{keys.root}/p", limit=2) as watch:
-        assert [entry["value"] for entry in watch.changes()] == [0, 1]
+    query: Json = {"prefix": f"{keys.root}/p", "limit": 2}
+    polled = keys.poll(PREFIX, **query)
+    with watching(server_url, "/watch/prefix", **query) as watch:
+        shown = watch.changes()
+        assert [entry["value"] for entry in shown] == [0, 1]
+        assert polled["entries"] == shown
         keys.put("p", "4", value="out of sight")
         keys.delete("p", "0")
         assert watch.change() == (keys.key("p", 0), ...)
         assert watch.change() == (keys.key("p", 2), 2)
+    again = keys.poll(PREFIX, **query, versionstamps=polled["versionstamps"])
+    assert [(entry["key"][2], entry["value"]) for entry in again["entries"]] == [(0, None), (2, 2)]
 
 
 def test_undelivered_messages_wake_those_who_watch_their_keys(server_url: str, keys: Keys, work: Work) -> None:
@@ -154,7 +152,7 @@ def test_undelivered_messages_wake_those_who_watch_their_keys(server_url: str, k
 def until_watched(server: Inside, number: int = 1) -> None:
     """Return when there are that many watchers."""
     until = time.monotonic() + PATIENCE
-    while server.call(lambda: len(server.broker.keyvalue.watchers)) != number:
+    while server.look(lambda: len(server.broker.keyvalue.watchers)) != number:
         assert time.monotonic() < until
 
 
@@ -166,7 +164,7 @@ def test_watches_that_are_over_leave_nothing_behind(own: Inside, own_keys: Keys)
         with watching(own.url, "/watch/prefix", prefix="r", initial=False):
             pass
     until_watched(own, 0)
-    held = own.call(lambda: vars(own.broker.keyvalue.watchers))
+    held = own.look(lambda: vars(own.broker.keyvalue.watchers))
     assert (held["_by_key"], held["_by_prefix"]) == ({}, {})
 
 
@@ -177,7 +175,7 @@ def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() 
             deaf(server.url, f"GET {BASE}/watch?keys=r/a HTTP/1.1\nHost: localhost\n\n"),
         ):
             keys = Keys(client, "r")
-            [watcher] = server.call(lambda: list(server.broker.keyvalue.watchers._all))
+            [watcher] = server.look(lambda: list(server.broker.keyvalue.watchers._all))
             for _ in range(20):
                 keys.put("a", value="x" * 1_000_000)
             assert len(watcher._told) <= 1
@@ -202,7 +200,7 @@ def test_a_server_that_stops_ends_its_watches_and_answers_polls(own: Inside, own
     with watching(own.url, keys="a") as watch, ThreadPoolExecutor(1) as thread:
         poll = thread.submit(own_keys.poll, keys="r/a", **WAIT)
         until_watched(own, 2)
-        own.call(own.broker.stop_waiting)
+        own.look(own.broker.stop_waiting)
         with pytest.raises(StopIteration):
             while watch.frame():
                 pass
@@ -252,13 +250,6 @@ def test_a_poll_that_waited_in_vain_knows_what_it_knew(keys: Keys) -> None:
     assert time.monotonic() - asked >= 0.1
 
 
-def test_a_poll_hears_of_an_expiry(keys: Keys) -> None:
-    stamp = keys.put("a", value=1, expiresIn=200)
-    answer = keys.poll(keys=f"{keys.root}/a", versionstamps=stamp, **WAIT)
-    gone = {"key": keys.key("a"), "value": None, "versionstamp": None}
-    assert answer == {"entries": [gone], "versionstamps": [""]}
-
-
 def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(own: Inside) -> None:
     for path in (f"{BASE}/watch/poll?keys=a&wait=true", f"{BASE}{PREFIX}?prefix=a&wait=true"):
         with socket.create_connection(("127.0.0.1", urlsplit(own.url).port)) as client:
@@ -292,13 +283,3 @@ def test_versions_of_keys_that_are_not_below_the_prefix_are_left_out(keys: Keys)
     stamp = keys.put("p", value=1)
     known = f"{keys.root}/p:{stamp},{keys.root}/pp/1:{stamp},elsewhere:{stamp}"
     assert keys.poll(PREFIX, prefix=f"{keys.root}/p", versionstamps=known) == {"entries": [], "versionstamps": ""}
-
-
-def test_a_poll_of_a_prefix_gives_as_many_keys_as_its_limit(keys: Keys) -> None:
-    for number in range(5):
-        keys.put("p", str(number), value=number)
-    first = keys.poll(PREFIX, prefix=f"{keys.root}/p", limit=2)
-    assert [entry["value"] for entry in first["entries"]] == [0, 1]
-    keys.delete("p", "0")
-    second = keys.poll(PREFIX, prefix=f"{keys.root}/p", limit=2, versionstamps=first["versionstamps"])
-    assert [(entry["key"][2], entry["value"]) for entry in second["entries"]] == [(0, None), (2, 2)]
