@@ -132,10 +132,15 @@ async def test_surveys_take_no_more_than_their_share_of_the_time(
     assert min(gaps) >= share * seconds * SECOND, "after each step it rests"
 
 
-async def test_a_rest_is_never_longer_than_a_minute(timers: FakeTimers) -> None:
+async def test_a_rest_is_never_longer_than_a_minute_and_a_store_that_is_away_is_asked_again(timers: FakeTimers) -> None:
     store = SlowStore(timers.clock, 3, 10.0)
-    async with surveying(timers, store, lambda: False):
+    store.fails = True
+    async with surveying(timers, store, lambda: False) as (_, found):
+        await pass_time(timers, 10)
+        assert not found
+        store.fails = False
         await pass_time(timers, 300)
+    assert found
     gaps = [after - before for before, after in zip(store.looked, store.looked[1:], strict=False)]
     assert {gap / SECOND for gap in gaps} == {70}
 
@@ -152,16 +157,6 @@ async def test_who_begins_to_watch_need_not_wait_as_long_as_nobody_would(store: 
         surveyor.attend()
         await settle()
         assert len(store.looked) == 2, "but no more often than every two seconds"
-
-
-async def test_a_store_that_is_away_is_asked_again(store: SlowStore, timers: FakeTimers) -> None:
-    store.fails = True
-    async with surveying(timers, store, lambda: True) as (_, found):
-        await pass_time(timers, 2)
-        assert not found
-        store.fails = False
-        await pass_time(timers, 2)
-        assert len(found) == 1
 
 
 def folded(census: Census, *steps: list[Depth], most_queues: int = 100) -> Depths:

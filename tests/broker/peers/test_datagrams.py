@@ -114,9 +114,13 @@ def test_all_that_is_packed_is_unpacked_from_datagrams_of_bounded_size(hints: li
     assert facts(heard) == facts(hints)
 
 
-def test_many_small_hints_share_a_datagram(packer: Packer, unpacker: Unpacker) -> None:
+def test_many_small_hints_share_a_datagram_count_up_to_a_bound_and_do_not_say_who_was_told_at_the_sender(
+    packer: Packer, unpacker: Unpacker
+) -> None:
     hints = [Hint(f"queue-{number}", "g", ("p",)) for number in range(30)]
-    assert unpacker.unpack(packed(packer, *hints)) == hints
+    much, told = Hint("q", "g", ("a", "b"), counts=(10**9, 3)), msgspec.structs.replace(HINT, told=("g",))
+    heard = [*hints, msgspec.structs.replace(much, counts=(65_535, 3)), HINT]
+    assert unpacker.unpack(packed(packer, *hints, much, told)) == heard
 
 
 def test_a_long_list_of_partitions_fills_its_datagrams(packer: Packer) -> None:
@@ -135,11 +139,6 @@ def test_leases_that_do_not_fit_beside_the_partitions_free_no_further_place(pack
     assert [lease for hint in heard for lease in hint.ended] == list(ended)
 
 
-def test_more_than_anybody_counts_is_told_as_much(packer: Packer, unpacker: Unpacker) -> None:
-    hint = Hint("q", "g", ("a", "b"), counts=(10**9, 3))
-    assert unpacker.unpack(packed(packer, hint)) == [msgspec.structs.replace(hint, counts=(65_535, 3))]
-
-
 @pytest.mark.parametrize(
     ("content", "heard"),
     [
@@ -152,10 +151,6 @@ def test_counts_that_do_not_fit_the_partitions_are_left_out_and_a_server_that_do
     unpacker: Unpacker, packer: Packer, content: list[object], heard: Hint
 ) -> None:
     assert unpacker.unpack(signed(packed(packer)[:37] + msgspec.msgpack.encode([content]))) == [heard]
-
-
-def test_who_was_told_at_the_sender_does_not_travel(packer: Packer, unpacker: Unpacker) -> None:
-    assert unpacker.unpack(packed(packer, msgspec.structs.replace(HINT, told=("g",)))) == [HINT]
 
 
 # What is refused -------------------------------------------------------------------------------------------

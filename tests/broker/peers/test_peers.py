@@ -258,22 +258,19 @@ async def looking(names: Names, *peers: Address) -> AsyncIterator[Directory]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_numeric_addresses_are_known_at_once() -> None:
+async def test_numeric_addresses_are_known_at_once_and_a_name_is_asked_of_the_system() -> None:
     assert not Directory([], socket.AF_INET)
-    assert Directory([("somewhere", 1)], socket.AF_INET)
     four = Directory([("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 1)], socket.AF_INET)
     assert four.found == (("127.0.0.1", 1), ("127.0.0.1", 2))
     six = Directory([("::1", 1), ("127.0.0.1", 2)], socket.AF_INET6)
     assert six.found == (("::1", 1, 0, 0), ("::ffff:127.0.0.1", 2, 0, 0))
-
-
-async def test_a_name_is_asked_of_the_system() -> None:
     names = Names()
-    directory = Directory([("localhost", 6633)], socket.AF_INET, pause=names.pause)
-    assert not directory.found
-    task = asyncio.create_task(directory.keep_looking())
+    named = Directory([("localhost", 6633)], socket.AF_INET, pause=names.pause)
+    assert named
+    assert not named.found
+    task = asyncio.create_task(named.keep_looking())
     await names.next_pause()
-    assert list(directory.found) == [("127.0.0.1", 6633)]
+    assert list(named.found) == [("127.0.0.1", 6633)]
     task.cancel()
 
 
