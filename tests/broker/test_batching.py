@@ -102,22 +102,17 @@ async def test_a_batch_that_is_full_or_has_waited_goes_out_beside_the_call_in_fl
     await batcher.drain()
 
 
-async def test_one_refused_item_is_raised_to_its_client_only(engine: Engine, batcher: Doubler) -> None:
-    good, bad = batcher.submit(1), batcher.submit(-1)
-    await engine.wait_for_calls(1)
-    engine.finish(0)
-    with pytest.raises(InvalidInput, match="negative: -1"):
-        await bad
-    assert await good == 2
-
-
-async def test_a_cancelled_client_disturbs_nobody_and_its_answer_is_handed_back(engine: Engine) -> None:
+async def test_one_refused_or_cancelled_disturbs_no_other_and_the_answer_of_one_that_left_is_handed_back(
+    engine: Engine,
+) -> None:
     orphans: list[int] = []
     batcher: Doubler = Batcher("pop", engine.call, max_items=10, max_wait=60, max_pending=100, orphaned=orphans.append)
-    gone, stays = batcher.submit(1), batcher.submit(2)
+    gone, stays, bad = batcher.submit(1), batcher.submit(2), batcher.submit(-1)
     await engine.wait_for_calls(1)
     gone.cancel()
     engine.finish(0)
+    with pytest.raises(InvalidInput, match="negative: -1"):
+        await bad
     assert await stays == 4
     assert orphans == [2]
 

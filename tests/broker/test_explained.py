@@ -46,14 +46,21 @@ async def told(broker: Broker, message_id: str, group: str | None = "g") -> tupl
     return found.reason, dict(found.data)
 
 
-async def test_who_asked_last_is_known_to_the_moment(broker: Broker, clock: FakeClock) -> None:
-    await broker.pop(PopRequest(queue="shop.pay.orders", group="g"))
-    asked_at = clock.now()
+async def test_who_asked_last_is_known_to_the_moment_and_so_are_stopped_deliveries_and_what_never_was(
+    broker: Broker, clock: FakeClock
+) -> None:
     message_id = await pushed(broker)
+    assert await told(broker, message_id, None) == ("no_group", {})
+    await broker.pop(PopRequest(queue="shop.pay.orders", partition="other", group="g"))
+    asked_at = clock.now()
     assert (await told(broker, message_id))[0] == "ready"
     clock.advance(60)
     reason, data = await told(broker, message_id)
     assert (reason, data["askedAt"], data["askedHereOnly"]) == ("not_asked", moment(asked_at), False)
+    await broker.set_maintenance(POP_MAINTENANCE, True)
+    assert (await told(broker, message_id))[0] == "pop_maintenance"
+    with pytest.raises(NotFound):
+        await broker.explain("nothing")
 
 
 async def test_who_asks_by_namespace_or_task_asks_for_its_queues_too(broker: Broker, clock: FakeClock) -> None:
@@ -96,16 +103,6 @@ async def test_who_waits_and_could_get_it_is_counted(broker: Broker, wish: PopRe
     assert explained.explanations[0].reason == "max_in_flight"
     waiting.cancel()
     await asyncio.wait([waiting])
-
-
-async def test_of_a_queue_that_no_group_asked_of_stopped_deliveries_and_of_what_never_was(broker: Broker) -> None:
-    message_id = await pushed(broker)
-    assert await told(broker, message_id, None) == ("no_group", {})
-    await broker.pop(PopRequest(queue="shop.pay.orders", partition="other", group="g"))
-    await broker.set_maintenance(POP_MAINTENANCE, True)
-    assert (await told(broker, message_id))[0] == "pop_maintenance"
-    with pytest.raises(NotFound):
-        await broker.explain("nothing")
 
 
 MESSAGE = MessageFacts(id="m", queue="orders", partition="p", partition_id="p", offset=1, namespace="shop", task="pay")

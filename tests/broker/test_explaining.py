@@ -58,91 +58,70 @@ def options(**changed: Any) -> Facts:
     return replace(FACTS, options=replace(QueueOptions(), **changed))
 
 
+def ahead(**known: Any) -> Ahead:
+    """A message before it."""
+    return Ahead(message_id="m-1", offset=1, **known)
+
+
+def behind(first: dict[str, object]) -> dict[str, object]:
+    """What is said of one behind that message."""
+    return {"reason": "behind", "ahead": {"messageId": "m-1", "offset": 1, **first}, "aheadMessages": 1}
+
+
+IN_0, IN_3, IN_8, IN_12, IN_20, IN_25, IN_40 = (f"2027-01-15T08:00:{s:02}.000Z" for s in (0, 3, 8, 12, 20, 25, 40))
+AGO_1, AGO_5, AGO_10, AGO_30 = (f"2027-01-15T07:59:{60 - s}.000Z" for s in (1, 5, 10, 30))
 SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     "delayed": (
         told(message(deliver_at=NOW + 12 * SECOND)),
-        "Delayed until 2027-01-15T08:00:12.000Z (in 12 s).",
-        {"reason": "delayed", "deliverAt": "2027-01-15T08:00:12.000Z"},
+        f"Delayed until {IN_12} (in 12 s).",
+        {"reason": "delayed", "deliverAt": IN_12},
     ),
     "delayed processing": (
         told(options(delayed_processing=100)),
-        "Not old enough until 2027-01-15T08:00:40.000Z (in 40 s): the queue delivers messages when they are 100 s old"
+        f"Not old enough until {IN_40} (in 40 s): the queue delivers messages when they are 100 s old"
         " (delayedProcessing).",
-        {"reason": "delayed_processing", "deliverAt": "2027-01-15T08:00:40.000Z", "delayedProcessing": 100},
+        {"reason": "delayed_processing", "deliverAt": IN_40, "delayedProcessing": 100},
     ),
     "leased": (
         told(held=HELD),
-        'Leased to "worker 7" since 2027-01-15T07:59:55.000Z until 2027-01-15T08:00:25.000Z (in 25 s).',
-        {
-            "reason": "leased",
-            "consumer": "worker 7",
-            "since": "2027-01-15T07:59:55.000Z",
-            "until": "2027-01-15T08:00:25.000Z",
-            "attempt": 1,
-        },
+        f'Leased to "worker 7" since {AGO_5} until {IN_25} (in 25 s).',
+        {"reason": "leased", "consumer": "worker 7", "since": AGO_5, "until": IN_25, "attempt": 1},
     ),
     "leased to somebody without a name, again": (
         told(held=Held("l-1", "", None, NOW + 25 * SECOND), retry=Retrying(2, NOW - SECOND, "boom")),
-        "Leased to a consumer without a name until 2027-01-15T08:00:25.000Z (in 25 s).",
-        {"reason": "leased", "consumer": None, "since": None, "until": "2027-01-15T08:00:25.000Z", "attempt": 3},
+        f"Leased to a consumer without a name until {IN_25} (in 25 s).",
+        {"reason": "leased", "consumer": None, "since": None, "until": IN_25, "attempt": 3},
     ),
     "behind one that is leased": (
-        told(ahead=Ahead(message_id="m-1", offset=1, held=HELD), ahead_messages=1),
-        'Behind message m-1 of its partition, which is leased to "worker 7" until 2027-01-15T08:00:25.000Z (in 25 s).',
-        {
-            "reason": "behind",
-            "ahead": {
-                "messageId": "m-1",
-                "offset": 1,
-                "reason": "leased",
-                "consumer": "worker 7",
-                "since": "2027-01-15T07:59:55.000Z",
-                "until": "2027-01-15T08:00:25.000Z",
-            },
-            "aheadMessages": 1,
-        },
+        told(ahead=ahead(held=HELD), ahead_messages=1),
+        f'Behind message m-1 of its partition, which is leased to "worker 7" until {IN_25} (in 25 s).',
+        behind({"reason": "leased", "consumer": "worker 7", "since": AGO_5, "until": IN_25}),
     ),
     "behind one that comes again": (
-        told(ahead=Ahead(message_id="m-1", offset=1, retry=Retrying(1, NOW + 3 * SECOND, "boom")), ahead_messages=1),
-        "Behind message m-1 of its partition, which comes again at 2027-01-15T08:00:03.000Z (in 3 s)"
-        ' after the error "boom".',
-        {
-            "reason": "behind",
-            "ahead": {
-                "messageId": "m-1",
-                "offset": 1,
-                "reason": "retry",
-                "attempts": 1,
-                "due": "2027-01-15T08:00:03.000Z",
-                "error": "boom",
-            },
-            "aheadMessages": 1,
-        },
+        told(ahead=ahead(retry=Retrying(1, NOW + 3 * SECOND, "boom")), ahead_messages=1),
+        f'Behind message m-1 of its partition, which comes again at {IN_3} (in 3 s) after the error "boom".',
+        behind({"reason": "retry", "attempts": 1, "due": IN_3, "error": "boom"}),
     ),
     "behind one that is delayed": (
-        told(ahead=Ahead(message_id="m-1", offset=1, deliver_at=NOW + 3 * SECOND), ahead_messages=1),
-        "Behind message m-1 of its partition, which is delayed until 2027-01-15T08:00:03.000Z (in 3 s).",
-        {
-            "reason": "behind",
-            "ahead": {"messageId": "m-1", "offset": 1, "reason": "delayed", "deliverAt": "2027-01-15T08:00:03.000Z"},
-            "aheadMessages": 1,
-        },
+        told(ahead=ahead(deliver_at=NOW + 3 * SECOND), ahead_messages=1),
+        f"Behind message m-1 of its partition, which is delayed until {IN_3} (in 3 s).",
+        behind({"reason": "delayed", "deliverAt": IN_3}),
     ),
     "retry": (
         told(retry=Retrying(2, NOW + 8 * SECOND, "no disk")),
-        'Retry 2 of 4 is due at 2027-01-15T08:00:08.000Z (in 8 s) after the error "no disk".',
-        {"reason": "retry", "attempts": 2, "due": "2027-01-15T08:00:08.000Z", "error": "no disk", "retriesAllowed": 4},
+        f'Retry 2 of 4 is due at {IN_8} (in 8 s) after the error "no disk".',
+        {"reason": "retry", "attempts": 2, "due": IN_8, "error": "no disk", "retriesAllowed": 4},
     ),
     "given back": (
         told(retry=Retrying(0, NOW + 8 * SECOND, None)),
-        "The next delivery, as its consumer wished, is due at 2027-01-15T08:00:08.000Z (in 8 s).",
-        {"reason": "retry", "attempts": 0, "due": "2027-01-15T08:00:08.000Z", "error": None, "retriesAllowed": 4},
+        f"The next delivery, as its consumer wished, is due at {IN_8} (in 8 s).",
+        {"reason": "retry", "attempts": 0, "due": IN_8, "error": None, "retriesAllowed": 4},
     ),
     "window buffer": (
         told(options(window_buffer=30), window_until=NOW + 20 * SECOND),
-        "In the window buffer until 2027-01-15T08:00:20.000Z (in 20 s), or longer if more messages come: the queue"
+        f"In the window buffer until {IN_20} (in 20 s), or longer if more messages come: the queue"
         " delivers a partition when none came for 30 s.",
-        {"reason": "window_buffer", "until": "2027-01-15T08:00:20.000Z", "windowBuffer": 30},
+        {"reason": "window_buffer", "until": IN_20, "windowBuffer": 30},
     ),
     "pop maintenance": (
         told(here=Circumstances(pop_maintenance=True)),
@@ -185,20 +164,19 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "done": (
         told(settled=True, settled_at=NOW - 30 * SECOND),
-        'Done: group "g" settled it at 2027-01-15T07:59:30.000Z (30 s ago) at the latest.',
-        {"reason": "done", "settledAtLatest": "2027-01-15T07:59:30.000Z", "certain": True},
+        f'Done: group "g" settled it at {AGO_30} (30 s ago) at the latest.',
+        {"reason": "done", "settledAtLatest": AGO_30, "certain": True},
     ),
     "done, or expired": (
         told(message(expires_at=NOW - SECOND), settled=True, settled_at=NOW - 30 * SECOND),
-        'Done: group "g" settled it at 2027-01-15T07:59:30.000Z (30 s ago) at the latest, unless its time to live was'
-        " over first.",
-        {"reason": "done", "settledAtLatest": "2027-01-15T07:59:30.000Z", "certain": False},
+        f'Done: group "g" settled it at {AGO_30} (30 s ago) at the latest, unless its time to live was over first.',
+        {"reason": "done", "settledAtLatest": AGO_30, "certain": False},
     ),
     "done, or discarded": (
         told(options(dlq_after_max_retries=False), settled=True, settled_at=NOW - 30 * SECOND),
-        'Done: group "g" settled it at 2027-01-15T07:59:30.000Z (30 s ago) at the latest, unless it was discarded'
+        f'Done: group "g" settled it at {AGO_30} (30 s ago) at the latest, unless it was discarded'
         " without attempts left.",
-        {"reason": "done", "settledAtLatest": "2027-01-15T07:59:30.000Z", "certain": False},
+        {"reason": "done", "settledAtLatest": AGO_30, "certain": False},
     ),
     "moved past it": (
         told(settled=True, settled_at=NOW - 90 * SECOND),
@@ -207,34 +185,28 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "dead-lettered": (
         told(settled=True, dead=DeadFacts("d-1", 4, "no disk", NOW - SECOND)),
-        'Dead-lettered at 2027-01-15T07:59:59.000Z after 4 attempts: "no disk".',
-        {
-            "reason": "dead_lettered",
-            "attempts": 4,
-            "error": "no disk",
-            "failedAt": "2027-01-15T07:59:59.000Z",
-            "deadLetterId": "d-1",
-        },
+        f'Dead-lettered at {AGO_1} after 4 attempts: "no disk".',
+        {"reason": "dead_lettered", "attempts": 4, "error": "no disk", "failedAt": AGO_1, "deadLetterId": "d-1"},
     ),
     "discarded": (
         told(settled=True, ending=Ending("discarded", NOW - SECOND, 1, "no disk")),
-        'Discarded at 2027-01-15T07:59:59.000Z after 1 attempt, as the queue keeps no dead letters of them: "no disk".',
-        {"reason": "discarded", "attempts": 1, "error": "no disk", "failedAt": "2027-01-15T07:59:59.000Z"},
+        f'Discarded at {AGO_1} after 1 attempt, as the queue keeps no dead letters of them: "no disk".',
+        {"reason": "discarded", "attempts": 1, "error": "no disk", "failedAt": AGO_1},
     ),
     "expired, not passed yet": (
         told(message(expires_at=NOW)),
-        "Expired at 2027-01-15T08:00:00.000Z: its time to live was over before it was delivered.",
-        {"reason": "expired", "expiredAt": "2027-01-15T08:00:00.000Z"},
+        f"Expired at {IN_0}: its time to live was over before it was delivered.",
+        {"reason": "expired", "expiredAt": IN_0},
     ),
     "expired and passed": (
         told(message(expires_at=NOW - SECOND), settled=True, settled_at=NOW, ending=Ending("expired", NOW - SECOND)),
-        "Expired at 2027-01-15T07:59:59.000Z: its time to live was over before it was delivered.",
-        {"reason": "expired", "expiredAt": "2027-01-15T07:59:59.000Z"},
+        f"Expired at {AGO_1}: its time to live was over before it was delivered.",
+        {"reason": "expired", "expiredAt": AGO_1},
     ),
     "expired, as nobody settled anything since": (
         told(message(expires_at=NOW - SECOND), settled=True),
-        "Expired at 2027-01-15T07:59:59.000Z: its time to live was over before it was delivered.",
-        {"reason": "expired", "expiredAt": "2027-01-15T07:59:59.000Z"},
+        f"Expired at {AGO_1}: its time to live was over before it was delivered.",
+        {"reason": "expired", "expiredAt": AGO_1},
     ),
     "removed": (
         told(message(stored=False), settled=True),
@@ -248,8 +220,8 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "before the start": (
         told(settled=True, begins_after=NOW - 10 * SECOND),
-        'Not for group "g", which began with what came after 2027-01-15T07:59:50.000Z.',
-        {"reason": "before_start", "startsAfter": "2027-01-15T07:59:50.000Z"},
+        f'Not for group "g", which began with what came after {AGO_10}.',
+        {"reason": "before_start", "startsAfter": AGO_10},
     ),
     "for another group": (
         told(message(owner="h"), settled=True),
@@ -285,8 +257,8 @@ DELAYED = message(deliver_at=NOW + 12 * SECOND)
 LATE = message(deliver_at=NOW + 60 * SECOND)
 PAUSED = replace(DELAYED, queue_paused=True)
 RETRY = Retrying(1, NOW + 20 * SECOND, "boom")
-LEASED_AHEAD = Ahead(message_id="m-1", offset=1, held=HELD)
-DUE_AHEAD = Ahead(message_id="m-1", offset=1, retry=Retrying(1, NOW, "boom"), deliver_at=NOW)
+LEASED_AHEAD = ahead(held=HELD)
+DUE_AHEAD = ahead(retry=Retrying(1, NOW, "boom"), deliver_at=NOW)
 LIMITED = Limited(reason="max_in_flight", scope="group", limit=5, in_flight=5)
 DEAD = DeadFacts("d-1", 4, "no disk", NOW - SECOND)
 

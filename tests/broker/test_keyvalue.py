@@ -55,7 +55,9 @@ def put(key: Key, value: bytes = b"1", ttl_ms: int | None = None) -> KeyWrite:
     return KeyWrite(mutations=[KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)])
 
 
-async def test_reads_and_writes_of_the_same_moment_share_a_call(broker: Broker) -> None:
+async def test_reads_and_writes_of_the_same_moment_share_a_call_and_equal_looking_keys_are_told_apart(
+    broker: Broker,
+) -> None:
     keys: list[Key] = [("k", number) for number in range(50)]
     written = await asyncio.gather(*(broker.keyvalue.write_keys(put(key)) for key in keys))
     assert len({one.version for one in written}) == 50
@@ -63,14 +65,11 @@ async def test_reads_and_writes_of_the_same_moment_share_a_call(broker: Broker) 
     assert [(found and found.key, none) for found, none in entries] == [(key, None) for key in keys]
     sizes = broker.batch_sizes()
     assert (sizes["write_keys"].calls, sizes["read_keys"].calls) == (1, 1)
-
-
-async def test_keys_that_python_takes_for_equal_are_not_mixed_up_in_a_shared_call(broker: Broker) -> None:
     await broker.keyvalue.write_keys(put((1,), b'"number"'))
     await broker.keyvalue.write_keys(put((True,), b'"boolean"'))
     reads = [broker.keyvalue.read_keys([key]) for key in ((True,), (1,), (1.0,), (False,))]
     found = [entry and bytes(entry.value) for [entry] in await asyncio.gather(*reads)]
-    assert found == [b'"boolean"', b'"number"', b'"number"', None]
+    assert found == [b'"boolean"', b'"number"', b'"number"', None], "keys that Python takes for equal are told apart"
 
 
 async def test_a_sealed_value_is_readable_in_every_way(broker: Broker) -> None:

@@ -115,35 +115,24 @@ def tallies() -> Tallies:
     return Tallies(FakeClock())
 
 
-def test_queues_that_were_busy_longest_ago_are_forgotten_and_stay_in_the_total() -> None:
+def test_queues_that_were_busy_longest_ago_are_forgotten_but_in_the_total_and_named_until_they_are_sampled() -> None:
     tallies = Tallies(FakeClock(), most_queues=3)
     push(tallies, "a", "b", "c", "a", "d", "e")
     assert list(tallies.queues) == ["a", "d", "e"], "a was busy after b and c"
     assert [tally.pushed for tally in tallies.queues.values()] == [2, 1, 1]
     assert tallies.total.pushed == 6
+    assert tallies.touched == {"a", "b", "c", "d", "e"}
+    tallies.touched = set()  # As the sampler does.
+    push(tallies, "b")
+    assert tallies.touched == {"b"}
 
 
 def test_a_million_names_keep_no_more_than_the_bound(tallies: Tallies) -> None:
     for start in range(0, 30_000, 1000):
         push(tallies, *(f"queue-{number}" for number in range(start, start + 1000)))
-        tallies.touched = set()  # As the sampler does.
+        tallies.touched = set()
     assert len(tallies.queues) == 10_000
     assert tallies.total.pushed == 30_000
-
-
-def test_queues_that_something_happened_to_are_named_until_the_sampler_took_them(tallies: Tallies) -> None:
-    push(tallies, "a", "b")
-    assert tallies.touched == {"a", "b"}
-    tallies.touched = set()
-    push(tallies, "b")
-    assert tallies.touched == {"b"}
-
-
-def test_requests_that_could_not_be_judged_leave_the_others_where_they_are(tallies: Tallies) -> None:
-    requests = [[NewMessage("a")], [NewMessage("b"), NewMessage("b")], [NewMessage("c")]]
-    tallies.pushed(requests, [[QUEUED], EngineFailure("away"), [QUEUED]])
-    assert {name: tally.pushed for name, tally in tallies.queues.items()} == {"a": 1, "c": 1}
-    assert (tallies.push_requests, tallies.total.pushed) == (3, 2)
 
 
 def test_messages_of_a_request_count_for_their_own_queues(tallies: Tallies) -> None:
@@ -155,6 +144,11 @@ def test_messages_of_a_request_count_for_their_own_queues(tallies: Tallies) -> N
     a, b = tallies.queues["a"], tallies.queues["b"]
     assert (a.pushed, a.duplicates, b.pushed, b.refused) == (2, 1, 0, 1)
     assert (tallies.total.pushed, tallies.total.duplicates, tallies.total.refused) == (2, 1, 1)
+    # A request that could not be judged leaves the others where they are.
+    requests = [[NewMessage("c")], [NewMessage("d"), NewMessage("d")], [NewMessage("e")]]
+    tallies.pushed(requests, [[QUEUED], EngineFailure("away"), [QUEUED]])
+    assert {name: tally.pushed for name, tally in tallies.queues.items()} == {"a": 2, "b": 0, "c": 1, "e": 1}
+    assert (tallies.push_requests, tallies.total.pushed) == (4, 4)
 
 
 def test_settlements_that_change_nothing_are_not_counted_and_refused_ones_apart(tallies: Tallies) -> None:
@@ -167,19 +161,16 @@ def test_settlements_that_change_nothing_are_not_counted_and_refused_ones_apart(
     assert (tallies.total.failed, tallies.total.dead_lettered) == (1, 0)
 
 
-def test_a_transaction_that_failed_counts_nothing_but_itself(tallies: Tallies) -> None:
-    transaction = Transaction([NewMessage("a")])
-    tallies.transacted([transaction, transaction], [TransactionOutcome(False, ()), EngineFailure("away")])
-    assert (tallies.transactions, tallies.total.pushed) == (2, 0)
-
-
-def test_messages_that_go_with_keys_count_if_they_were_written(tallies: Tallies) -> None:
+def test_messages_of_transactions_and_with_keys_count_if_they_were_written(tallies: Tallies) -> None:
     write = KeyWrite(messages=[NewMessage("a")])
     tallies.wrote_keys([write, write], [KeyWritten(True, messages=[QUEUED]), KeyWritten(False)])
     tallies.transacted(
         [Transaction([], keys=write)], [TransactionOutcome(True, (), keys=KeyWritten(True, messages=[QUEUED]))]
     )
     assert tallies.total.pushed == 2
+    failed = Transaction([NewMessage("a")])
+    tallies.transacted([failed, failed], [TransactionOutcome(False, ()), EngineFailure("away")])
+    assert (tallies.transactions, tallies.total.pushed) == (3, 2), "what failed counts nothing but itself"
 
 
 def test_a_message_from_the_future_by_another_clock_was_delivered_at_once() -> None:
@@ -251,7 +242,9 @@ async def test_the_store_is_asked_at_first_and_when_it_has_not_answered_for_a_wh
     assert world.store.pings == 2, "the answer to that counts too"
 
 
-async def test_a_failure_makes_the_last_answer_worthless_and_a_refusal_is_an_answer(world: _World) -> None:
+async def test_a_failure_makes_the_last_answer_worthless_a_refusal_is_an_answer_and_a_server_that_stops_is_not_ready(
+    world: _World,
+) -> None:
     await world.engine.settle([])
     world.store.error = InvalidInput("no")
     with pytest.raises(InvalidInput):
@@ -264,6 +257,8 @@ async def test_a_failure_makes_the_last_answer_worthless_and_a_refusal_is_an_ans
     assert await world.readiness.problem() == "the disk is gone"
     world.store.error = None
     assert await world.readiness.problem() is None
+    world.readiness.stopping = True
+    assert await world.readiness.problem() == "the server is stopping"
 
 
 async def test_many_who_ask_share_one_question(world: _World) -> None:
@@ -277,9 +272,3 @@ async def test_many_who_ask_share_one_question(world: _World) -> None:
     world.store.hold.set()
     assert await asyncio.gather(*asking) == [None] * 4
     assert world.store.pings == 1
-
-
-async def test_a_server_that_stops_is_not_ready(world: _World) -> None:
-    await world.engine.settle([])
-    world.readiness.stopping = True
-    assert await world.readiness.problem() == "the server is stopping"

@@ -132,10 +132,15 @@ async def test_surveys_take_no_more_than_their_share_of_the_time(
     assert min(gaps) >= share * seconds * SECOND, "after each step it rests"
 
 
-async def test_a_rest_is_never_longer_than_a_minute(timers: FakeTimers) -> None:
+async def test_a_rest_is_never_longer_than_a_minute_and_a_store_that_is_away_is_asked_again(timers: FakeTimers) -> None:
     store = SlowStore(timers.clock, 3, 10.0)
-    async with surveying(timers, store, lambda: False):
+    store.fails = True
+    async with surveying(timers, store, lambda: False) as (_, found):
+        await pass_time(timers, 10)
+        assert not found
+        store.fails = False
         await pass_time(timers, 300)
+    assert found
     gaps = [after - before for before, after in zip(store.looked, store.looked[1:], strict=False)]
     assert {gap / SECOND for gap in gaps} == {70}
 
@@ -152,16 +157,6 @@ async def test_who_begins_to_watch_need_not_wait_as_long_as_nobody_would(store: 
         surveyor.attend()
         await settle()
         assert len(store.looked) == 2, "but no more often than every two seconds"
-
-
-async def test_a_store_that_is_away_is_asked_again(store: SlowStore, timers: FakeTimers) -> None:
-    store.fails = True
-    async with surveying(timers, store, lambda: True) as (_, found):
-        await pass_time(timers, 2)
-        assert not found
-        store.fails = False
-        await pass_time(timers, 2)
-        assert len(found) == 1
 
 
 def folded(census: Census, *steps: list[Depth], most_queues: int = 100) -> Depths:
@@ -182,12 +177,9 @@ def test_the_backlog_of_a_queue_is_what_its_slowest_group_waits_for() -> None:
     assert depths.by_queue == {"orders": QueueDepth(3, 9 - 2, 7, 400, 3), "quiet": QueueDepth(1, 4, 0, 300, 0)}
     assert (depths.at, depths.queues, depths.partitions, depths.backlog) == (7, 2, 4, 7 + 4)
     assert (depths.in_flight, depths.oldest_waiting, depths.dead_letters) == (7, 300, 4)
-
-
-def test_of_very_many_queues_those_with_the_longest_backlogs_are_remembered() -> None:
     entries = [Depth(f"q{number:03}", None, 1, number, None) for number in range(100)]
     depths = folded(Census(100, {}, {}), entries, most_queues=10)
-    assert set(depths.by_queue) == {f"q{number:03}" for number in range(90, 100)}
+    assert set(depths.by_queue) == {f"q{number:03}" for number in range(90, 100)}, "the longest are remembered"
     assert depths.backlog == sum(range(100)), "all of them count"
 
 
@@ -218,7 +210,9 @@ async def bench() -> AsyncIterator[Bench]:
     assert bench.timers.armed == 0
 
 
-async def test_a_sample_says_what_happened_in_its_second(bench: Bench) -> None:
+async def test_a_sample_says_what_happened_in_its_second_and_backlogs_are_those_of_the_last_survey(
+    bench: Bench,
+) -> None:
     watcher = bench.observer.watch()
     tally(bench.tallies, "orders", pushed=7, delivered=3)
     bench.timers.advance(1)
@@ -230,10 +224,14 @@ async def test_a_sample_says_what_happened_in_its_second(bench: Bench) -> None:
     assert sample.point.depths is not None
     assert (sample.point.depths.backlog, sample.point.depths.partitions) == (5, 4)
     assert sample.point.oldest_waiting_seconds == 2
+    assert bench.observer.backlogs == {"orders": 5}
+    bench.store.depths = [Depth("orders", None, 4, 9, None), Depth("bills", None, 1, 3, None)]
     bench.timers.advance(1)
     sample = await watcher.next()
     assert sample is not None
     assert (sample.point.rates.pushed, sample.changed) == (0, ())
+    await settle()
+    assert bench.observer.backlogs == {"orders": 9, "bills": 3}, "those of the last survey"
 
 
 async def test_no_more_than_a_hundred_changed_queues_are_named(bench: Bench) -> None:
@@ -288,14 +286,6 @@ async def test_the_history_has_a_point_every_ten_seconds_for_an_hour(bench: Benc
     assert [point.at for point in bench.observer.history(30)] == [point.at for point in points[-3:]]
 
 
-async def test_backlogs_are_those_of_the_last_survey(bench: Bench) -> None:
-    assert bench.observer.backlogs == {"orders": 5}
-    bench.store.depths = [Depth("orders", None, 4, 9, None), Depth("bills", None, 1, 3, None)]
-    bench.timers.advance(2)
-    await settle()
-    assert bench.observer.backlogs == {"orders": 9, "bills": 3}
-
-
 async def test_whoever_asks_keeps_the_numbers_fresh_for_a_while(bench: Bench) -> None:
     start = bench.timers.now()
     bench.observer.attend()
@@ -308,10 +298,11 @@ async def test_whoever_asks_keeps_the_numbers_fresh_for_a_while(bench: Bench) ->
 # Rates, latencies and the busiest queues -------------------------------------------------------------------
 
 
-def test_rates_are_what_was_counted_since_the_last_reading() -> None:
+def test_rates_and_latencies_are_those_since_the_last_reading() -> None:
     clock = FakeClock()
     tallies = Tallies(clock)
     tally(tallies, "orders", pushed=1000)
+    tallies.ages[30] += 1000
     meter = Meter(tallies, clock.now())
     tally(tallies, "orders", pushed=30, delivered=20, completed=10)
     tallies.total.failed += 4
@@ -319,22 +310,15 @@ def test_rates_are_what_was_counted_since_the_last_reading() -> None:
     rates, _ = meter.read(clock.advance(2))
     assert (rates.pushed, rates.delivered, rates.settled) == (15, 10, 8)
     assert (rates.failed, rates.dead_lettered) == (2, 1)
-    rates, latency = meter.read(clock.advance(1))
-    assert (rates.pushed, rates.settled, latency) == (0, 0, None)
-    assert meter.read(clock.now())[0].pushed == 0, "a reading at once after another divides by no zero"
-
-
-def test_latency_is_that_of_deliveries_since_the_last_reading() -> None:
-    clock = FakeClock()
-    tallies = Tallies(clock)
-    tallies.ages[30] += 1000
-    meter = Meter(tallies, clock.now())
     tallies.ages[11] += 98  # From 1,024 to 2,048 microseconds.
     tallies.ages[21] += 2  # From 1,048,576 to 2,097,152.
-    _, latency = meter.read(clock.advance(1))
+    rates, latency = meter.read(clock.advance(1))
+    assert (rates.pushed, rates.settled) == (0, 0)
     assert latency is not None
     assert 1.024 < latency.p50 < 2.048
     assert 1048.576 < latency.p99 < 2097.152
+    assert meter.read(clock.advance(1))[1] is None
+    assert meter.read(clock.now())[0].pushed == 0, "a reading at once after another divides by no zero"
 
 
 @pytest.mark.parametrize("bits", [0, 1, 10, 63])
@@ -360,14 +344,10 @@ def test_the_busiest_queues_come_first_over_ten_seconds() -> None:
     tally(tallies, "steady", pushed=1)
     busy.note(tallies, tallies.touched)
     assert [one.queue for one in busy.busiest()] == ["steady"], "ten seconds later it is forgotten"
-
-
-def test_no_more_than_twenty_queues_are_the_busiest() -> None:
-    tallies, busy = Tallies(FakeClock()), BusyQueues()
     for number in range(500):
-        tally(tallies, f"q{number:03}", pushed=number)
+        tally(tallies, f"q{number:03}", pushed=100 + number)
     busy.note(tallies, tallies.touched)
-    assert [one.queue for one in busy.busiest()] == [f"q{number}" for number in range(499, 479, -1)]
+    assert [one.queue for one in busy.busiest()] == [f"q{number}" for number in range(499, 479, -1)], "twenty of them"
 
 
 def test_a_queue_that_was_forgotten_and_came_back_has_no_negative_rate() -> None:

@@ -95,91 +95,44 @@ def test_run_options_then_environment_then_file_then_default(
         assert chosen(file, env, given) == given, "run options count as a whole"
 
 
-@pytest.mark.parametrize(
-    ("file", "env", "text"),
-    [
-        pytest.param(
-            FILE_LEGACY + '[worker.polling]\nstrategy = "adaptive"\n',
-            {},
-            "setting worker.polling.strategy: hark.toml says 'adaptive' and hark.toml (poll_interval) means 'fixed'; "
-            "leave one of them out",
-            id="file-legacy-and-adaptive",
-        ),
-        pytest.param(
-            "",
-            {"QO_POLL_INTERVAL": "5", "HARK_POLLING_STRATEGY": "adaptive"},
-            "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptive' and QO_POLL_INTERVAL (alias) means "
-            "'fixed'; leave one of them out",
-            id="env-legacy-and-adaptive",
-        ),
-        pytest.param(
-            FILE_LEGACY + "[worker.polling]\ninterval_ms = 200\n",
-            {},
-            "setting worker.polling.interval_ms: hark.toml has it twice, as worker.poll_interval and as "
-            "worker.polling.interval_ms",
-            id="file-legacy-and-interval",
-        ),
-        pytest.param(
-            "[worker.polling]\nmax_interval_ms = 200\n",
-            {"QO_POLLING_MIN_INTERVAL_MS": "300"},
-            "setting worker.polling.min_interval_ms: QO_POLLING_MIN_INTERVAL_MS (alias) says 300.0, expected at most "
-            "200.0, which is worker.polling.max_interval_ms (hark.toml)",
-            id="min-above-max-of-two-sources",
-        ),
-        pytest.param(
-            "[worker.polling]\nmin_interval_ms = 9000\n",
-            {},
-            "setting worker.polling.min_interval_ms: hark.toml says 9000.0, expected at most 5000, which is "
-            "worker.polling.max_interval_ms (default)",
-            id="min-above-max-by-default",
-        ),
-        pytest.param(
-            "",
-            {"HARK_POLLING_STRATEGY": "adaptve"},
-            "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptve', expected one of: adaptive, fixed",
-            id="unknown-strategy",
-        ),
-        pytest.param(
-            "[worker.polling]\nmin_interval_ms = 0\n",
-            {},
-            "setting worker.polling.min_interval_ms: hark.toml says 0, expected a number of milliseconds above 0, at "
-            "most 86400000",
-            id="no-interval",
-        ),
-        pytest.param(
-            "[worker]\npoll_interval = 0\n",
-            {},
-            "setting worker.polling.interval_ms: hark.toml (poll_interval) says 0, expected a number of milliseconds "
-            "above 0, at most 86400000",
-            id="no-legacy-interval",
-        ),
-        pytest.param(
-            "[worker.polling]\nbackoff_multiplier = inf\n",
-            {},
-            "setting worker.polling.backoff_multiplier: hark.toml says inf, expected a number above 1, at most 1000",
-            id="endless-multiplier",
-        ),
-        pytest.param(
-            "[worker.polling]\nmax_interval = 5\n",
-            {},
-            "there is no setting 'worker.polling.max_interval', but hark.toml has it; did you mean "
-            "worker.polling.max_interval_ms?",
-            id="unknown-field",
-        ),
-        pytest.param(
-            "",
-            {"HARK_WORKER_POLLING_STRATEGY": "fixed"},
-            "there is no setting HARK_WORKER_POLLING_STRATEGY, but the environment has it; did you mean "
-            "HARK_POLLING_STRATEGY?",
-            id="variable-by-the-place-in-the-tree",
-        ),
-    ],
-)
-def test_what_contradicts_itself_or_makes_no_sense_is_refused_with_its_sources(
-    file: str, env: dict[str, str], text: str
-) -> None:
+REFUSED = {
+    "setting worker.polling.strategy: hark.toml says 'adaptive' and hark.toml (poll_interval) means 'fixed'; "
+    "leave one of them out": (FILE_LEGACY + '[worker.polling]\nstrategy = "adaptive"\n', {}),
+    "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptive' and QO_POLL_INTERVAL (alias) means "
+    "'fixed'; leave one of them out": ("", {"QO_POLL_INTERVAL": "5", "HARK_POLLING_STRATEGY": "adaptive"}),
+    "setting worker.polling.interval_ms: hark.toml has it twice, as worker.poll_interval and as "
+    "worker.polling.interval_ms": (FILE_LEGACY + "[worker.polling]\ninterval_ms = 200\n", {}),
+    "setting worker.polling.min_interval_ms: QO_POLLING_MIN_INTERVAL_MS (alias) says 300.0, expected at most 200.0, "
+    "which is worker.polling.max_interval_ms (hark.toml)": (
+        "[worker.polling]\nmax_interval_ms = 200\n",
+        {"QO_POLLING_MIN_INTERVAL_MS": "300"},
+    ),
+    "setting worker.polling.min_interval_ms: hark.toml says 9000.0, expected at most 5000, which is "
+    "worker.polling.max_interval_ms (default)": ("[worker.polling]\nmin_interval_ms = 9000\n", {}),
+    "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptve', expected one of: adaptive, fixed": (
+        "",
+        {"HARK_POLLING_STRATEGY": "adaptve"},
+    ),
+    "setting worker.polling.min_interval_ms: hark.toml says 0, expected a number of milliseconds above 0, at most "
+    "86400000": ("[worker.polling]\nmin_interval_ms = 0\n", {}),
+    "setting worker.polling.interval_ms: hark.toml (poll_interval) says 0, expected a number of milliseconds above 0, "
+    "at most 86400000": ("[worker]\npoll_interval = 0\n", {}),
+    "setting worker.polling.backoff_multiplier: hark.toml says inf, expected a number above 1, at most 1000": (
+        "[worker.polling]\nbackoff_multiplier = inf\n",
+        {},
+    ),
+    "there is no setting 'worker.polling.max_interval', but hark.toml has it; did you mean "
+    "worker.polling.max_interval_ms?": ("[worker.polling]\nmax_interval = 5\n", {}),
+    # By its place in the tree.
+    "there is no setting HARK_WORKER_POLLING_STRATEGY, but the environment has it; did you mean "
+    "HARK_POLLING_STRATEGY?": ("", {"HARK_WORKER_POLLING_STRATEGY": "fixed"}),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_contradicts_itself_or_makes_no_sense_is_refused_with_its_sources(text: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
-        chosen(file, env)
+        chosen(*REFUSED[text])
     assert caught.value.text == text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -37,6 +38,7 @@ def middle() -> float:
     return 0.5
 
 
+FIXED = PollingStrategy.fixed(interval_ms=500)
 ADAPTIVE = PollingStrategy.adaptive(min_interval_ms=100, max_interval_ms=5000, backoff_multiplier=2.0)
 
 
@@ -69,60 +71,69 @@ async def test_a_busy_loop_does_not_rest_but_lets_others_run(poller: Poller, pau
     assert (pauses.taken, ran) == ([], [1])
 
 
-async def test_fixed_polling_rests_equally_long_after_each_empty_poll_and_not_while_busy(pauses: Pauses) -> None:
-    poller = Poller(PollingStrategy.fixed(interval_ms=500), random=middle, pause=pauses.pause)
-    for found in (False, False, True, False):
-        look(poller, found)
+async def perform(poller: Poller, pauses: Pauses, step: str) -> None:
+    """`empty`, `found` and `failed` polls; a `rest`, also after `waited:2` s, and if a message is `due:0.3` s later."""
+    word, _, number = step.partition(":")
+    if word in ("empty", "found"):
+        look(poller, word == "found")
+    elif word == "failed":
+        poller.begin()
+        poller.failed(retry_after=float(number) if number else None)
+    elif word == "rest":
         await poller.rest()
-    assert pauses.taken == pytest.approx([0.5, 0.5, 0.5])
+    elif word == "waited":
+        await poller.rest(waited=float(number))
+    elif word == "due":
+        await poller.rest(next_due=pauses.now + float(number))
+    elif word == "rested":
+        assert pauses.taken == pytest.approx([float(one) for one in number.split(",") if one])
+    elif word in ("interval", "polls", "empties"):
+        found = {"interval": poller.interval, "polls": poller.metrics.polls, "empties": poller.metrics.empty}
+        assert found[word] == float(number)
+    else:
+        {"wake": poller.wake, "stop": poller.stop, "skip": poller.skip}[word]()
 
 
-async def test_work_that_was_seen_and_lost_to_others_is_no_reason_to_back_off(poller: Poller, pauses: Pauses) -> None:
-    look(poller, False)
-    look(poller, True)
-    await poller.rest()
-    assert (poller.interval, pauses.taken) == (0.1, [])
+RESTS = {  # They begin with the strategy and the jitter, if that is not adaptive and none.
+    "fixed polling rests equally long after each empty poll and not while busy": (
+        "fixed~500 empty rest empty rest found rest empty rest rested:0.5,0.5,0.5"
+    ),
+    "work that was seen and lost to others is no reason to back off": "empty found rest rested: interval:0.1",
+    "jitter changes the rest and not the interval": (
+        "jitter~1 " + "empty rest " * 3 + "rested:0.22,0.44,0.88 interval:0.8"
+    ),
+    "a message that is due soon is not slept past, and one that is due late does not lengthen the rest": (
+        "empty due:3600 empty empty empty empty empty due:0.3 rested:0.2,0.3"
+    ),
+    "one that is overdue and was not found makes no loop spin": "empty due:-1 " * 6 + "rested:0.1,0.1,0.1,0.1,0.1,0.1",
+    "the time that the server waited counts as rest": (
+        "empty " * 6 + "waited:0 rested:5 waited:2 rested:5,3 waited:5 waited:30 rested:5,3"
+    ),
+    "jitter makes no rest where the server has waited long enough": (
+        "fixed~30000 jitter~1 empty waited:30 rested: waited:20 rested:11"
+    ),
+    "a hint ends one rest only": "empty wake rest rested: empty rest rested:0.4",
+    "after stop there is no rest any more": "stop empty rest empty rest empty rest failed rest rested:",
+    "a poll that is skipped is not counted and rests as long as the last": (
+        "empty rest wake skip rest rested:0.2,0.2 polls:1 empties:1"
+    ),
+    "errors have a backoff of their own until a poll succeeds, and that of empty polls is as it was": (
+        "empty " + "failed rest " * 11 + "rested:0.1,0.2,0.4,0.8,1.6,3.2,6.4,12.8,25.6,30,30 interval:0.2"
+        " found failed rest rested:0.1,0.2,0.4,0.8,1.6,3.2,6.4,12.8,25.6,30,30,0.1"
+    ),
+    "a server that says when to come again is left alone so long": "failed:7 rest failed rest rested:7,0.2",
+}
 
 
-async def test_jitter_changes_the_rest_and_not_the_interval(pauses: Pauses) -> None:
-    poller = Poller(ADAPTIVE, random=lambda: 1.0, pause=pauses.pause)
-    for _ in range(3):
-        look(poller, False)
-        await poller.rest()
-    assert pauses.taken == pytest.approx([0.22, 0.44, 0.88])
-    assert poller.interval == 0.8
-
-
-async def test_a_message_that_is_due_soon_is_not_slept_past(poller: Poller, pauses: Pauses) -> None:
-    look(poller, False)
-    await poller.rest(next_due=pauses.now + 3600)
-    for _ in range(5):
-        look(poller, False)
-    await poller.rest(next_due=pauses.now + 0.3)
-    assert pauses.taken == pytest.approx([0.2, 0.3]), "one that is due late does not lengthen the rest"
-    for _ in range(6):
-        look(poller, False)
-        await poller.rest(next_due=pauses.now - 1)
-    assert pauses.taken[2:] == pytest.approx([0.1] * 6), "one that is overdue and was not found makes no loop spin"
-
-
-async def test_the_time_that_the_server_waited_counts_as_rest(poller: Poller, pauses: Pauses) -> None:
-    for _ in range(6):
-        look(poller, False)
-    for waited, rests in ((0.0, [5.0]), (2.0, [3.0]), (5.0, []), (30.0, [])):
-        pauses.taken.clear()
-        await poller.rest(waited=waited)
-        assert pauses.taken == pytest.approx(rests)
-
-
-async def test_jitter_makes_no_rest_where_the_server_has_waited_long_enough(pauses: Pauses) -> None:
-    longest = PollingStrategy.fixed(interval_ms=30_000)
-    poller = Poller(longest, monotonic=pauses.monotonic, random=lambda: 1.0, pause=pauses.pause)
-    look(poller, False)
-    await poller.rest(waited=30.0)
-    assert pauses.taken == []
-    await poller.rest(waited=20.0)
-    assert pauses.taken == pytest.approx([11.0])
+@pytest.mark.parametrize("script", RESTS.values(), ids=RESTS)
+async def test_how_long_it_rests(pauses: Pauses, script: str) -> None:
+    changed = dict(re.findall(r"(\w+)~(\d+)", script))
+    strategy = PollingStrategy.fixed(interval_ms=int(changed["fixed"])) if "fixed" in changed else ADAPTIVE
+    drawn = float(changed.get("jitter", middle()))
+    poller = Poller(strategy, monotonic=pauses.monotonic, random=lambda: drawn, pause=pauses.pause)
+    for step in script.split():
+        if "~" not in step:
+            await perform(poller, pauses, step)
 
 
 # What ends a rest ------------------------------------------------------------------------------------------
@@ -146,11 +157,17 @@ def sleepy() -> Poller:
     return Poller(PollingStrategy.fixed(interval_ms=3_600_000))
 
 
-async def test_a_rest_is_over_when_its_time_is() -> None:
+async def test_a_rest_is_over_when_its_time_is_and_can_be_cancelled(sleepy: Poller) -> None:
     poller = Poller(PollingStrategy.fixed(interval_ms=1))
     look(poller, False)
     async with asyncio.timeout(20):
         await poller.rest()
+    look(sleepy, False)
+    resting = asyncio.create_task(sleepy.rest())
+    await asyncio.sleep(0)
+    resting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resting
 
 
 @pytest.mark.parametrize("end", [Poller.wake, Poller.stop, lambda poller: poller.follow(ADAPTIVE)])
@@ -169,60 +186,6 @@ async def test_a_hint_that_comes_while_a_poll_is_under_way_is_not_lost(sleepy: P
     sleepy.saw(False)
     async with asyncio.timeout(20):
         await sleepy.rest()
-
-
-async def test_a_hint_ends_one_rest_only(poller: Poller, pauses: Pauses) -> None:
-    look(poller, False)
-    poller.wake()
-    await poller.rest()
-    assert pauses.taken == []
-    look(poller, False)
-    await poller.rest()
-    assert pauses.taken == pytest.approx([0.4])
-
-
-async def test_after_stop_there_is_no_rest_any_more(poller: Poller, pauses: Pauses) -> None:
-    poller.stop()
-    for _ in range(3):
-        look(poller, False)
-        await poller.rest()
-    poller.failed()
-    await poller.rest()
-    assert pauses.taken == []
-
-
-async def test_a_rest_can_be_cancelled(sleepy: Poller) -> None:
-    look(sleepy, False)
-    resting = asyncio.create_task(sleepy.rest())
-    await asyncio.sleep(0)
-    resting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await resting
-
-
-# Errors ----------------------------------------------------------------------------------------------------
-
-
-async def test_errors_have_a_backoff_of_their_own_until_a_poll_succeeds(poller: Poller, pauses: Pauses) -> None:
-    look(poller, False)
-    for _ in range(11):
-        poller.begin()
-        poller.failed()
-        await poller.rest()
-    assert pauses.taken == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30])
-    assert poller.interval == 0.2, "that of empty polls is as it was"
-    look(poller, True)
-    poller.failed()
-    await poller.rest()
-    assert pauses.taken[-1] == pytest.approx(0.1)
-
-
-async def test_a_server_that_says_when_to_come_again_is_left_alone_so_long(poller: Poller, pauses: Pauses) -> None:
-    poller.failed(retry_after=7)
-    await poller.rest()
-    poller.failed()
-    await poller.rest()
-    assert pauses.taken == pytest.approx([7, 0.2])
 
 
 async def test_a_hint_does_not_end_the_rest_after_an_error_and_stop_does() -> None:
@@ -267,18 +230,6 @@ async def test_the_four_numbers_follow_the_polls(poller: Poller) -> None:
     assert poller.metrics == PollMetrics(interval_seconds=0.1, polls=11, empty=8, backoffs=6)
 
 
-async def test_a_poll_that_is_skipped_is_not_counted_and_rests_as_long_as_the_last(
-    poller: Poller, pauses: Pauses
-) -> None:
-    look(poller, False)
-    await poller.rest()
-    poller.wake()
-    poller.skip()
-    await poller.rest()
-    assert pauses.taken == pytest.approx([0.2, 0.2])
-    assert (poller.metrics.polls, poller.metrics.empty) == (1, 1)
-
-
 def test_the_metrics_have_the_names_and_types_of_the_seed() -> None:
     metrics = PollMetrics(interval_seconds=0.1, polls=12_345_678_901, empty=2, backoffs=1)
     assert metrics.text().splitlines() == [
@@ -308,9 +259,6 @@ def test_several_pollers_are_told_apart_by_labels_under_one_head_and_labels_are_
 
 
 # The five tests that seed 002 asks for ---------------------------------------------------------------------
-
-
-FIXED = PollingStrategy.fixed(interval_ms=500)
 
 
 @pytest.mark.parametrize(

@@ -51,47 +51,39 @@ def test_the_kth_idle_interval_is_min_times_mult_to_the_k(
     assert strategy.next_interval(interval, True) == strategy.initial_interval()
 
 
+MILLISECONDS = "a number of milliseconds above 0"
+
+
 @pytest.mark.parametrize(
-    ("fields", "text"),
+    ("field", "value", "expected"),
     [
-        ({"min_interval_ms": 0}, "min_interval_ms: expected a number of milliseconds above 0, got 0"),
-        ({"min_interval_ms": -1}, "min_interval_ms: expected a number of milliseconds above 0, got -1"),
-        ({"min_interval_ms": math.nan}, "min_interval_ms: expected a number of milliseconds above 0, got nan"),
-        ({"min_interval_ms": "100"}, "min_interval_ms: expected a number of milliseconds above 0, got '100'"),
-        ({"min_interval_ms": True}, "min_interval_ms: expected a number of milliseconds above 0, got True"),
-        ({"max_interval_ms": math.inf}, "max_interval_ms: expected a number of milliseconds above 0, got inf"),
-        ({"max_interval_ms": 50}, "min_interval_ms: expected at most max_interval_ms, which is 50, got 100"),
-        ({"backoff_multiplier": 1}, "backoff_multiplier: expected a number above 1, got 1"),
-        ({"backoff_multiplier": 0.5}, "backoff_multiplier: expected a number above 1, got 0.5"),
-        ({"backoff_multiplier": math.inf}, "backoff_multiplier: expected a number above 1, got inf"),
-        ({"backoff_multiplier": math.nan}, "backoff_multiplier: expected a number above 1, got nan"),
-        ({"backoff_multiplier": None}, "backoff_multiplier: expected a number above 1, got None"),
+        *(("min_interval_ms", value, MILLISECONDS) for value in (0, -1, math.nan, "100", True)),
+        ("max_interval_ms", math.inf, MILLISECONDS),
+        *(("backoff_multiplier", value, "a number above 1") for value in (1, 0.5, math.inf, math.nan, None)),
+        *(("interval_ms", value, MILLISECONDS) for value in (0, -0.1, math.nan, math.inf, "500", None)),
     ],
 )
-def test_an_adaptive_strategy_that_makes_no_sense_is_refused_by_field(fields: dict[str, Any], text: str) -> None:
+def test_a_strategy_that_makes_no_sense_is_refused_by_field(field: str, value: Any, expected: str) -> None:
+    make = PollingStrategy.fixed if field == "interval_ms" else PollingStrategy.adaptive
     with pytest.raises(InvalidInput) as caught:
-        PollingStrategy.adaptive(**fields)
-    assert caught.value.text == text
+        make(**{field: value})
+    assert caught.value.text == f"{field}: expected {expected}, got {value!r}"
 
 
-@pytest.mark.parametrize("interval", [0, -0.1, math.nan, math.inf, "500", None])
-def test_a_fixed_interval_that_makes_no_sense_is_refused(interval: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"^interval_ms: expected a number of milliseconds above 0, got "):
-        PollingStrategy.fixed(interval_ms=interval)
-
-
-def test_an_unknown_strategy_is_refused_and_shortest_and_longest_may_be_equal() -> None:
+def test_an_unknown_strategy_is_refused_and_the_shortest_may_be_as_long_as_the_longest_but_no_longer() -> None:
     name: Any = "adaptve"
     with pytest.raises(InvalidInput, match=r"^strategy: expected adaptive or fixed, got 'adaptve'$"):
         PollingStrategy(strategy=name)
+    with pytest.raises(InvalidInput) as caught:
+        PollingStrategy.adaptive(max_interval_ms=50)
+    assert caught.value.text == "min_interval_ms: expected at most max_interval_ms, which is 50, got 100"
     assert PollingStrategy.adaptive(min_interval_ms=300, max_interval_ms=300).next_interval(0.3, False) == 0.3
 
 
 def test_it_is_shown_as_it_is_made() -> None:
     assert repr(PollingStrategy.fixed(interval_ms=500)) == "PollingStrategy.fixed(interval_ms=500)"
-    assert eval(repr(PollingStrategy.adaptive(max_interval_ms=30_000))) == PollingStrategy.adaptive(
-        max_interval_ms=30_000
-    )
+    adaptive = PollingStrategy.adaptive(max_interval_ms=30_000)
+    assert eval(repr(adaptive)) == adaptive
 
 
 # What polling costs: the table of seed 002, as far as its own intervals bear it out ------------------------

@@ -12,8 +12,9 @@ from hark.errors import HarkError
 from hark.model import Delivery as Message
 from hark.model import Hint, PopRequest, PopResult
 from hark.settings import Settings
+from hark.testing.timers import FakeTimers
 
-from .harness import ANY, GROUP, QUEUE, SharedEngine, SteppedTimers, WatchedEngine, turns
+from .harness import ANY, GROUP, QUEUE, SharedEngine, WatchedEngine, turns
 
 
 class HeldPops:
@@ -62,7 +63,7 @@ class Bench:
     """A delivery on pops in the hands of the test."""
 
     def __init__(self, settings: Settings | None = None, *, shared: bool = False) -> None:
-        self.timers = SteppedTimers()
+        self.timers = FakeTimers()
         self.pops = HeldPops()
         engine = (SharedEngine if shared else WatchedEngine)(self.timers.clock)
         self.delivery = Delivery(engine, settings or Settings(), self.timers, lambda: 0.5, self.pops)

@@ -39,14 +39,6 @@ def named(partition: str, **fields: Any) -> PopRequest:
     return PopRequest(queue=QUEUE, group=GROUP, partition=partition, **fields)
 
 
-class SteppedTimers(FakeTimers):
-    """Timers that say when the next one rings."""
-
-    def next_due(self) -> int | None:
-        """The time of the first one that was neither cancelled nor called."""
-        return min((due for due, _, timer in self._heap if timer.callback is not None), default=None)
-
-
 class WatchedEngine(SqliteEngine):
     """A real engine in memory that counts what is asked of it, and fails when told to.
 
@@ -146,7 +138,7 @@ class Server:
 
     def __init__(self, settings: Settings, engine_type: type[WatchedEngine]) -> None:
         self.clock = FakeClock()
-        self.timers = SteppedTimers(self.clock)
+        self.timers = FakeTimers(self.clock)
         self.engine = engine_type(self.clock)
         self.broker = Broker(self.engine, settings, self.clock, timers=self.timers, random=lambda: 0.5)
         self.tasks: list[asyncio.Task[PopResult]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,23 +32,17 @@ def test_what_is_believed_is_bounded_and_then_everybody_has_to_look(believed: Be
     assert not believed
 
 
-def test_what_arrived_where_a_look_then_leased_is_not_believed_any_more(believed: Believed) -> None:
-    """It can be taken when that lease ends, and that is told."""
+@pytest.mark.parametrize("news", ["message", "free"])
+@pytest.mark.parametrize("leased", [True, False])
+def test_what_is_heard_during_a_look_is_believed_but_for_what_arrived_where_it_leased(
+    believed: Believed, news: Literal["message", "free"], leased: bool
+) -> None:
+    """That can be taken when the lease ends, and that is told."""
     believed.hear([P], "message")
     mark = believed.begin_look()
-    believed.hear([P], "message")
-    assert believed.took(P, 1, mark, leased=True)
-    assert not believed
-
-
-def test_what_was_freed_during_a_look_or_settled_by_it_at_once_is_still_believed() -> None:
-    for news, leased in (("free", True), ("message", False), ("free", False)):
-        believed = Believed(100)
-        believed.hear([P], "message")
-        mark = believed.begin_look()
-        believed.hear([P], news)  # type: ignore[arg-type]  # Literals lose their type in a loop.
-        believed.took(P, 1, mark, leased=leased)
-        assert believed
+    believed.hear([P], news)
+    assert believed.took(P, 1, mark, leased=leased)
+    assert bool(believed) == (news == "free" or not leased)
 
 
 # Shared groups -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hark.broker.broker import POP_MAINTENANCE
 from hark.clock import SECOND
 from hark.errors import EngineFailure, Overloaded
-from hark.model import Hint, PopRequest, PopResult, QueueInfo, QueueOptions, QueueSpec, Seek
+from hark.model import Hint, PopRequest, QueueInfo, QueueOptions, QueueSpec, Seek
 
 from .bench import EMPTY, Bench, result
 from .harness import ANY, GROUP, QUEUE, Server, SharedEngine, WatchedEngine, named, outbox, payloads, serving, turns
@@ -30,7 +30,9 @@ UNKNOWN = EngineFailure("the way to the store broke", code="outcome_unknown")
         PopRequest(namespace="shop", task="new", group=GROUP),
     ],
 )
-async def test_a_pop_by_label_waits_for_queues_that_do_not_exist_yet(server: Server, request_: PopRequest) -> None:
+async def test_a_pop_by_label_waits_for_queues_that_do_not_exist_yet_and_for_those_that_it_knows(
+    server: Server, request_: PopRequest
+) -> None:
     pop = await server.parked(request_)
     await server.push("p", queue="other.old.a")
     await server.quiet()
@@ -38,17 +40,11 @@ async def test_a_pop_by_label_waits_for_queues_that_do_not_exist_yet(server: Ser
     await server.push("p", queue="shop.new.a")
     await server.quiet()
     assert pop.result().messages[0].queue == "shop.new.a"
-
-
-async def test_a_pop_by_label_is_told_of_what_comes_to_a_queue_that_it_knows(server: Server) -> None:
-    request = PopRequest(namespace="shop", group=GROUP)
-    await server.push("p", queue="shop.new.a")
-    held = await server.broker.pop(request)
-    pop = await server.parked(request)
+    pop, held = await server.parked(request_), pop.result()
     await server.settle(held)
     await server.push("p", queue="shop.new.a")
     await server.quiet()
-    assert len((await pop).messages) == 1
+    assert len(pop.result().messages) == 1
 
 
 async def test_a_queue_whose_labels_change_is_one_of_those_that_are_waited_for(server: Server) -> None:
@@ -105,23 +101,21 @@ async def test_maintenance_answers_those_who_wait_and_streams_go_on_after_it(ser
     assert len(outbox(stream)) == 1
 
 
-async def test_one_that_was_told_in_the_turn_of_a_stop_is_answered(bench: Bench) -> None:
-    pop = await bench.parked()
-    bench.push("p")
-    bench.delivery.suspend()
+async def test_one_that_was_told_in_the_turn_of_a_stop_is_answered_and_one_that_is_looked_for_gets_what_comes() -> None:
+    told, looked_for = Bench(), Bench()
+    pop = await told.parked()
+    told.push("p")
+    told.delivery.suspend()
     await turns()
     assert pop.result().reason == "paused"
-    assert bench.pops.open == 0
-
-
-async def test_one_that_is_looked_for_at_a_stop_gets_what_comes(bench: Bench) -> None:
-    first, second = await bench.parked(), await bench.parked()
-    bench.push("p", "q")
+    assert told.pops.open == 0
+    first, second = await looked_for.parked(), await looked_for.parked()
+    looked_for.push("p", "q")
     await turns()
-    bench.delivery.suspend()
+    looked_for.delivery.suspend()
     await turns()
-    bench.pops.answer(result("lease", "p"))
-    bench.pops.answer(EMPTY)
+    looked_for.pops.answer(result("lease", "p"))
+    looked_for.pops.answer(EMPTY)
     assert (await first).lease_id == "lease"
     assert (await second).reason == "paused"
 
@@ -138,7 +132,7 @@ async def test_closing_answers_everybody(server: Server) -> None:
     server.is_clean()
 
 
-async def test_a_resumed_queue_and_a_seek_reach_those_who_wait(server: Server) -> None:
+async def test_a_resumed_queue_a_seek_and_a_delay_that_is_taken_back_reach_those_who_wait(server: Server) -> None:
     await server.push("p")
     await server.engine.pause(QUEUE, None, True)
     pop = await server.parked()
@@ -149,6 +143,14 @@ async def test_a_resumed_queue_and_a_seek_reach_those_who_wait(server: Server) -
     await server.engine.seek([Seek(queue=QUEUE, group=GROUP, offset=1)])
     await server.quiet()
     assert payloads(await again) == [b"null"]
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(delayed_processing=10)))
+    delayed = await server.parked()
+    await server.push("q")
+    await server.quiet()
+    assert not delayed.done()
+    await server.broker.configure(QueueSpec(name=QUEUE))
+    await server.quiet()
+    assert len(delayed.result().messages) == 1
 
 
 # A store that is away ---------------------------------------------------------------------------------------
@@ -275,36 +277,20 @@ async def test_pops_that_wait_for_the_same_take_turns_to_look_and_those_who_leav
 
 
 @pytest.mark.parametrize("request_", [ANY, named("p"), PopRequest(namespace=QUEUE, group=GROUP)])
-async def test_what_came_without_a_word_is_found_by_a_poll(request_: PopRequest) -> None:
+@pytest.mark.parametrize("by", ["poll", "peer"])
+async def test_what_came_without_a_word_is_found_by_a_poll_or_by_the_hint_of_a_peer(
+    request_: PopRequest, by: str
+) -> None:
     async with serving(engine=SharedEngine) as server:
         pop = await server.parked(request_)
         server.engine.is_silent = True
         await server.push("p")
         await server.quiet()
         assert not pop.done()
-        await server.advance(0.2)
+        if by == "peer":
+            server.delivery.hint([Hint(QUEUE, None, ("p",), "message")], "peer")
+            await server.quiet()
+        else:
+            await server.advance(0.2)
         assert len(pop.result().messages) == 1
-
-
-async def test_a_hint_from_a_peer_is_as_good_as_one_of_our_own() -> None:
-    async with serving(engine=SharedEngine) as server:
-        pop = await server.parked()
-        server.engine.is_silent = True
-        await server.push("p")
-        await server.quiet()
-        server.delivery.hint([Hint(QUEUE, None, ("p",), "message")], "peer")
-        await server.quiet()
-        assert pop.done()
-        assert server.numbers()["wakes"]["peer"] == 1
-
-
-async def test_a_store_s_options_may_delay_and_the_waiting_one_is_in_time(server: Server) -> None:
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(delayed_processing=10)))
-    pop = await server.parked()
-    await server.push("p")
-    await server.quiet()
-    await server.broker.configure(QueueSpec(name=QUEUE))
-    await server.quiet()
-    assert pop.done()
-    got: PopResult = await pop
-    assert len(got.messages) == 1
+        assert server.numbers()["wakes"]["peer"] == (by == "peer")

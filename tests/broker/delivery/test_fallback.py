@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings as bounds
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from hark.broker.delivery.fallback import FallbackPolls
 from hark.clock import MILLISECOND
@@ -17,7 +19,6 @@ from hark.settings import Fallback
 from hark.testing.timers import FakeTimers
 
 EXACT = Fallback(tick_ms=1, jitter=0)
-ONE_AT_A_TIME = Fallback(tick_ms=1, jitter=0, concurrency=1)
 
 
 class World:
@@ -122,74 +123,140 @@ def test_intervals_stray_by_a_tenth_and_not_more() -> None:
     assert max(intervals) > 107
 
 
-def test_what_no_hint_told_of_is_found_by_a_poll_and_by_nothing_else() -> None:
-    world, without = World(), World()
-    world.polls.watch("a")
-    for each in (world, without):
-        each.wait(2000)
-        each.store["a"] = 1
-        each.wait(6000)
-    assert world.store == {"a": 0}
-    assert world.times()[5:7] == [4200, 4200], "found, so polled again"
-    assert (without.store, without.seen) == ({"a": 1}, [])
+# Watching, resetting, answering and leaving keys --------------------------------------------------------------
 
 
-# Reset -----------------------------------------------------------------------------------------------------
+def perform(world: World, step: str) -> None:
+    """`watch:ab`, `wait:100` ms; `a@100,200`: when a was polled; `all:aba`: all polls; `keys=1`: a metric.
+
+    After `hold`, polls end by `answer:a` or `found:a`; `stock:aa`: the next two polls of a find something.
+    """
+    word, sign, rest = re.fullmatch(r"(\w+)([:@=]?)([\w,]*)", step).groups()  # type: ignore[union-attr]  # it matches
+    if sign == "@":
+        assert world.times(word) == [float(time) for time in rest.split(",")]
+    elif sign == "=":
+        assert {**world.polls.metrics(), "armed": world.timers.armed}[word] == float(rest), step
+    elif word == "all":
+        assert world.keys == list(rest)
+    elif word == "wait":
+        world.wait(float(rest))
+    elif word in ("hold", "release"):
+        world.answering = word == "release"
+    elif word == "slow":
+        slowed(world)
+    elif word == "close":
+        world.polls.close()
+    else:
+        assert rest, step
+        for key in rest:
+            if word == "stock":
+                world.store[key] = world.store.get(key, 0) + 1
+            elif word == "unasked":
+                world.polls.polled(key, found=True)
+            elif word in ("answer", "found"):
+                world.answer(key, word == "found")
+            else:
+                getattr(world.polls, word)(key)
 
 
-@pytest.mark.parametrize("under_way", [False, True])
-def test_a_reset_brings_the_next_poll_near_and_the_schedule_starts_over(world: World, under_way: bool) -> None:
-    slowed(world)
-    world.answering = not under_way
-    world.wait(5000 if under_way else 123)
-    world.seen.clear()
-    at = world.now
-    world.polls.reset("a")
-    assert world.metric("interval_ms_max") == 100
-    if under_way:
-        world.answer("a")
-    world.answering = True
-    world.wait(10_000)
-    assert [time - at for time in world.times()] == [100, 200, 300, 600, 1500, 4200, 9200]
+LEFT_UNDER_WAY = "hold watch:a wait:100 unwatch:a polling=1 "
+SCRIPTS = {  # They begin with the settings that are not those of EXACT.
+    # Resets.
+    "a reset brings the next poll near and the schedule starts over": (
+        "slow wait:123 reset:a interval_ms_max=100 wait:10000 a@60223,60323,60423,60723,61623,64323,69323"
+    ),
+    "so does one while a poll is under way": (
+        "slow hold wait:5000 reset:a interval_ms_max=100 answer:a release wait:10000"
+        " a@64200,65100,65200,65300,65600,66500,69200,74200"
+    ),
+    "resets never put a poll off": (
+        "watch:a " + "wait:10 reset:a " * 100 + "a@100,200,300,400,500,600,700,800,900,1000"
+    ),
+    "a poll that was to come before the first interval is over comes as it was to": (
+        "slow wait:9160 reset:a watch:a wait:100 a@64200,69200"
+    ),
+    "also if its watcher left and came back": "slow wait:9160 unwatch:a reset:a watch:a wait:100 a@64200,69200",
+    "a reset of a key that waits for its turn leaves it its place": (
+        "concurrency~2 watch:abcd wait:100 hold wait:100 reset:c answer:a wait:1 answer:bd all:abcdabcd"
+        " answer:c polling=0"
+    ),
+    # What a poll finds.
+    "what no hint told of is found by a poll, and then it is polled again": (
+        "watch:a wait:2000 stock:a wait:3000 a@100,200,300,600,1500,4200,4200,4300,4400,4500,4800"
+    ),
+    "without a poll it is not found": "wait:2000 stock:a wait:6000 all: armed=0",
+    "after a find the key is polled at once until nothing is found": (
+        "slow stock:aaa wait:5000 a@64200,64200,64200,64200,64300,64400,64500,64800"
+    ),
+    "a key with many finds does not keep the others from their turn": (
+        "concurrency~1 hold watch:ab wait:100 found:aba all:abab"
+    ),
+    "an interval begins when the poll has ended, and an answer without a question changes nothing": (
+        "unasked:a watch:a unasked:a polling=0 hold wait:1000 a@100 answer:a wait:150 a@100,1100"
+    ),
+    # Who waits.
+    "a key that nobody waits for is not polled, and nothing is armed without any": (
+        "armed=0 watch:ab wait:150 unwatch:aaz armed=1 wait:1000 a@100 b@100,200,300,600 unwatch:b armed=0"
+    ),
+    "who waits again takes up the backoff where it stands": (
+        "slow unwatch:a wait:1000 watch:aa wait:10000 a@64200,69200"
+    ),
+    "a poll that fell due while nobody waited comes with the next tick": (
+        "tick_ms~50 watch:a wait:10 unwatch:a wait:310 watch:a wait:100 a@350"
+    ),
+    "a key that is left and taken again and again is polled all the same": (
+        "watch:a wait:7 reset:a unwatch:a wait:3 " * 100 + "a@100,200,300,400,500,600,700,800,900"
+    ),
+    "who goes while waiting for a turn is not polled": (
+        "concurrency~1 hold watch:abc wait:100 unwatch:b answer:a all:ac"
+    ),
+    "who waits again while a poll is under way waits for its end": (
+        LEFT_UNDER_WAY + "watch:a wait:1000 a@100 answer:a wait:100 a@100,1200"
+    ),
+    "and if that finds something for no longer": (
+        LEFT_UNDER_WAY + "watch:a wait:1000 a@100 found:a wait:100 a@100,1100"
+    ),
+    **{
+        f"one that was left under way ends alone: {ends}": (
+            LEFT_UNDER_WAY + f"wait:1000 a@100 {ends}:a wait:60000 a@100 polling=0 keys_unwatched=1 armed=0"
+        )
+        for ends in ("answer", "found")
+    },
+    # State that nobody needs.
+    "the state of a key that nobody waited for is dropped, and one that comes back too late starts over": (
+        "cleanup_seconds~60 slow unwatch:a wait:59000 watch:b keys_unwatched=1 wait:1500 keys_unwatched=0 unwatch:b"
+        " watch:a interval_ms_max=100"
+    ),
+    "keys that are watched or polled are never dropped": (
+        "cleanup_seconds~0 hold watch:a wait:100 unwatch:a watch:b keys=1 keys_unwatched=1 answer:a keys=1"
+        " keys_unwatched=0"
+    ),
+    "a key that was watched again is kept": (
+        "cleanup_seconds~60 watch:a unwatch:a watch:a wait:70000 keys=1 interval_ms_max=5000"
+    ),
+    "nothing is left of a key that is forgotten, and the turn goes on": (
+        "concurrency~1 hold watch:abc unwatch:c wait:100 forget:ca all:ab found:a forget:b answer:b forget:z wait:60000"
+        " all:ab keys=0 keys_unwatched=0 keys_in_backoff=0 keys_due=0 polling=0 interval_ms_max=0 interval_ms_mean=0"
+        " polls=2 empty_polls=0 armed=0"
+    ),
+    # Many keys, and the end.
+    "no more keys than allowed are polled at once, and the others come in the order of their times": (
+        "concurrency~2 hold watch:a wait:1 watch:b wait:1 watch:c wait:1 watch:d wait:1001 all:ab polling=2 keys_due=2"
+        " answer:b all:abc wait:500 answer:c all:abcd answer:a all:abcdb"
+    ),
+    "after the end nothing is polled": (
+        "concurrency~1 hold watch:ab wait:100 close found:a reset:b unwatch:b watch:c wait:60000 all:a armed=0"
+    ),
+}
 
 
-def test_resets_never_put_a_poll_off(world: World) -> None:
-    world.polls.watch("a")
-    for _ in range(100):
-        world.wait(10)
-        world.polls.reset("a")
-    assert world.times() == [100 * n for n in range(1, 11)]
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_poll_that_was_to_come_before_the_first_interval_is_over_comes_as_it_was_to(leaves: bool) -> None:
-    world = World()
-    slowed(world)
-    world.wait(5000)
-    [last] = world.times()
-    world.wait(last + 4960 - world.now)
-    if leaves:
-        world.polls.unwatch("a")
-    world.polls.reset("a")
-    world.polls.watch("a")
-    world.wait(100)
-    assert world.times() == [last, last + 5000]
-
-
-def test_a_reset_of_a_key_that_waits_for_its_turn_leaves_it_its_place() -> None:
-    world = World(Fallback(tick_ms=1, jitter=0, concurrency=2))
-    for key in "abcd":
-        world.polls.watch(key)
-    world.wait(100)
-    world.answering = False
-    world.wait(100)
-    world.polls.reset("c")
-    world.answer("a")
-    world.wait(1)
-    world.answer("b")
-    world.answer("d")
-    assert world.keys == list("abcdabcd")
-    assert world.under_way == ["c"]
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_when_keys_are_polled(script: str) -> None:
+    changed = {name: int(number) for name, number in re.findall(r"(\w+)~(\d+)", script)}
+    world = World(replace(EXACT, **changed))
+    for step in script.split():
+        if "~" not in step:
+            perform(world, step)
 
 
 def test_resets_of_a_busy_key_compute_nothing_and_those_of_a_key_that_nobody_waits_for_start_nothing() -> None:
@@ -215,188 +282,6 @@ def test_resets_of_a_busy_key_compute_nothing_and_those_of_a_key_that_nobody_wai
     assert world.timers.armed == 0
 
 
-# What a poll finds -----------------------------------------------------------------------------------------
-
-
-def test_after_a_find_the_key_is_polled_at_once_until_nothing_is_found(world: World) -> None:
-    slowed(world)
-    world.store["a"] = 3
-    world.wait(6000)
-    at = world.times()[0]
-    assert [time - at for time in world.times()][:8] == [0, 0, 0, 0, 100, 200, 300, 600]
-
-
-def test_a_key_with_many_finds_does_not_keep_the_others_from_their_turn() -> None:
-    world = World(ONE_AT_A_TIME)
-    world.answering = False
-    world.polls.watch("a")
-    world.polls.watch("b")
-    world.wait(100)
-    world.answer("a", found=True)
-    world.answer("b", found=True)
-    world.answer("a", found=True)
-    assert world.keys == ["a", "b", "a", "b"]
-
-
-def test_an_interval_begins_when_the_poll_has_ended_and_an_answer_without_a_question_changes_nothing(
-    world: World,
-) -> None:
-    world.polls.polled("a", found=True)
-    world.polls.watch("a")
-    world.polls.polled("a", found=True)
-    assert world.metric("polling") == 0
-    world.answering = False
-    world.wait(1000)
-    assert world.times() == [100]
-    world.answer("a")
-    world.wait(150)
-    assert world.times() == [100, 1100]
-
-
-# Who waits -------------------------------------------------------------------------------------------------
-
-
-def test_a_key_that_nobody_waits_for_is_not_polled_and_nothing_is_armed_without_any(world: World) -> None:
-    assert world.timers.armed == 0
-    world.polls.watch("a")
-    world.polls.watch("b")
-    world.wait(150)
-    world.polls.unwatch("a")
-    world.polls.unwatch("a")
-    world.polls.unwatch("never watched")
-    assert world.timers.armed == 1
-    world.wait(1000)
-    assert world.times("a") == [100]
-    assert world.times("b") == [100, 200, 300, 600]
-    world.polls.unwatch("b")
-    assert world.timers.armed == 0
-
-
-def test_who_waits_again_takes_up_the_backoff_where_it_stands(world: World) -> None:
-    slowed(world)
-    world.polls.unwatch("a")
-    world.wait(1000)
-    world.polls.watch("a")
-    world.polls.watch("a")
-    world.wait(10_000)
-    [first, second] = world.times()
-    assert second - first == 5000
-
-
-def test_a_poll_that_fell_due_while_nobody_waited_comes_with_the_next_tick() -> None:
-    world = World(Fallback(tick_ms=50, jitter=0))
-    world.polls.watch("a")
-    world.wait(10)
-    world.polls.unwatch("a")
-    world.wait(310)
-    world.polls.watch("a")
-    world.wait(100)
-    assert world.times() == [350]
-
-
-def test_a_key_that_is_left_and_taken_again_and_again_is_polled_all_the_same(world: World) -> None:
-    for _ in range(100):
-        world.polls.watch("a")
-        world.wait(7)
-        world.polls.reset("a")
-        world.polls.unwatch("a")
-        world.wait(3)
-    assert len(world.seen) >= 8
-
-
-def test_who_goes_while_waiting_for_a_turn_is_not_polled() -> None:
-    world = World(ONE_AT_A_TIME)
-    world.answering = False
-    for key in ("a", "b", "c"):
-        world.polls.watch(key)
-    world.wait(100)
-    world.polls.unwatch("b")
-    world.answer("a")
-    assert world.keys == ["a", "c"]
-
-
-@pytest.mark.parametrize("found", [False, True])
-@pytest.mark.parametrize("again", [False, True])
-def test_who_waits_again_while_a_poll_is_under_way_waits_for_its_end(world: World, found: bool, again: bool) -> None:
-    world.answering = False
-    world.polls.watch("a")
-    world.wait(100)
-    world.polls.unwatch("a")
-    assert world.metric("polling") == 1
-    if again:
-        world.polls.watch("a")
-    world.wait(1000)
-    assert world.times() == [100]
-    world.answer("a", found)
-    world.wait(100 if again else 60_000)
-    if again:
-        assert world.times() == [100, 1100 if found else 1200]
-    else:
-        assert world.times() == [100]
-        assert (world.metric("polling"), world.metric("keys_unwatched"), world.timers.armed) == (0, 1, 0)
-
-
-# State that nobody needs -----------------------------------------------------------------------------------
-
-
-def test_the_state_of_a_key_that_nobody_waited_for_is_dropped_and_one_that_comes_back_too_late_starts_over() -> None:
-    world = World(Fallback(tick_ms=1, jitter=0, cleanup_seconds=60))
-    slowed(world)
-    world.polls.unwatch("a")
-    world.wait(59_000)
-    world.polls.watch("b")
-    assert world.metric("keys_unwatched") == 1
-    world.wait(1500)
-    assert world.metric("keys_unwatched") == 0
-    world.polls.unwatch("b")
-    world.polls.watch("a")
-    assert world.metric("interval_ms_max") == 100
-
-
-def test_keys_that_are_watched_or_polled_are_never_dropped() -> None:
-    world = World(Fallback(tick_ms=1, jitter=0, cleanup_seconds=0))
-    world.answering = False
-    world.polls.watch("a")
-    world.wait(100)
-    world.polls.unwatch("a")
-    world.polls.watch("b")
-    assert (world.metric("keys"), world.metric("keys_unwatched")) == (1, 1)
-    world.answer("a")
-    assert (world.metric("keys"), world.metric("keys_unwatched")) == (1, 0)
-
-
-def test_a_key_that_somebody_came_back_to_is_kept() -> None:
-    world = World(Fallback(tick_ms=1, jitter=0, cleanup_seconds=60))
-    world.polls.watch("a")
-    world.polls.unwatch("a")
-    world.polls.watch("a")
-    world.wait(70_000)
-    assert (world.metric("keys"), world.metric("interval_ms_max")) == (1, 5000)
-
-
-def test_nothing_is_left_of_a_key_that_is_forgotten() -> None:
-    world = World(ONE_AT_A_TIME)
-    world.answering = False
-    for key in ("a", "b", "c"):
-        world.polls.watch(key)
-    world.polls.unwatch("c")
-    world.wait(100)
-    for key in ("c", "a"):
-        world.polls.forget(key)
-    assert world.keys == ["a", "b"], "the turn goes on"
-    world.answer("a", found=True)
-    world.polls.forget("b")
-    world.answer("b")
-    world.polls.forget("never watched")
-    world.wait(60_000)
-    assert world.keys == ["a", "b"]
-    assert world.polls.metrics() == {**World().polls.metrics(), "polls": 2}
-    assert world.timers.armed == 0
-
-
-# Many keys -------------------------------------------------------------------------------------------------
-
-
 def test_keys_that_are_due_in_the_same_tick_are_polled_in_the_same_turn() -> None:
     world = World(Fallback(tick_ms=50, jitter=0))
     for key in "abcde":
@@ -406,24 +291,6 @@ def test_keys_that_are_due_in_the_same_tick_are_polled_in_the_same_turn() -> Non
     world.wait(105)
     assert world.seen == [(150, key) for key in "abcde"]
     assert world.timers.set - before == 1
-
-
-def test_no_more_keys_than_allowed_are_polled_at_once_and_the_others_come_in_the_order_of_their_times() -> None:
-    world = World(Fallback(tick_ms=1, jitter=0, concurrency=2))
-    world.answering = False
-    for key in "abcd":
-        world.polls.watch(key)
-        world.wait(1)
-    world.wait(1000)
-    assert world.keys == ["a", "b"]
-    assert (world.metric("polling"), world.metric("keys_due")) == (2, 2)
-    world.answer("b")
-    assert world.keys == ["a", "b", "c"]
-    world.wait(500)
-    world.answer("c")
-    assert world.keys == ["a", "b", "c", "d"], "b fell due again, but after d"
-    world.answer("a")
-    assert world.keys == ["a", "b", "c", "d", "b"]
 
 
 def test_ten_thousand_idle_keys_take_one_timer_and_are_all_polled() -> None:
@@ -463,22 +330,6 @@ def test_the_metrics_say_how_it_stands(world: World) -> None:
     world.wait(100)
     assert world.metric("polls") - before["polls"] == 2
     assert world.metric("empty_polls") - before["empty_polls"] == 1
-
-
-def test_after_the_end_nothing_is_polled() -> None:
-    world = World(ONE_AT_A_TIME)
-    world.answering = False
-    world.polls.watch("a")
-    world.polls.watch("b")
-    world.wait(100)
-    world.polls.close()
-    world.answer("a", found=True)
-    world.polls.reset("b")
-    world.polls.unwatch("b")
-    world.polls.watch("c")
-    world.wait(60_000)
-    assert world.keys == ["a"]
-    assert world.timers.armed == 0
 
 
 # Any order of events ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND
 from hark.errors import Conflict, EngineFailure
-from hark.model import DeadLetterFilter, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec
+from hark.model import DeadLetterFilter, GroupMode, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec
 
 from .bench import EMPTY, Bench, result
 from .harness import ANY, GROUP, QUEUE, Server, named, outbox, payloads, serving, turns, written
@@ -158,11 +158,14 @@ async def test_h3_a_stream_with_credit_for_one_gets_a_batch_of_ten_one_by_one(se
 # H4: a released message wakes everybody ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
 @pytest.mark.parametrize("nack", [False, True])
-async def test_h4_a_released_message_and_a_nack_wake_exactly_one(server: Server, nack: bool) -> None:
+async def test_h4_a_released_message_and_a_nack_wake_exactly_one(server: Server, mode: GroupMode, nack: bool) -> None:
+    request = PopRequest(queue=QUEUE, group=GROUP, group_mode=mode)
     await server.push("p")
-    holder = await server.broker.pop(ANY)
-    pops = [await server.parked() for _ in range(20)]
+    holder = await server.broker.pop(request)
+    pops = [await server.parked(request) for _ in range(20)]
+    looks = sum(server.engine.pops)
     if nack:
         await server.settle(holder, "retry")
     else:
@@ -170,7 +173,7 @@ async def test_h4_a_released_message_and_a_nack_wake_exactly_one(server: Server,
     await server.quiet()
     assert [pop.done() for pop in pops] == [True] + [False] * 19
     assert sum(server.numbers()["wakes"].values()) == server.numbers()["wakes"]["settle"] == 1
-    assert server.empty_wakes() == 0
+    assert (sum(server.engine.pops), server.empty_wakes()) == (looks + 1, 0)
     assert nack or pops[0].result().messages[0].attempt == 1
 
 
@@ -183,10 +186,11 @@ async def test_h4_a_released_message_and_a_nack_wake_exactly_one(server: Server,
     [
         QueueOptions(ttl=2, lease_time=60),
         QueueOptions(retention_enabled=True, retention_seconds=1, max_wait_time_seconds=1, lease_time=60),
+        QueueOptions(max_size=1, lease_time=60),
     ],
-    ids=["ttl", "retention"],
+    ids=["ttl", "retention", "full queue"],
 )
-async def test_h5_what_a_stream_holds_outlives_its_time_to_live_and_retention(
+async def test_h5_what_a_stream_holds_outlives_its_time_to_live_retention_and_a_full_queue(
     server: Server, options: QueueOptions
 ) -> None:
     await server.broker.configure(QueueSpec(name=QUEUE, options=options))
@@ -195,19 +199,11 @@ async def test_h5_what_a_stream_holds_outlives_its_time_to_live_and_retention(
     arrival = await written(stream)
     await server.advance(10)
     await server.engine.collect()
+    if options.max_size:
+        assert (await server.broker.push([NewMessage(QUEUE, "p")]))[0].code == "queue_full"
     assert stream.unsettled == 1
     assert [one.success for one in await server.settle(arrival.result)] == [True]
     assert stream.unsettled == 0
-
-
-async def test_h5_a_full_queue_refuses_what_comes_and_keeps_what_is_in_flight(server: Server) -> None:
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(max_size=1)))
-    await server.push("p")
-    stream = await server.stream(5)
-    arrival = await written(stream)
-    refused = await server.broker.push([NewMessage(QUEUE, "p")])
-    assert refused[0].code == "queue_full"
-    assert [one.success for one in await server.settle(arrival.result)] == [True]
 
 
 # H6: delays are exact to the timer -----------------------------------------------------------------------------
@@ -258,22 +254,20 @@ async def test_h6_the_end_of_a_lease_that_was_made_before_or_while_the_consumer_
     await delivered_after(server, pop, SECOND)
 
 
-async def test_h6_a_retry_that_falls_due(server: Server) -> None:
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(retry_delay=50)))
-    await server.push("p")
-    holder = await server.broker.pop(ANY)
+@pytest.mark.parametrize("retry", [True, False], ids=["retry", "delayed processing"])
+async def test_h6_a_retry_that_falls_due_and_delayed_processing(server: Server, retry: bool) -> None:
+    options = QueueOptions(retry_delay=50) if retry else QueueOptions(delayed_processing=2)
+    await server.broker.configure(QueueSpec(name=QUEUE, options=options))
+    if retry:
+        await server.push("p")
+        holder = await server.broker.pop(ANY)
     pop = await server.parked()
-    await server.settle(holder, "failed")
+    if retry:
+        await server.settle(holder, "failed")
+    else:
+        await server.push("p")
     await server.quiet()
-    await delivered_after(server, pop, 50 * MILLISECOND)
-
-
-async def test_h6_delayed_processing(server: Server) -> None:
-    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(delayed_processing=2)))
-    pop = await server.parked()
-    await server.push("p")
-    await server.quiet()
-    await delivered_after(server, pop, 2 * SECOND)
+    await delivered_after(server, pop, 50 * MILLISECOND if retry else 2 * SECOND)
 
 
 async def test_h6_a_window_buffer(server: Server) -> None:

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from hark.errors import Conflict
-from hark.model import Hint, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec
+from hark.model import GroupMode, Hint, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec
 
-from .harness import GROUP, QUEUE, Server, SharedEngine, serving
+from .harness import GROUP, QUEUE, Server, SharedEngine, WatchedEngine, serving
 
 SHARED = PopRequest(queue=QUEUE, group=GROUP, group_mode="shared")
 OF_P = PopRequest(queue=QUEUE, group=GROUP, group_mode="shared", partition="p")
@@ -71,7 +71,6 @@ async def test_one_who_takes_one_among_those_who_take_ten_holds_nobody_up(server
     pops = [*await waiting(server, 2), *await waiting(server, 2, TENS)]
     await push(server, 22)
     assert served(pops) == 4
-    await push(server, 1)
 
 
 async def test_those_of_a_partition_and_those_of_any_share_its_messages(server: Server) -> None:
@@ -101,23 +100,10 @@ async def test_whoever_is_told_of_what_another_took_keeps_its_turn(server: Serve
     thief = asyncio.create_task(server.broker.pop(SHARED))
     await pushed
     await server.quiet()
-    if not (await thief).messages:  # It came a moment too early.
-        assert first.done()
-        return
+    assert (await thief).messages
     assert not first.done()
     await push(server, 1)
     assert (first.done(), second.done()) == (True, False)
-
-
-async def test_a_released_message_wakes_exactly_one(server: Server) -> None:
-    pops = await waiting(server, 3)
-    await push(server, 1)
-    [holder] = [pop for pop in pops if pop.done()]
-    server.engine.pops.clear()
-    server.broker.give_back(holder.result())
-    await server.quiet()
-    assert served(pops) == 2
-    assert server.engine.pops == [1]
 
 
 async def test_the_messages_of_a_lease_that_ran_out_are_told_to_as_many(server: Server) -> None:
@@ -144,25 +130,23 @@ async def test_a_mode_is_checked_once_and_a_wrong_one_is_refused_at_once(server:
 # At their time ----------------------------------------------------------------------------------------------
 
 
-async def test_delayed_messages_come_at_their_time_and_one_that_is_due_earlier_moves_the_alarm(server: Server) -> None:
-    first, second = await waiting(server, 2)
+async def test_delayed_messages_come_at_their_time_and_one_that_is_due_or_ready_earlier_before_them(
+    server: Server,
+) -> None:
+    first, second, third = await waiting(server, 3)
     await push(server, 1, delay_ms=500)
     await push(server, 1, delay_ms=100)
     await server.advance(0.099)
     assert not first.done()
     await server.advance(0.001)
     assert (first.done(), second.done()) == (True, False)
-    await server.advance(0.399)
-    assert not second.done()
-    await server.advance(0.001)
-    assert second.done()
-
-
-async def test_a_message_that_is_ready_comes_before_a_delayed_one_of_its_partition(server: Server) -> None:
-    [pop] = await waiting(server, 1)
-    await push(server, 1, delay_ms=50)
+    await server.advance(0.398)
     await push(server, 1)
-    assert served([pop]) == 1
+    assert (second.done(), third.done()) == (True, False)
+    await server.advance(0.001)
+    assert not third.done()
+    await server.advance(0.001)
+    assert third.done()
 
 
 async def test_thousands_of_due_times_take_one_alarm_and_those_that_fall_due_together_are_told_to_as_many(
@@ -197,25 +181,18 @@ async def test_a_retry_with_a_delay_reaches_a_waiting_consumer_at_its_time(serve
     assert pop.result().messages[0].attempt == 2
 
 
-async def test_what_another_server_pushed_with_a_delay_is_learned_from_its_hint_and_comes_at_its_time() -> None:
-    async with serving() as server:
+@pytest.mark.parametrize(("hinted", "delay_ms"), [(True, 500), (False, 4321)], ids=["hint", "poll"])
+async def test_what_another_server_pushed_with_a_delay_is_learned_from_its_hint_or_a_poll_and_comes_at_its_time(
+    hinted: bool, delay_ms: int
+) -> None:
+    async with serving(engine=WatchedEngine if hinted else SharedEngine) as server:
         [pop] = await waiting(server, 1)
         server.engine.is_silent = True
-        await push(server, 1, delay_ms=500)
-        server.engine.is_silent = False
-        server.delivery.hint([Hint(QUEUE, GROUP, ("p",), "message", counts=(1,))], "peer")
-        await server.advance(0.499)
-        assert not pop.done()
-        await server.advance(0.001)
-        assert served([pop]) == 1
-
-
-async def test_what_another_server_pushed_without_a_word_is_found_by_a_poll_and_comes_at_its_time() -> None:
-    async with serving(engine=SharedEngine) as server:
-        [pop] = await waiting(server, 1)
-        server.engine.is_silent = True
-        await push(server, 1, delay_ms=4321)
-        await server.advance(4.320)
+        await push(server, 1, delay_ms=delay_ms)
+        if hinted:
+            server.engine.is_silent = False
+            server.delivery.hint([Hint(QUEUE, GROUP, ("p",), "message", counts=(1,))], "peer")
+        await server.advance((delay_ms - 1) / 1000)
         assert not pop.done()
         await server.advance(0.001)
         assert served([pop]) == 1
@@ -246,29 +223,21 @@ async def test_a_full_group_waits_for_a_settlement_and_nobody_looks_meanwhile(se
     assert served(pops) == 3
 
 
-async def test_those_who_wait_by_label_are_told_of_the_messages_of_all_queues(server: Server) -> None:
-    by_label = PopRequest(namespace="shop", group=GROUP)
-    for queue in ("shop.a", "shop.b"):
+@pytest.mark.parametrize(
+    ("modes", "number", "got"),
+    [(("shared", "shared"), 10, {"shop.a": 10, "shop.b": 10}), (("shared", "ordered"), 3, {"shop.a": 3, "shop.b": 1})],
+)
+async def test_those_who_wait_by_label_are_told_of_the_messages_of_all_queues_in_each_in_its_mode(
+    server: Server, modes: tuple[GroupMode, GroupMode], number: int, got: dict[str, int]
+) -> None:
+    queues = ("shop.a", "shop.b")
+    for queue, mode in zip(queues, modes, strict=True):
         await server.broker.configure(QueueSpec(name=queue, namespace="shop"))
-        await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode="shared"))
-    pops = await waiting(server, 32, by_label)
+        await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode=mode))
+    pops = await waiting(server, 32, PopRequest(namespace="shop", group=GROUP))
     server.engine.pops.clear()
-    items = [NewMessage(queue, "p") for queue in ("shop.a", "shop.b") for _ in range(10)]
-    await server.broker.push(items)
+    await server.broker.push([NewMessage(queue, "p") for queue in queues] * number)
     await server.quiet()
-    assert served(pops) == 20
-    assert server.engine.pops == [20]
-    got = Counter(pop.result().messages[0].queue for pop in pops if pop.done())
-    assert got == {"shop.a": 10, "shop.b": 10}
-
-
-async def test_a_group_that_is_shared_in_one_queue_and_ordered_in_another_is_told_of_both(server: Server) -> None:
-    for queue, mode in (("shop.a", "shared"), ("shop.b", "ordered")):
-        await server.broker.configure(QueueSpec(name=queue, namespace="shop"))
-        await server.broker.pop(PopRequest(queue=queue, group=GROUP, group_mode=mode))  # type: ignore[arg-type]
-    pops = await waiting(server, 10, PopRequest(namespace="shop", group=GROUP))
-    await server.broker.push([NewMessage(queue, "p") for queue in ("shop.a", "shop.b")] * 3)
-    await server.quiet()
-    got = Counter(pop.result().messages[0].queue for pop in pops if pop.done())
-    assert got == {"shop.a": 3, "shop.b": 1}
+    assert Counter(pop.result().messages[0].queue for pop in pops if pop.done()) == got
+    assert server.engine.pops == [sum(got.values())]
     assert server.empty_wakes() == 0

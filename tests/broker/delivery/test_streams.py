@@ -115,10 +115,20 @@ async def test_a_dead_letter_gives_up_that_message_only(
     assert (await server.engine.dead_letters(DeadLetterFilter())).total == 1
 
 
-async def test_a_transaction_makes_room_for_all_it_settles(server: Server) -> None:
-    stream, arrival = await holding(server)
-    items = [settlement(arrival.result, one) for one in arrival.result.messages]
-    assert (await server.broker.transact(Transaction(items, (arrival.result.lease_id,)))).success
+@both_modes
+@pytest.mark.parametrize("how", ["transaction", "seek", "settlements told late"])
+async def test_a_transaction_and_a_seek_make_room_for_all_and_a_late_hint_of_settlements_for_no_more(
+    server: Server, how: str, request_: PopRequest
+) -> None:
+    stream, arrival = await holding(server, request=request_)
+    if how == "seek":
+        await server.engine.seek([Seek(queue=QUEUE, group=GROUP, to_end=True)])
+    elif how == "transaction":
+        items = [settlement(arrival.result, one) for one in arrival.result.messages]
+        assert (await server.broker.transact(Transaction(items, (arrival.result.lease_id,)))).success
+    else:
+        await server.settle(arrival.result)
+        server.delivery.hint([Hint(QUEUE, GROUP, (), "free", (), (arrival.result.lease_id,))])
     await server.quiet()
     assert stream.unsettled == 0
 
@@ -134,14 +144,6 @@ async def test_the_end_of_a_lease_makes_room_and_a_renewed_one_is_held_on(server
     await server.advance(0.001)
     assert stream.unsettled == 1  # It came again, one at a time now.
     assert len(outbox(stream)) == 1
-
-
-@both_modes
-async def test_a_lease_that_a_seek_ends_makes_room(server: Server, request_: PopRequest) -> None:
-    stream, _ = await holding(server, request=request_)
-    await server.engine.seek([Seek(queue=QUEUE, group=GROUP, to_end=True)])
-    await server.quiet()
-    assert stream.unsettled == 0
 
 
 async def test_a_lease_that_ends_while_what_it_holds_is_on_its_way_is_not_counted(bench: Bench) -> None:
@@ -166,36 +168,20 @@ async def test_what_another_server_settled_without_a_word_makes_room_when_the_st
         assert stream.unsettled == 0
 
 
-async def test_a_lease_that_was_renewed_on_another_server_is_asked_about_at_its_end(server: Server) -> None:
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_lease_that_was_renewed_on_another_server_is_asked_about_at_its_end_and_again_if_the_store_was_away(
+    server: Server, away: bool
+) -> None:
     stream, arrival = await holding(server, credit=10, lease_time=2)
     await server.engine.renew([Renewal(arrival.result.lease_id, 10)])  # Past the broker.
-    await server.advance(9.9)
+    server.engine.failure = EngineFailure("the store is away") if away else None
+    await server.advance(2.5)
+    assert server.engine.questions == 1, "again, but not at once"
+    server.engine.failure = None
+    await server.advance(7.4)
     assert stream.unsettled == 3
     await server.advance(1)
     assert stream.leases() != [arrival.result.lease_id]
-
-
-async def test_leases_that_can_not_be_asked_about_are_asked_about_again_but_not_at_once(server: Server) -> None:
-    stream, arrival = await holding(server, credit=10, lease_time=2)
-    await server.engine.renew([Renewal(arrival.result.lease_id, 3)])
-    server.engine.failure = EngineFailure("the store is away")
-    await server.advance(2.5)
-    assert server.engine.questions == 1
-    server.engine.failure = None
-    assert stream.unsettled == 3
-    await server.advance(5)
-    assert stream.leases() != [arrival.result.lease_id]
-
-
-@both_modes
-async def test_a_late_hint_of_a_lease_that_is_settled_already_changes_nothing(
-    server: Server, request_: PopRequest
-) -> None:
-    stream, arrival = await holding(server, request=request_)
-    await server.settle(arrival.result)
-    server.delivery.hint([Hint(QUEUE, GROUP, (), "free", (), (arrival.result.lease_id,))])
-    await turns()
-    assert stream.unsettled == 0
 
 
 # Credit -----------------------------------------------------------------------------------------------------
@@ -319,7 +305,7 @@ async def test_a_refused_subscription_ends_alone(bench: Bench) -> None:
     assert bench.pops.open == 1
 
 
-async def test_a_second_subscription_of_the_same_name_and_too_many_streams_are_refused() -> None:
+async def test_a_second_subscription_of_the_same_name_too_many_streams_and_too_many_browsers_are_refused() -> None:
     async with serving(Settings(limits=Limits(max_streams=1))) as server:
         stream = await server.stream(1)
         with pytest.raises(Conflict):
@@ -327,6 +313,10 @@ async def test_a_second_subscription_of_the_same_name_and_too_many_streams_are_r
         with pytest.raises(Overloaded):
             server.delivery.open_stream(1)
         assert server.numbers()["subscriptions"] == 1
+        await server.delivery.browsers.open(QUEUE, None, "tail")
+        with pytest.raises(Overloaded):
+            await server.delivery.browsers.open("another", None, "tail")
+        assert len(server.delivery.browsers) == 1
 
 
 async def test_an_idle_stream_that_settled_all_sets_no_more_timers(server: Server) -> None:

@@ -114,9 +114,13 @@ def test_all_that_is_packed_is_unpacked_from_datagrams_of_bounded_size(hints: li
     assert facts(heard) == facts(hints)
 
 
-def test_many_small_hints_share_a_datagram(packer: Packer, unpacker: Unpacker) -> None:
+def test_many_small_hints_share_a_datagram_count_up_to_a_bound_and_do_not_say_who_was_told_at_the_sender(
+    packer: Packer, unpacker: Unpacker
+) -> None:
     hints = [Hint(f"queue-{number}", "g", ("p",)) for number in range(30)]
-    assert unpacker.unpack(packed(packer, *hints)) == hints
+    much, told = Hint("q", "g", ("a", "b"), counts=(10**9, 3)), msgspec.structs.replace(HINT, told=("g",))
+    heard = [*hints, msgspec.structs.replace(much, counts=(65_535, 3)), HINT]
+    assert unpacker.unpack(packed(packer, *hints, much, told)) == heard
 
 
 def test_a_long_list_of_partitions_fills_its_datagrams(packer: Packer) -> None:
@@ -135,11 +139,6 @@ def test_leases_that_do_not_fit_beside_the_partitions_free_no_further_place(pack
     assert [lease for hint in heard for lease in hint.ended] == list(ended)
 
 
-def test_more_than_anybody_counts_is_told_as_much(packer: Packer, unpacker: Unpacker) -> None:
-    hint = Hint("q", "g", ("a", "b"), counts=(10**9, 3))
-    assert unpacker.unpack(packed(packer, hint)) == [msgspec.structs.replace(hint, counts=(65_535, 3))]
-
-
 @pytest.mark.parametrize(
     ("content", "heard"),
     [
@@ -152,10 +151,6 @@ def test_counts_that_do_not_fit_the_partitions_are_left_out_and_a_server_that_do
     unpacker: Unpacker, packer: Packer, content: list[object], heard: Hint
 ) -> None:
     assert unpacker.unpack(signed(packed(packer)[:37] + msgspec.msgpack.encode([content]))) == [heard]
-
-
-def test_who_was_told_at_the_sender_does_not_travel(packer: Packer, unpacker: Unpacker) -> None:
-    assert unpacker.unpack(packed(packer, msgspec.structs.replace(HINT, told=("g",)))) == [HINT]
 
 
 # What is refused -------------------------------------------------------------------------------------------
@@ -311,56 +306,47 @@ def test_the_sender_heard_of_longest_ago_is_forgotten() -> None:
 # Gathering: what is about the same thing is told once ------------------------------------------------------
 
 
-def gathered(*hints: Hint) -> list[Hint]:
-    """What remains of hints."""
+PLACES = tuple(f"p{number}" for number in range(MAX_PARTITIONS + 1))
+APART = [Hint("q", "other", ("a",)), Hint("other", "g", ("a",)), Hint("q", None, ("a",))]
+NEWS = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
+
+
+@pytest.mark.parametrize(
+    ("hints", "remains"),
+    [
+        pytest.param(
+            [Hint("q", "g", ("a", "b"), ended=("1",)), Hint("q", "g", ("b", "c"), ended=("2", "1")), *APART],
+            [Hint("q", "g", ("a", "b", "c"), ended=("1", "2")), *APART],
+            id="partitions and leases of the same queue and group are joined",
+        ),
+        pytest.param(
+            [
+                Hint("q", "g", (*"ab",), counts=(2, 1)),
+                Hint("q", "g", (*"bc",), counts=(5, 1)),
+                Hint("q", "g", (*"ad",)),
+            ],
+            [Hint("q", "g", ("a", "b", "c", "d"), counts=(2, 6, 1, 1))],
+            id="counts of the same partition are summed up",
+        ),
+        pytest.param(
+            [Hint("q", "g", ("a",), counts=(2,)), Hint("q", "g", None, ended=("1",)), Hint("q", "g", ("b",))],
+            [Hint("q", "g", None, ended=("1",))],
+            id="anywhere covers every place and has no counts",
+        ),
+        pytest.param(NEWS, NEWS, id="arrivals and other news are kept apart"),
+        pytest.param([Hint("q", "g", (one,)) for one in PLACES[:-1]], [Hint("q", "g", PLACES[:-1])], id="many places"),
+        pytest.param([Hint("q", "g", (one,)) for one in PLACES], [Hint("q", "g", None)], id="too many are anywhere"),
+        pytest.param(
+            [Hint("q", None, ("a",), "message", told=("g",)), Hint("q", "g", ("a",), "message")],
+            [Hint("q", None, ("a",), "message")],
+            id="arrivals for one group stay here because the general hint tells of them",
+        ),
+    ],
+)
+def test_what_is_about_the_same_thing_is_told_once(hints: list[Hint], remains: list[Hint]) -> None:
     gathering = Gathering()
     for hint in hints:
         gathering.add([hint])
-    found = gathering.take()
+    assert gathering.take() == remains
     assert not gathering
     assert gathering.take() == []
-    return found
-
-
-def test_partitions_and_leases_of_the_same_queue_and_group_are_joined() -> None:
-    assert gathered(
-        Hint("q", "g", ("a", "b"), ended=("1",)),
-        Hint("q", "g", ("b", "c"), ended=("2", "1")),
-        Hint("q", "other", ("a",)),
-        Hint("other", "g", ("a",)),
-        Hint("q", None, ("a",)),
-    ) == [
-        Hint("q", "g", ("a", "b", "c"), ended=("1", "2")),
-        Hint("q", "other", ("a",)),
-        Hint("other", "g", ("a",)),
-        Hint("q", None, ("a",)),
-    ]
-
-
-def test_counts_of_the_same_partition_are_summed_up_and_anywhere_has_no_counts() -> None:
-    assert gathered(
-        Hint("q", "g", ("a", "b"), counts=(2, 1)), Hint("q", "g", ("b", "c"), counts=(5, 1)), Hint("q", "g", ("a", "d"))
-    ) == [Hint("q", "g", ("a", "b", "c", "d"), counts=(2, 6, 1, 1))]
-    assert gathered(Hint("q", "g", ("a",), counts=(2,)), Hint("q", "g", None)) == [Hint("q", "g", None)]
-
-
-def test_arrivals_and_other_news_are_kept_apart() -> None:
-    hints = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
-    assert gathered(*hints) == hints
-
-
-def test_anywhere_covers_every_place() -> None:
-    assert gathered(Hint("q", "g", ("a",)), Hint("q", "g", None, ended=("1",)), Hint("q", "g", ("b",))) == [
-        Hint("q", "g", None, ended=("1",))
-    ]
-
-
-def test_too_many_places_are_anywhere() -> None:
-    names = [f"p{number}" for number in range(MAX_PARTITIONS + 1)]
-    assert gathered(*(Hint("q", "g", (name,)) for name in names[:-1])) == [Hint("q", "g", tuple(names[:-1]))]
-    assert gathered(*(Hint("q", "g", (name,)) for name in names)) == [Hint("q", "g", None)]
-
-
-def test_arrivals_for_one_group_stay_here_because_the_general_hint_tells_of_them() -> None:
-    general = Hint("q", None, ("a",), "message", told=("g",))
-    assert gathered(general, Hint("q", "g", ("a",), "message")) == [Hint("q", None, ("a",), "message")]
