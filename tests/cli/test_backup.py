@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import running_server
+from tests.servers import running_server
 
 from .conftest import Run, runner
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import running_server
+from tests.servers import running_server
 
 from .conftest import Run, runner
 

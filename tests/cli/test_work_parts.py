@@ -122,6 +122,15 @@ def test_a_wrong_flag_exits_with_2_and_is_named(hark: Run, flags: tuple[str, ...
     assert named in " ".join(result.stderr.split())
 
 
+def test_a_module_that_fails_is_shown_with_its_own_traceback(hark: Run, directory: Path) -> None:
+    (directory / "shop_failing.py").write_text("def broken():\n    raise KeyError('settings')\n\nbroken()\n")
+    result = hark("work", "shop_failing:worker")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("hark: the module 'shop_failing' can't be imported:\nTraceback")
+    assert "KeyError: 'settings'" in result.stderr
+    assert result.stderr.count("File ") == 2
+
+
 def test_what_is_no_worker_is_one_line_on_stderr(hark: Run) -> None:
     result = hark("work", "shop_nowhere:worker")
     assert result.exit_code == 2

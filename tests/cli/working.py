@@ -146,13 +146,11 @@ def terminal(columns: int) -> Iterator[tuple[int, Said]]:
 
 
 @contextmanager
-def working(
-    directory: Path, url: str, queue: str, *arguments: str, before: str = "", stdout: int = subprocess.PIPE
-) -> Iterator[Work]:
+def working(directory: Path, url: str, queue: str, *arguments: str, stdout: int = subprocess.PIPE) -> Iterator[Work]:
     """Run `hark work` there; ended by force if it still runs at the end."""
     environment = os.environ | {"HARK_URL": url, "HARK_TEST_QUEUE": queue, "PYTHONUNBUFFERED": "1", "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{before}\nfrom hark.cli import main; main()", "work", *arguments],
+        [sys.executable, "-c", "from hark.cli import main; main()", "work", *arguments],
         cwd=directory,
         env=environment,
         stdout=stdout,

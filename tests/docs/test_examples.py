@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import running_server
+from tests.servers import running_server
 
 from .examples import DOCS, FILE, NOT_RUN, RUN, blocks_of, python_of, run_page
 

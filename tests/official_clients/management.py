@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from tests.clients.messaging import drain
+from tests.official_clients.messaging import drain
 
 
 async def transactions(queen: Any, queue: str) -> Any:

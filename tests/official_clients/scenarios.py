@@ -1,6 +1,6 @@
 """Runs the scenarios of the official client against Hark, in a process that has one version of it.
 
-Usage: python -m tests.clients.scenarios URL. The last line printed is JSON: for each scenario its queue and its
+Usage: python -m tests.official_clients.scenarios URL. The last line printed is JSON: for each scenario its queue and its
 result, or its error. What the results must be is in `test_official_client.py`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from queen import Queen
 
-from tests.clients import management, messaging
+from tests.official_clients import management, messaging
 
 SECONDS_PER_SCENARIO = 30
 Scenario = Callable[[Any, str], Awaitable[Any]]

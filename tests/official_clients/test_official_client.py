@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import server_on
+from tests.servers import server_on
 
 VERSIONS = ["0.15.0", "2.6.0"]
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def outcomes(version: str, server_url: str) -> dict[str, Any]:
         pytest.fail(f"{folder} is missing: run scripts/test, which installs the official clients")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEEN_")}
     process = subprocess.run(
-        [sys.executable, "-m", "tests.clients.scenarios", server_url],
+        [sys.executable, "-m", "tests.official_clients.scenarios", server_url],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": str(folder)},
         capture_output=True,
