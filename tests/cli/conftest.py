@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -54,3 +58,22 @@ def runner() -> Run:
         return result
 
     return run
+
+
+@contextmanager
+def hark_process(*args: str) -> Iterator[IO[str]]:
+    """Run `hark` as a process that goes on until it is interrupted, which it must take for a good end; what it says."""
+    command = [sys.executable, "-c", "from hark.cli import main; main()", *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def words(output: str) -> list[list[str]]:
+    """The words of each line: the cells of a table, roughly."""
+    return [line.split() for line in output.splitlines()]

@@ -1,7 +1,7 @@
 """Runs the scenarios of the official client against Hark, in a process that has one version of it.
 
-Usage: python -m tests.official_clients.scenarios URL. The last line printed is JSON: for each scenario its queue and its
-result, or its error. What the results must be is in `test_official_client.py`.
+Usage: python -m tests.official_clients.scenarios URL. The last line printed is JSON: for each scenario its queue and
+its result, or its error. What the results must be is in `test_official_client.py`.
 """
 
 from __future__ import annotations
