@@ -1,4 +1,4 @@
-"""`hark serve --workers`: real processes on one port and one database."""
+"""`hark serve` as real processes: how one stops, and several `--workers` on one port and one database."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import apsw
 import httpx
 import pytest
 
+from hark.serving.server import EXIT_UNFINISHED
 from tests.http.scraping import Scrape, scrape
 from tests.postgres_server import OwnPostgresServer
 
@@ -119,6 +121,48 @@ def ended(process: int) -> bool:
         return bool(select.select([handle], [], [], SECONDS)[0])
     finally:
         os.close(handle)
+
+
+# One process -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Serving]:
+    """A server with little patience, on a file."""
+    (tmp_path / "hark.toml").write_text("stop_seconds = 0.2")
+    with serving(tmp_path, "--port", "0", "--data", "data") as running:
+        yield running
+
+
+def test_a_waiting_pop_is_answered_and_the_server_ends_well(alone: Serving) -> None:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address(alone), timeout=SECONDS) as client:
+        waiting = pool.submit(client.get, "/api/v1/pop/queue/orders?wait=true&timeout=60000")
+        while not client.get("/api/v1/consumers").json()["total"]:
+            pass
+        alone.process.terminate()
+        assert alone.wait_for_end() == 0
+        assert waiting.result().status_code == 204
+    assert "did not finish" not in "".join(alone.said)
+
+
+def test_a_store_that_does_not_answer_does_not_keep_the_process(alone: Serving, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address(alone), timeout=SECONDS) as client:
+        client.get("/health").raise_for_status()
+        # A write transaction of another program: a push waits for it in the writer's thread.
+        other = apsw.Connection(str(tmp_path / "data" / "hark.db"))
+        other.execute("begin immediate")
+        push = pool.submit(client.post, "/api/v1/push", json={"items": [{"queue": "orders"}]})
+        while client.get("/metrics").text.count("hark_http_requests_in_flight 2") == 0:
+            pass
+        alone.process.terminate()
+        assert alone.wait_for_end() == EXIT_UNFINISHED
+        # It never got the answer that its message is kept.
+        assert push.exception() is not None or push.result().status_code >= 500
+    other.close()
+    assert "the store did not finish" in "".join(alone.said)
+
+
+# Several ---------------------------------------------------------------------------------------------------
 
 
 def test_all_workers_serve_one_port_and_one_store(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.s3.credentials import AWS_ENVIRONMENT
+from tests.s3.ministack import running_ministack
 from tests.servers import running_server
 
 from .examples import DOCS, FILE, NOT_RUN, RUN, blocks_of, python_of, run_page
 
 PAGES = ("quickstart.md", "client.md", "worker.md", "polling.md", "testing.md", "moving.md", "tracing.md")
+BUCKETS = DOCS / "s3.md"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -20,6 +24,25 @@ def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
     with running_server(tmp_path) as url:
         monkeypatch.setenv("HARK_URL", url)
         assert run_page(DOCS / name, url, f"docs_{Path(name).stem}") > 0
+
+
+def test_the_examples_of_the_page_about_buckets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "ministack"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
+    for name, value in AWS_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with running_ministack(elsewhere) as server:
+        with urllib.request.urlopen(urllib.request.Request(f"{server.url}/my-bucket", method="PUT")) as answer:
+            assert answer.status == 200
+        # As for a reader whose bucket is not at AWS.
+        monkeypatch.setenv("HARK_S3_ENDPOINT_URL", server.url)
+        assert run_page(BUCKETS, "", "docs_s3") > 0
+    blocks = python_of(BUCKETS)
+    assert blocks
+    assert [block.place for block in blocks if block.not_run] == []
 
 
 def test_what_a_note_says_is_known_and_has_a_reason() -> None:
