@@ -32,17 +32,10 @@ def pop_one(run: Run, *args: str) -> dict[str, Any]:
     return message
 
 
-def settle(run: Run, message: dict[str, Any], *args: str) -> None:
-    """Settle a popped message."""
-    ids = (message["partitionId"], message["transactionId"])
-    result = run("ack", *ids, "--lease", message["leaseId"], *args)
-    assert result.exit_code == 0, result.output
-
-
 def dead_letter(run: Run, queue: str, payload: str = "1") -> str:
     """Make a dead letter and give its id."""
     assert run("push", queue, payload).exit_code == 0
-    settle(run, pop_one(run, queue), "--status", "dlq", "--error", "boom")
+    assert run("ack", pop_one(run, queue)["id"], "--status", "dlq", "--error", "boom").exit_code == 0
     [letter] = answer(run, "dlq", "list", "--queue", queue)["messages"]
     return str(letter.get("deadLetterId") or letter["id"])
 
@@ -69,53 +62,58 @@ def test_what_is_pushed_is_popped_and_settled_once(hark: Run, queue: str) -> Non
     assert (refused.exit_code, refused.stderr[:6]) == (1, "hark: ")
     message = pop_one(hark, queue)
     assert (message["data"], message["transactionId"], message["queue"]) == ({"id": 17}, "order-17", queue)
-    settle(hark, message)
+    settle = ("ack", message["partitionId"], message["transactionId"], "--lease", message["leaseId"])
+    assert hark(*settle).exit_code == 0
     assert hark("pop", queue).exit_code == 3
     assert hark("pop", queue, "--wait", "--timeout", "1").exit_code == 3
 
 
-def test_the_printed_command_settles_the_message(hark: Run, queue: str) -> None:
-    hark("push", queue, "1")
+def test_lines_from_stdin_keep_their_order_and_the_printed_command_settles(hark: Run, queue: str) -> None:
+    assert hark("push", queue, "--stdin", stdin="1\n2\n3\n").stdout == "3 queued\n"
+    messages = answer(hark, "pop", queue, "--batch", "2", "--auto-ack")["messages"]
+    assert [message["data"] for message in messages] == [1, 2]
     line = next(line for line in hark("pop", queue).stdout.splitlines() if "hark ack" in line)
     assert hark(*line.split()[1:]).stdout == "settled as completed\n"
 
 
-def test_lines_from_stdin_keep_their_order(hark: Run, queue: str) -> None:
-    assert hark("push", queue, "--stdin", stdin="1\n2\n3\n").stdout == "3 queued\n"
-    messages = answer(hark, "pop", queue, "--batch", "3", "--auto-ack")["messages"]
-    assert [message["data"] for message in messages] == [1, 2, 3]
-
-
 def test_a_strange_queue_name_works_in_every_path_and_as_namespace(hark: Run, queue: str) -> None:
-    name = f"{queue} b/50%é?#"
-    assert hark("push", name, "1", "--partition", name).exit_code == 0
-    assert pop_one(hark, name, "--partition", name)["partition"] == name
-    assert answer(hark, "queue", "show", name)["name"] == name
-    assert hark("queue", "delete", name, "--yes").exit_code == 0
-    hark("push", f"{queue}.mail.welcome", "1")
-    assert pop_one(hark, "--namespace", queue, "--task", "mail")["queue"] == f"{queue}.mail.welcome"
+    script = """
+        push '{name}' 1 --partition '{name}'
+        pop '{name}' --partition '{name}' --json -> "partition":"{name}"
+        queue show '{name}' --json -> "name":"{name}"
+        queue delete '{name}' --yes
+        push {queue}.mail.welcome 1
+        pop --namespace {queue} --task mail --json -> "queue":"{queue}.mail.welcome"
+    """
+    follow(hark, script, name=f"{queue} b/50%é?#", queue=queue)
 
 
 def test_a_message_is_listed_shown_deleted_and_cancelled_once(hark: Run, queue: str) -> None:
     [pushed] = answer(hark, "push", queue, '{"id": 17}', "--transaction-id", "t")
-    [listed] = answer(hark, "message", "list", queue)["messages"]
-    assert listed["id"] == pushed["message_id"]
-    assert '{"id": 17}' in hark("message", "show", pushed["partition_id"], "t").stdout
-    follow(
-        hark, "message delete {id}\nmessage delete {id} -> 1\npop {queue} -> 3", id=pushed["message_id"], queue=queue
-    )
     [later] = answer(hark, "push", queue, "1", "--delay", "3600000")
-    follow(hark, "cancel {id} -> cancelled\ncancel {id} -> 1", id=later["message_id"])
+    script = """
+        message list {queue} --json -> "id":"{id}"
+        message show {partition} t -> "id": 17
+        message delete {id}
+        message delete {id} -> 1
+        pop {queue} -> 3
+        cancel {later} -> cancelled
+        cancel {later} -> 1
+    """
+    names = {"id": pushed["message_id"], "partition": pushed["partition_id"], "later": later["message_id"]}
+    follow(hark, script, queue=queue, **names)
 
 
 def test_two_consumers_work_off_one_partition_in_a_shared_group(hark: Run, queue: str) -> None:
-    hark("push", queue, "1", "2")
-    hark("push", queue, "3", "--priority", "9")
+    follow(hark, "push {queue} 1 2\npush {queue} 3 --priority 9", queue=queue)
     first, second = (pop_one(hark, queue, "--group", "g", "--group-mode", "shared") for _ in range(2))
     assert (first["data"], second["data"]) == (3, 1)
-    assert hark("ack", second["id"], "--group", "g").exit_code == 0
-    assert hark("ack", first["id"], "--group", "g", "--status", "failed", "--delay", "3600000").exit_code == 0
-    assert "shared" in hark("group", "list", "--queue", queue).stdout
+    script = """
+        ack {second} --group g
+        ack {first} --group g --status failed --delay 3600000
+        group list --queue {queue} -> shared
+    """
+    follow(hark, script, queue=queue, first=first["id"], second=second["id"])
     result = hark("pop", queue, "--group", "g", "--group-mode", "ordered")
     assert result.exit_code == 1
     assert "group_mode_conflict" in result.stderr
@@ -126,16 +124,13 @@ def test_dead_letters_are_put_back_or_deleted_one_by_one_or_all_at_once(hark: Ru
         dlq list --queue {queue} -> boom
         dlq requeue {letter}
         dlq requeue {letter} -> 1
+        pop {queue} --auto-ack --json -> "data":{{"id": 17}}
     """
     follow(hark, script, queue=queue, letter=dead_letter(hark, queue, '{"id": 17}'))
-    again = pop_one(hark, queue)
-    assert again["data"] == {"id": 17}
-    settle(hark, again)
-    assert hark("dlq", "delete", dead_letter(hark, queue)).exit_code == 0
-    assert answer(hark, "dlq", "list", "--queue", queue)["total"] == 0
-    dead_letter(hark, queue)
-    assert hark("dlq", "purge", queue, "--yes").exit_code == 0
-    assert answer(hark, "dlq", "list", "--queue", queue)["total"] == 0
+    for remove in (("delete", dead_letter(hark, queue)), ("purge", queue, "--yes")):
+        assert hark("dlq", *remove).exit_code == 0
+        assert answer(hark, "dlq", "list", "--queue", queue)["total"] == 0
+        dead_letter(hark, queue)
 
 
 # Administration --------------------------------------------------------------------------------------------
@@ -219,17 +214,3 @@ def test_commands_that_only_look_understand_a_real_server(hark: Run, queue: str)
     follow(hark, script, queue=queue, id=pushed["message_id"], partition=pushed["partition_id"])
     checks = answer(hark, "doctor")
     assert {check["result"] for check in checks} <= {"ok", "warn"}
-
-
-def test_maintenance_stops_and_resumes_deliveries(
-    fresh_server_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HARK_URL", fresh_server_url)
-    script = """
-        push {queue} 1
-        maintenance pop on -> pops    stopped: they answer empty
-        pop {queue} -> 3
-        maintenance pop off -> pops    served
-        pop {queue}
-    """
-    follow(runner(), script, queue=queue)

@@ -8,12 +8,10 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import apsw
 import httpx
@@ -22,6 +20,8 @@ import pytest
 from hark.serving.server import EXIT_UNFINISHED
 from tests.http.scraping import Scrape, scrape
 from tests.postgres_server import OwnPostgresServer
+
+from .working import Said
 
 SECONDS = 30.0
 _ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
@@ -40,8 +40,6 @@ class Serving:
     """A `hark serve` and all that it says."""
 
     def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
-        self.said: list[str] = []
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVE, "serve", *arguments],
             cwd=directory,
@@ -49,37 +47,28 @@ class Serving:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                self._lines.put(line.rstrip())
-        self._lines.put(None)
+        self._output = Said(self.process.stdout)
+
+    @property
+    def said(self) -> list[str]:
+        """Its lines so far."""
+        return [line.rstrip() for line in self._output.said]
 
     def wait_for(self, pattern: re.Pattern[str], times: int = 1) -> list[re.Match[str]]:
-        """Wait until so many lines match, and give the matches."""
-        while True:
-            found = [match for line in self.said if (match := pattern.search(line))]
-            if len(found) >= times:
-                return found
-            try:
-                line = self._lines.get(timeout=SECONDS)
-            except Empty:
-                line = None
-            assert line is not None, f"{pattern.pattern} was said {len(found)} times, not {times}: {self.said}"
-            self.said.append(line)
+        """Wait until that many lines match, and give the matches."""
+        while len(found := [match for line in self.said if (match := pattern.search(line))]) < times:
+            self._output.until("")  # The next line, whatever it is.
+        return found
 
     def wait_for_end(self) -> int:
         """Wait until it has ended and closed its output; the exit code."""
         code = self.process.wait(SECONDS)
-        while (line := self._lines.get(timeout=SECONDS)) is not None:
-            self.said.append(line)
+        self._output.end()
         return code
 
     def workers(self, times: int = 2) -> dict[int, int]:
-        """The process of each worker, the newest one, when so many have been started."""
+        """The process of each worker, the newest one, when that many have been started."""
         return {int(match["worker"]): int(match["process"]) for match in self.wait_for(_WORKER, times)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,36 +62,44 @@ def test_most_of_the_python_that_is_shown_is_run() -> None:
 # The harness itself: it must be able to fail ---------------------------------------------------------------
 
 
-def _page(folder: Path, text: str) -> Path:
-    page = folder / "page.md"
-    page.write_text(text)
-    return page
+@pytest.fixture
+def run_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Do what a page with this text shows; how many blocks that were."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> int:
+        page = tmp_path / "page.md"
+        page.write_text(text)
+        return run_page(page, "http://somewhere:1", "docs_page")
+
+    return run
 
 
-def test_an_example_that_is_wrong_is_found(tmp_path: Path) -> None:
-    page = _page(
-        tmp_path,
-        "# Page\n\n```python\nx = 1\n```\n\n```python\nimport asyncio\nawait asyncio.sleep(0)\nassert x == 2\n```\n",
-    )
+def test_an_example_that_is_wrong_is_found(run_text: Callable[[str], int]) -> None:
     with pytest.raises(AssertionError) as failure:
-        run_page(page, "", "docs_page")
-    assert failure.traceback[-1].lineno == 9
+        run_text("```python\nx = 1\n```\n\n```python\nimport asyncio\nawait asyncio.sleep(0)\nassert x == 2\n```\n")
+    assert failure.traceback[-1].lineno == 7
 
 
-def test_a_command_that_fails_is_found_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = _page(tmp_path, "<!-- run -->\n```sh\necho to $HARK_URL\nfalse\necho never\n```\n")
-    with pytest.raises(AssertionError, match=r"docs/page\.md, line 3 ended with 1:\nto http://somewhere:1\n$"):
-        run_page(page, "http://somewhere:1", "docs_page")
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("echo to $HARK_URL\nfalse\necho never", r"ended with 1:\nto http://somewhere:1\n$"),
+        (
+            "hark version # this one\nhark queue list --limit \\\n  none\nhark version",
+            r"ended with 2:\nhark [0-9.]+\n[^\n]*",
+        ),
+    ],
+    ids=["shell", "hark"],
+)
+def test_a_command_that_fails_is_found_with_what_it_said(
+    run_text: Callable[[str], int], code: str, failure: str
+) -> None:
+    with pytest.raises(AssertionError, match=rf"docs/page\.md, line 3 {failure}"):
+        run_text(f"<!-- run -->\n```sh\n{code}\n```\n")
 
 
-def test_a_file_is_written_with_the_server_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = _page(tmp_path, '<!-- file: a.py -->\n```python\nurl = "ws://localhost:6632"\nraise SystemExit\n```\n')
-    assert run_page(page, "http://somewhere:1", "docs_page") == 1
+def test_a_file_is_written_and_what_is_only_shown_is_not_run(run_text: Callable[[str], int], tmp_path: Path) -> None:
+    assert run_text('<!-- file: a.py -->\n```python\nurl = "ws://localhost:6632"\nraise SystemExit\n```\n') == 1
     assert (tmp_path / "a.py").read_text() == 'url = "ws://somewhere:1"\nraise SystemExit\n'
-
-
-def test_what_is_only_shown_is_not_run(tmp_path: Path) -> None:
-    page = _page(tmp_path, "<!-- not run: never ends -->\n```python\n1 / 0\n```\n\n```sh\nfalse\n```\n")
-    assert run_page(page, "", "docs_page") == 0
+    assert run_text("<!-- not run: never ends -->\n```python\n1 / 0\n```\n\n```sh\nfalse\n```\n") == 0
