@@ -19,11 +19,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import CodeType, ModuleType
+from unittest.mock import patch
 
 import msgspec
-from typer.testing import CliRunner
 
-from hark.cli import app
+from tests.cli.conftest import runner
 
 DOCS = Path(__file__).parents[2] / "docs"
 SERVER = re.compile(r"(?P<scheme>https?|ws)://(?:localhost|127\.0\.0\.1):6632")
@@ -152,9 +152,8 @@ def run_command(block: Block, url: str) -> str:
 
 def _in_process(line: str, url: str) -> tuple[int, str]:
     words = shlex.split(os.path.expandvars(line), comments=True)
-    result = CliRunner(env={"HARK_URL": url}).invoke(app, words[1:])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    with patch.dict(os.environ, HARK_URL=url):
+        result = runner()(*words[1:])
     return result.exit_code, result.output
 
 
