@@ -30,15 +30,10 @@ from pathlib import Path
 from hark.worker import RetryPolicy, Worker
 
 worker = Worker(os.environ["HARK_URL"], queue=os.environ["HARK_TEST_QUEUE"])
-number = 17
 
 
 def make_worker():
     return worker
-
-
-def make_nothing():
-    raise RuntimeError("nothing to make")
 
 
 @worker.task("say")
