@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from hark.cli import app
@@ -44,13 +50,38 @@ def hark(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Run:
     return runner()
 
 
+_made_once = cache(get_command)
+"""To make all commands of the app takes ten times as long as to run one."""
+
+
 def runner() -> Run:
     """Run `hark` in this process; an exception that is not an exit fails the test."""
 
     def run(*args: str, stdin: str | bytes | None = None) -> Result:
-        result = CliRunner().invoke(app, list(args), input=stdin)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("typer.testing._get_command", _made_once, raising=False)
+            result = CliRunner().invoke(app, list(args), input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
 
     return run
+
+
+@contextmanager
+def hark_process(*args: str) -> Iterator[IO[str]]:
+    """Run `hark` as a process that goes on until it is interrupted, which it must take for a good end; what it says."""
+    command = [sys.executable, "-c", "from hark.cli import main; main()", *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def words(output: str) -> list[list[str]]:
+    """The words of each line: the cells of a table, roughly."""
+    return [line.split() for line in output.splitlines()]

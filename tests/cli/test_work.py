@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.http.api import WAIT, Api
 
+from .conftest import runner
 from .working import APP, SECONDS, terminal, working
 
 WORKS = "works on queue"
@@ -47,6 +49,12 @@ def test_it_works_until_it_is_told_to_stop(server_url: str, api: Api, queue: str
         assert work.end() == 0
     assert "stopped after" in work.said[-1]
     assert "1 done, 1 failed, 1 dead" in work.said[-1]
+    # Without a terminal the log is JSON, and it names the task.
+    lines = [json.loads(line) for line in work.said if line != "said hello\n"]
+    failed = next(line for line in lines if line["event"].startswith("task fail failed"))
+    assert (failed["level"], failed["logger"], failed["task"], failed["attempt"]) == ("warning", "worker", "fail", 1)
+    assert (failed["error"]["type"], failed["error"]["text"]) == ("ValueError", "no")
+    assert failed["message_id"] and failed["worker_id"]
 
 
 def test_a_running_task_may_finish_when_it_stops(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
@@ -86,19 +94,6 @@ def test_a_burst_ends_when_nothing_is_left(server_url: str, api: Api, queue: str
     assert lines[-1]["emptyPolls"] >= 1
 
 
-def test_without_a_terminal_the_log_is_json_and_names_the_task(
-    server_url: str, api: Api, queue: str, tmp_path: Path
-) -> None:
-    _push(api, queue, "fail")
-    with working(tmp_path, server_url, queue, "app:worker", "--burst") as work:
-        assert work.end() == 0
-    lines = [json.loads(line) for line in work.said]
-    failed = next(line for line in lines if line["event"].startswith("task fail failed"))
-    assert (failed["level"], failed["logger"], failed["task"], failed["attempt"]) == ("warning", "worker", "fail", 1)
-    assert (failed["error"]["type"], failed["error"]["text"]) == ("ValueError", "no")
-    assert failed["message_id"] and failed["worker_id"]
-
-
 def test_on_a_terminal_it_draws_how_the_tasks_fare(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
     _push(api, queue, "say", word="hello")
     with terminal(100) as (screen, shown), working(tmp_path, server_url, queue, "app:worker", stdout=screen) as work:
@@ -115,57 +110,41 @@ def test_on_a_terminal_it_draws_how_the_tasks_fare(server_url: str, api: Api, qu
 # Reloading -------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_file_is_loaded_anew(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
-    pytest.importorskip("watchfiles")
-    with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
-        work.until("reload: watching")
-        work.until(WORKS)
-        (tmp_path / "app.py").write_text(APP.replace('"said"', '"says now"'))
-        work.until(r"reload: app\.py changed")
-        work.until(WORKS)
-        _push(api, queue, "say", word="hello")
-        work.until("says now hello")
-        work.signal(signal.SIGTERM)
-        assert work.end() == 0
-
-
-def test_a_broken_file_waits_for_the_next_change(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+def test_a_changed_file_is_loaded_and_a_broken_one_waits_for_the_next_change(
+    server_url: str, api: Api, queue: str, tmp_path: Path
+) -> None:
     pytest.importorskip("watchfiles")
     (tmp_path / "app.py").write_text("import nothing_like_that\n")
     with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
+        work.until("reload: watching")
         work.until("No module named 'nothing_like_that'")
         work.until("ended with 1; it starts again when a file changes")
-        (tmp_path / "app.py").write_text(APP)
-        work.until(WORKS)
-        _push(api, queue, "say", word="hello")
-        work.until("said hello")
+        for word in ("said", "says now"):
+            (tmp_path / "app.py").write_text(APP.replace('"said"', f'"{word}"'))
+            work.until(r"reload: app\.py changed")
+            work.until(WORKS)
+            _push(api, queue, "say", word="hello")
+            work.until(f"{word} hello")
         work.signal(signal.SIGINT)
         assert work.end() == 0
 
 
-def test_the_worker_does_not_outlive_the_one_who_reloads_it(server_url: str, queue: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_the_worker_does_not_outlive_the_one_who_reloads_it(
+    server_url: str, queue: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     pytest.importorskip("watchfiles")
     with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
         work.until(WORKS)
-        work.signal(signal.SIGKILL)
-        assert work.end() == -signal.SIGKILL
+        work.signal(number)
+        assert work.end() == code
     assert "stopped after" in work.said[-1]
 
 
-def test_reload_says_which_package_it_needs(server_url: str, queue: str, tmp_path: Path) -> None:
-    without = "import sys; sys.modules['watchfiles'] = None"
-    with working(tmp_path, server_url, queue, "app:worker", "--reload", before=without) as work:
-        assert work.end() == 1
-    assert work.text == "hark: --reload needs the package watchfiles: pip install 'hark[reload]'\n"
-
-
-# What can't be run -----------------------------------------------------------------------------------------
-
-
-def test_a_module_that_fails_is_shown_with_its_own_traceback(server_url: str, queue: str, tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text("def broken():\n    raise KeyError('settings')\n\nbroken()\n")
-    with working(tmp_path, server_url, queue, "app:worker") as work:
-        assert work.end() == 1
-    assert work.text.startswith("hark: the module 'app' can't be imported:\nTraceback")
-    assert "KeyError: 'settings'" in work.text
-    assert work.text.count("File ") == 2
+def test_reload_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    arguments = ["work", "app:worker", "--reload"]
+    monkeypatch.setattr(sys, "argv", ["hark", *arguments])
+    result = runner()(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "hark: --reload needs the package watchfiles: pip install 'hark[reload]'\n"

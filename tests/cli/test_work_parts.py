@@ -122,16 +122,20 @@ def test_a_wrong_flag_exits_with_2_and_is_named(hark: Run, flags: tuple[str, ...
     assert named in " ".join(result.stderr.split())
 
 
-def test_what_is_no_worker_is_one_line_on_stderr(hark: Run) -> None:
-    result = hark("work", "shop_nowhere:worker")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("hark: there is no module 'shop_nowhere'")
+def test_a_module_that_fails_is_shown_with_its_own_traceback(hark: Run, directory: Path) -> None:
+    (directory / "shop_failing.py").write_text("def broken():\n    raise KeyError('settings')\n\nbroken()\n")
+    result = hark("work", "shop_failing:worker")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("hark: the module 'shop_failing' can't be imported:\nTraceback")
+    assert "KeyError: 'settings'" in result.stderr
+    assert result.stderr.count("File ") == 2
+    missing = hark("work", "shop_nowhere:worker")
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith("hark: there is no module 'shop_nowhere'")
 
 
-def test_a_worker_without_tasks_is_refused_before_it_takes_any(
-    hark: Run, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(directory)
+@pytest.mark.usefixtures("directory")
+def test_a_worker_without_tasks_is_refused_before_it_takes_any(hark: Run) -> None:
     result = hark("work", "shop:worker", "--burst")
     assert result.exit_code == 2
     assert result.stderr == (
@@ -143,11 +147,8 @@ def test_a_worker_without_tasks_is_refused_before_it_takes_any(
 # Settings --------------------------------------------------------------------------------------------------
 
 
-def test_flags_go_before_the_program_then_variables_then_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_go_before_the_program_then_variables_then_the_file(tmp_path: Path) -> None:
     (tmp_path / "hark.toml").write_text("[worker]\nconcurrency = 3\ngrace_seconds = 4\nhealth_port = 5\n")
-    monkeypatch.chdir(tmp_path)
 
     def concurrency(flag: int | None, program: int | None, variable: str | None) -> int:
         environment = {} if variable is None else {"HARK_WORKER_CONCURRENCY": variable}
@@ -161,8 +162,7 @@ def test_flags_go_before_the_program_then_variables_then_the_file(
     assert concurrency(None, None, None) == 3
 
 
-def test_every_flag_reaches_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_flag_reaches_the_worker() -> None:
     flags = {
         "worker.polling.strategy": "fixed",
         "worker.polling.interval_ms": 70.0,
@@ -175,8 +175,7 @@ def test_every_flag_reaches_the_worker(tmp_path: Path, monkeypatch: pytest.Monke
     assert (options.concurrency, options.handle_signals) == (None, True)
 
 
-def test_a_polling_flag_is_joined_with_what_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_polling_flag_is_joined_with_what_the_settings_say() -> None:
     environment = {"HARK_POLLING_MIN_INTERVAL_MS": "200"}
     loaded = load({"worker.polling.max_interval_ms": 30_000.0}, environment)
     assert options_of(loaded, health_host="", burst=False).polling == PollingStrategy.adaptive(
@@ -238,12 +237,8 @@ def test_an_error_in_the_log_does_not_steer_the_terminal() -> None:
     assert capture.get() == "failed: [b]\\x1b[2J[/b]\nTrace\n"
 
 
-def test_the_mean_of_a_task_counts_all_that_took_time() -> None:
-    view = _view(3)
-    assert view.tasks[0].mean_ms == pytest.approx(100)
-
-
-def test_what_polling_costs_is_not_guessed_from_seconds() -> None:
+def test_the_mean_counts_all_that_took_time_and_costs_are_not_guessed_from_seconds() -> None:
+    assert _view(3).tasks[0].mean_ms == pytest.approx(100)
     assert _view(seconds=29).dollars_per_month is None
     assert _view(seconds=30).dollars_per_month is not None
 

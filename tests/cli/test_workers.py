@@ -1,4 +1,4 @@
-"""`hark serve --workers`: real processes on one port and one database."""
+"""`hark serve` as real processes: how one stops, and several `--workers` on one port and one database."""
 
 from __future__ import annotations
 
@@ -8,68 +8,67 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
+import apsw
 import httpx
 import pytest
 
+from hark.serving.server import EXIT_UNFINISHED
 from tests.http.scraping import Scrape, scrape
 from tests.postgres_server import OwnPostgresServer
+
+from .working import Said
 
 SECONDS = 30.0
 _ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
 _WORKER = re.compile(r'Started server process \[(?P<process>\d+)\]".*"worker":(?P<worker>\d+)')
+_SERVE = """
+from hark.cli import main
+from hark.serving import processes
+
+processes._PAUSE_SECONDS = processes._MORE_SECONDS = 0.1
+main()
+"""
+"""`hark serve` with less patience with its workers."""
 
 
 class Serving:
     """A `hark serve` and all that it says."""
 
     def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
-        self.said: list[str] = []
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from hark.cli import main; main()", "serve", *arguments],
+            [sys.executable, "-c", _SERVE, "serve", *arguments],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                self._lines.put(line.rstrip())
-        self._lines.put(None)
+        self._output = Said(self.process.stdout)
+
+    @property
+    def said(self) -> list[str]:
+        """Its lines so far."""
+        return [line.rstrip() for line in self._output.said]
 
     def wait_for(self, pattern: re.Pattern[str], times: int = 1) -> list[re.Match[str]]:
-        """Wait until so many lines match, and give the matches."""
-        while True:
-            found = [match for line in self.said if (match := pattern.search(line))]
-            if len(found) >= times:
-                return found
-            try:
-                line = self._lines.get(timeout=SECONDS)
-            except Empty:
-                line = None
-            assert line is not None, f"{pattern.pattern} was said {len(found)} times, not {times}: {self.said}"
-            self.said.append(line)
+        """Wait until that many lines match, and give the matches."""
+        while len(found := [match for line in self.said if (match := pattern.search(line))]) < times:
+            self._output.until("")  # The next line, whatever it is.
+        return found
 
     def wait_for_end(self) -> int:
         """Wait until it has ended and closed its output; the exit code."""
         code = self.process.wait(SECONDS)
-        while (line := self._lines.get(timeout=SECONDS)) is not None:
-            self.said.append(line)
+        self._output.end()
         return code
 
     def workers(self, times: int = 2) -> dict[int, int]:
-        """The process of each worker, the newest one, when so many have been started."""
+        """The process of each worker, the newest one, when that many have been started."""
         return {int(match["worker"]): int(match["process"]) for match in self.wait_for(_WORKER, times)}
 
 
@@ -113,7 +112,51 @@ def ended(process: int) -> bool:
         os.close(handle)
 
 
-def test_all_workers_serve_one_port_and_one_store(served: Serving, queue: str) -> None:
+# One process -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Serving]:
+    """A server with little patience, on a file."""
+    (tmp_path / "hark.toml").write_text("stop_seconds = 0.2")
+    with serving(tmp_path, "--port", "0", "--data", "data") as running:
+        yield running
+
+
+def test_a_waiting_pop_is_answered_and_the_server_ends_well(alone: Serving) -> None:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address(alone), timeout=SECONDS) as client:
+        waiting = pool.submit(client.get, "/api/v1/pop/queue/orders?wait=true&timeout=60000")
+        while not client.get("/api/v1/consumers").json()["total"]:
+            pass
+        alone.process.terminate()
+        assert alone.wait_for_end() == 0
+        assert waiting.result().status_code == 204
+    assert "did not finish" not in "".join(alone.said)
+
+
+def test_a_store_that_does_not_answer_does_not_keep_the_process(alone: Serving, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address(alone), timeout=SECONDS) as client:
+        client.get("/health").raise_for_status()
+        # A write transaction of another program: a push waits for it in the writer's thread.
+        other = apsw.Connection(str(tmp_path / "data" / "hark.db"))
+        other.execute("begin immediate")
+        push = pool.submit(client.post, "/api/v1/push", json={"items": [{"queue": "orders"}]})
+        while client.get("/metrics").text.count("hark_http_requests_in_flight 2") == 0:
+            pass
+        alone.process.terminate()
+        assert alone.wait_for_end() == EXIT_UNFINISHED
+        # It never got the answer that its message is kept.
+        assert push.exception() is not None or push.result().status_code >= 500
+    other.close()
+    assert "the store did not finish" in "".join(alone.said)
+
+
+# Several ---------------------------------------------------------------------------------------------------
+
+
+def test_all_workers_serve_one_port_and_one_store(
+    served: Serving, queue: str, tmp_path: Path, postgres_url: str
+) -> None:
     url = address(served)
     assert len(set(served.workers().values())) == 2
     for number in range(20):  # Each on a connection of its own: some reach the one worker, some the other.
@@ -121,9 +164,15 @@ def test_all_workers_serve_one_port_and_one_store(served: Serving, queue: str) -
         httpx.post(f"{url}/api/v1/push", json={"items": [item]}).raise_for_status()
     answer = httpx.get(f"{url}/api/v1/pop/queue/{queue}", params={"batch": 100}).json()
     assert [message["data"] for message in answer["messages"]] == list(range(10))
+    for workers in ("1", "2"):  # The port is refused to others, even if they would share it.
+        with serving(
+            tmp_path, "--workers", workers, "--port", url.rpartition(":")[2], "--engine", postgres_url
+        ) as other:
+            assert other.wait_for_end() == 1
+            assert other.said[-1].endswith("(address_in_use)")
 
 
-def test_a_scrape_of_any_worker_counts_what_all_did_also_those_that_died(served: Serving, queue: str) -> None:
+def test_a_worker_that_dies_is_replaced_and_what_it_did_still_counts(served: Serving, queue: str) -> None:
     url = address(served)
     first = served.workers()
 
@@ -144,48 +193,15 @@ def test_a_scrape_of_any_worker_counts_what_all_did_also_those_that_died(served:
     assert {sample.labels["worker"] for sample in found.samples if sample.name == "process_open_fds"} == {"1", "2"}
     assert found("hark_store_pool_connections", state="open") >= 2
     os.kill(first[1], signal.SIGKILL)
-    assert served.workers(3)[1] != first[1]
+    served.wait_for(re.compile(r"worker 1 ended with signal SIGKILL; starting another"))
+    httpx.get(f"{url}/health").raise_for_status()
+    assert served.workers(times=3)[1] != first[1]
     push(5)
-    for _ in range(4):  # Whoever is asked says the same.
+    for _ in range(4):  # Each worker answers the same.
         assert scraped()("hark_pushed_messages_total") == 25
 
 
-def test_the_address_is_said_once_and_without_the_password(served: Serving, postgres_url: str) -> None:
-    address(served)
-    served.process.send_signal(signal.SIGTERM)
-    served.wait_for_end()
-    [match] = [match for line in served.said if (match := _ADDRESS.search(line))]
-    assert match[1] == re.sub("//.*@", "//", postgres_url)
-    assert not [line for line in served.said if "Traceback" in line]
-
-
-def test_a_worker_that_dies_is_replaced(served: Serving) -> None:
-    url = address(served)
-    victim = served.workers()[1]
-    os.kill(victim, signal.SIGKILL)
-    served.wait_for(re.compile(r"worker 1 ended with signal SIGKILL; starting another"))
-    httpx.get(f"{url}/health").raise_for_status()
-    assert served.workers(times=3)[1] != victim
-
-
-def test_a_worker_that_dies_while_the_database_is_away_is_replaced_when_it_is_back(
-    tmp_path: Path, own_postgres_server: OwnPostgresServer
-) -> None:
-    with (
-        own_postgres_server.fresh_database() as engine,
-        serving(tmp_path, "--workers", "2", "--port", "0", "--engine", engine) as served,
-    ):
-        url = address(served)
-        victim = served.workers()[2]
-        own_postgres_server.stop("fast")
-        os.kill(victim, signal.SIGKILL)
-        served.wait_for(re.compile(r"worker 2 can't start: .* is not reachable .*; starting another"))
-        own_postgres_server.start()
-        assert served.workers(times=3)[2] != victim
-        httpx.get(f"{url}/health", timeout=SECONDS).raise_for_status()
-
-
-def test_a_consumer_that_waits_goes_on_when_the_database_is_back(
+def test_consumers_and_workers_outlive_a_database_that_was_away(
     tmp_path: Path, own_postgres_server: OwnPostgresServer, queue: str
 ) -> None:
     with (
@@ -202,15 +218,27 @@ def test_a_consumer_that_waits_goes_on_when_the_database_is_back(
         item = {"queue": queue, "payload": 17}
         httpx.post(f"{url}/api/v1/push", json={"items": [item]}, timeout=SECONDS).raise_for_status()
         assert [message["data"] for message in pop.result(SECONDS).json()["messages"]] == [17]
+        # A worker that dies meanwhile is replaced when the database is back.
+        victim = served.workers()[2]
+        own_postgres_server.stop("fast")
+        os.kill(victim, signal.SIGKILL)
+        served.wait_for(re.compile(r"worker 2 can't start: .* is not reachable .*; starting another"))
+        own_postgres_server.start()
+        assert served.workers(times=3)[2] != victim
+        httpx.get(f"{url}/health", timeout=SECONDS).raise_for_status()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_parent_stops_all(served: Serving, number: signal.Signals) -> None:
+def test_a_signal_to_the_parent_stops_all(served: Serving, number: signal.Signals, postgres_url: str) -> None:
     address(served)
     workers = served.workers()
     served.process.send_signal(number)
     assert served.wait_for_end() == 0
     assert all(ended(worker) for worker in workers.values())
+    # The address was printed once, and without the password.
+    [match] = [match for line in served.said if (match := _ADDRESS.search(line))]
+    assert match[1] == re.sub("//.*@", "//", postgres_url)
+    assert not [line for line in served.said if "Traceback" in line]
 
 
 def test_a_worker_that_is_stuck_does_not_keep_the_parent(tmp_path: Path, postgres_url: str) -> None:
@@ -230,16 +258,6 @@ def test_killing_the_parent_leaves_no_workers_behind(served: Serving) -> None:
     workers = served.workers()
     served.process.kill()
     assert all(ended(worker) for worker in workers.values())
-
-
-def test_a_port_that_others_have_is_refused_even_if_they_share_it(
-    served: Serving, tmp_path: Path, postgres_url: str
-) -> None:
-    port = address(served).rpartition(":")[2]
-    for workers in ("1", "2"):
-        with serving(tmp_path, "--workers", workers, "--port", port, "--engine", postgres_url) as second:
-            assert second.wait_for_end() == 1
-            assert second.said[-1].endswith("(address_in_use)")
 
 
 def test_workers_that_cannot_start_at_all_are_an_error(tmp_path: Path) -> None:

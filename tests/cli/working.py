@@ -30,15 +30,10 @@ from pathlib import Path
 from hark.worker import RetryPolicy, Worker
 
 worker = Worker(os.environ["HARK_URL"], queue=os.environ["HARK_TEST_QUEUE"])
-number = 17
 
 
 def make_worker():
     return worker
-
-
-def make_nothing():
-    raise RuntimeError("nothing to make")
 
 
 @worker.task("say")
@@ -146,13 +141,11 @@ def terminal(columns: int) -> Iterator[tuple[int, Said]]:
 
 
 @contextmanager
-def working(
-    directory: Path, url: str, queue: str, *arguments: str, before: str = "", stdout: int = subprocess.PIPE
-) -> Iterator[Work]:
+def working(directory: Path, url: str, queue: str, *arguments: str, stdout: int = subprocess.PIPE) -> Iterator[Work]:
     """Run `hark work` there; ended by force if it still runs at the end."""
     environment = os.environ | {"HARK_URL": url, "HARK_TEST_QUEUE": queue, "PYTHONUNBUFFERED": "1", "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{before}\nfrom hark.cli import main; main()", "work", *arguments],
+        [sys.executable, "-c", "from hark.cli import main; main()", "work", *arguments],
         cwd=directory,
         env=environment,
         stdout=stdout,

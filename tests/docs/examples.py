@@ -14,12 +14,16 @@ import asyncio
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from types import CodeType, ModuleType
+from unittest.mock import patch
 
 import msgspec
+
+from tests.cli.conftest import runner
 
 DOCS = Path(__file__).parents[2] / "docs"
 SERVER = re.compile(r"(?P<scheme>https?|ws)://(?:localhost|127\.0\.0\.1):6632")
@@ -30,6 +34,10 @@ RUN = "run"
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<note>[^>]*) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+
+_PLAIN = re.compile(r"hark (?!work )[^|&<>;()`]*(#.*)?$")
+"""A command without anything of a shell but quotes, variables and a comment; workers need processes of their own."""
+_CONTINUED = re.compile(r"\\\n\s*")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -116,7 +124,8 @@ async def _is_done(block: Block, url: str, module: ModuleType) -> bool:
         else:
             exec(code, module.__dict__)
     elif block.note == RUN:
-        run_command(block, url)
+        # Commands have event loops of their own.
+        await asyncio.to_thread(run_command, block, url)
     else:
         return False
     return True
@@ -128,13 +137,35 @@ def write_file(block: Block, url: str) -> None:
 
 
 def run_command(block: Block, url: str) -> str:
-    """Give a block to the shell: what it printed; a command that fails is an error that says that."""
+    """Give a block to the shell: what it printed; a command that fails is an error that says that.
+
+    Plain `hark` commands run in this process: it takes half a second to start another.
+    """
+    said = ""
+    for line in _CONTINUED.sub("", block.at(url)).splitlines():
+        code, printed = _in_process(line, url) if _PLAIN.match(line) else _in_shell(line, url)
+        said += printed
+        if code:
+            raise AssertionError(f"{block.place} ended with {code}:\n{said}")
+    return said
+
+
+def _in_process(line: str, url: str) -> tuple[int, str]:
+    words = shlex.split(os.path.expandvars(line), comments=True)
+    with patch.dict(os.environ, HARK_URL=url):
+        result = runner()(*words[1:])
+    return result.exit_code, result.output
+
+
+def _in_shell(line: str, url: str) -> tuple[int, str]:
     programs = Path(sys.executable).parent
     # This may itself be a test, of which the tests of a page must know nothing.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {"PATH": f"{programs}{os.pathsep}{environment.get('PATH', '')}", "HARK_URL": url}
+    # What the reader of a page has installed, and not all that is installed here.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p hark.testing.plugin -p asyncio"}
     done = subprocess.run(
-        ["bash", "-e", "-c", block.at(url)],
+        ["bash", "-e", "-c", line],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -143,6 +174,4 @@ def run_command(block: Block, url: str) -> str:
         timeout=COMMAND_SECONDS,
         check=False,
     )
-    if done.returncode:
-        raise AssertionError(f"{block.place} ended with {done.returncode}:\n{done.stdout}")
-    return done.stdout
+    return done.returncode, done.stdout

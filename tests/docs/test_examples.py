@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import running_server
+from tests.s3.credentials import AWS_ENVIRONMENT
+from tests.s3.ministack import running_ministack
+from tests.servers import running_server
 
 from .examples import DOCS, FILE, NOT_RUN, RUN, blocks_of, python_of, run_page
 
 PAGES = ("quickstart.md", "client.md", "worker.md", "polling.md", "testing.md", "moving.md", "tracing.md")
+BUCKETS = DOCS / "s3.md"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -20,6 +25,25 @@ def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
     with running_server(tmp_path) as url:
         monkeypatch.setenv("HARK_URL", url)
         assert run_page(DOCS / name, url, f"docs_{Path(name).stem}") > 0
+
+
+def test_the_examples_of_the_page_about_buckets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "ministack"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
+    for name, value in AWS_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with running_ministack(elsewhere) as server:
+        with urllib.request.urlopen(urllib.request.Request(f"{server.url}/my-bucket", method="PUT")) as answer:
+            assert answer.status == 200
+        # As for a reader whose bucket is not at AWS.
+        monkeypatch.setenv("HARK_S3_ENDPOINT_URL", server.url)
+        assert run_page(BUCKETS, "", "docs_s3") > 0
+    blocks = python_of(BUCKETS)
+    assert blocks
+    assert [block.place for block in blocks if block.not_run] == []
 
 
 def test_what_a_note_says_is_known_and_has_a_reason() -> None:
@@ -38,36 +62,44 @@ def test_most_of_the_python_that_is_shown_is_run() -> None:
 # The harness itself: it must be able to fail ---------------------------------------------------------------
 
 
-def _page(folder: Path, text: str) -> Path:
-    page = folder / "page.md"
-    page.write_text(text)
-    return page
+@pytest.fixture
+def run_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Do what a page with this text shows; how many blocks that were."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> int:
+        page = tmp_path / "page.md"
+        page.write_text(text)
+        return run_page(page, "http://somewhere:1", "docs_page")
+
+    return run
 
 
-def test_an_example_that_is_wrong_is_found(tmp_path: Path) -> None:
-    page = _page(
-        tmp_path,
-        "# Page\n\n```python\nx = 1\n```\n\n```python\nimport asyncio\nawait asyncio.sleep(0)\nassert x == 2\n```\n",
-    )
+def test_an_example_that_is_wrong_is_found(run_text: Callable[[str], int]) -> None:
     with pytest.raises(AssertionError) as failure:
-        run_page(page, "", "docs_page")
-    assert failure.traceback[-1].lineno == 9
+        run_text("```python\nx = 1\n```\n\n```python\nimport asyncio\nawait asyncio.sleep(0)\nassert x == 2\n```\n")
+    assert failure.traceback[-1].lineno == 7
 
 
-def test_a_command_that_fails_is_found_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = _page(tmp_path, "<!-- run -->\n```sh\necho to $HARK_URL\nfalse\necho never\n```\n")
-    with pytest.raises(AssertionError, match=r"docs/page\.md, line 3 ended with 1:\nto http://somewhere:1\n$"):
-        run_page(page, "http://somewhere:1", "docs_page")
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("echo to $HARK_URL\nfalse\necho never", r"ended with 1:\nto http://somewhere:1\n$"),
+        (
+            "hark version # this one\nhark queue list --limit \\\n  none\nhark version",
+            r"ended with 2:\nhark [0-9.]+\n[^\n]*",
+        ),
+    ],
+    ids=["shell", "hark"],
+)
+def test_a_command_that_fails_is_found_with_what_it_said(
+    run_text: Callable[[str], int], code: str, failure: str
+) -> None:
+    with pytest.raises(AssertionError, match=rf"docs/page\.md, line 3 {failure}"):
+        run_text(f"<!-- run -->\n```sh\n{code}\n```\n")
 
 
-def test_a_file_is_written_with_the_server_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = _page(tmp_path, '<!-- file: a.py -->\n```python\nurl = "ws://localhost:6632"\nraise SystemExit\n```\n')
-    assert run_page(page, "http://somewhere:1", "docs_page") == 1
+def test_a_file_is_written_and_what_is_only_shown_is_not_run(run_text: Callable[[str], int], tmp_path: Path) -> None:
+    assert run_text('<!-- file: a.py -->\n```python\nurl = "ws://localhost:6632"\nraise SystemExit\n```\n') == 1
     assert (tmp_path / "a.py").read_text() == 'url = "ws://somewhere:1"\nraise SystemExit\n'
-
-
-def test_what_is_only_shown_is_not_run(tmp_path: Path) -> None:
-    page = _page(tmp_path, "<!-- not run: never ends -->\n```python\n1 / 0\n```\n\n```sh\nfalse\n```\n")
-    assert run_page(page, "", "docs_page") == 0
+    assert run_text("<!-- not run: never ends -->\n```python\n1 / 0\n```\n\n```sh\nfalse\n```\n") == 0

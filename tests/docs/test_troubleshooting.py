@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.cli.conftest import runner
-from tests.conftest import running_server
 from tests.http.api import Api, read
+from tests.servers import running_server
 
 from .examples import DOCS, RUN, Block, blocks_of, run_command, run_page
 

@@ -35,19 +35,19 @@ def test_that_fails(hark_server, hark_sync):
     hark_server.assert_pushed("orders", {"id": 2})
 """
 
-_LOOP = ("-o", "asyncio_default_fixture_loop_scope=function")
-"""Without it pytest-asyncio warns of itself, and here warnings are errors."""
+_ASYNCIO = ("-p", "asyncio", "-o", "asyncio_default_fixture_loop_scope=function")
+"""Without the scope pytest-asyncio warns of itself, and here warnings are errors."""
 
 
 def _run(directory: Path, *arguments: str) -> str:
-    """Run pytest there, without the settings and plugins of this run; what it printed."""
+    """Run pytest there with these plugins alone, without the settings of this run; what it printed."""
     installed = any(entry.value == "hark.testing.plugin" for entry in entry_points(group="pytest11"))
-    plugin = () if installed else ("-p", "hark.testing.plugin")
+    plugin = "hark" if installed else "hark.testing.plugin"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HARK_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-W", "error", *plugin, *arguments],
+        [sys.executable, "-m", "pytest", "-W", "error", "-p", plugin, *arguments],
         cwd=directory,
-        env=environment,
+        env=environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -59,9 +59,9 @@ def _run(directory: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("mark", "settings"),
     [
-        pytest.param("", (*_LOOP, "-o", "asyncio_mode=auto"), id="auto"),
-        pytest.param("@pytest.mark.asyncio", (*_LOOP, "-o", "asyncio_mode=strict"), id="strict"),
-        pytest.param("@pytest.mark.anyio", ("-p", "no:asyncio"), id="anyio"),
+        pytest.param("", (*_ASYNCIO, "-o", "asyncio_mode=auto"), id="auto"),
+        pytest.param("@pytest.mark.asyncio", (*_ASYNCIO, "-o", "asyncio_mode=strict"), id="strict"),
+        pytest.param("@pytest.mark.anyio", ("-p", "anyio"), id="anyio"),
     ],
 )
 def test_the_fixtures_work_in_the_tests_of_an_application(mark: str, settings: tuple[str, ...], tmp_path: Path) -> None:

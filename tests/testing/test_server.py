@@ -1,4 +1,4 @@
-"""The server of the testing kit: time, what was pushed, what is taken."""
+"""The server of the testing kit: time, what was pushed, what is taken, and workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from hark.testing import HarkServer
+from hark.worker import RetryPolicy, Worker
 from tests.http.api import WAIT, Api, data
 
 
@@ -79,17 +80,14 @@ def test_a_failure_shows_what_was_pushed_with_the_nearest_first(hark_server: Har
     assert '"something else"' in lines[4]
 
 
-def test_too_many_are_a_failure_too(hark_server: HarkServer, api: Api) -> None:
+def test_none_and_too_many_are_failures_too(hark_server: HarkServer, api: Api) -> None:
+    with pytest.raises(AssertionError, match="nothing was pushed to 'orders'"):
+        hark_server.assert_pushed("orders", 1, times=None)
     api.push("orders", 1, 1)
     with pytest.raises(AssertionError, match="expected 1 message in 'orders' with data=1, but 2 of 2 were pushed so"):
         hark_server.assert_pushed("orders", 1)
     with pytest.raises(AssertionError, match="expected no messages in 'orders', but 2 of 2 were pushed so"):
         hark_server.assert_not_pushed("orders")
-
-
-def test_a_failure_says_that_nothing_was_pushed(hark_server: HarkServer) -> None:
-    with pytest.raises(AssertionError, match="nothing was pushed to 'orders'"):
-        hark_server.assert_pushed("orders", 1, times=None)
 
 
 # Time ------------------------------------------------------------------------------------------------------
@@ -105,14 +103,11 @@ def test_a_delayed_message_comes_when_the_clock_says_so(hark_server: HarkServer,
     assert _payloads(hark_server) == ["later"]
 
 
-def test_the_clock_starts_at_the_time_of_day_and_stands_still(hark_server: HarkServer) -> None:
+def test_the_clock_starts_at_the_time_of_day_and_goes_only_forward(hark_server: HarkServer) -> None:
     start = hark_server.clock.now()
     assert abs(start - datetime.now(UTC)) < timedelta(minutes=1)
     assert hark_server.clock.advance(1.5) == start + timedelta(seconds=1.5) == hark_server.clock.now()
     assert hark_server.clock.advance_to(start + timedelta(days=1)) == start + timedelta(days=1)
-
-
-def test_the_clock_refuses_to_go_back(hark_server: HarkServer) -> None:
     with pytest.raises(ValueError, match="-1 seconds is not forward"):
         hark_server.clock.advance(-1)
     with pytest.raises(ValueError, match="has no time zone"):
@@ -216,3 +211,82 @@ def test_it_stops_although_somebody_waits_and_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
     with pytest.raises(RuntimeError, match="not running"):
         server.drain()
+
+
+# Workers: the application's own, for a while with the server of the test --------------------------------------
+
+
+class Application:
+    """What is tested: a worker that talks to a server which is not there."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.worker = Worker("http://127.0.0.1:1", queue="emails")
+        self.send = self.worker.task("send")(self._send)
+        self.fail = self.worker.task("fail", retry=RetryPolicy.schedule([60]))(self._fail)
+        self.many = self.worker.task("many")(self._many)
+
+    async def _send(self, to: str) -> None:
+        self.sent.append(to)
+
+    async def _fail(self) -> None:
+        raise ValueError("no")
+
+    async def _many(self, count: int) -> None:
+        for index in range(count):
+            await self.send.push(to=f"number {index}")
+
+
+@pytest.fixture
+def application() -> Application:
+    """An application that knows nothing of tests."""
+    return Application()
+
+
+async def test_a_pushed_task_is_seen_and_run(hark_server: HarkServer, application: Application) -> None:
+    async with hark_server.serving(application.worker):
+        await application.send.push(to="ada")
+        hark_server.assert_pushed("emails", task="send", arguments={"to": "ada"})
+        assert application.sent == []
+        summary = await hark_server.run_worker(application.worker)
+    assert application.sent == ["ada"]
+    assert summary.totals.done == 1
+    assert hark_server.drain("emails") == []
+
+
+async def test_the_worker_ends_when_nothing_is_left_to_do_now(
+    hark_server: HarkServer, application: Application
+) -> None:
+    async with hark_server.serving(application.worker):
+        await application.many.push(count=30)
+        await application.send.push(to="later", delay=3600)
+        await hark_server.run_worker(application.worker, concurrency=3)
+        assert sorted(application.sent) == sorted(f"number {index}" for index in range(30))
+        hark_server.clock.advance(3600)
+        await hark_server.run_worker(application.worker)
+    assert application.sent[-1] == "later"
+
+
+async def test_retries_and_dead_letters_come_when_the_clock_says_so(
+    hark_server: HarkServer, application: Application
+) -> None:
+    async with hark_server.serving(application.worker):
+        await application.fail.push()
+        first = await hark_server.run_worker(application.worker)
+        assert (first.totals.failed, first.totals.retried) == (1, 1)
+        assert (await hark_server.run_worker(application.worker)).totals.failed == 0
+        hark_server.clock.advance(60 * 1.5)  # The delay has some chance in it.
+        second = await hark_server.run_worker(application.worker)
+    assert (second.totals.failed, second.totals.dead) == (1, 1)
+    [letter] = hark_server.dead_letters("emails")
+    assert letter.error.startswith("ValueError: no")
+
+
+async def test_afterwards_the_worker_is_where_it_was(hark_server: HarkServer, application: Application) -> None:
+    async with hark_server.serving(application.worker):
+        pass
+    with HarkServer() as other:
+        async with other.serving(application.worker):
+            await application.send.push(to="ada")
+        assert other.assert_pushed("emails", task="send")
+    hark_server.assert_not_pushed("emails")

@@ -23,31 +23,13 @@ def marked_lines(file: Path) -> set[int]:
     return {number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# WRONG")}
 
 
-def mypy_errors(file: Path, cache: Path) -> dict[int, str]:
-    """What mypy has against a file, by line."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "--no-error-summary", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
-    found = re.findall(r"^(\S+?):(\d+): error: (.*)$", done.stdout, re.MULTILINE)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    elsewhere = [line for line in found if Path(line[0]).name != file.name]
-    assert elsewhere == []
-    return {int(number): text for _, number, text in found}
-
-
-def pyright_errors(file: Path) -> dict[int, str]:
-    """What pyright has against a file, by line."""
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(file)]
+def _checked(*command: str) -> str:
+    """What a type checker says of both files."""
     quiet = os.environ | {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False, env=quiet)
+    checker = [sys.executable, "-m", *command, str(RIGHT), str(WRONG)]
+    done = subprocess.run(checker, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False, env=quiet)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    diagnostics = json.loads(done.stdout)["generalDiagnostics"]
-    return {one["range"]["start"]["line"] + 1: one["message"] for one in diagnostics if one["severity"] == "error"}
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of mypy that tests of other processes do not write to."""
-    return tmp_path_factory.mktemp("mypy")
+    return done.stdout
 
 
 @pytest.fixture
@@ -57,19 +39,23 @@ def node() -> None:
         pytest.skip("pyright needs node; scripts/test installs it where it may")
 
 
+EXPECTED = {(WRONG.name, line) for line in marked_lines(WRONG)}
+
+
 def test_there_are_wrong_lines_to_find() -> None:
     assert len(marked_lines(WRONG)) == 15
     assert marked_lines(RIGHT) == set()
 
 
-def test_mypy_accepts_right_calls_and_refuses_exactly_the_wrong_ones(cache: Path) -> None:
-    assert mypy_errors(RIGHT, cache) == {}
-    errors = mypy_errors(WRONG, cache)
-    assert set(errors) == marked_lines(WRONG), errors
+def test_mypy_accepts_right_calls_and_refuses_exactly_the_wrong_ones(tmp_path: Path) -> None:
+    # A cache of its own: tests of other processes do not write to it.
+    said = _checked("mypy", "--strict", "--cache-dir", str(tmp_path), "--no-error-summary")
+    found = re.findall(r"^(\S+?):(\d+): error: (.*)$", said, re.MULTILINE)
+    assert {(Path(file).name, int(line)) for file, line, _ in found} == EXPECTED, found
 
 
 @pytest.mark.usefixtures("node")
 def test_pyright_accepts_right_calls_and_refuses_exactly_the_wrong_ones() -> None:
-    assert pyright_errors(RIGHT) == {}
-    errors = pyright_errors(WRONG)
-    assert set(errors) == marked_lines(WRONG), errors
+    found = json.loads(_checked("pyright", "--outputjson", "--pythonpath", sys.executable))["generalDiagnostics"]
+    errors = [one for one in found if one["severity"] == "error"]
+    assert {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in errors} == EXPECTED, errors

@@ -1,15 +1,18 @@
-"""`hark export` and `hark import` between two real servers."""
+"""What commands do with whole stores: `hark export` and `import`, `backup` and `restore`, `migrate`."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import running_server
+from tests.postgres_server import PostgresServer
+from tests.servers import running_server
 
 from .conftest import Run, runner
 
@@ -39,6 +42,9 @@ def popped(run: Run, *args: str) -> list[Any]:
     """The payloads that a group gets now, settled."""
     result = run("pop", *args, "--batch", "100", "--auto-ack", "--json")
     return [message["data"] for message in json.loads(result.stdout)["messages"]] if result.exit_code == 0 else []
+
+
+# Export and import -----------------------------------------------------------------------------------------
 
 
 def test_groups_go_on_in_the_other_store_where_they_stood(hark: Run, queue: str, other_url: str) -> None:
@@ -87,11 +93,7 @@ def test_paused_groups_and_limits_and_shared_mode_come_along(hark: Run, queue: s
     done(hark, "group", "pause", "work", queue)
     done(hark, "group", "limits", "work", queue, "--max-in-flight", "3")
     done(hark, "import", "-", "--url", other_url, stdin=done(hark, "export", queue))
-    [group] = [
-        one
-        for one in json.loads(done(hark, "group", "list", "--json", "--url", other_url))
-        if one["queueName"] == queue
-    ]
+    [group] = json.loads(done(hark, "group", "list", "--queue", queue, "--json", "--url", other_url))
     assert (group["name"], group["groupMode"], group["paused"], group["totalLag"]) == ("work", "shared", True, 1)
     limits = json.loads(done(hark, "group", "limits", "work", queue, "--json", "--url", other_url))
     assert limits["limits"]["maxInFlight"] == 3
@@ -111,21 +113,13 @@ def test_options_of_messages_come_along_and_what_expired_does_not(hark: Run, que
     assert [again[name] for name in same] == [message[name] for name in same]
 
 
-def test_an_export_names_the_dead_letters_that_it_leaves_out(hark: Run, queue: str) -> None:
+def test_an_export_names_the_dead_letters_and_requeued_messages_that_it_leaves_out(hark: Run, queue: str) -> None:
     done(hark, "push", queue, "1")
     [message] = json.loads(done(hark, "pop", queue, "--json"))["messages"]
-    ids = (message["partitionId"], message["transactionId"], "--lease", message["leaseId"])
-    done(hark, "ack", *ids, "--status", "dlq", "--error", "boom")
+    done(hark, "ack", message["id"], "--status", "dlq", "--error", "boom")
     result = hark("export", queue)
     assert "1 dead letters" in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["type"] == "end"
-
-
-def test_an_export_names_the_requeued_messages_that_it_leaves_out(hark: Run, queue: str) -> None:
-    done(hark, "push", queue, "1")
-    [message] = json.loads(done(hark, "pop", queue, "--json"))["messages"]
-    ids = (message["partitionId"], message["transactionId"], "--lease", message["leaseId"])
-    done(hark, "ack", *ids, "--status", "dlq", "--error", "boom")
     done(hark, "dlq", "requeue", "--all", "--queue", queue, "--yes")
     assert "1 messages" in hark("export", queue).stderr
 
@@ -149,8 +143,7 @@ def test_a_file_that_is_not_whole_makes_no_group_and_is_told(hark: Run, queue: s
     result = hark("import", "-", "--url", other_url, stdin=cut)
     assert result.exit_code == 1
     assert "not whole" in result.stderr and "1 messages" in result.stderr
-    groups = json.loads(done(hark, "group", "list", "--json", "--url", other_url))
-    assert queue not in [one["queueName"] for one in groups]
+    assert json.loads(done(hark, "group", "list", "--queue", queue, "--json", "--url", other_url)) == []
 
 
 def test_when_a_group_can_not_be_put_in_its_place_it_is_told_what_to_do(hark: Run, queue: str, other_url: str) -> None:
@@ -181,3 +174,83 @@ def test_what_is_no_export_is_refused(hark: Run, text: str, told: str) -> None:
 def test_a_queue_that_is_not_there_leaves_no_file(hark: Run, queue: str, tmp_path: Path) -> None:
     assert hark("export", queue, "--output", "queue.jsonl").exit_code == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# Backup and restore ----------------------------------------------------------------------------------------
+
+
+def test_a_backup_of_a_running_server_can_be_restored_and_served(hark: Run, tmp_path: Path) -> None:
+    with running_server(tmp_path, engine="sqlite:///data/hark.db") as url:
+        assert hark("push", "orders", "1", "2", "--url", url).exit_code == 0
+        result = hark("backup", "copy.db", "--data", "data")
+        assert result.exit_code == 0, result.output
+        assert "copied" in result.stdout
+        assert hark("restore", "copy.db", "--data", "data", "--replace", "--yes").exit_code == 1, "it is being served"
+        assert hark("push", "orders", "3", "--url", url).exit_code == 0
+    refused = hark("restore", "copy.db", "--data", "data")
+    assert refused.exit_code == 1 and "--replace" in refused.stderr
+    restored = hark("restore", "copy.db", "--data", "data", "--replace", "--yes")
+    assert restored.exit_code == 0, restored.output
+    assert "hark.db.before-" in restored.stdout
+    with running_server(tmp_path, engine="sqlite:///data/hark.db") as url:
+        assert popped(hark, "orders", "--url", url) == [1, 2]
+
+
+def test_replacing_asks_first(hark: Run, tmp_path: Path) -> None:
+    (tmp_path / "copy.db").touch()
+    result = hark("restore", "copy.db", "--replace")
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+
+
+@pytest.mark.parametrize("engine", ["memory", "postgresql://hark:secret@db/hark"])
+def test_other_stores_are_refused_without_their_password(hark: Run, engine: str) -> None:
+    result = hark("backup", "copy.db", "--engine", engine)
+    assert result.exit_code == 2
+    assert "SQLite" in result.stderr and "secret" not in result.output
+
+
+# Migrations ------------------------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_would_do_then_does_it_then_has_nothing_to_do(
+    hark: Run, postgres_server: PostgresServer
+) -> None:
+    with postgres_server.fresh_database(installed=False) as url:
+        dry = hark("migrate", "--engine", url, "--dry-run")
+        assert (dry.exit_code, dry.stdout.splitlines()[0]) == (0, "would apply 0001 tables (pre)")
+        sql = hark("migrate", "--engine", url, "--dry-run", "--verbose").stdout
+        assert "-- 0001_tables.sql\n" in sql and "create table hark.meta (" in sql
+        applied = hark("migrate", "--engine", url)
+        assert (applied.exit_code, applied.stdout) == (0, dry.stdout.replace("would apply", "applied"))
+        for arguments in ((), ("--post",), ("--dry-run",)):
+            assert hark("migrate", "--engine", url, *arguments).stdout == "the schema is up to date\n"
+
+
+def test_the_engine_may_come_from_the_environment(
+    hark: Run, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARK_ENGINE", postgres_url)
+    assert hark("migrate").stdout == "the schema is up to date\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--engine", "memory"), ("--engine", "sqlite:///x.db")])
+def test_an_engine_without_a_schema_of_its_own_is_refused(hark: Run, arguments: tuple[str, ...]) -> None:
+    result = hark("migrate", *arguments)
+    assert result.exit_code == 2
+    assert "postgresql://" in result.stderr
+
+
+def test_a_database_that_is_not_there_exits_with_1_and_shows_no_password(hark: Run) -> None:
+    result = hark("migrate", "--engine", "postgresql://me:s3cret@127.0.0.1:1/d")
+    assert result.exit_code == 1
+    assert "is not reachable" in result.stderr
+    assert "s3cret" not in result.output
+
+
+def test_without_asyncpg_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['asyncpg'] = None; from hark.cli import main; main()"
+    command = [sys.executable, "-c", code, "migrate", "--engine", "postgresql://127.0.0.1:1/d"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'hark[postgres]' (invalid_setting)" in done.stderr
