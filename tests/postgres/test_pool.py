@@ -12,8 +12,7 @@ from hark.engine.postgres.pool import Pool
 from hark.errors import EngineFailure, HarkError, InvalidSetting, StoreUnusable
 from tests.postgres_server import OwnPostgresServer, PostgresServer
 
-from .pools import SOON, opened, soon, until, until_blocked
-from .proxy import Proxy
+from .pools import SOON, Proxy, opened, soon, until, until_blocked
 
 WAYS = pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "through a pooler"])
 
