@@ -56,20 +56,6 @@ def work_of(pair: Pair, queue: str) -> tuple[Work, Work]:
 # Queues ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_pushed_through_one_is_popped_from_the_other_at_once_and_settled_through_the_first(
-    strangers: Pair, queue: str
-) -> None:
-    one, other = strangers
-    for number in range(10):
-        assert other.pop(queue) == []
-        one.push(queue, number, partition=f"p{number % 3}")
-        message = other.pop_one(queue)
-        assert message["data"] == number
-        assert one.pop(queue) == []
-        assert one.ack(message)["success"]
-    assert one.pop(queue) == other.pop(queue) == []
-
-
 def test_a_pop_that_waits_on_one_gets_what_is_pushed_through_the_other(strangers: Pair, queue: str) -> None:
     one, other = strangers
     with ThreadPoolExecutor(1) as thread:

@@ -54,7 +54,7 @@ def test_without_any_source_every_setting_has_its_default() -> None:
 
 def test_the_defaults_are_those_that_are_promised() -> None:
     mib, day = 1024 * 1024, 86_400
-    promised = {
+    promised: dict[str, Mapping[str, object]] = {
         "": {"host": "127.0.0.1", "port": 6632, "engine": "", "data": "./hark-data", "workers": 1, "peers": ()}
         | {"log_level": "info", "max_body_bytes": 10 * mib, "insecure_bind": False},
         "batching": {"max_items": 1000, "max_wait_ms": 5},
