@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright, expect
 
-from tests.conftest import SERVER_ENGINE, server_on
 from tests.dashboard.screen import Screen
 from tests.http.api import Api
+from tests.servers import SERVER_ENGINE, server_on
 
 _HERE = Path(__file__).parent
 _SWITCHES = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, Self
 
-from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, Response, expect
+from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, Response
 
 from tests.dashboard.accessibility import check_page
 
@@ -76,12 +76,15 @@ class Screen:
             self.page.remove_listener(event, listener)
         await self.page.evaluate("() => { if (location.host) { localStorage.clear(); sessionStorage.clear() } }")
         await self.page.context.clear_cookies()
-        console = await self.page.context.new_cdp_session(self.page)
-        await console.send("Network.clearBrowserCache")
-        await console.detach()
         await self.page.emulate_media(color_scheme="light")
         await self.page.set_viewport_size({"width": DESK["width"], "height": DESK["height"]})
         await self.page.goto(_FREE)
+
+    async def forget_what_was_loaded(self) -> None:
+        """Load all of the next page from the server, as a new window does."""
+        console = await self.page.context.new_cdp_session(self.page)
+        await console.send("Network.clearBrowserCache")
+        await console.detach()
 
     def expect_status(self, *statuses: int) -> None:
         """From now on such answers are what the test wants to see."""
@@ -90,7 +93,12 @@ class Screen:
     async def show(self, place: str = "") -> None:
         """Go to a page of the dashboard, such as `queues/orders?tab=groups`."""
         await self.page.goto(f"{self.url}/#/{place}")
-        await expect(self.heading).to_be_visible()
+        await self.heading.wait_for()
+
+    async def narrow(self, filter_name: str, text: str) -> None:
+        """Type into a filter, and wait for the answer to what the page asks for then."""
+        async with self.page.expect_response(lambda response: _path(response.url) != "/api/v1/events"):
+            await self.page.get_by_label(filter_name, exact=True).fill(text)
 
     @property
     def heading(self) -> Locator:
@@ -112,7 +120,7 @@ class Screen:
 
     async def expect_note(self, text: str | re.Pattern[str]) -> None:
         """Wait for a note at the edge of the page."""
-        await expect(self.page.locator(".toast").filter(has_text=text).first).to_be_visible()
+        await self.page.locator(".toast").filter(has_text=text).first.wait_for()
 
     async def look(self, name: str) -> None:
         """Keep pictures of the page in both themes and on a phone, and check that everybody can use it."""

@@ -27,7 +27,9 @@ async def waiting_pop(url: str, queue: str) -> AsyncIterator[None]:
             await asyncio.wait([pop])
 
 
-async def test_those_who_wait_are_shown_as_they_come_and_go(screen: Screen, api: Api, queue: str) -> None:
+async def test_those_who_wait_and_what_streams_have_not_settled_are_shown_as_they_come_and_go(
+    screen: Screen, api: Api, queue: str
+) -> None:
     api.configure(queue)
     await screen.show(f"consumers?queue={queue}")
     await expect(screen.page.get_by_text("Nobody waits for this queue.")).to_be_visible()
@@ -39,15 +41,10 @@ async def test_those_who_wait_are_shown_as_they_come_and_go(screen: Screen, api:
         await expect(row).to_contain_text("host a")
         await screen.look("consumers")
     await expect(screen.page.get_by_text("Nobody waits for this queue.")).to_be_visible()
-
-
-async def test_streams_show_their_credit_and_what_is_unsettled(screen: Screen, api: Api, queue: str) -> None:
     api.push(queue, 1)
     with websocket(screen.url, credit=5) as socket:
         socket.subscribe("a", queue)
         assert len(socket.messages()) == 1
-        await screen.show(f"consumers?queue={queue}")
-        row = screen.row(queue)
         await expect(row).to_contain_text("stream")
         await expect(row.locator("td[data-label=Unsettled]")).to_have_text("1")
 
@@ -58,7 +55,7 @@ async def test_leases_say_who_holds_what_since_when_until_when(screen: Screen, a
     api.pop(queue, batch=2, consumerGroup="billing", consumer="worker 7 on host a")
     await screen.show("consumers")
     await screen.page.get_by_role("link", name="Leases").click()
-    await screen.page.get_by_label("Queue", exact=True).fill(queue)
+    await screen.narrow("Queue", queue)
     row = screen.row(queue)
     await expect(row).to_contain_text("worker 7 on host a")
     await expect(row.locator("td[data-label=Group]")).to_have_text("billing")

@@ -56,20 +56,10 @@ async def test_keys_below_a_prefix_are_listed_in_their_order_and_paged(screen: S
     await expect(screen.page.get_by_text("No key is below this prefix.")).to_be_visible()
 
 
-async def test_a_key_shows_its_value_version_and_end(screen: Screen, api: Api, queue: str) -> None:
-    put(api, [queue, "17"], '{"big":12345678901234567890}', expiresIn=3_600_000)
+async def test_a_key_is_set_and_shown_with_every_digit_its_version_and_its_end(
+    screen: Screen, api: Api, queue: str
+) -> None:
     await screen.show(f"keys?prefix={queue}")
-    await screen.page.get_by_role("link", name=json.dumps([queue, "17"], separators=(",", ":"))).click()
-    await expect(screen.page.locator("pre.json")).to_contain_text('"big": 12345678901234567890')
-    about = screen.page.get_by_role("region", name="About it")
-    await expect(about).to_contain_text(re.compile(r"Version\d{20}"))
-    await expect(about).to_contain_text(re.compile("in 59 m|in 1 h"))
-    await screen.look("key")
-    await check_tab_reaches_everything(screen.page, "key")
-
-
-async def test_a_key_is_set_with_every_digit_and_an_end(screen: Screen, api: Api, queue: str) -> None:
-    await screen.show("keys")
     await screen.button("Set a key").click()
     await screen.dialog.get_by_label("Key", exact=True).fill(f"{queue}/17")
     value = screen.dialog.get_by_label("Value (JSON)")
@@ -82,23 +72,36 @@ async def test_a_key_is_set_with_every_digit_and_an_end(screen: Screen, api: Api
     await screen.expect_note("Set.")
     assert stored(api, [queue, 17]) == '{"big":12345678901234567890}'
     assert "expiresAt" in api.client.get(_path([queue, 17])).json()
+    await screen.show(f"keys?prefix={queue}")
+    await screen.page.get_by_role("link", name=f"{queue}/17").click()
+    await expect(screen.page.locator("pre.json")).to_contain_text('"big": 12345678901234567890')
+    about = screen.page.get_by_role("region", name="About it")
+    await expect(about).to_contain_text(re.compile(r"Version\d{20}"))
+    await expect(about).to_contain_text(re.compile("in 59 m|in 1 h"))
+    await screen.look("key")
+    await check_tab_reaches_everything(screen.page, "key")
 
 
-async def test_a_key_is_changed_on_its_page(screen: Screen, api: Api, queue: str) -> None:
-    put(api, [queue], '{"n":1}')
-    await screen.show(f"keys/{quote(json.dumps([queue]), safe='')}")
+async def test_a_key_is_changed_on_its_page_and_a_text_is_told_from_a_number(
+    screen: Screen, api: Api, queue: str
+) -> None:
+    put(api, [queue, "17"], '{"n":1}')
+    await screen.show(f"keys?prefix={queue}")
+    await screen.page.get_by_role("link", name=json.dumps([queue, "17"], separators=(",", ":"))).click()
     await screen.button("Set").click()
     await screen.dialog.get_by_label("Value (JSON)").fill("2")
     await screen.button("Cancel", screen.dialog).click()
-    assert stored(api, [queue]) == '{"n":1}'
+    assert stored(api, [queue, "17"]) == '{"n":1}'
     await screen.button("Set").click()
     await screen.dialog.get_by_label("Value (JSON)").fill("2")
     await screen.button("Set", screen.dialog).click()
     await expect(screen.page.locator("pre.json")).to_have_text("2")
-    assert stored(api, [queue]) == "2"
+    assert stored(api, [queue, "17"]) == "2"
 
 
-async def test_deleting_a_key_asks_first_and_spares_what_is_below(screen: Screen, api: Api, queue: str) -> None:
+async def test_deleting_a_key_asks_first_and_takes_along_what_is_below_only_if_wanted(
+    screen: Screen, api: Api, queue: str
+) -> None:
     put(api, [queue], "1")
     put(api, [queue, "below"], "2")
     await screen.show(f"keys/{quote(json.dumps([queue]), safe='')}")
@@ -109,14 +112,11 @@ async def test_deleting_a_key_asks_first_and_spares_what_is_below(screen: Screen
     await screen.button("Delete", screen.dialog).click()
     await screen.expect_note("Deleted.")
     assert (stored(api, [queue]), stored(api, [queue, "below"])) == (None, "2")
-
-
-async def test_deleting_a_key_can_take_along_what_is_below(screen: Screen, api: Api, queue: str) -> None:
     put(api, [queue], "1")
-    put(api, [queue, "below"], "2")
     await screen.show(f"keys/{quote(json.dumps([queue]), safe='')}")
+    await screen.page.reload()  # The note of before is gone.
     await screen.button("Delete").click()
     await screen.dialog.get_by_label("Also the 1 below it").check()
     await screen.button("Delete", screen.dialog).click()
     await screen.expect_note("Deleted.")
-    assert stored(api, [queue, "below"]) is None
+    assert (stored(api, [queue]), stored(api, [queue, "below"])) == (None, None)

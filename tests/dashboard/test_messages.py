@@ -21,14 +21,22 @@ def place(message: Json) -> str:
     return f"messages/{message['partition_id']}/{message['message_id']}"
 
 
-async def test_messages_are_listed_newest_first_and_each_has_a_page(screen: Screen, api: Api, queue: str) -> None:
+async def test_messages_are_listed_newest_first_each_has_a_page_and_new_ones_appear(
+    screen: Screen, api: Api, queue: str
+) -> None:
     for number in range(3):
         api.push(queue, {"n": number}, transactionId=f"t{number}", partition=f"p{number}")
-    await screen.show(f"messages?queue={queue}")
+    await screen.show("messages")
+    await screen.narrow("Queue", queue[:12])
+    await expect(screen.page.locator(f"datalist option[value='{queue}']")).to_be_attached()
+    await screen.narrow("Queue", queue)
     names = screen.page.get_by_role("table", name="Messages").locator("tbody td.main")
     await expect(names).to_have_text(["t2", "t1", "t0"])
     await screen.look("messages")
     await check_tab_reaches_everything(screen.page, "messages")
+    await expect(screen.page.locator("#live")).to_have_text("live")
+    api.push(queue, 2, transactionId="new")
+    await expect(names).to_have_text(["new", "t2", "t1", "t0"])
     await screen.page.get_by_role("link", name="t1").click()
     await expect(screen.heading).to_have_text("t1")
     await expect(screen.page.locator("pre.json")).to_have_text('{\n  "n": 1\n}')
@@ -40,9 +48,9 @@ async def test_filters_by_partition_state_and_time_are_kept_over_a_reload(screen
     api.pop_one(queue, "p0", autoAck=True)
     await screen.show(f"messages?queue={queue}")
     names = screen.page.get_by_role("table", name="Messages").locator("tbody td.main")
-    await screen.page.get_by_label("Partition").fill("p1")
+    await screen.narrow("Partition", "p1")
     await expect(names).to_have_text(["t1"])
-    await screen.page.get_by_label("Partition").fill("")
+    await screen.narrow("Partition", "")
     await expect(names).to_have_count(3)
     await screen.page.get_by_label("State").select_option("completed")
     await expect(names).to_have_text(["t0"])
@@ -67,13 +75,6 @@ async def test_the_list_is_paged(screen: Screen, api: Api, queue: str) -> None:
     await expect(rows.last).to_contain_text("t0")
 
 
-async def test_a_queue_is_suggested_by_the_server(screen: Screen, api: Api, queue: str) -> None:
-    api.configure(queue)
-    await screen.show("messages")
-    await screen.page.get_by_label("Queue", exact=True).fill(queue[:12])
-    await expect(screen.page.locator(f"datalist option[value='{queue}']")).to_be_attached()
-
-
 async def test_a_page_says_why_each_group_does_not_get_the_message(screen: Screen, api: Api, queue: str) -> None:
     api.configure(queue, retryLimit=3, retryDelay=3_600_000)
     first, second = api.push(queue, {"n": 1}, {"n": 2}, transactionId="t")[:1] + api.push(queue, {"n": 2})
@@ -90,34 +91,41 @@ async def test_a_page_says_why_each_group_does_not_get_the_message(screen: Scree
     await expect(why.locator(".why").filter(has_text="billing")).to_contain_text("behind")
 
 
-async def test_a_message_is_found_by_its_id_alone(screen: Screen, api: Api, queue: str) -> None:
-    [message] = api.push(queue, {"n": 1}, transactionId="t")
-    await screen.show(f"messages/{message['message_id']}")
-    await expect(screen.heading).to_have_text("t")
-
-
-async def test_the_payload_keeps_every_digit_and_can_be_copied(screen: Screen, api: Api, queue: str) -> None:
-    body = f'{{"items":[{{"queue":"{queue}","payload":{{"big":12345678901234567890}}}}]}}'
+async def test_a_page_has_payload_and_recorded_events_which_lead_to_their_names(
+    screen: Screen, api: Api, queue: str
+) -> None:
+    body = f'{{"items":[{{"queue":"{queue}","transactionId":"t1","payload":{{"big":12345678901234567890}}}}]}}'
     [message] = read(api.post("/push", content=body.encode()), 201)
-    await screen.show(place(message))
-    await expect(screen.page.locator("pre.json")).to_contain_text('"big": 12345678901234567890')
-    await screen.button("Copy").click()
+    for step in range(2):
+        event = {"data": {"step": step}, "eventType": f"step-{step}", "traceNames": [queue]}
+        read(api.post("/traces", event | {"transactionId": "t1", "partitionId": message["partition_id"]}), 201)
+    await screen.show(f"messages/{message['message_id']}")  # Its id alone is enough.
+    await expect(screen.heading).to_have_text("t1")
+    await expect(screen.page.locator("pre.json").first).to_contain_text('"big": 12345678901234567890')
+    await screen.button("Copy").first.click()
     await screen.expect_note("Copied.")
     assert await screen.page.evaluate("navigator.clipboard.readText()") == '{\n  "big": 12345678901234567890\n}'
-
-
-async def test_what_consumers_recorded_is_shown(screen: Screen, api: Api, queue: str) -> None:
-    [message] = api.push(queue, 1)
-    ids = {"transactionId": message["transaction_id"], "partitionId": message["partition_id"]}
-    read(api.post("/traces", ids | {"data": {"step": "charged"}, "traceNames": [f"run-{queue}"]}), 201)
-    await screen.show(place(message))
     events = screen.page.get_by_role("region", name="Recorded events")
-    await expect(events).to_contain_text('"step": "charged"')
-    await events.get_by_role("link", name=f"run-{queue}").click()
-    await expect(screen.heading).to_have_text(f"run-{queue}")
+    await expect(events).to_contain_text('"step": 1')
+    await events.get_by_role("link", name=queue).first.click()
+    await expect(screen.heading).to_have_text(queue)
+    table = screen.page.get_by_role("table", name=f"Events of {queue}")
+    await expect(table.locator("tbody td.main")).to_have_text(["step-1", "step-0"])
+    await screen.look("trace")
+    await table.get_by_role("link", name="t1").first.click()
+    await expect(screen.heading).to_have_text("t1")
+    await screen.show("traces")
+    await expect(screen.row(queue)).to_contain_text("2")
+    await screen.look("traces")
+    await screen.page.get_by_role("link", name=queue).click()
+    await expect(screen.heading).to_have_text(queue)
+    await screen.show("traces/never-used")
+    await expect(screen.page.get_by_text("Nothing was recorded under this name")).to_be_visible()
 
 
-async def test_taking_a_message_back_asks_first(screen: Screen, api: Api, queue: str) -> None:
+async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
+    screen: Screen, api: Api, queue: str
+) -> None:
     [message] = api.push(queue, 1, transactionId="t", delay=3_600_000)
     await screen.show(place(message))
     await screen.button("Take back").click()
@@ -128,19 +136,14 @@ async def test_taking_a_message_back_asks_first(screen: Screen, api: Api, queue:
     await screen.button("Take back", screen.dialog).click()
     await screen.expect_note("Taken back.")
     assert stored(api, queue) == []
-
-
-async def test_what_a_group_holds_is_not_taken_back_and_the_dialog_says_so(
-    screen: Screen, api: Api, queue: str
-) -> None:
-    [message] = api.push(queue, 1, transactionId="t")
+    [held] = api.push(queue, 1, transactionId="held")
     api.pop_one(queue)
     screen.expect_status(409)
-    await screen.show(place(message))
+    await screen.show(place(held))
     await screen.button("Take back").click()
     await screen.button("Take back", screen.dialog).click()
     await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("too late to cancel"))
-    assert stored(api, queue) == ["t"]
+    assert stored(api, queue) == ["held"]
 
 
 async def test_deleting_a_message_asks_first(screen: Screen, api: Api, queue: str) -> None:
@@ -156,12 +159,3 @@ async def test_deleting_a_message_asks_first(screen: Screen, api: Api, queue: st
     await screen.expect_note("Deleted.")
     await expect(screen.heading).to_have_text("Messages")
     assert stored(api, queue) == []
-
-
-async def test_a_new_message_appears_by_itself(screen: Screen, api: Api, queue: str) -> None:
-    api.push(queue, 1, transactionId="old")
-    await screen.show(f"messages?queue={queue}")
-    await expect(screen.page.get_by_role("link", name="old")).to_be_visible()
-    await expect(screen.page.locator("#live")).to_have_text("live")
-    api.push(queue, 2, transactionId="new")
-    await expect(screen.page.get_by_role("link", name="new")).to_be_visible()

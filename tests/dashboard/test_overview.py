@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
+import httpx
 from playwright.async_api import Browser, Locator, expect
 
 from tests.dashboard.accessibility import check_page, check_tab_reaches_everything
@@ -19,41 +19,51 @@ def number(screen: Screen, label: str) -> Locator:
     return screen.page.locator(".stat").filter(has_text=re.compile(f"^{label}")).locator(".stat-value")
 
 
-async def test_the_numbers_follow_what_happens(screen: Screen, api: Api, queue: str) -> None:
-    await screen.show()
-    await expect(screen.page.get_by_text("live", exact=True)).to_be_visible()
-    await expect(number(screen, "Backlog")).to_have_text(NUMBER)
-    await check_tab_reaches_everything(screen.page, "overview")
-    api.push(queue, 1, 2, 3)
-    api.kill(queue, "bad", group="billing", partition="p")
-    await expect(number(screen, "Dead letters")).to_have_text(re.compile("[1-9]"))
-    await expect(number(screen, "Backlog")).to_have_text(re.compile("[1-9]"))
-    await expect(screen.page.get_by_text(re.compile(r"\d+ queues?, \d+ partitions?"))).to_be_visible()
-    await screen.look("overview")
+async def test_the_page_follows_a_server_from_its_first_message_on(
+    browser: Browser, fresh_server_url: str, queue: str
+) -> None:
+    async with Screen.opened(browser, fresh_server_url) as screen:
+        await screen.show("queues")
+        await expect(screen.page.get_by_text("No queues yet")).to_be_visible()
+        await screen.show()
+        await expect(screen.page.get_by_text("No queues yet")).to_be_visible()
+        await expect(screen.page.get_by_text("hark push orders")).to_be_visible()
+        await screen.button("Copy").click()
+        await screen.expect_note("Copied.")
+        await screen.look("overview-empty")
+        with httpx.Client(base_url=fresh_server_url) as client:
+            Api(client).push(queue, *range(200))
+            Api(client).kill(queue, "bad", group="billing", partition="p")
+        await expect(number(screen, "Backlog")).to_have_text(re.compile("[1-9]"))
+        await expect(number(screen, "Dead letters")).to_have_text("1")
+        await expect(screen.page.get_by_text("1 queue, 2 partitions")).to_be_visible()
+        await check_tab_reaches_everything(screen.page, "overview")
+        await screen.look("overview")
+        warning = screen.page.get_by_role("status").filter(has_text="dead letters in the last hour")
+        await warning.get_by_role("link").click()
+        await expect(screen.heading).to_have_text("Dead letters")
+        await screen.show()
+        row = screen.page.get_by_role("table", name="Busiest queues").get_by_role("row").filter(has_text=queue)
+        await row.get_by_role("link").click()
+        await expect(screen.heading).to_have_text(queue)
 
 
-async def test_the_busiest_queues_are_named(screen: Screen, api: Api, queue: str) -> None:
-    await screen.show()
-    api.push(queue, *range(200))
-    row = screen.page.get_by_role("table", name="Busiest queues").get_by_role("row").filter(has_text=queue)
-    await expect(row).to_be_visible()
-    await row.get_by_role("link").click()
-    await expect(screen.heading).to_have_text(queue)
-
-
-async def test_the_plots_are_there_after_a_reload(screen: Screen, api: Api, queue: str) -> None:
-    await screen.show()
+async def test_the_page_is_small_and_its_plots_are_there_after_a_reload_and_read_by_keyboard(
+    screen: Screen, api: Api, queue: str
+) -> None:
+    await screen.forget_what_was_loaded()
     api.push(queue, 1)
-    await expect(number(screen, "Pushed")).to_have_text(NUMBER)
-    await screen.page.reload()
-    await expect(
-        screen.page.get_by_role("img", name=re.compile("^Per second, last hour. Now: pushed [0-9]"))
-    ).to_be_visible()
-    assert any(request.startswith("GET /api/v1/status/history") for request in screen.requests)
-
-
-async def test_plots_are_read_by_keyboard(screen: Screen) -> None:
     await screen.show()
+    await expect(number(screen, "Backlog")).to_have_text(NUMBER)
+    await expect(number(screen, "Pushed")).to_have_text(NUMBER)
+    sizes = "performance.getEntriesByType('navigation').concat(performance.getEntriesByType('resource'))"
+    transferred = await screen.page.evaluate(f"{sizes}.reduce((sum, one) => sum + one.transferSize, 0)")
+    assert 10_000 < transferred < 100_000
+    screen.requests.clear()
+    await screen.page.reload()
+    pushed = re.compile("^Per second, last hour. Now: pushed [0-9]")
+    await expect(screen.page.get_by_role("img", name=pushed)).to_be_visible()
+    assert any(request.startswith("GET /api/v1/status/history") for request in screen.requests)
     plot = screen.page.get_by_role("img", name=re.compile("^Messages, last hour. Now: backlog [0-9]"))
     await plot.focus()
     readout = screen.page.locator("figure").filter(has=plot).locator("output")
@@ -65,50 +75,20 @@ async def test_plots_are_read_by_keyboard(screen: Screen) -> None:
 
 
 async def test_maintenance_is_warned_of(screen: Screen, api: Api) -> None:
-    await screen.show()
-    await expect(number(screen, "Backlog")).to_have_text(NUMBER)
+    pushes = screen.page.get_by_text("Pushes are stopped by maintenance.")
     try:
         read(api.post("/system/maintenance", {"enabled": True}))
         read(api.post("/system/maintenance/pop", {"enabled": True}))
-        await expect(screen.page.get_by_text("Pushes are stopped by maintenance.")).to_be_visible()
+        await screen.show()
+        await expect(pushes).to_be_visible()
         await expect(screen.page.get_by_text("Deliveries are stopped by maintenance.")).to_be_visible()
     finally:
         read(api.post("/system/maintenance", {"enabled": False}))
         read(api.post("/system/maintenance/pop", {"enabled": False}))
-    await expect(screen.page.get_by_text("Pushes are stopped by maintenance.")).to_have_count(0)
+    await expect(pushes).to_have_count(0)
 
 
-async def test_new_dead_letters_are_warned_of(screen: Screen, api: Api, queue: str) -> None:
-    await screen.show()
-    await expect(screen.page.get_by_text("live", exact=True)).to_be_visible()
-    api.kill(queue, 1)
-    warning = screen.page.get_by_role("status").filter(has_text="dead letters in the last hour")
-    await expect(warning).to_be_visible()
-    await warning.get_by_role("link").click()
-    await expect(screen.heading).to_have_text("Dead letters")
-
-
-async def test_a_server_without_queues_says_what_to_do(browser: Browser, fresh_server_url: str) -> None:
-    async with Screen.opened(browser, fresh_server_url) as screen:
-        await screen.show()
-        await expect(screen.page.get_by_text("No queues yet")).to_be_visible()
-        await expect(screen.page.get_by_text("hark push orders")).to_be_visible()
-        await screen.button("Copy").click()
-        await screen.expect_note("Copied.")
-        await screen.look("overview-empty")
-        await screen.show("queues")
-        await expect(screen.page.get_by_text("No queues yet")).to_be_visible()
-
-
-async def test_the_first_page_is_small(screen: Screen) -> None:
-    await screen.show()
-    await expect(number(screen, "Backlog")).to_have_text(NUMBER)
-    sizes = "performance.getEntriesByType('navigation').concat(performance.getEntriesByType('resource'))"
-    transferred = await screen.page.evaluate(f"{sizes}.reduce((sum, one) => sum + one.transferSize, 0)")
-    assert 10_000 < transferred < 100_000
-
-
-async def test_shortcuts_go_to_pages_and_are_listed(screen: Screen) -> None:
+async def test_shortcuts_go_to_pages_are_listed_and_are_off_while_somebody_types(screen: Screen) -> None:
     await screen.show()
     for letter, title in (("q", "Queues"), ("m", "Messages"), ("d", "Dead letters"), ("o", "Overview")):
         await screen.page.keyboard.press("g")
@@ -123,26 +103,25 @@ async def test_shortcuts_go_to_pages_and_are_listed(screen: Screen) -> None:
     await screen.page.keyboard.press("Escape")
     await expect(screen.dialog).to_have_count(0)
     await expect(screen.heading).to_have_text("Overview")
-
-
-async def test_shortcuts_are_off_while_somebody_types(screen: Screen) -> None:
     await screen.show("queues")
     await screen.page.keyboard.press("/")
     await screen.page.keyboard.type("go?")
     await expect(screen.page.get_by_label("Search queues")).to_have_value("go?")
     await expect(screen.heading).to_have_text("Queues")
+    await screen.show("nowhere")
+    await expect(screen.page.get_by_text("There is no such page.")).to_be_visible()
 
 
-@pytest.mark.parametrize(("theme", "scheme"), [("Dark", "dark"), ("Light", "light")])
-async def test_a_chosen_theme_is_kept(screen: Screen, theme: str, scheme: str) -> None:
-    await screen.page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
-    await screen.show()
-    await screen.page.get_by_label("Theme").select_option(theme)
+async def test_a_chosen_theme_is_kept(screen: Screen) -> None:
     current = "getComputedStyle(document.documentElement).colorScheme"
-    assert await screen.page.evaluate(current) == scheme
-    await screen.page.reload()
-    await expect(screen.page.get_by_label("Theme")).to_have_value(scheme)
-    assert await screen.page.evaluate(current) == scheme
+    await screen.show()
+    for theme, scheme in (("Dark", "dark"), ("Light", "light")):
+        await screen.page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+        await screen.page.get_by_label("Theme").select_option(theme)
+        assert await screen.page.evaluate(current) == scheme
+        await screen.page.reload()
+        await expect(screen.page.get_by_label("Theme")).to_have_value(scheme)
+        assert await screen.page.evaluate(current) == scheme
     await screen.page.get_by_label("Theme").select_option("System")
     assert await screen.page.evaluate(current) == "light dark"
 
@@ -157,8 +136,3 @@ async def test_the_navigation_folds_on_a_phone(screen: Screen) -> None:
     await queues.click()
     await expect(screen.heading).to_have_text("Queues")
     await expect(queues).to_be_hidden()
-
-
-async def test_a_page_that_is_not_there_says_so(screen: Screen) -> None:
-    await screen.show("nowhere")
-    await expect(screen.page.get_by_text("There is no such page.")).to_be_visible()

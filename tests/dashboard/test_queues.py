@@ -16,13 +16,7 @@ def names(screen: Screen) -> Locator:
     return screen.page.get_by_role("table", name="Queues").locator("tbody td.main a")
 
 
-def shown(api: Api, queue: str) -> dict[str, object]:
-    """A queue as the server has it."""
-    answer: dict[str, object] = read(api.get(f"/resources/queues/{queue}"))
-    return answer
-
-
-async def test_queues_are_listed_with_their_numbers(screen: Screen, api: Api, queue: str) -> None:
+async def test_queues_are_listed_with_their_numbers_followed_and_paused(screen: Screen, api: Api, queue: str) -> None:
     api.push(queue, 1, 2, 3)
     api.push(queue, 4, partition="p")
     api.pop(queue, "p")
@@ -34,14 +28,26 @@ async def test_queues_are_listed_with_their_numbers(screen: Screen, api: Api, qu
     await expect(row.locator("[data-label=Stored]")).to_have_text("4")
     await screen.look("queues")
     await check_tab_reaches_everything(screen.page, "queues")
+    api.push(queue, 5, 6)
+    await expect(row.locator("[data-label=Waiting]")).to_have_text("5")
+    await screen.button(f"Pause {queue}").click()
+    await screen.expect_note(f"Deliveries of {queue} are stopped.")
+    await expect(row.get_by_text("paused", exact=True)).to_be_visible()
+    assert read(api.get(f"/resources/queues/{queue}"))["paused"] is True
+    await screen.button(f"Resume {queue}").click()
+    await expect(screen.button(f"Pause {queue}")).to_be_visible()
+    assert read(api.get(f"/resources/queues/{queue}"))["paused"] is False
     await screen.page.get_by_role("link", name=queue).click()
     await expect(screen.heading).to_have_text(queue)
 
 
-async def test_the_server_searches_and_sorts_and_a_reload_keeps_both(screen: Screen, api: Api, queue: str) -> None:
+async def test_the_server_searches_sorts_and_filters_and_a_reload_keeps_it_all(
+    screen: Screen, api: Api, queue: str
+) -> None:
     for name in (f"{queue}-b", f"{queue}-c", f"{queue}-a"):
         api.configure(name)
     api.push(f"{queue}-c", 1)
+    read(api.post(f"/resources/queues/{queue}-a/pause"))
     await screen.show("queues")
     await screen.page.keyboard.press("/")
     await screen.page.keyboard.type(f"{queue}-")
@@ -54,7 +60,11 @@ async def test_the_server_searches_and_sorts_and_a_reload_keeps_both(screen: Scr
     await expect(names(screen)).to_have_text([f"{queue}-a", f"{queue}-b", f"{queue}-c"])
     await screen.page.reload()
     await expect(names(screen)).to_have_text([f"{queue}-a", f"{queue}-b", f"{queue}-c"])
-    await screen.page.get_by_label("Search queues").fill(f"{queue}-no")
+    await screen.page.get_by_label("Which queues").select_option("Paused ones")
+    await expect(names(screen)).to_have_text([f"{queue}-a"])
+    await screen.page.reload()
+    await expect(names(screen)).to_have_text([f"{queue}-a"])
+    await screen.narrow("Search queues", f"{queue}-no")
     await expect(screen.page.get_by_text("No queue matches.")).to_be_visible()
 
 
@@ -72,30 +82,7 @@ async def test_there_are_fifty_on_a_page(screen: Screen, api: Api, queue: str) -
     await expect(names(screen)).to_have_count(50)
 
 
-async def test_a_queue_is_paused_and_resumed_in_its_row(screen: Screen, api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    await screen.show(f"queues?search={queue}")
-    await screen.button(f"Pause {queue}").click()
-    await screen.expect_note(f"Deliveries of {queue} are stopped.")
-    await expect(screen.row(queue).get_by_text("paused", exact=True)).to_be_visible()
-    assert shown(api, queue)["paused"] is True
-    await screen.button(f"Resume {queue}").click()
-    await expect(screen.button(f"Pause {queue}")).to_be_visible()
-    assert shown(api, queue)["paused"] is False
-
-
-async def test_paused_queues_are_found(screen: Screen, api: Api, queue: str) -> None:
-    for name in (f"{queue}-a", f"{queue}-b"):
-        api.configure(name)
-    read(api.post(f"/resources/queues/{queue}-a/pause"))
-    await screen.show(f"queues?search={queue}")
-    await screen.page.get_by_label("Which queues").select_option("Paused ones")
-    await expect(names(screen)).to_have_text([f"{queue}-a"])
-    await screen.page.reload()
-    await expect(names(screen)).to_have_text([f"{queue}-a"])
-
-
-async def test_a_queue_is_created_with_options(screen: Screen, api: Api, queue: str) -> None:
+async def test_a_queue_is_created_with_options_unless_it_is_there(screen: Screen, api: Api, queue: str) -> None:
     await screen.show("queues")
     await screen.button("Create queue").click()
     await screen.page.get_by_label("Name", exact=True).fill(queue)
@@ -111,22 +98,10 @@ async def test_a_queue_is_created_with_options(screen: Screen, api: Api, queue: 
     made = read(api.get(f"/resources/queues/{queue}"))
     assert (made["namespace"], made["task"]) == ("shop", "")
     assert (made["options"]["leaseTime"], made["options"]["deadLetterQueue"]) == (30, False)
-
-
-async def test_creating_does_not_touch_a_queue_that_is_there(screen: Screen, api: Api, queue: str) -> None:
-    api.configure(queue, leaseTime=7)
     await screen.show("queues")
     await screen.button("Create queue").click()
     await screen.page.get_by_label("Name", exact=True).fill(queue)
     await screen.button("Create", screen.dialog).click()
     await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("There is a queue .* already"))
     await screen.button("Cancel", screen.dialog).click()
-    assert read(api.get(f"/resources/queues/{queue}"))["options"]["leaseTime"] == 7
-
-
-async def test_the_list_follows_what_happens(screen: Screen, api: Api, queue: str) -> None:
-    api.push(queue, 1)
-    await screen.show(f"queues?search={queue}")
-    await expect(screen.row(queue).locator("[data-label=Waiting]")).to_have_text("1")
-    api.push(queue, 2, 3)
-    await expect(screen.row(queue).locator("[data-label=Waiting]")).to_have_text("3")
+    assert read(api.get(f"/resources/queues/{queue}"))["options"]["leaseTime"] == 30

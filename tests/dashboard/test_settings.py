@@ -24,7 +24,8 @@ def maintenance(api: Api) -> tuple[bool, bool]:
     return state["maintenanceMode"], state["popMaintenanceMode"]
 
 
-async def test_health_version_settings_and_tokens_are_shown(screen: Screen) -> None:
+async def test_health_settings_tokens_and_the_audit_log_are_shown(screen: Screen, api: Api, queue: str) -> None:
+    api.configure(queue)
     await screen.show("settings")
     await expect(screen.page.get_by_role("region", name="Health")).to_contain_text("healthy")
     table = screen.page.get_by_role("table", name="Settings")
@@ -33,49 +34,35 @@ async def test_health_version_settings_and_tokens_are_shown(screen: Screen) -> N
     await screen.look("settings")
     await screen.page.get_by_label("Search settings").fill("max_body")
     await expect(table.locator("tbody tr:visible")).to_have_count(1)
-
-
-@pytest.mark.parametrize(("word", "index"), [("pushes", 0), ("pops", 1)], ids=["pushes", "pops"])
-async def test_maintenance_is_switched_on_after_a_question_and_off_again(
-    screen: Screen, api: Api, word: str, index: int
-) -> None:
-    await screen.show("settings")
-    await screen.button(f"Stop {word}").click()
-    await screen.button("Cancel", screen.dialog).click()
-    assert maintenance(api) == (False, False)
-    await screen.button(f"Stop {word}").click()
-    await screen.button(f"Stop {word}", screen.dialog).click()
-    await screen.expect_note(f"{word.capitalize()} are stopped.")
-    assert maintenance(api)[index] is True
-    await screen.button(f"Resume {word}").click()
-    await screen.button(f"Resume {word}", screen.dialog).click()
-    await expect(screen.button(f"Stop {word}")).to_be_visible()
-    assert maintenance(api) == (False, False)
-
-
-async def test_a_switch_that_somebody_else_throws_is_seen(screen: Screen, api: Api) -> None:
-    await screen.show("settings")
-    await expect(screen.button("Stop pushes")).to_be_visible()
-    await expect(screen.page.locator("#live")).to_have_text("live")
-    read(api.post("/system/maintenance", {"enabled": True}))
-    await expect(screen.button("Resume pushes")).to_be_visible()
-
-
-async def test_what_was_done_is_in_the_audit_log(screen: Screen, api: Api, queue: str) -> None:
-    api.configure(queue)
-    await screen.show("settings")
     log = screen.page.get_by_role("table", name="Audit log")
     await expect(log.get_by_role("row").filter(has_text=queue)).to_contain_text("configure")
     read(api.delete(f"/resources/queues/{queue}"))
     await screen.button("Refresh", screen.page.get_by_role("region", name="Audit log")).click()
     await expect(log.get_by_role("row").filter(has_text=queue).first).to_contain_text("delete queue")
-
-
-async def test_the_theme_is_kept(screen: Screen) -> None:
-    await screen.show("settings")
     await screen.page.get_by_label("Theme of this page").select_option("dark")
     page = screen.page.locator("html")
     await expect(page).to_have_css("color-scheme", "dark")
     await screen.page.reload()
     await expect(page).to_have_css("color-scheme", "dark")
     await expect(screen.page.get_by_label("Theme of this page")).to_have_value("dark")
+
+
+async def test_maintenance_is_switched_on_after_a_question_and_off_again_and_seen_when_others_do(
+    screen: Screen, api: Api
+) -> None:
+    await screen.show("settings")
+    for index, word in enumerate(("pushes", "pops")):
+        await screen.button(f"Stop {word}").click()
+        await screen.button("Cancel", screen.dialog).click()
+        assert maintenance(api) == (False, False)
+        await screen.button(f"Stop {word}").click()
+        await screen.button(f"Stop {word}", screen.dialog).click()
+        await screen.expect_note(f"{word.capitalize()} are stopped.")
+        assert maintenance(api) == (index == 0, index == 1)
+        await screen.button(f"Resume {word}").click()
+        await screen.button(f"Resume {word}", screen.dialog).click()
+        await expect(screen.button(f"Stop {word}")).to_be_visible()
+        assert maintenance(api) == (False, False)
+    await expect(screen.page.locator("#live")).to_have_text("live")
+    read(api.post("/system/maintenance", {"enabled": True}))
+    await expect(screen.button("Resume pushes")).to_be_visible()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -10,6 +10,14 @@ from hark.clock import Clock, FakeClock
 from hark.engine.api import Engine
 from hark.engine.postgres import PostgresEngine
 from tests.engine.driver import Driver
+from tests.postgres_server import OwnPostgresServer, own_server
+
+
+@pytest.fixture(scope="session")
+def own_postgres_server() -> Iterator[OwnPostgresServer]:
+    """A PostgreSQL that tests of this folder stop, and start again before they end."""
+    with own_server() as server:
+        yield server
 
 
 @pytest.fixture

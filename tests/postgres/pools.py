@@ -1,10 +1,13 @@
-"""Pools for the tests of the pool and of the schema."""
+"""Pools for the tests of the pool and of the schema, and a way to PostgreSQL that can fall silent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 from hark.engine.postgres.pool import Pool
 
@@ -57,3 +60,54 @@ async def until_blocked(watcher: Pool, count: int = 1) -> None:
             await watcher.fetchval("select count(*) from pg_locks where locktype = 'advisory' and not granted") < count
         ):
             pass
+
+
+class Proxy:
+    """A way to PostgreSQL that can fall silent, as a network does whose other end has no power.
+
+    Once silenced, the connections that there are stay open and nothing comes through.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._target = urlsplit(url)
+        self.url = ""
+        self._server: asyncio.Server | None = None
+        self._passing: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        credentials = self._target.netloc.rpartition("@")[0]
+        self.url = urlunsplit(self._target._replace(netloc=f"{credentials}@127.0.0.1:{port}"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close everything."""
+        assert self._server is not None
+        self._server.close()
+        self.silence()
+        for writer in self._writers:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    def silence(self) -> None:
+        """Pass on nothing more on the connections that there are."""
+        for task in self._passing:
+            task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
+        self._writers += [writer, far_writer]
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._pass(source, sink))
+            self._passing.add(task)
+            task.add_done_callback(self._passing.discard)
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            sink.write(data)
+        sink.close()

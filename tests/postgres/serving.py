@@ -1,4 +1,4 @@
-"""Servers on PostgreSQL, as processes."""
+"""Servers on PostgreSQL, in threads of this process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.http.api import Api
 from tests.servers import running_server
 
 CLIENT_SECONDS = 60
+NO_LOOKS = {"HARK_FALLBACK_INITIAL_MS": "3600000", "HARK_FALLBACK_MAX_MS": "3600000"}
+"""Settings of a server that does not look for work by itself while a test runs."""
 
 
 @contextmanager

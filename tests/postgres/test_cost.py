@@ -16,11 +16,15 @@ import pytest
 import pytest_asyncio
 
 from hark.clock import SECOND
+from hark.engine.keyvalue import bounds
 from hark.engine.postgres.jobs import MAX_REPLY_BYTES
+from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import POP
 from hark.engine.postgres.push import OPTIONS, PUSH
 from hark.engine.postgres.read import POSITIONS, READ
 from hark.engine.postgres.settle import _SETTLE
+from hark.keys import encode_key, prefix_bounds
+from hark.model import Key, KeyRange
 from tests.postgres_server import PostgresServer
 
 from .large_store import (
@@ -306,4 +310,84 @@ async def test_a_missing_index_is_noticed(measured: Measured, index: str, call: 
         work = await work_of(connection, call)
         await transaction.rollback()
     assert (work.answered, work.written) == (call.answered, call.written)
+    assert too_much(call, work) != []
+
+
+# Keys ------------------------------------------------------------------------------------------------------
+
+USERS, EACH = 200, 200
+_FILL_KEYS = """
+insert into hark.kv (key, value, version, expires_at)
+select key, '{}', n, case when n % 10 = 0 then $2::bigint end from unnest($1::bytea[]) with ordinality as k(key, n)
+"""
+
+
+def listing(prefix: Key, *, limit: int, reverse: bool, returned: int) -> Call:
+    """A page below a prefix."""
+    low, high = bounds(KeyRange(prefix=prefix, reverse=reverse))
+    sql = "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])"
+    return Call(sql, (NOW, [low], [high], [limit], [reverse]), size=1 + returned, written=0, answered=returned)
+
+
+def reading(keys: Sequence[Key], *, returned: int) -> Call:
+    """Entries by their keys."""
+    sql = "select * from hark.read_keys_v1($1, $2::bytea[])"
+    return Call(sql, (NOW, [encode_key(key) for key in keys]), size=len(keys), written=0, answered=returned)
+
+
+def writing(keys: Sequence[Key], kind: int, value: bytes, *, written: int) -> Call:
+    """The same change of all these keys."""
+    number, encoded = len(keys), [encode_key(key) for key in keys]
+    sql = """
+    select hark.write_keys_v1($1, $2::bytea[], $3::bigint[], $4::smallint[], $2::bytea[], $5::bytea[], $6::bigint[])
+    from (select hark.lock_keys_v1($2, null, null)) as locked
+    """
+    arguments = (NOW, encoded, [None] * number, [kind] * number, [value] * number, [None] * number)
+    return Call(sql, arguments, size=4 * number, written=written)
+
+
+NEW_KEYS: list[Key] = [("new", number) for number in range(20)]
+KEY_CALLS = {
+    "list": listing(("user", 7), limit=100, reverse=False, returned=100),
+    "list in reverse": listing(("user", 7), limit=100, reverse=True, returned=100),
+    "list of all": listing((), limit=100, reverse=False, returned=100),
+    "list of nothing": listing(("nobody",), limit=100, reverse=False, returned=0),
+    "count": Call("select hark.count_keys_v1($1, $2, $3)", (NOW, *prefix_bounds(("user", 7))), EACH, 0),
+    "read": reading([("user", 3, number) for number in range(1, 21)], returned=18),
+    "write": writing(NEW_KEYS, 0, b"1", written=40),
+    "sweep": Call("select hark.sweep_keys_v1($1, 50)", (NOW,), size=50, written=50),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keys(postgres_server: PostgresServer) -> AsyncIterator[tuple[str, Pool]]:
+    """Many keys, a tenth of them expired, and one connection to them with plans that it made when there were none."""
+    filled = [encode_key(("user", user, number)) for user in range(USERS) for number in range(EACH)]
+    with postgres_server.fresh_database() as url:
+        async with opened(url, size=1) as pool:
+            async with pool.connection() as connection:
+                for call in KEY_CALLS.values():
+                    await work_of(connection, call)
+                await connection.execute(_FILL_KEYS, filled, NOW)
+            yield url, pool
+
+
+@pytest.mark.parametrize("name", KEY_CALLS)
+async def test_a_call_on_keys_costs_what_it_names_and_returns(keys: tuple[str, Pool], name: str) -> None:
+    call = KEY_CALLS[name]
+    async with keys[1].connection() as connection:
+        work = await work_of(connection, call)
+    assert (work.answered, work.written) == (call.answered, call.written)
+    assert too_much(call, work) == []
+
+
+async def test_keys_without_their_index_are_noticed(keys: tuple[str, Pool]) -> None:
+    call = KEY_CALLS["list"]
+    # On a connection of its own: what it changes makes it plan again.
+    async with opened(keys[0], size=1) as pool, pool.connection() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("alter table hark.kv drop constraint kv_pkey")
+        work = await work_of(connection, call)
+        await transaction.rollback()
     assert too_much(call, work) != []

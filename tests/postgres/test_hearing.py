@@ -169,10 +169,15 @@ async def test_an_arrival_is_for_the_groups_of_the_server_that_hears_of_it(here:
     ]
 
 
-async def test_a_partition_that_this_server_does_not_know_is_news_for_all_its_groups(
+async def test_arrivals_in_a_partition_that_this_server_does_not_know_or_anywhere_are_news_for_all_groups(
     here: Driver, there: Driver
 ) -> None:
     await knows_partitions(there, "p1")
+    heard = there.engine.hear([Hint("orders", None, ("p1",), "message"), Hint("orders", None, None, "message")])
+    assert heard == [
+        Hint("orders", None, None, "message", told=(QUEUE_MODE,)),
+        Hint("orders", QUEUE_MODE, None, "message"),
+    ]
     assert await there.pop("orders", group="busy")
     assert there.engine.hear([Hint("orders", None, ("p1", "new"), "message")]) == [
         Hint("orders", None, ("p1", "new"), "message", told=(QUEUE_MODE, "busy")),
@@ -181,15 +186,6 @@ async def test_a_partition_that_this_server_does_not_know_is_news_for_all_its_gr
     ]
     await here.push("orders", "new", 1)
     assert payloads(await there.pop("orders")) == [1]
-
-
-async def test_an_arrival_anywhere_is_news_for_all_groups(there: Driver) -> None:
-    await knows_partitions(there, "p1")
-    heard = there.engine.hear([Hint("orders", None, ("p1",), "message"), Hint("orders", None, None, "message")])
-    assert heard == [
-        Hint("orders", None, None, "message", told=(QUEUE_MODE,)),
-        Hint("orders", QUEUE_MODE, None, "message"),
-    ]
 
 
 async def test_other_news_are_passed_on_as_they_are(there: Driver) -> None:
@@ -213,21 +209,12 @@ async def test_other_news_are_passed_on_as_they_are(there: Driver) -> None:
 # The secret ------------------------------------------------------------------------------------------------
 
 
-async def test_all_servers_of_a_database_share_a_secret(here: Driver, there: Driver) -> None:
-    secret = await here.engine.peer_secret()
+async def test_servers_that_start_together_agree_on_a_random_secret(here: Driver, there: Driver) -> None:
+    racers = islice(cycle([here, there]), 16)
+    [secret] = set(await asyncio.gather(*(racer.engine.peer_secret() for racer in racers)))
     assert len(secret) == 32
-    assert await there.engine.peer_secret() == secret
     await here.reopen()
     assert await here.engine.peer_secret() == secret
-
-
-async def test_servers_that_start_together_agree_on_the_secret(here: Driver, there: Driver) -> None:
-    racers = islice(cycle([here, there]), 16)
-    assert len(set(await asyncio.gather(*(racer.engine.peer_secret() for racer in racers)))) == 1
-
-
-async def test_a_secret_is_random(here: Driver, there: Driver) -> None:
     assert isinstance(there.engine, PostgresEngine)
-    secret = await here.engine.peer_secret()
     await there.engine.pool.fetch("delete from hark.meta where key like 'peer_secret:%'")
     assert await there.engine.peer_secret() != secret

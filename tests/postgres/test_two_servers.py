@@ -22,7 +22,9 @@ async def test_a_lease_taken_on_one_is_settled_through_the_other(
     assert payloads(await here.pop("orders", batch=10)) == [3]
 
 
-async def test_a_lease_taken_on_one_is_renewed_through_the_other(here: Driver, there: Driver, clock: FakeClock) -> None:
+async def test_a_lease_taken_on_one_is_renewed_and_released_through_the_other(
+    here: Driver, there: Driver, clock: FakeClock
+) -> None:
     await here.push("orders", "p1", 1)
     [held] = await here.pop("orders")
     clock.advance(299)
@@ -30,12 +32,6 @@ async def test_a_lease_taken_on_one_is_renewed_through_the_other(here: Driver, t
     clock.advance(299)
     assert (await here.pop("orders", "p1")).reason == "lease_held"
     assert (await there.pop("orders", "p1")).reason == "lease_held"
-    assert (await here.ack(held)).success
-
-
-async def test_a_lease_taken_on_one_is_released_through_the_other(here: Driver, there: Driver) -> None:
-    await here.push("orders", "p1", 1)
-    [held] = await here.pop("orders")
     await there.engine.release([held.lease])
     [again] = await here.pop("orders")
     assert again.message.attempt == 1
@@ -102,37 +98,30 @@ async def test_a_settlement_on_one_lets_the_other_go_on_at_once(here: Driver, th
         await here.ack(held)
 
 
-async def test_a_message_given_back_on_one_is_found_at_once_by_the_other(here: Driver, there: Driver) -> None:
+async def test_what_becomes_ready_on_one_is_found_at_once_by_the_other(
+    here: Driver, there: Driver, clock: FakeClock
+) -> None:
     await here.push("orders", "p1", 1)
     [held] = await here.pop("orders")
     for give_back in (here.retry, here.fail):
         assert await there.pop("orders") == []
         await give_back(held)
         [held] = await there.pop("orders")
-
-
-async def test_a_delay_that_began_on_one_ends_on_the_other(here: Driver, there: Driver, clock: FakeClock) -> None:
-    await here.push("orders", "p1", 1, delay_ms=5000)
-    assert (await there.pop("orders")).look_again_at == clock.now() + 5_000_000
-    clock.advance(5)
-    assert payloads(await there.pop("orders")) == [1]
-
-
-async def test_a_seek_on_one_is_found_at_once_by_the_other(here: Driver, there: Driver) -> None:
-    await here.push("orders", "p1", 1, 2)
-    assert await there.drain("orders", group="g") == [1, 2]
-    await here.seek("orders", group="g", offset=2)
-    assert payloads(await there.pop("orders", group="g", batch=10)) == [2]
-
-
-async def test_a_dead_letter_requeued_on_one_is_found_at_once_by_the_other(here: Driver, there: Driver) -> None:
-    await here.push("orders", "p1", 1)
-    [held] = await there.pop("orders")
     await there.kill(held)
     assert await there.pop("orders") == []
     [letter] = await here.dead_letters()
     await here.requeue(letter)
-    assert payloads(await there.pop("orders")) == [1]
+    got = await there.pop("orders")
+    assert payloads(got) == [1]
+    await there.ack_all(got)
+    await here.push("orders", "p1", 2, delay_ms=5000)
+    assert (await there.pop("orders")).look_again_at == clock.now() + 5_000_000
+    clock.advance(5)
+    assert payloads(await there.pop("orders")) == [2]
+    await here.push("bills", "p1", 1, 2)
+    assert await there.drain("bills", group="g") == [1, 2]
+    await here.seek("bills", group="g", offset=2)
+    assert payloads(await there.pop("bills", group="g", batch=10)) == [2]
 
 
 async def test_a_pause_on_one_stops_the_other(here: Driver, there: Driver) -> None:
@@ -239,7 +228,7 @@ async def test_options_changed_on_one_have_effect_on_the_other(here: Driver, the
     assert info.options.encryption_enabled
 
 
-async def test_labels_and_priorities_changed_on_one_have_effect_on_the_other(here: Driver, there: Driver) -> None:
+async def test_labels_priorities_and_flags_changed_on_one_have_effect_on_the_other(here: Driver, there: Driver) -> None:
     await there.push_messages(message("a", "p1", "a"), message("b", "p1", "b"))
     assert await there.pop(namespace="shop") == []
     await here.configure("a", namespace="shop")
@@ -248,9 +237,6 @@ async def test_labels_and_priorities_changed_on_one_have_effect_on_the_other(her
     await here.configure("a", namespace="elsewhere")
     assert await there.pop(namespace="shop") == []
     assert payloads(await there.pop(namespace="elsewhere")) == ["a"]
-
-
-async def test_a_flag_set_on_one_is_read_by_the_other(here: Driver, there: Driver) -> None:
     await here.engine.write_flag("push_maintenance", True)
     assert await there.engine.read_flags() == {"push_maintenance": True}
 
@@ -270,20 +256,19 @@ async def test_a_group_deleted_on_one_begins_anew_on_the_other(here: Driver, the
     assert payloads(await there.pop("orders", group="g", batch=10)) == ([1, 2] if forget else [2])
 
 
-async def test_a_start_fixed_on_one_holds_on_the_other_in_the_same_instant(here: Driver, there: Driver) -> None:
+async def test_a_start_fixed_or_changed_on_one_holds_on_the_other_in_the_same_instant(
+    here: Driver, there: Driver, clock: FakeClock
+) -> None:
     await there.push("orders", "p1", 1)
     assert await here.pop("orders", group="g", subscription=NEW) == []
     await there.push("orders", "p1", 2)
     await there.push("orders", "p2", 3)
     got = await there.pop("orders", group="g", batch=10, partitions=10)
     assert sorted(str(payload) for payload in payloads(got)) == ["2", "3"]
-
-
-async def test_a_start_changed_on_one_holds_on_the_other(here: Driver, there: Driver, clock: FakeClock) -> None:
-    await there.push("orders", "p1", 1)
-    assert await there.pop("orders", "p2", group="g") == []
+    clock.advance(1)
+    assert await there.pop("orders", "p3", group="changed") == []
     since = clock.now()
     clock.advance(1)
-    await there.push("orders", "p1", 2)
-    assert await here.engine.resubscribe("g", since) == 1
-    assert payloads(await there.pop("orders", group="g", batch=10)) == [2]
+    await there.push("orders", "p1", 4)
+    assert await here.engine.resubscribe("changed", since) == 1
+    assert payloads(await there.pop("orders", group="changed", batch=10)) == [4]

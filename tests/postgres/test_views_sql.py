@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import asyncpg
 import pytest
@@ -154,16 +155,18 @@ async def test_pages_are_in_order_over_more_partitions_than_are_looked_at_at_onc
             assert [view.id for view in views] == expected[offset : offset + limit], (queue, since, until, limit)
 
 
-@pytest.mark.parametrize("state", ["pending", "processing", "completed", "dead_letter"])
-async def test_a_page_of_a_state_is_what_each_message_says_of_itself(pool: Pool, state: MessageState) -> None:
+async def test_a_page_of_a_state_is_what_each_message_says_of_itself(pool: Pool) -> None:
     await fill(pool, 150, 20)
     for sql in GROUPS:
         await pool.fetch(sql)
-    expected = [view for view in await look(pool, MessageFilter(limit=ALL)) if view.state == state]
-    assert expected
-    for limit, offset in ((7, 0), (7, 50), (ALL, 0)):
-        found = await look(pool, MessageFilter(state=state, limit=limit, offset=offset))
-        assert found == expected[offset : offset + limit]
+    views = await look(pool, MessageFilter(limit=ALL))
+    states: list[MessageState] = ["pending", "processing", "completed", "dead_letter"]
+    for state in states:
+        expected = [view for view in views if view.state == state]
+        assert expected
+        for limit, offset in ((7, 0), (7, 50), (ALL, 0)):
+            found = await look(pool, MessageFilter(state=state, limit=limit, offset=offset))
+            assert found == expected[offset : offset + limit]
 
 
 async def test_text_that_can_not_be_stored_is_found_nowhere(pool: Pool) -> None:
@@ -184,58 +187,40 @@ async def test_text_that_can_not_be_stored_is_found_nowhere(pool: Pool) -> None:
 # Cost ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [None, "pending"])
-async def test_a_page_of_one_partition_costs_the_same_beside_many_others(
-    pool: Pool, explaining: Explaining, state: MessageState | None
+Look = Callable[[Explaining], Awaitable[object]]
+ONE_PARTITION = MessageFilter(queue="two", partition="p1")
+PENDING = MessageFilter(queue="two", partition="p1", state="pending")
+
+
+@pytest.mark.parametrize(
+    ("looking", "shapes"),
+    [
+        (lambda pool: look(pool, ONE_PARTITION), [(500, 3), (10_000, 3)]),
+        (lambda pool: look(pool, PENDING), [(500, 3), (10_000, 3)]),
+        (lambda pool: look(pool, MessageFilter(limit=20)), [(10, 500), (10, 5000)]),
+        (lambda pool: queue_views.queue_stats(pool, NOW, QueueFilter()), [(500, 5), (500, 100)]),
+        (lambda pool: queue_views.survey(pool, (0, ""), 100), [(500, 3), (5000, 30)]),
+    ],
+    ids=["a partition", "what is pending in a partition", "the newest", "counts", "a step of a survey"],
+)
+async def test_a_look_costs_the_same_beside_many_other_partitions_and_messages(
+    pool: Pool, explaining: Explaining, looking: Look, shapes: list[tuple[int, int]]
 ) -> None:
-    where = MessageFilter(queue="two", partition="p1", state=state)
-    costs = await costs_as_it_grows(pool, explaining, lambda: look(explaining, where), (500, 3), (10_000, 3))
+    costs = []
+    for partitions, messages in shapes:
+        await pool.fetch("truncate hark.partitions, hark.messages")
+        await fill(pool, partitions, messages)
+        costs.append(await explaining.cost(lambda: looking(explaining)))
     assert costs[1] < 2 * costs[0], costs
 
 
-async def test_a_page_costs_the_same_however_long_partitions_are(pool: Pool, explaining: Explaining) -> None:
-    newest = MessageFilter(limit=20)
-    costs = await costs_as_it_grows(pool, explaining, lambda: look(explaining, newest), (10, 500), (10, 5000))
-    assert costs[1] < 2 * costs[0], costs
-
-
-async def test_counts_do_not_look_at_messages(pool: Pool, explaining: Explaining) -> None:
-    def counts() -> Awaitable[object]:
-        return queue_views.queue_stats(explaining, NOW, QueueFilter())
-
-    costs = await costs_as_it_grows(pool, explaining, counts, (500, 5), (500, 100))
-    assert costs[1] < 2 * costs[0], costs
-
-
-@pytest.mark.parametrize("sort", ["newest", "name"])
-async def test_a_page_of_queues_costs_the_same_beside_many_others(
-    pool: Pool, explaining: Explaining, sort: QueueSort
-) -> None:
-    where = QueueFilter(sort=sort, limit=10)
+async def test_a_page_of_queues_costs_the_same_beside_many_others(pool: Pool, explaining: Explaining) -> None:
+    sorts: tuple[QueueSort, ...] = ("newest", "name")
     costs = []
     for first, last in ((1, 50), (51, 2000)):
         for sql in QUEUES:
             await pool.fetch(sql, first, last)
         await pool.fetch("analyze hark.queues, hark.partitions, hark.groups")
-        costs.append(await explaining.cost(lambda: queue_views.queue_stats(explaining, NOW, where)))
-    assert costs[1] < 2 * costs[0], costs
-
-
-async def test_a_step_of_a_survey_costs_the_same_however_large_the_store_is(pool: Pool, explaining: Explaining) -> None:
-    def step() -> Awaitable[object]:
-        return queue_views.survey(explaining, (0, ""), 100)
-
-    costs = await costs_as_it_grows(pool, explaining, step, (500, 3), (5000, 30))
-    assert costs[1] < 2 * costs[0], costs
-
-
-async def costs_as_it_grows(
-    pool: Pool, explaining: Explaining, looking: Callable[[], Awaitable[object]], *shapes: tuple[int, int]
-) -> list[int]:
-    """What a look costs in stores of so many partitions with so many messages."""
-    costs = []
-    for partitions, messages in shapes:
-        await pool.fetch("truncate hark.partitions, hark.messages")
-        await fill(pool, partitions, messages)
-        costs.append(await explaining.cost(looking))
-    return costs
+        pages = [QueueFilter(sort=sort, limit=10) for sort in sorts]
+        costs.append([await explaining.cost(partial(queue_views.queue_stats, explaining, NOW, page)) for page in pages])
+    assert all(late < 2 * early for early, late in zip(*costs, strict=True)), costs

@@ -105,12 +105,6 @@ async def test_a_copy_replaces_no_other_store_that_is_in_use(tmp_path: Path) -> 
     await other.close()
 
 
-def test_a_directory_is_no_name_for_a_copy(tmp_path: Path) -> None:
-    (tmp_path / "hark.db").touch()
-    with pytest.raises(StoreUnusable, match="a directory"):
-        backup(tmp_path / "hark.db", tmp_path, quiet, replace=True)
-
-
 async def test_a_restored_store_is_the_copy_and_the_old_one_is_kept(tmp_path: Path) -> None:
     path, copy, aside = tmp_path / "hark.db", tmp_path / "copy.db", tmp_path / "old.db"
     engine = await filled(path, b"1")
@@ -158,21 +152,17 @@ async def test_nothing_is_restored_under_a_running_server(tmp_path: Path) -> Non
     assert await payloads_in(path) == [b"1"]
 
 
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _text(path: Path) -> None:
-    path.write_text("no database at all, but long enough to be looked at" * 100)
-
-
 def _foreign(path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("create table notes (text)")
     connection.close()
 
 
-@pytest.mark.parametrize("make", [_empty, _text, _foreign], ids=["empty", "text", "foreign"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.touch(), lambda path: path.write_text("no database at all, but long" * 200), _foreign],
+    ids=["empty", "text", "foreign"],
+)
 def test_what_is_no_copy_is_refused_and_nothing_is_touched(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "copy.db")
     with pytest.raises(StoreUnusable, match=r"copy\.db"):
@@ -191,6 +181,9 @@ async def test_a_damaged_copy_is_refused(tmp_path: Path) -> None:
         restore(tmp_path / "copy.db", tmp_path / "new.db", quiet)
 
 
-def test_a_store_that_is_not_there_can_not_be_copied(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_can_not_be_copied_and_a_directory_is_no_name_for_a_copy(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="no database"):
         backup(tmp_path / "hark.db", tmp_path / "copy.db", quiet)
+    (tmp_path / "hark.db").touch()
+    with pytest.raises(StoreUnusable, match="a directory"):
+        backup(tmp_path / "hark.db", tmp_path, quiet, replace=True)

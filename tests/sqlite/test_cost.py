@@ -1,35 +1,41 @@
-"""The cost of a push, a pop and a settlement depends on what they carry, not on what the store holds.
+"""The cost of a call depends on what it carries and answers, not on what the store holds.
 
 Cost is counted in steps of SQLite's machine, which do not depend on the time of day.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
-from hark.clock import FakeClock
-from hark.engine.sqlite import SqliteEngine, holes, loader, ordered_saving, push, read, rows, transaction
+from hark.engine.sqlite import SqliteEngine, holes, keyvalue, loader, ordered_saving, push, read, rows, transaction
+from hark.engine.sqlite.deadletters import conditions
 from hark.engine.sqlite.shared import lanes, loading, saving
-from hark.model import NewMessage, PopRequest, PopResult, Read, ReadResult, Settlement, Status
+from hark.ids import IdCodec
+from hark.model import (
+    DeadLetterFilter,
+    MessageFilter,
+    NewMessage,
+    PopRequest,
+    PopResult,
+    QueueFilter,
+    QueueSpec,
+    Read,
+    ReadResult,
+    Settlement,
+    Status,
+)
 
 SPREAD = 20
 FACTOR = 1.5
 FRESH = count()
 """For transaction ids that were never used before."""
-
-
-@pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[SqliteEngine]:
-    engine = SqliteEngine(str(tmp_path / "hark.db"), clock=FakeClock())
-    await engine.start(lambda _: None)
-    yield engine
-    await engine.close()
 
 
 class Steps:
@@ -185,33 +191,54 @@ HOT = {
     "finding what all groups are done with": (holes._FIND, (1, "[]")),
     "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
 }
-TABLES = (
-    "messages",
-    "message",
-    "first",
-    "next",
-    "place",
-    "queues",
-    "partitions",
-    "partition",
-    "tracks",
-    "ranges",
-    "retries",
-    "fronts",
-    "lanes",
-    "lane",
-    "exceptions",
-    "holes",
-    "dead_letters",
-)
+TABLES = {"messages", "message", "first", "next", "place", "queues", "partitions", "partition", "tracks", "ranges"} | {
+    *("retries", "fronts", "lanes", "lane", "exceptions", "holes", "dead_letters")
+}
+
+
+def plan_of(engine: SqliteEngine, sql: str, parameters: tuple[Any, ...]) -> list[str]:
+    """How SQLite would do it."""
+    return [str(row[3]) for row in engine._store.reader.execute(f"explain query plan {sql}", parameters)]
 
 
 @pytest.mark.parametrize("statement", HOT)
 async def test_no_hot_statement_scans_a_table(engine: SqliteEngine, statement: str) -> None:
     sql, parameters = HOT[statement]
-    plan = [str(row[3]) for row in engine._store.reader.execute(f"explain query plan {sql}", parameters)]
+    plan = plan_of(engine, sql, parameters)
     assert plan
     assert [line for line in plan if line.startswith("SCAN") and line.split()[1] in TABLES] == []
+
+
+@pytest.mark.parametrize("sql", [keyvalue._RANGE, keyvalue._REVERSE_RANGE, keyvalue._WANTED, keyvalue._COUNT])
+async def test_reads_search_by_key_and_sort_nothing(engine: SqliteEngine, sql: str) -> None:
+    plan = plan_of(engine, sql, (b"a", b"b", 1, 1)[: sql.count("?")])
+    assert any("SEARCH kv USING PRIMARY KEY" in step for step in plan), plan
+    assert not any("SCAN kv" in step or "TEMP B-TREE" in step for step in plan), plan
+
+
+async def test_a_sweep_of_keys_searches_by_time(engine: SqliteEngine) -> None:
+    plan = plan_of(engine, keyvalue._OVER, (1, 1))
+    assert plan == ["SEARCH kv USING COVERING INDEX kv_expiry (expires_at<?)"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        DeadLetterFilter(ids=["a-letter"]),
+        DeadLetterFilter(ids=[IdCodec(7).encode(3, 5), "a-letter"]),
+        DeadLetterFilter(queue="orders"),
+        DeadLetterFilter(queue="orders", since=1, until=2),
+    ],
+    ids=["id", "ids of both kinds", "queue", "queue and time"],
+)
+async def test_no_search_that_names_something_reads_all_dead_letters(
+    engine: SqliteEngine, where: DeadLetterFilter
+) -> None:
+    matching, values = conditions(where, IdCodec(7))
+    sql = f"select * from dead_letters where {matching} order by failed_at desc, id desc"
+    plan = plan_of(engine, sql, tuple(values))
+    assert not [line for line in plan if line.startswith(("SCAN dead_letters", "SCAN letter"))], plan
+    assert [line for line in plan if line.startswith("SEARCH")], plan
 
 
 # Shared groups ---------------------------------------------------------------------------------------------
@@ -285,3 +312,87 @@ async def test_the_cost_of_a_shared_claim_does_not_grow_with_messages_of_a_lower
     await many(engine, 10_000)
     await cost()
     assert await cost() <= FACTOR * alone
+
+
+# Pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_at(engine: SqliteEngine) -> SqliteEngine:
+    """An engine with one reader, whose steps are counted."""
+    engine._pool.shutdown()
+    engine._pool = ThreadPoolExecutor(1)
+    return engine
+
+
+async def steps_of(engine: SqliteEngine, look: Callable[[], Awaitable[object]]) -> int:
+    """How many steps the readers take for a look."""
+    steps = Steps()
+    await look()
+    [connection] = engine._reader_connections
+    steps._trace(connection)
+    await look()
+    connection.trace_v2(0, None)
+    assert steps.number
+    return steps.number
+
+
+async def push_to(engine: SqliteEngine, queues: range, partitions: int = 2) -> None:
+    """Two messages for each partition, of which a group has taken one."""
+    names = [f"q{queue:05}" for queue in queues]
+    for _ in range(2):
+        await engine.push([[NewMessage(name, f"p{place:05}", b"1") for place in range(partitions)] for name in names])
+    await engine.pop(
+        [PopRequest(queue=name, group="g", batch=partitions, partitions=partitions, auto_ack=True) for name in names]
+    )
+
+
+LOOKS: dict[str, Callable[[SqliteEngine], Awaitable[object]]] = {
+    "newest queues": lambda engine: engine.queue_stats(QueueFilter(limit=10)),
+    "queues by name": lambda engine: engine.queue_stats(QueueFilter(limit=10, sort="name")),
+    "one queue": lambda engine: engine.queue_stats(QueueFilter(names=["q00003"])),
+    "a step of a survey": lambda engine: engine.survey((0, ""), 20),
+    "messages of a queue": lambda engine: engine.messages(MessageFilter(queue="q00003", limit=5)),
+    "messages of a partition": lambda engine: engine.messages(
+        MessageFilter(queue="q00003", partition="p00001", limit=5)
+    ),
+    "pending messages of a queue": lambda engine: engine.messages(
+        MessageFilter(queue="q00003", state="pending", limit=5)
+    ),
+    "messages on leases": lambda engine: engine.messages(MessageFilter(state="processing", limit=5)),
+    "dead messages": lambda engine: engine.messages(MessageFilter(state="dead_letter", limit=5)),
+}
+
+
+async def test_pages_cost_the_same_beside_many_other_queues(looked_at: SqliteEngine) -> None:
+    await push_to(looked_at, range(20))
+    with_few = {name: await steps_of(looked_at, partial(look, looked_at)) for name, look in LOOKS.items()}
+    await push_to(looked_at, range(20, 320))
+    for name, look in LOOKS.items():
+        steps = await steps_of(looked_at, partial(look, looked_at))
+        # How many there are in all is counted along an index: a few steps for each.
+        assert steps <= FACTOR * with_few[name] + 8 * 300, (name, with_few[name], steps)
+
+
+async def test_a_page_of_partitions_or_places_costs_the_same_beside_many_others(looked_at: SqliteEngine) -> None:
+    looks: dict[str, Callable[[], Awaitable[object]]] = {
+        "partitions": lambda: looked_at.partition_stats("q00000", limit=10),
+        "messages": lambda: looked_at.messages(MessageFilter(queue="q00000", limit=10)),
+        "a step of a survey": lambda: looked_at.survey((0, ""), 20),
+    }
+    await push_to(looked_at, range(1), 1100)
+    with_few = {name: await steps_of(looked_at, look) for name, look in looks.items()}
+    await push_to(looked_at, range(1), 3300)
+    for name, look in looks.items():
+        assert await steps_of(looked_at, look) <= FACTOR * with_few[name], name
+
+
+async def test_ten_thousand_queues_are_seen_page_by_page_each_once(looked_at: SqliteEngine) -> None:
+    names = [f"q{number:05}" for number in range(10_000)]
+    await looked_at.make_queues([QueueSpec(name=name) for name in names])
+    seen: list[str] = []
+    for offset in range(0, 10_000, 1000):
+        page = await looked_at.queue_stats(QueueFilter(limit=1000, offset=offset))
+        assert page.total == 10_000
+        seen += [stats.info.name for stats in page.items]
+    assert seen == names[::-1]

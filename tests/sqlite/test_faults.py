@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import apsw
 import pytest
@@ -24,18 +23,7 @@ from hark.model import (
     Settlement,
 )
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-async def engine(tmp_path: Path, clock: FakeClock) -> AsyncIterator[SqliteEngine]:
-    engine = SqliteEngine(str(tmp_path / "hark.db"), clock=clock)
-    await engine.start(lambda _: None)
-    yield engine
-    await engine.close()
+from .test_waiting_for_the_disk import SlowDisk
 
 
 async def push(engine: SqliteEngine, *numbers: int, partition: str = "p") -> None:
@@ -64,40 +52,15 @@ async def settle(engine: SqliteEngine, result: PopResult) -> bool:
     return all(item.success for item in answer)
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, target: object, name: str, error: Exception, times: int = 1) -> None:
-    """Let a method raise so many times before it works again."""
-    real: Callable[..., object] = getattr(target, name)
-    left = [times]
+def fail_once(monkeypatch: pytest.MonkeyPatch, target: object, name: str, error: Exception) -> None:
+    """Let a method raise once before it works again."""
+    real = getattr(target, name)
 
-    def failing(*arguments: object) -> object:
-        if left[0]:
-            left[0] -= 1
-            raise error
-        return real(*arguments)
+    def failing(*_: object) -> object:
+        monkeypatch.setattr(target, name, real)
+        raise error
 
     monkeypatch.setattr(target, name, failing)
-
-
-class Gate:
-    """Holds the next commit open until the test lets it through."""
-
-    def __init__(self, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._inside, self._open, real = threading.Event(), threading.Event(), engine._store.commit
-
-        def commit() -> None:
-            self._inside.set()
-            assert self._open.wait(10)
-            real()
-
-        monkeypatch.setattr(engine._store, "commit", commit)
-
-    async def wait_until_inside(self) -> None:
-        """Wait until a commit has begun."""
-        assert await asyncio.to_thread(self._inside.wait, 10)
-
-    def open(self) -> None:
-        """Let it end."""
-        self._open.set()
 
 
 async def test_a_pop_over_thousands_of_partitions_gets_them_all(engine: SqliteEngine) -> None:
@@ -111,20 +74,11 @@ async def test_a_read_that_fails_takes_nothing_out_of_reach(
     for number in range(4):
         await push(engine, number, partition=f"p{number}")
     await engine.release([(await pop(engine, 1)).lease_id])
-    monkeypatch.setattr("hark.engine.sqlite.claim.decode_messages", raising(apsw.IOError("on purpose")))
+    monkeypatch.setattr("hark.engine.sqlite.claim.decode_messages", Mock(side_effect=apsw.IOError("on purpose")))
     with pytest.raises(EngineFailure):
         await pop(engine)
     monkeypatch.undo()
     assert sorted(numbers_of(await pop(engine))) == [0, 1, 2, 3]
-
-
-def raising(error: Exception) -> Callable[[object], object]:
-    """A function that only raises."""
-
-    def function(_: object) -> object:
-        raise error
-
-    return function
 
 
 async def test_a_read_that_is_too_large_for_one_text_is_served_one_by_one(engine: SqliteEngine) -> None:
@@ -153,14 +107,14 @@ async def test_an_auto_ack_whose_commit_fails_is_not_answered_from_what_was_roll
 ) -> None:
     await push(engine, 7)
     await engine.release([(await pop(engine)).lease_id])
-    gate = Gate(engine, monkeypatch)
+    disk = SlowDisk(engine, monkeypatch)
     first = asyncio.ensure_future(push(engine, 8))
-    await gate.wait_until_inside()
+    await disk.wait_until_busy()
     both = asyncio.gather(push(engine, 9), pop(engine, 1, auto_ack=True))
     await engine.queue_infos()
     monkeypatch.undo()
     fail_once(monkeypatch, engine._store, "commit", apsw.IOError("on purpose"))
-    gate.open()
+    disk.go_on.set()
     await first
     _, got = await both
     assert numbers_of(got) == [7]
@@ -188,12 +142,12 @@ async def test_a_pop_during_the_removal_of_its_queue_does_not_bring_its_group_ba
 ) -> None:
     await push(engine, 1)
     assert await settle(engine, await pop(engine))
-    gate = Gate(engine, monkeypatch)
+    disk = SlowDisk(engine, monkeypatch)
     deletion = asyncio.ensure_future(engine.delete_queues(["orders"]))
-    await gate.wait_until_inside()
+    await disk.wait_until_busy()
     during = asyncio.ensure_future(pop(engine))
     await engine.queue_infos()
-    gate.open()
+    disk.go_on.set()
     assert await deletion == [True]
     assert numbers_of(await during) == []
     await push(engine, 2)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import get_args
 
 import apsw
 import msgspec
 import pytest
 
-from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine, schema
 from hark.engine.sqlite.handout import MAX_REPLY_BYTES
 from hark.engine.sqlite.placing import place_payloads
@@ -56,14 +54,6 @@ class Record:
         assert isinstance(place, Elsewhere)
         assert place.record == RECORD
         return self.body[place.offset : place.offset + place.length]
-
-
-@pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[SqliteEngine]:
-    engine = SqliteEngine(str(tmp_path / "hark.db"), clock=FakeClock())
-    await engine.start(lambda _: None)
-    yield engine
-    await engine.close()
 
 
 @pytest.fixture

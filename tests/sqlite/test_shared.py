@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,6 @@ from hark.model import NewMessage, PopRequest, PopResult, QueueOptions, QueueSpe
 from .test_waiting_for_the_disk import SlowDisk
 
 LATER = 3600 * 1000
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-async def engine(tmp_path: Path, clock: FakeClock) -> AsyncIterator[SqliteEngine]:
-    engine = SqliteEngine(str(tmp_path / "hark.db"), clock=clock)
-    await engine.start(lambda _: None)
-    yield engine
-    await engine.close()
 
 
 def wish(batch: int = 1, *, auto_ack: bool = False) -> PopRequest:

@@ -78,25 +78,20 @@ async def test_a_file_with_a_bad_header_is_refused_and_left_alone(tmp_path: Path
     assert path.read_bytes() == b"this is not a database" * 1000
 
 
-async def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", [(8192, b""), (4096, b"\xff" * 100_000)], ids=["truncated", "overwritten"])
+async def test_a_damaged_file_is_an_error_and_never_an_empty_queue(tmp_path: Path, rest: tuple[int, bytes]) -> None:
     path = tmp_path / "hark.db"
     await filled(path)
-    path.write_bytes(path.read_bytes()[:8192])
+    data = path.read_bytes()
+    path.write_bytes((data[: rest[0]] + rest[1])[: len(data)])
     assert "corrupt" in await refusal(path)
 
 
-async def test_overwritten_pages_are_an_error_and_never_an_empty_queue(tmp_path: Path) -> None:
-    path = tmp_path / "hark.db"
-    await filled(path)
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xff" * (len(data) - 4096)
-    path.write_bytes(data)
-    assert "corrupt" in await refusal(path)
-
-
-async def test_a_missing_database_beside_its_log_is_refused(tmp_path: Path) -> None:
+async def test_a_missing_database_beside_its_log_or_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hark.db-wal").write_bytes(b"log")
     assert "is missing but its log" in await refusal(tmp_path / "hark.db")
+    (tmp_path / "file").write_text("")
+    assert "check the permissions or choose another --data" in await refusal(tmp_path / "file" / "hark.db")
 
 
 async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -113,11 +108,6 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         connection.pragma("user_version", schema.CURRENT_VERSION + 1)
     connection.close()
     assert "use the newer Hark" in await refusal(path)
-
-
-async def test_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "check the permissions or choose another --data" in await refusal(tmp_path / "file" / "hark.db")
 
 
 async def test_migrations_go_step_by_step_and_keep_what_is_there(tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
 from bench import wrk
+from msgspec.structs import replace
 
 from hark.cli.load import Load, generate
-
-needs_wrk = pytest.mark.skipif(not wrk.available(), reason="wrk is not installed")
 
 
 class Recorder:
@@ -108,37 +109,69 @@ def test_a_script_carries_its_load_as_lua_values() -> None:
     assert "spread = true" in script.splitlines()[0]
 
 
-@needs_wrk
-@pytest.mark.parametrize("spread", [False, True])
-def test_wrk_pushes_whole_batches_to_every_partition(spread: bool) -> None:
-    recorder = Recorder(0)
-    with listening(recorder) as port:
-        load = Load(kind="push", queue="q", connections=4, batch=4, partitions=8, spread=spread)
-        sample = wrk.run(port, load, 1)
+@dataclass
+class Run:
+    """A load that wrk sends to a recorder."""
+
+    load: Load
+    recorder: Recorder
+    sample: wrk.Sample | None = None
+
+    def send(self) -> None:
+        """For a second, which is the shortest time that wrk knows."""
+        with listening(self.recorder) as port:
+            self.sample = wrk.run(port, self.load, 1)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    """Loads of all kinds, all sent at the same time."""
+    if not wrk.available():
+        pytest.skip("wrk is not installed: run scripts/test as root, or apt-get install wrk")
+    push, pop = Load(kind="push", queue="q", connections=4), Load(kind="pop", queue="q", connections=4)
+    made = {
+        "push": Run(replace(push, batch=4, partitions=8), Recorder(0)),
+        "spread push": Run(replace(push, batch=4, partitions=8, spread=True), Recorder(0)),
+        "push with ids": Run(replace(push, batch=3, transaction_ids=True), Recorder(0)),
+        "pop 1": Run(replace(pop, batch=1), Recorder(1)),
+        "pop 5": Run(replace(pop, batch=5), Recorder(5)),
+        "pop without acks": Run(replace(pop, batch=3, auto_ack=True), Recorder(3)),
+        "refused acks": Run(replace(pop, batch=2), Recorder(2, refuse=True)),
+    }
+    with ThreadPoolExecutor(len(made)) as threads:
+        for done in [threads.submit(run.send) for run in made.values()]:
+            done.result()
+    return made
+
+
+def sent(runs: dict[str, Run], name: str) -> tuple[Recorder, wrk.Sample]:
+    """What one of them did."""
+    sample = runs[name].sample
+    assert sample is not None
+    return runs[name].recorder, sample
+
+
+@pytest.mark.parametrize(("name", "partitions"), [("push", 1), ("spread push", 4)])
+def test_wrk_pushes_whole_batches_to_every_partition(runs: dict[str, Run], name: str, partitions: int) -> None:
+    recorder, sample = sent(runs, name)
     assert sample.errors == 0
     assert 0 < sample.messages <= 4 * len(recorder.pushed)
     assert {item["partition"] for items in recorder.pushed for item in items} == {f"p{n}" for n in range(8)}
-    assert {len({item["partition"] for item in items}) for items in recorder.pushed} == {4 if spread else 1}
+    assert {len({item["partition"] for item in items}) for items in recorder.pushed} == {partitions}
     assert {len(msgspec.json.encode(item["payload"])) for item in recorder.pushed[0]} == {256}
 
 
-@needs_wrk
-def test_wrk_never_repeats_a_transaction_id() -> None:
-    recorder = Recorder(0)
-    with listening(recorder) as port:
-        wrk.run(port, Load(kind="push", queue="q", connections=2, batch=3, transaction_ids=True), 1)
+def test_wrk_never_repeats_a_transaction_id(runs: dict[str, Run]) -> None:
+    recorder, _ = sent(runs, "push with ids")
     ids = [item["transactionId"] for items in recorder.pushed for item in items]
     assert ids
     assert len(set(ids)) == len(ids)
     assert {len(each) for each in ids} == {36}
 
 
-@needs_wrk
 @pytest.mark.parametrize(("batch", "route"), [(1, "/api/v1/ack"), (5, "/api/v1/ack/batch")])
-def test_wrk_acks_what_it_popped_under_the_right_lease_and_once(batch: int, route: str) -> None:
-    recorder = Recorder(batch)
-    with listening(recorder) as port:
-        sample = wrk.run(port, Load(kind="pop", queue="q", connections=4, batch=batch), 1)
+def test_wrk_acks_what_it_popped_under_the_right_lease_and_once(runs: dict[str, Run], batch: int, route: str) -> None:
+    recorder, sample = sent(runs, f"pop {batch}")
     assert recorder.wrong == []
     assert set(recorder.acked.values()) == {1}
     assert set(recorder.paths) == {f"/api/v1/pop/queue/q?batch={batch}", route}
@@ -146,21 +179,13 @@ def test_wrk_acks_what_it_popped_under_the_right_lease_and_once(batch: int, rout
     assert sample.messages >= recorder.acked.total() - 4 * batch
 
 
-@needs_wrk
-def test_wrk_counts_auto_acked_messages_and_sends_no_acks() -> None:
-    recorder = Recorder(3)
-    with listening(recorder) as port:
-        sample = wrk.run(port, Load(kind="pop", queue="q", connections=2, batch=3, auto_ack=True), 1)
+def test_wrk_counts_what_was_consumed_and_refused_acks_are_errors(runs: dict[str, Run]) -> None:
+    recorder, sample = sent(runs, "pop without acks")
     assert list(recorder.paths) == ["/api/v1/pop/queue/q?batch=3&autoack=true"]
-    assert sample.messages in {3 * (recorder.serial - n) for n in range(3)}
-
-
-@needs_wrk
-def test_refused_acks_are_errors_and_not_throughput() -> None:
-    with listening(Recorder(2, refuse=True)) as port:
-        sample = wrk.run(port, Load(kind="pop", queue="q", connections=2, batch=2), 1)
-    assert sample.messages == 0
-    assert sample.errors > 0
+    assert sample.messages in {3 * (recorder.serial - n) for n in range(5)}
+    _, refused = sent(runs, "refused acks")
+    assert refused.messages == 0
+    assert refused.errors > 0
 
 
 def test_the_built_in_generator_sends_exactly_the_requests_it_is_told_to() -> None:

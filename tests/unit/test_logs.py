@@ -61,9 +61,6 @@ def test_a_line_of_json_has_time_level_logger_and_text() -> None:
 def test_fields_and_the_request_id_stand_beside_the_text() -> None:
     line = as_json(record("done", fields={"removed": 7, "queues": ["a", "b"]}, request_id="r-1", task="send"))
     assert (line["removed"], line["queues"], line["request_id"], line["task"]) == (7, ["a", "b"], "r-1", "send")
-
-
-def test_fields_of_the_process_are_in_every_line() -> None:
     assert json.loads(JsonLines({"worker": 2}).format(record("up")))["worker"] == 2
 
 
@@ -78,15 +75,9 @@ def test_an_error_is_in_the_same_line_with_its_stack() -> None:
     assert error["stack"].startswith("Traceback") and "in failure" in error["stack"]
 
 
-def test_what_is_no_json_is_written_as_text() -> None:
+def test_nothing_that_a_call_says_breaks_its_line() -> None:
     assert as_json(record("odd", fields={"thing": {1, 2}, "key": {(1, 2): 3}}))["event"] == "odd"
-
-
-def test_objects_that_libraries_attach_are_left_out() -> None:
     assert set(as_json(record("up", websocket=object(), color_message="up"))) == {"at", "level", "logger", "event"}
-
-
-def test_a_call_of_the_log_that_is_wrong_is_not_lost() -> None:
     assert as_json(record("%d messages", "many"))["event"] == "%d messages ('many',)"
 
 

@@ -35,6 +35,7 @@ def test_counters_histograms_and_gauges_of_processes_are_summed_up() -> None:
     merger = Merger()
     merger.note(1, 1, said(3, waiting=1, took=0.5))
     merger.note(2, 1, said(4, waiting=2, took=5.0))
+    assert [name for name in SUMMED if f"`{name}` | gauge" not in PAGE] == []
     found = read(merger)
     assert found("hark_pushed_messages_total") == 7
     assert found("hark_queue_pushed_messages_total", queue="a") == 7
@@ -44,17 +45,11 @@ def test_counters_histograms_and_gauges_of_processes_are_summed_up() -> None:
     assert found("hark_http_request_seconds_sum", route="/") == 5.5
 
 
-def test_what_is_of_the_store_is_told_by_one() -> None:
+def test_what_is_of_the_store_is_told_by_one_and_processes_are_told_apart() -> None:
     merger = Merger()
     merger.note(2, 1, said(0, backlog=11))
     merger.note(1, 1, said(0, backlog=10))
     assert read(merger)("hark_backlog_messages") == 10
-
-
-def test_processes_are_told_apart_where_they_must_be() -> None:
-    merger = Merger()
-    merger.note(1, 1, said(0))
-    merger.note(2, 1, said(0))
     found = read(merger)
     assert [found("process_open_fds", worker=worker) for worker in ("1", "2")] == [7, 7]
 
@@ -82,15 +77,3 @@ def test_queues_that_no_live_process_speaks_of_are_forgotten() -> None:
     queues = {sample.labels["queue"] for sample in found.samples if "queue" in sample.labels}
     assert queues == {"a", ""}
     assert found("hark_pushed_messages_total") == 16
-
-
-def test_of_a_process_that_does_not_answer_the_last_word_counts() -> None:
-    merger = Merger()
-    merger.note(1, 1, said(10))
-    merger.note(2, 1, said(5))
-    merger.note(2, 1, said(6))
-    assert read(merger)("hark_pushed_messages_total") == 16
-
-
-def test_gauges_that_are_summed_up_are_there() -> None:
-    assert [name for name in SUMMED if f"`{name}` | gauge" not in PAGE] == []

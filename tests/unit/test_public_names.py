@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import hark
 
 
@@ -13,13 +15,17 @@ def test_every_public_name_is_there_and_in_order() -> None:
     assert dir(hark) == hark.__all__
     for name in hark.__all__:
         assert getattr(hark, name) is not None
-
-
-def test_another_name_is_refused_as_usual() -> None:
     assert not hasattr(hark, "nothing")
 
 
-def test_importing_hark_imports_neither_client_nor_server() -> None:
-    code = "import sys, hark; print([name for name in sys.modules if name.startswith(('aiohttp', 'hark.', 'uvicorn'))])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['hark._version']"
+@pytest.mark.parametrize(
+    ("module", "expensive", "found"),
+    [
+        ("hark", ("aiohttp", "hark.", "uvicorn"), "['hark._version']"),
+        ("hark.settings", ("typer", "rich", "httpx", "uvicorn"), "[]"),
+    ],
+)
+def test_an_import_brings_nothing_expensive_with_it(module: str, expensive: tuple[str, ...], found: str) -> None:
+    code = f"import sys, {module}; print([name for name in sys.modules if name.startswith({expensive})])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found

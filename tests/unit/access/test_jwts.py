@@ -173,33 +173,29 @@ def test_times_that_are_none_are_refused(exp: object) -> None:
     refused(signed(exp=exp))
 
 
-def test_the_audience_must_be_ours_if_we_have_one() -> None:
+@pytest.mark.parametrize(("claim", "setting"), [("aud", "jwt_audience"), ("iss", "jwt_issuer")])
+def test_audience_and_issuer_must_be_ours_if_we_have_them(claim: str, setting: str) -> None:
+    ours = msgspec.structs.replace(HS256, **{setting: "https://ours"})
+    assert accepted(signed(**{claim: "https://ours"}), ours).subject == "alice"
+    assert f"`{claim}`" in refused(signed(**{claim: "https://other"}), ours)
+    assert f"`{claim}`" in refused(signed(), ours)
+    assert accepted(signed(**{claim: "https://other"})).subject == "alice"
+
+
+def test_one_of_several_audiences_is_enough() -> None:
     ours = msgspec.structs.replace(HS256, jwt_audience="hark")
-    assert accepted(signed(aud="hark"), ours).subject == "alice"
     assert accepted(signed(aud=["other", "hark"]), ours).subject == "alice"
-    assert "`aud`" in refused(signed(aud="other"), ours)
-    assert "`aud`" in refused(signed(), ours)
-    assert accepted(signed(aud="other")).subject == "alice"
-
-
-def test_the_issuer_must_be_ours_if_we_have_one() -> None:
-    ours = msgspec.structs.replace(HS256, jwt_issuer="https://issuer")
-    assert accepted(signed(iss="https://issuer"), ours).subject == "alice"
-    assert "`iss`" in refused(signed(iss="https://other"), ours)
-    assert "`iss`" in refused(signed(), ours)
 
 
 # Keys and algorithms -----------------------------------------------------------------------------------------
 
 
-def test_rsa_and_ed25519_keys_verify_what_their_private_halves_signed(keys: Callable[..., Auth]) -> None:
+def test_rsa_and_ed25519_keys_verify_what_their_private_halves_signed_and_nothing_else(
+    keys: Callable[..., Auth],
+) -> None:
     auth = keys(pem(rsa_key()), pem(ed_key()))
     assert accepted(signed(rsa_key(), "RS256"), auth).subject == "alice"
     assert accepted(signed(ed_key(), "EdDSA"), auth).subject == "alice"
-
-
-def test_what_another_key_signed_is_refused(keys: Callable[..., Auth]) -> None:
-    auth = keys(pem(rsa_key()), pem(ed_key()))
     assert "signature" in refused(signed(rsa_key("other"), "RS256"), auth)
     assert "signature" in refused(signed(ed_key("other"), "EdDSA"), auth)
     assert "signature" in refused(signed(SECRET[::-1]))
@@ -230,13 +226,9 @@ def test_no_other_algorithm_is_accepted(algorithm: str) -> None:
     assert "no key of this server fits" in refused(f"{head}.{body}.{signed().split('.')[2]}")
 
 
-def test_an_rsa_key_is_for_rs256_alone(keys: Callable[..., Auth]) -> None:
+def test_an_rsa_key_is_for_rs256_alone_and_extensions_are_refused(keys: Callable[..., Auth]) -> None:
     assert "no key of this server fits" in refused(signed(rsa_key(), "PS256"), keys(pem(rsa_key())))
-
-
-def test_an_extension_that_must_be_understood_is_refused() -> None:
-    text = jwt.encode(claims(), SECRET, algorithm="HS256", headers={"crit": ["more"], "more": 1})
-    refused(text)
+    refused(jwt.encode(claims(), SECRET, algorithm="HS256", headers={"crit": ["more"], "more": 1}))
 
 
 @pytest.mark.parametrize(

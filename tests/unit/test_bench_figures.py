@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,12 +13,21 @@ from bench import must, report
 from bench.backlog import cost
 from bench.figures import Figure, Run, compared, figure_of, median_of, medians
 from bench.limits import METHODS, insertion
-from bench.procfs import Cpu, cpu_of, parse_stat, rss_mb
+from bench.peers import compare
+from bench.peers.peer import Span, batches
+from bench.postgres import cost as postgres_cost
+from bench.postgres.cluster import database_url
+from bench.postgres.copy import BATCH, TransactionIds
+from bench.postgres.limits import parse_rate
+from bench.postgres.mixed import Together
+from bench.procfs import Cpu, cpu_of, family_us, parse_stat, rss_mb
 from bench.rows import ALL, ROWS
+from bench.servers import command
+from bench.stores import Place, SqliteStores
 from bench.wrk import Sample, parse_report
 
 from hark.cli.bench import Mode, plan
-from hark.cli.load import Load, ack_body, payload_of, percentile, push_bodies
+from hark.cli.load import Load, Outcome, ack_body, payload_of, percentile, push_bodies
 
 
 def sample(**changes: float) -> Sample:
@@ -28,12 +39,18 @@ def figure(**changes: float | str | None) -> Figure:
     return msgspec.structs.replace(Figure(row="push1", title="t", server="hark", throughput=100), **changes)
 
 
-@pytest.mark.parametrize(("percent", "expected"), [(0, 1), (50, 50), (99, 99), (99.5, 100), (100, 100)])
-def test_a_percentile_is_the_smallest_value_that_covers_its_share(percent: float, expected: float) -> None:
-    assert percentile(list(range(100, 0, -1)), percent) == expected
+def together(pushed: int, popped: int, backlogs: tuple[int, int]) -> Together:
+    sample = Sample(messages=pushed, seconds=10, errors=0, empty=0, p50_ms=1, p99_ms=2, generator_cpu=0.5)
+    outcome = Outcome(kind="pop", messages=popped, requests=1, errors=0, empty=0, seconds=10, latencies_ms=[])
+    return Together(sample, outcome, backlogs)
 
 
-def test_a_percentile_of_nothing_is_zero_and_of_one_value_is_it() -> None:
+# Loads ----------------------------------------------------------------------------------------------------
+
+
+def test_a_percentile_is_the_smallest_value_that_covers_its_share() -> None:
+    values = list(range(100, 0, -1))
+    assert [percentile(values, percent) for percent in (0, 50, 99, 99.5, 100)] == [1, 50, 99, 100, 100]
     assert percentile([], 99) == 0
     assert percentile([7.0], 50) == 7
 
@@ -43,22 +60,30 @@ def test_a_payload_is_json_of_exactly_its_size() -> None:
     assert msgspec.json.decode(payload_of(10)) == {"pad": ""}
 
 
-def test_push_bodies_turn_through_the_partitions_one_a_request() -> None:
-    bodies = push_bodies(Load(kind="push", queue="q", batch=2, partitions=3))
-    seen = [[item["partition"] for item in msgspec.json.decode(next(bodies))["items"]] for _ in range(4)]
-    assert seen == [["p0", "p0"], ["p1", "p1"], ["p2", "p2"], ["p0", "p0"]]
+@pytest.mark.parametrize(
+    ("batch", "spread", "expected"),
+    [
+        (2, False, [["p0", "p0"], ["p1", "p1"], ["p2", "p2"], ["p3", "p3"], ["p0", "p0"]]),
+        (2, True, [["p0", "p1"], ["p2", "p3"], ["p0", "p1"]]),
+    ],
+    ids=["one a request", "each once a turn"],
+)
+def test_push_bodies_turn_through_the_partitions(batch: int, spread: bool, expected: list[list[str]]) -> None:
+    bodies = push_bodies(Load(kind="push", queue="q", batch=batch, partitions=4, spread=spread))
+    seen = [[item["partition"] for item in msgspec.json.decode(next(bodies))["items"]] for _ in expected]
+    assert seen == expected
 
 
-def test_spread_push_bodies_hold_each_partition_once_a_turn() -> None:
-    bodies = push_bodies(Load(kind="push", queue="q", batch=3, partitions=6, spread=True))
-    seen = [[item["partition"] for item in msgspec.json.decode(next(bodies))["items"]] for _ in range(3)]
-    assert seen == [["p0", "p1", "p2"], ["p3", "p4", "p5"], ["p0", "p1", "p2"]]
-
-
-def test_transaction_ids_are_never_repeated() -> None:
-    bodies = push_bodies(Load(kind="push", queue="q", batch=5, partitions=2, transaction_ids=True))
-    ids = [item["transactionId"] for _ in range(20) for item in msgspec.json.decode(next(bodies))["items"]]
-    assert len(set(ids)) == 100
+def test_pushes_say_their_delay_and_never_repeat_a_transaction_id() -> None:
+    bodies = push_bodies(Load(kind="push", queue="q", batch=5, partitions=2, transaction_ids=True, delay_ms=5))
+    items = [item for _ in range(20) for item in msgspec.json.decode(next(bodies))["items"]]
+    assert len({item["transactionId"] for item in items}) == 100
+    assert {item["delay"] for item in items} == {5}
+    ids = TransactionIds(wanted=True)
+    made = [*ids.batch(), *ids.batch()]
+    assert len(set(made)) == 2 * BATCH
+    assert {len(each or "") for each in made} == {36}
+    assert set(TransactionIds(wanted=False).batch()) == {None}
 
 
 def test_an_ack_names_transaction_partition_and_lease_of_each_message() -> None:
@@ -85,6 +110,9 @@ def test_both_halves_the_connections_and_pop_fills_a_backlog_first() -> None:
     assert [load.kind for load in measured] == ["pop"]
 
 
+# Readings and reports --------------------------------------------------------------------------------------
+
+
 def test_a_stat_line_is_read_whatever_the_name_of_the_thread() -> None:
     fields = " ".join(["S", *map(str, range(1, 30))])
     stat = parse_stat(f"12 (odd) name) {fields}")
@@ -98,20 +126,25 @@ def test_cpu_and_memory_of_this_process_can_be_read() -> None:
     assert Cpu(30, 20).since(Cpu(10, 5)) == Cpu(20, 15)
 
 
-def test_a_push_report_counts_answered_requests_times_the_batch() -> None:
+def test_what_children_used_counts_also_after_they_ended() -> None:
+    before = family_us(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.1: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert family_us(os.getpid()) - before >= 90_000
+
+
+def test_reports_of_wrk_and_pgbench_are_read_or_refused() -> None:
     line = '{"requests":50,"seconds":2.0,"errors":10,"consumed":0,"empty":0,"p50_ms":1.5,"p99_ms":9}'
     got = parse_report(f"Running\n\nBENCH {line}\n", "push", 100, 0.3)
     assert (got.messages, got.throughput, got.p50_ms, got.generator_cpu) == (4000, 2000, 1.5, 0.3)
-
-
-def test_a_pop_report_counts_what_was_consumed() -> None:
     line = '{"requests":50,"seconds":2.0,"errors":0,"consumed":7,"empty":3,"p50_ms":1,"p99_ms":9}'
     assert parse_report(f"BENCH {line}", "pop", 100, 0).messages == 7
-
-
-def test_output_of_wrk_without_a_report_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no report"):
         parse_report("unable to connect", "push", 1, 0)
+    printed = "number of clients: 8\nlatency average = 0.5 ms\ntps = 14370.447880 (without initial connection time)\n"
+    assert parse_rate(printed) == pytest.approx(14370.44788)
+    with pytest.raises(RuntimeError, match="no rate"):
+        parse_rate("connection refused")
 
 
 def test_a_figure_is_per_message_and_says_when_the_generator_was_the_limit() -> None:
@@ -150,6 +183,59 @@ def test_ratios_are_to_e_around_the_row_and_to_the_floor_of_the_round() -> None:
     assert "drifted by 20%" in hark.note
 
 
+def test_of_both_sides_the_slower_counts_and_consumers_are_behind_by_what_the_backlog_grew() -> None:
+    assert together(1000, 900, (0, 0)).throughput == 90
+    assert together(1000, 1100, (0, 0)).throughput == 100
+    assert together(1000, 1000, (50, 95)).left_behind == pytest.approx(0.1)
+    assert together(1000, 1000, (50, 10)).left_behind == 0
+
+
+def test_peers_are_measured_in_batches_without_their_start_and_by_their_best_settings() -> None:
+    assert batches(2500) == [1000, 1000, 500]
+    assert compare.rate(Span(100, 101), [Span(110.5, 112), Span(110, 113)], 80) == 20
+    figures = [
+        figure(server=server, throughput=throughput)
+        for server, throughput in (("hark, 100", 9.0), ("hark, 1000", 8.0), ("pgqueuer, 10", 3.0))
+    ]
+    assert (compare.best(figures, "hark"), compare.best(figures, "pgqueuer")) == (9, 3)
+
+
+# Stores ----------------------------------------------------------------------------------------------------
+
+
+def test_another_database_of_a_server_keeps_the_rest_of_its_url() -> None:
+    assert database_url("postgresql://me:@/postgres?host=/run/pg", "x-1") == "postgresql://me:@/x-1?host=/run/pg"
+    assert database_url("postgresql://h:1/a", "b") == "postgresql://h:1/b"
+
+
+def test_servers_get_a_folder_or_the_url_of_a_database(tmp_path: Path) -> None:
+    database = Place(tmp_path, "postgresql://h/b", 1)
+    assert command("hark", 80, Place(tmp_path))[1:] == ["serve", "--port", "80", "--data", str(tmp_path)]
+    assert command("hark", 80, database)[1:] == ["serve", "--port", "80", "--engine", "postgresql://h/b"]
+    assert command("floor", 80, Place(tmp_path))[2:] == ["bench.floor", "80", str(tmp_path)]
+    assert command("floor", 80, database)[2:] == ["bench.postgres.floor", "80", "postgresql://h/b"]
+
+
+def test_a_copy_of_a_folder_outlives_it(tmp_path: Path) -> None:
+    stores = SqliteStores()
+    first = stores.create(tmp_path / "first")
+    first.folder.mkdir()
+    (first.folder / "data").write_text("kept")
+    second = stores.copy(first, tmp_path / "second")
+    stores.remove(first)
+    assert not first.folder.exists()
+    assert (second.folder / "data").read_text() == "kept"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_insertion_limit_fills_the_table_of_hark(tmp_path: Path, method: str) -> None:
+    limit = insertion(tmp_path, method, 10, 0.01)
+    assert limit.per_second > 0
+
+
+# Demands ---------------------------------------------------------------------------------------------------
+
+
 def test_demands_pass_fail_or_were_not_measured() -> None:
     figures = [figure(ratio_e=0.5, ratio_floor=0.7)]
     values = {"rss": [79.9], "start": [0.9, 1.2, 9.0], "backlog_push1": [1.6]}
@@ -170,20 +256,24 @@ def test_without_wrk_only_what_is_no_ratio_of_loads_is_judged() -> None:
     assert [demand.text for demand in must.demands(run) if demand.holds is not None] == ["memory of an idle server"]
 
 
+def test_demands_are_those_of_the_engine() -> None:
+    values = {"pinned": [0.6], "cost_10": [2.0], "peer_pgqueuer": [5.5], "together_p99": [90.0]}
+    run = Run(machine={"generator": "wrk", "engine": "postgres"}, values=values)
+    verdicts = {demand.unit: demand.holds for demand in must.demands(run) if demand.holds is not None}
+    assert verdicts == {"x the first": True, "x COPY": False, "x pgqueuer": True, "ms": True}
+    without_wrk = msgspec.structs.replace(run, machine=run.machine | {"generator": "hark bench"})
+    assert "ms" not in {demand.unit for demand in must.demands(without_wrk) if demand.holds is not None}
+
+
 def test_every_demand_names_a_row_of_the_benchmark() -> None:
     for engine, wanted in must.AT_LEAST_E.items():
         assert {name for name, _, _ in wanted} <= set(ROWS) & set(ALL[engine])
     for engine in ("sqlite", "postgres"):
         assert set(ROWS) < set(ALL[engine])
+    assert {case.name for case in postgres_cost.CASES} <= {bound.name for bound in must.SINGLE["postgres"]}
 
 
 def test_tables_show_figures_and_dashes_for_what_is_missing() -> None:
     assert report.cells(figure(row="idle", p50_ms=1.234))[:7] == ["t", "hark", "100", "-", "-", "1.23", "-"]
     assert report.figures_table([figure()]).row_count == 1
     assert report.demands_table(must.demands(Run(machine={}, values={"rss": [1.0]}))).row_count == 1
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_insertion_limit_fills_the_table_of_hark(tmp_path: Path, method: str) -> None:
-    limit = insertion(tmp_path, method, 10, 0.01)
-    assert limit.per_second > 0
