@@ -27,9 +27,10 @@ NEAREST_SECONDS = 180
 WHOLE_SECONDS = 3600
 """Tests that do not end within these hang, and a hang is found too."""
 GIVE_UP_SECONDS = 20
-# In the order of the files: another order might find another fault than the one that was made.
-PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-rfE", "--tb=no")
-ALONE = ("-n", "0")
+# In the order of the files: in another one a test might fail for another reason than the fault.
+ORDERED = ("--randomly-dont-reorganize", "--randomly-dont-reset-seed")
+PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", *ORDERED)
+ALONE = ("-n", "0", "--timeout", "60")
 TOGETHER = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", re.MULTILINE)
 _PASSED, _SELECTED_NOTHING = 0, 5
