@@ -160,6 +160,8 @@ def main() -> int:
     parser.add_argument("--only-nearest", action="store_true", help="do not run the whole suite for those that survive")
     parser.add_argument("--tests", type=Path, default=TREE, metavar="DIR", help="use the tests of another checkout")
     options = parser.parse_args()
+    # A process in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     survived, unusable = 0, 0
     try:
         mutants = read_mutants(options.names)
