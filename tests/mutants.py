@@ -7,6 +7,7 @@ runs. A test that fails counts only if it passes without the fault.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -106,8 +107,9 @@ def run_tests(copy: Path, arguments: list[str], seconds: int) -> Run:
     try:
         said, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        _end(process)
         return Run(False, "")
+    finally:
+        _end(process)
     if process.returncode == _PASSED:
         return Run(True, "")
     failed = _FAILED.search(said)
@@ -117,15 +119,12 @@ def run_tests(copy: Path, arguments: list[str], seconds: int) -> Run:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Let fixtures stop their servers; then end whatever is left."""
+    """Let fixtures stop their servers, if it hangs; then end whatever is left of it."""
     for number in (signal.SIGINT, signal.SIGKILL):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-            process.communicate(timeout=GIVE_UP_SECONDS)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GIVE_UP_SECONDS)
 
 
 def judge(mutant: Mutant, checkout: Path, folder: Path, only_nearest: bool) -> str | None:
