@@ -62,7 +62,7 @@ class Unusable(Exception):
 
 def read_mutants(names: list[str]) -> list[Mutant]:
     """All mutants, or those with these names."""
-    listed = tomllib.loads((TREE / "tests/mutants.toml").read_text())["mutant"]
+    listed = tomllib.loads((TREE / "scripts/mutants.toml").read_text())["mutant"]
     mutants = {one.name: one for one in msgspec.convert(listed, list[Mutant])}
     unknown = [name for name in names if name not in mutants]
     if unknown or len(mutants) != len(listed):
