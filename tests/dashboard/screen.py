@@ -20,6 +20,14 @@ _THEMES: tuple[Theme, ...] = ("light", "dark")
 _WAIT_MS = 15_000
 _FREE = "about:blank#free"
 """Where a window is that a test may take."""
+_HURRY = """
+const patient = window.setTimeout;
+window.setTimeout = (act, ms = 0, ...rest) => patient(act, ms <= 1000 ? ms / 20 : ms, ...rest);
+"""
+"""Nobody types here, and nobody has to be spared: the page waits a twentieth of its pauses of up to a second.
+
+The pauses themselves are tested with a clock that belongs to the test, in windows that are not hurried.
+"""
 _STATUS = re.compile(r"the server responded with a status of (\d+)")
 
 
@@ -33,7 +41,6 @@ class Screen:
         self.requests: list[str] = []
         """All that the page asked for, as `GET /path?query`."""
         self._expected: set[int] = set()
-        self._spoiled = False
         self._listeners: dict[str, Callable[..., None]] = {
             "console": self._said,
             "pageerror": lambda error: self.problems.append(f"error in a script: {error}"),
@@ -46,29 +53,28 @@ class Screen:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, browser: Browser, url: str) -> AsyncIterator[Self]:
+    async def opened(cls, browser: Browser, url: str, *, hurried: bool = True) -> AsyncIterator[Self]:
         """A clean window, checked for problems when it is left.
 
-        Windows are used again, as a new one costs more than most tests; after a failure, or when it was spoiled, a
-        window is closed.
+        Windows are used again, as a new one costs more than most tests; after a failure, or when the test wanted one
+        whose time is not hurried, a window is closed.
         """
         page = next((page for context in browser.contexts for page in context.pages if page.url == _FREE), None)
-        page = page or await _new_page(browser)
+        if page is None or not hurried:
+            page = await _new_page(browser)
+            if hurried:
+                await page.add_init_script(_HURRY)
         screen = cls(page, url)
         fine = False
         try:
             yield screen
             assert not screen.problems, "\n".join(screen.problems)
-            fine = not screen._spoiled
+            fine = hurried
         finally:
             if fine:
                 await screen._clean()
             else:
                 await page.context.close()
-
-    def spoil(self) -> None:
-        """Nobody may use this window after this test."""
-        self._spoiled = True
 
     async def _clean(self) -> None:
         """Leave nothing behind for the next test."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from playwright.async_api import Route, expect
+from playwright.async_api import Browser, Route, expect
 
 from tests.dashboard.screen import Screen
 from tests.http.api import Api
@@ -24,12 +25,12 @@ OPEN = "streams.filter((stream) => !stream.closed).length"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def faked(screen: Screen) -> Screen:
+async def faked(browser: Browser, server_url: str) -> AsyncIterator[Screen]:
     """A window whose clock and stream belong to the test."""
-    screen.spoil()
-    await screen.page.add_init_script(FAKE_STREAMS)
-    await screen.page.clock.install()
-    return screen
+    async with Screen.opened(browser, server_url, hurried=False) as screen:
+        await screen.page.add_init_script(FAKE_STREAMS)
+        await screen.page.clock.install()
+        yield screen
 
 
 async def tell(screen: Screen, *changed: str, more: bool = False) -> None:
