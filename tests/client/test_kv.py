@@ -15,7 +15,6 @@ from hark.client.keys.kv import KeyValue
 from hark.client.keys.watching import KeyWatch
 from hark.client.parameters import KeyParts
 from hark.client.transport.api import Answer, ConnectionFailed
-from hark.client.transport.http import HttpTransport
 from hark.clock import SystemClock
 from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
