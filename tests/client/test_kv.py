@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,14 +15,12 @@ from hark.client.keys.kv import KeyValue
 from hark.client.keys.watching import KeyWatch
 from hark.client.parameters import KeyParts
 from hark.client.transport.api import Answer, ConnectionFailed
-from hark.client.transport.http import HttpTransport
 from hark.clock import SystemClock
 from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, HarkError, InvalidInput, Overloaded
 from tests.client.deliveries import pop
 from tests.client.transports import Pauses, Recorder, Script, first_of, no_sleep, problem
-from tests.servers import server_process
 
 ATOMIC = "/keyval/api/atomic"
 
@@ -296,22 +293,6 @@ async def test_a_watch_that_was_left_goes_on_and_nothing_is_asked_while_nothing_
     await kv.set((queue,), 1)
     assert (await coming).value == 1
     assert [request.method for request in recorder.requests] == ["GET", "PUT"]
-
-
-async def test_it_goes_on_when_the_server_was_away(tmp_path: Path) -> None:
-    with server_process(tmp_path, engine="sqlite:///hark.db") as first_url:
-        transport = HttpTransport(first_url)
-        kv = KeyValue(Caller(transport, CallPolicy(first_delay=0.01, max_delay=0.05)))
-        watch = kv.watch([("a",)])
-        await kv.set(("a",), "before")
-        assert (await next_of(watch)).value == "before"
-        coming = asyncio.create_task(next_of(watch))
-        await asyncio.sleep(0)
-    port = first_url.rpartition(":")[2]
-    with server_process(tmp_path, engine="sqlite:///hark.db", arguments=("--port", port)):
-        await kv.set(("a",), "after")
-        assert (await coming).value == "after"
-    await transport.close()
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "in this process"])

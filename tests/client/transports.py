@@ -18,7 +18,7 @@ Judge = Callable[[Request], bool]
 
 
 class Recorder:
-    """Hands requests on and remembers them; loses the answers of some, refuses to send others, and may itself answer."""
+    """Hands requests on and remembers them; loses the answers of some, refuses to send others, or answers by itself."""
 
     def __init__(self, transport: Transport, lose: Judge | None = None, refuse: Judge | None = None) -> None:
         self._transport = transport

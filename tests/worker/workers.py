@@ -133,9 +133,7 @@ def wire_message(id: str) -> dict[str, object]:
 
 
 class ScriptedServer(Script):
-    """A transport whose pops are answered by the test, whose acks succeed unless it says otherwise, and whose pushes are
-    never answered.
-    """
+    """A transport whose pops the test answers; acks succeed unless it says otherwise, and pushes stay unanswered."""
 
     def __init__(self) -> None:
         super().__init__()
