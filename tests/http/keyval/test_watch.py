@@ -215,7 +215,8 @@ def test_a_poll_gives_what_changed_since_the_versions_of_the_one_before(keys: Ke
     assert answer["versionstamps"] == ["", stamp, ""]
     known = ",".join(answer["versionstamps"])
     begun = time.monotonic()
-    for waiting in ({}, {"wait": True, "timeout": 100}):
+    waits: list[Json] = [{}, {"wait": True, "timeout": 100}]
+    for waiting in waits:
         unchanged = keys.poll(keys=asked, versionstamps=known, **waiting)
         assert unchanged == {"entries": [], "versionstamps": ["", stamp, ""]}
     assert time.monotonic() - begun >= 0.1
