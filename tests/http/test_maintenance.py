@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.http.api import WAIT, Api, Json, data, read, refusal
-from tests.http.keyval.work import WAIT as WORK_WAIT
+from tests.http.api import WAIT, Api, Json, acknowledgment, data, read, refusal
 from tests.http.keyval.work import Work
 from tests.http.streaming import listening
 
@@ -70,14 +69,19 @@ def test_every_way_to_push_is_refused_and_keeps_nothing(api: Api, queue: str, wa
     assert read(api.get(f"/resources/queues/{queue}"))["totals"]["total"] == 1
 
 
-def test_what_pushes_nothing_goes_on(api: Api, queue: str) -> None:
+def test_what_pushes_nothing_and_what_takes_nothing_goes_on(api: Api, fresh_server_url: str, queue: str) -> None:
     api.push(queue, 1)
     with stopped(api, PUSH):
         write = {"mutations": [{"type": "set", "key": [queue], "value": 1}]}
         assert read(api.client.post("/keyval/api/atomic", json=write))["ok"] is True
         message = api.pop_one(queue)
-        operations = [{"type": "ack"} | {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}]
-        assert read(api.post("/transaction", {"operations": operations}))["success"]
+        assert api.transact({"type": "ack"} | acknowledgment(message))["success"]
+    api.push(queue, 2)
+    held = api.pop_one(queue)
+    with stopped(api, POP), listening(fresh_server_url, f"/queue/{queue}", browse=True) as events:
+        api.push(queue, 3)
+        assert events.message()["data"] == 3
+        assert api.ack(held)["success"]
 
 
 # Pops ------------------------------------------------------------------------------------------------------
@@ -105,17 +109,8 @@ def test_those_who_wait_are_answered_when_it_begins(api: Api, queue: str) -> Non
     work.enqueue("makes the queue")
     work.ack(work.take())
     with ThreadPoolExecutor() as pool:
-        pop, poll = pool.submit(api.pop, queue, **WAIT), pool.submit(work.poll, **WORK_WAIT)
+        pop, poll = pool.submit(api.pop, queue, **WAIT), pool.submit(work.poll, **WAIT)
         while read(api.get("/consumers"))["total"] < 2:
             pass
         with stopped(api, POP):
             assert (pop.result(), poll.result()) == ([], None)
-
-
-def test_browsers_and_settlements_go_on(api: Api, fresh_server_url: str, queue: str) -> None:
-    api.push(queue, 1)
-    message = api.pop_one(queue)
-    with stopped(api, POP), listening(fresh_server_url, f"/queue/{queue}", browse=True) as events:
-        api.push(queue, 2)
-        assert events.message()["data"] == 2
-        assert api.ack(message)["success"]

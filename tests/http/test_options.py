@@ -165,7 +165,7 @@ def test_a_lease_lasts_as_the_queue_or_its_consumer_says_unless_it_has_a_lock_du
 ) -> None:
     timed.configure(queue, leaseTime=60)
     timed.push(queue, 1)
-    rows: list[tuple[dict[str, int], float]] = [({}, 60), ({"leaseTime": 5}, 5), ({"leaseTime": 5000}, 5000)]
+    rows: list[tuple[dict[str, Any], float]] = [({}, 60), ({"leaseTime": 5}, 5), ({"leaseTime": 5000}, 5000)]
     for lock_duration, wishes in ((0, rows), (7000, [({"leaseTime": 60}, 7)])):
         path = f"/keyval/api/queue/settings?queue={queue}"
         read(timed.client.put(path, json={"lockDuration": lock_duration}))

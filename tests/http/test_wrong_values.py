@@ -131,6 +131,7 @@ NO_KEYS: list[tuple[Any, ...]] = [
         "not_supported",
     ),
 ]
+NO_CHOICE = "send ids, or a filter and maybe a limit"
 NO_NAMES = (("x" * 256, "at most 255 bytes of UTF-8, got 256"), ("a\0b", "must not contain a NUL character"))
 WRONG: dict[str, list[tuple[Any, ...]]] = {
     "POST /api/v1/push": [
@@ -179,8 +180,9 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         *(({"operations": [PUSH]} | rider, *said) for rider, *said in NO_KEYS),
     ],
     "POST /api/v1/dlq/requeue": [
-        *((body, "send ids, or a filter and maybe a limit") for body in ({}, {"ids": [], "filter": {}})),
-        ({"ids": ["a"], "limit": 5}, "send ids, or a filter and maybe a limit"),
+        ({}, NO_CHOICE),
+        ({"ids": [], "filter": {}}, NO_CHOICE),
+        ({"ids": ["a"], "limit": 5}, NO_CHOICE),
         ({"filter": {"queeu": "x"}}, "filter: object contains unknown field `queeu`"),
         ({"filter": {"from": "yesterday"}}, f"from: {NO_TIME} 'yesterday'"),
         *(({"filter": {}, "limit": n}, f"limit: expected an integer from 1 to 1000, got {n}") for n in (0, 1001)),
@@ -216,7 +218,8 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         (ACK | {"data": 1, "transactionId": "unknown"}, "Message not found", 404, "message_not_found"),
     ],
     "POST /api/v1/configure": [
-        *((body, "queue is required") for body in ({}, {"queue": None}, {"queue": ""}, {"options": {}})),
+        ({"options": {}}, "queue is required"),
+        *(({"queue": nothing}, "queue is required") for nothing in (None, "")),
         *(
             ({"queue": "QUEUE"} | {field: value}, f"{field}: {text}")
             for field in ("queue", "namespace", "task")

@@ -68,19 +68,16 @@ def test_what_is_there_comes_first_and_then_what_changes(server_url: str, keys: 
         assert watch.change() == (keys.key("missing"), 1)
 
 
-def test_initial_false_leaves_out_what_is_there_and_megabytes_are_told_whole(server_url: str, keys: Keys) -> None:
+def test_initial_false_leaves_out_what_is_there_and_a_write_of_megabytes_and_several_keys_is_one_change(
+    server_url: str, keys: Keys
+) -> None:
     keys.put("a", value=1)
-    value = ["x" * 1000] * 3000
-    with watching(server_url, keys=f"{keys.root}/a", initial=False) as watch:
-        keys.put("a", value=value)
-        assert watch.change() == (keys.key("a"), value)
-
-
-def test_a_write_of_several_keys_is_one_change(server_url: str, keys: Keys) -> None:
+    large = ["x" * 1000] * 3000
     with watching(server_url, keys=f"{keys.root}/a,{keys.root}/b", initial=False) as watch:
-        answer = keys.atomic(*({"type": "set", "key": keys.key(name), "value": name} for name in "ab"))
+        values = {"a": large, "b": "b"}
+        answer = keys.atomic(*({"type": "set", "key": keys.key(name), "value": values[name]} for name in values))
         changes = watch.changes()
-        assert [entry["value"] for entry in changes] == ["a", "b"]
+        assert [entry["value"] for entry in changes] == [large, "b"]
         assert {entry["versionstamp"] for entry in changes} == {answer["versionstamp"]}
 
 
@@ -217,7 +214,12 @@ def test_a_poll_gives_what_changed_since_the_versions_of_the_one_before(keys: Ke
     assert [entry["key"] for entry in answer["entries"]] == [keys.key("b")]
     assert answer["versionstamps"] == ["", stamp, ""]
     known = ",".join(answer["versionstamps"])
-    assert keys.poll(keys=asked, versionstamps=known) == {"entries": [], "versionstamps": ["", stamp, ""]}
+    begun = time.monotonic()
+    waits: list[Json] = [{}, {"wait": True, "timeout": 100}]
+    for waiting in waits:
+        unchanged = keys.poll(keys=asked, versionstamps=known, **waiting)
+        assert unchanged == {"entries": [], "versionstamps": ["", stamp, ""]}
+    assert time.monotonic() - begun >= 0.1
     newer = keys.put("c", value=2)
     keys.delete("b")
     answer = keys.poll(keys=asked, versionstamps=known)
@@ -240,14 +242,6 @@ def test_a_poll_that_waits_is_answered_at_the_change(own: Inside, own_keys: Keys
         assert answer["versionstamps"][0] == stamp
         assert [entry["value"] for entry in prefix.result(PATIENCE)["entries"]] == [2]
     until_watched(own, 0)
-
-
-def test_a_poll_that_waited_in_vain_knows_what_it_knew(keys: Keys) -> None:
-    stamp = keys.put("a", value=1)
-    asked = time.monotonic()
-    answer = keys.poll(keys=f"{keys.root}/a", versionstamps=stamp, wait=True, timeout=100)
-    assert answer == {"entries": [], "versionstamps": [stamp]}
-    assert time.monotonic() - asked >= 0.1
 
 
 def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(own: Inside) -> None:

@@ -223,10 +223,17 @@ def test_a_message_that_was_acked_is_gone_and_the_ack_may_be_repeated(work: Work
     assert work.ack(message, receipt=receipt)["ok"], "its reply may have been lost"
 
 
-def test_the_id_says_which_queue_is_meant(work: Work, http: httpx.Client) -> None:
-    work.enqueue(1)
-    assert Work(http).ack(work.take(), receipt=False) == {"ok": True}
-    assert work.stats() == (0, 0, 0)
+def test_a_queue_has_only_its_own_messages_and_an_id_says_which_queue_is_meant(
+    work: Work, http: httpx.Client, queue: str
+) -> None:
+    other = Work(http, f"{queue} é/2")
+    for number, one in enumerate((work, other)):
+        one.enqueue(number)
+    for number, one in enumerate((work, other)):
+        message = one.take()
+        assert (message["value"], one.poll()) == (number, None)
+        assert Work(http).ack(message, receipt=False) == {"ok": True}
+        assert one.stats() == (0, 0, 0)
 
 
 def test_a_late_settlement_with_its_receipt_is_refused_and_leaves_the_new_delivery_alone(
