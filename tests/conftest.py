@@ -13,9 +13,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server, own_server
-from tests.servers import SERVER_ENGINE, running_server, server_on
-
-__all__ = ["SERVER_ENGINE", "running_server", "server_on"]
+from tests.servers import SERVER_ENGINE, server_on
 
 
 def pytest_configure() -> None:
@@ -34,8 +32,11 @@ def _examples_depend_on_the_test_alone() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server on the memory engine that all tests of this process share: name your queues by the fixture `queue`."""
-    with server_on(SERVER_ENGINE, tmp_path_factory.mktemp("server")) as url:
+    """A server on the memory engine that all tests of this process share: name your queues by the fixture `queue`.
+
+    It is a process, so that a test that replaces a part of Hark does not replace it there.
+    """
+    with server_on(SERVER_ENGINE, tmp_path_factory.mktemp("server"), process=True) as url:
         yield url
 
 

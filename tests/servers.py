@@ -140,14 +140,15 @@ def _wait_until_ready(process: subprocess.Popen[str], said: list[str], authority
 
 
 @contextmanager
-def server_on(engine: str, directory: Path) -> Iterator[str]:
+def server_on(engine: str, directory: Path, *, process: bool = False) -> Iterator[str]:
     """A server on the memory engine, or on "s3": then it has a bucket of its own."""
+    serve = server_process if process else running_server
     if engine != "s3":
-        with running_server(directory, engine=engine) as url:
+        with serve(directory, engine=engine) as url:
             yield url
         return
     with serving_in_thread(StubServer(StubStore(SystemClock()))) as stub, pytest.MonkeyPatch.context() as patch:
         for name, value in AWS_ENVIRONMENT.items():
             patch.setenv(name, value)
-        with running_server(directory, engine=stub.bucket_url("server")) as url:
+        with serve(directory, engine=stub.bucket_url("server"), settings=AWS_ENVIRONMENT) as url:
             yield url

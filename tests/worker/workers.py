@@ -89,7 +89,7 @@ async def until_nobody_waits(url: str, queue: str) -> None:
 
 async def _waits(url: str, queue: str) -> bool:
     found: list[dict[str, object]] = (await ask(url, "consumers", limit=1000))["consumers"]
-    return any(one["queue"] == queue for one in found)
+    return any(one.get("queue") == queue for one in found)
 
 
 async def dead_letters(url: str, queue: str) -> list[dict[str, Any]]:
