@@ -53,7 +53,7 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest.fixture(scope="session")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that all tests of a process share: use queue names of your own, and leave no switch thrown."""
-    with server_on(SERVER_ENGINE, tmp_path_factory.mktemp("server")) as url:
+    with server_on(SERVER_ENGINE, tmp_path_factory.mktemp("server"), process=True) as url:
         yield url
 
 

@@ -47,13 +47,17 @@ class Time:
     def __init__(self, clock: FakeClock) -> None:
         self.timers = FakeTimers(clock)
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._serial = count()
         self._sleepers: list[tuple[int, int, Callable[[], None]]] = []
 
     async def sleep(self, seconds: float) -> None:
-        """Stands in for `asyncio.sleep`."""
-        await self.pause(asyncio.Event(), seconds)
+        """Stands in for `asyncio.sleep`, but not for a server that another test has in this process."""
+        if asyncio.get_running_loop() is self._loop:
+            await self.pause(asyncio.Event(), seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     async def pause(self, event: asyncio.Event, seconds: float) -> None:
         """Stands in for the pause of a poller: over when it is time, or when the event is set."""
@@ -131,7 +135,7 @@ class Waiting:
 
 
 @pytest.fixture
-def time(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Time:
+async def time(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Time:
     """Time that passes because a test says so."""
     time = Time(clock)
     for duty in DUTIES:
