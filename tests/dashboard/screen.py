@@ -64,6 +64,7 @@ class Screen:
             page = await _new_page(browser)
             if hurried:
                 await page.add_init_script(_HURRY)
+        await page.bring_to_front()  # Of several windows only the one in front has the focus.
         screen = cls(page, url)
         fine = False
         try:
