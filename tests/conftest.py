@@ -29,6 +29,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how to repeat the order of this run."""
+    terminalreporter.write_line(f"order of the tests: --randomly-seed={config.getoption('randomly_seed')}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _examples_depend_on_the_test_alone() -> Iterator[None]:
     """Hypothesis also draws constants of all local modules that happen to be loaded: fixed examples must not."""
