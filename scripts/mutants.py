@@ -1,6 +1,6 @@
 """Makes faults on purpose, one at a time and in a copy of the tree, and sees whether the tests find them.
 
-The faults are in mutants.toml. The tests nearest to a fault run first; only for one that survives them the whole suite
+The faults are in mutants.toml, beside this file. The tests nearest to a fault run first; only for one that survives them the whole suite
 runs. A test that fails counts only if it passes without the fault.
 """
 
@@ -127,7 +127,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(GIVE_UP_SECONDS)
 
 
-def judge(mutant: Mutant, checkout: Path, folder: Path, only_nearest: bool) -> str | None:
+def finder_of(mutant: Mutant, checkout: Path, folder: Path, only_nearest: bool) -> str | None:
     """What finds a mutant; None: nothing does."""
     copy, clean = folder / "copy", folder / "clean"
     copy_tree(copy, checkout)
@@ -150,11 +150,13 @@ def judge(mutant: Mutant, checkout: Path, folder: Path, only_nearest: bool) -> s
 
 
 def main() -> int:
-    """Judge mutants; 1 if any survives, 2 if nothing can be said of one."""
+    """Try mutants; 1 if any survives, 2 if nothing can be said of one."""
     parser = argparse.ArgumentParser(
         prog="scripts/mutants", description="Make faults and see whether the tests find them."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants of tests/mutants.toml; all if none is given")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="mutants of scripts/mutants.toml; all if none is given"
+    )
     parser.add_argument("--list", action="store_true", help="show them and make none")
     parser.add_argument("--only-nearest", action="store_true", help="do not run the whole suite for those that survive")
     parser.add_argument("--tests", type=Path, default=TREE, metavar="DIR", help="use the tests of another checkout")
@@ -173,7 +175,7 @@ def main() -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="hark-mutant-") as folder:
             try:
-                by = judge(mutant, options.tests.resolve(), Path(folder), options.only_nearest)
+                by = finder_of(mutant, options.tests.resolve(), Path(folder), options.only_nearest)
                 word, what = ("survived", mutant.breaks) if by is None else ("found", by)
             except Unusable as error:
                 word, what = "unusable", str(error)
