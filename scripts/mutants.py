@@ -1,6 +1,6 @@
 """Makes faults on purpose, one at a time and in a copy of the tree, and sees whether the tests find them.
 
-The faults are in mutants.toml, beside this file. The tests nearest to a fault run first; only for one that survives them the whole suite
+The faults are in mutants.toml. The tests nearest to a fault run first; only for one that survives them the whole suite
 runs. A test that fails counts only if it passes without the fault.
 """
 
