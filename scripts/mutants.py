@@ -32,7 +32,7 @@ GIVE_UP_SECONDS = 20
 ORDERED = ("--randomly-dont-reorganize", "--randomly-dont-reset-seed")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", *ORDERED)
 ALONE = ("-n", "0", "--timeout", "60")
-TOGETHER = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
+TOGETHER = ("-n", str((os.cpu_count() or 1) + 2), "--dist", "worksteal")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", re.MULTILINE)
 _PASSED, _SELECTED_NOTHING = 0, 5
 

@@ -42,6 +42,13 @@ OBJECTS = """
     select concat(nspname, '.', relname, ' (', relkind, coalesce(' ' || array_to_string(reloptions, ' '), ''), ')')
     from pg_class join own on own.oid = relnamespace where relkind <> 't'
     union all select nspname || '.' || proname || ' ' || md5(prosrc) from pg_proc join own on own.oid = pronamespace
+    union all select concat('column ', attrelid::regclass, '.', attname, ' ', format_type(atttypid, atttypmod))
+    from pg_attribute join pg_class on pg_class.oid = attrelid join own on own.oid = relnamespace
+    where attnum > 0 and not attisdropped and relkind in ('r', 'p')
+    union all select concat('constraint ', conrelid::regclass, '.', conname)
+    from pg_constraint join own on own.oid = connamespace
+    union all select concat('trigger ', tgrelid::regclass, '.', tgname, ' ', tgenabled)
+    from pg_trigger join pg_class on pg_class.oid = tgrelid join own on own.oid = relnamespace where not tgisinternal
     union all select 'schema ' || nspname from own
     union all select 'setting ' || unnest(setconfig) from pg_db_role_setting
     where setdatabase = (select oid from pg_database where datname = current_database())

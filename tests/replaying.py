@@ -64,7 +64,7 @@ class Recordings:
                     stateful_step_count=steps,
                     deadline=None,
                     database=None,
-                    derandomize=True,
+                    derandomize=recording,
                     phases=[Phase.generate, Phase.shrink] if recording else [Phase.generate],
                     report_multiple_bugs=False,
                     suppress_health_check=list(HealthCheck),

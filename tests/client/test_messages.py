@@ -217,8 +217,9 @@ async def test_however_an_iteration_is_left_what_was_not_begun_is_handed_back(
     assert type(ended) is {"break": type(None), "exception": ValueError, "cancellation": asyncio.CancelledError}[how]
     del task, ended
     gc.collect()
-    while sum(group.in_flight for group in await client.groups.list(queue) if group.name == "g"):
-        pass
+    async with asyncio.timeout(30):  # Until what was not begun is handed back.
+        while sum(group.in_flight for group in await client.groups.list(queue) if group.name == "g"):
+            pass
     left = {"break": [(1, 1), (2, 1)], "exception": [(0, 2), (1, 1), (2, 1)], "cancellation": [(0, 1), (1, 1), (2, 1)]}
     assert attempts(await client.queue(queue).group("g").batch(9).pop()) == left[how]
 

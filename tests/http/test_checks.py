@@ -114,6 +114,8 @@ def test_path_segments_are_split_before_they_are_decoded() -> None:
         (b'{"items":[{}]}', "items[0].queue: Queue must be a string"),
         (b'{"items":[{"queue":"a"},{"queue":1}]}', "items[1].queue: Queue must be a string"),
         (b'{"items":[{"queue":"a","partition":null}]}', "items[0].partition: Partition must be a string"),
+        (b'{"items":[{"queue":"a","transactionId":1}]}', "items[0].transactionId: TransactionId must be a string"),
+        (b'{"items":[{"queue":"a","traceId":1}]}', "items[0].traceId: TraceId must be a string"),
         (b'{"items":[{"queue":"a","priority":true}]}', "expected an integer, got true or false"),
     ],
 )

@@ -271,10 +271,10 @@ def test_prometheus_can_read_those_of_the_key_value_api(api: Api) -> None:
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert response.text.endswith("\n")
     samples = Scrape(response.text).samples
-    assert {sample.name.removeprefix("keyval_") for sample in samples} >= {
-        *("operations_total", "errors_total", "entries_total", "storage_bytes"),
-        *(f"operation_duration_ms_{part}" for part in ("bucket", "sum", "count")),
-        *(f"queue_{state}" for state in ("pending", "processing", "dlq", "total")),
+    assert {sample.name for sample in samples} >= {
+        *("keyval_operations_total", "keyval_errors_total", "keyval_entries_total", "keyval_storage_bytes"),
+        *(f"keyval_operation_duration_ms_{part}" for part in ("bucket", "sum", "count")),
+        *(f"keyval_queue_{state}" for state in ("pending", "processing", "dlq", "total")),
     }
     sets = [sample for sample in samples if sample.labels.get("operation") == "set"]
     buckets = [sample.value for sample in sets if sample.name == "keyval_operation_duration_ms_bucket"]

@@ -30,8 +30,14 @@ from tests.http.edge.asking import Tokens
 from tests.http.streaming import PATIENCE, Events
 from tests.servers import running_server
 
-HISTORY_SAMPLE = set(answers.HistorySample.__annotations__)
-LIVE_SAMPLE = set(answers.LiveSample.__annotations__)
+HISTORY_SAMPLE = {
+    *("at", "backlog", "inFlight", "oldestWaitingSeconds", "latencyMs"),
+    *(f"{what}PerSecond" for what in ("pushed", "delivered", "settled", "failed", "deadLettered")),
+}
+LIVE_SAMPLE = HISTORY_SAMPLE | {
+    *("queues", "partitions", "deadLetters", "waiting"),
+    *("maintenance", "busiest", "changed", "more"),
+}
 SIX = {"total", "pending", "processing", "completed", "failed", "deadLetter"}
 
 
@@ -330,7 +336,10 @@ def test_the_status_has_the_shape_of_the_original(timed: Api, queue: str) -> Non
     timed.push(queue, 1, 2)
     timed.ack(timed.pop_one(queue))
     status = read(timed.get("/status"))
-    assert set(status) == set(answers.Status.__annotations__)
+    assert set(status) == {
+        *("timeRange", "bucketMinutes", "pointCount", "throughput", "queues", "messages"),
+        *("leases", "deadLetterQueue", "workers", "errors", "statsAge"),
+    }
     assert set(status["messages"]) == SIX | {"requests", "batchEfficiency"}
     assert status["messages"]["requests"]["push"] >= 1
     assert status["messages"]["batchEfficiency"]["ack"] == 1

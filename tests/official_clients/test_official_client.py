@@ -14,11 +14,10 @@ from tests.servers import server_on
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = Path(sys.prefix) / "queen-clients"
-SECONDS = 240
+SECONDS = 100
 SCENARIOS = 19
 
 
-@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("engine", ["memory", "s3"])
 @pytest.mark.parametrize("version", ["0.15.0", "2.6.0"])
 def test_every_scenario_succeeds(version: str, engine: str, tmp_path: Path) -> None:
