@@ -33,7 +33,7 @@ ORDERED = ("--randomly-dont-reorganize", "--randomly-dont-reset-seed")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", *ORDERED)
 ALONE = ("-n", "0", "--timeout", "60")
 TOGETHER = ("-n", str((os.cpu_count() or 1) + 2), "--dist", "worksteal")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::\w+(?:\[.*\])?|\S+)(?: - .*)?$", re.MULTILINE)
 _PASSED, _SELECTED_NOTHING = 0, 5
 
 

@@ -158,7 +158,7 @@ def test_a_namespace_brings_the_messages_of_all_its_queues(api: Api, server_url:
 
 @every_way
 def test_clients_share_what_comes_fairly(api: Api, server_url: str, queue: str, way: Way) -> None:
-    """All of ten are idle when a hundred messages come: each gets ten."""
+    """All of ten are idle when a hundred messages come: each gets ten (by receipts it may hold no more)."""
     options: Json = {} if way.payload == "value" else {"autoAck": True}
     with ExitStack() as stack, ThreadPoolExecutor(10) as pool:
         most = 1 if options else 10

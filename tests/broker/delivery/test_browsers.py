@@ -67,9 +67,11 @@ async def test_a_browser_that_gives_up_waiting_and_comes_again_misses_nothing(se
     browser = await server.delivery.browsers.open(QUEUE, None, "tail")
     for step in range(8):
         await push(server, "a", step)
-        waiting = asyncio.create_task(browser.next())
+        waiting = asyncio.create_task(seen(browser, 1))
         await turns(step)
-        if not waiting.done():
+        if waiting.done():
+            assert waiting.result() == [("a", step)]
+        else:
             waiting.cancel()
             await turns()
             assert await seen(browser, 1) == [("a", step)]
