@@ -81,7 +81,8 @@ def log_to_stderr(settings: Settings, worker: int | None = None) -> None:
 
 def announce(settings: Settings, address: str) -> None:
     """Say on stdout that requests are taken."""
-    print(f"Hark {__version__} serves {describe(settings)} on {address}", flush=True)
+    # One write with its line end: without a buffer `print` makes two, and the log of a worker may come between them.
+    print(f"Hark {__version__} serves {describe(settings)} on {address}\n", end="", flush=True)
 
 
 def run(server: Coroutine[Any, Any, None]) -> None:
