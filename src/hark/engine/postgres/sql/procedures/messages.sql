@@ -30,8 +30,9 @@ begin
     ) as locked;
     for n in 1..cardinality(p_partitions) loop
         v_codes[n] := hark.cancellable_v1(v_now, p_partitions[n], p_offsets[n]);
-        if v_codes[n] = 0 then
-            perform hark.remove_message_v1(p_now, p_partitions[n], p_offsets[n]);
+        -- Without a group there is no row to lock: another cancellation may have removed it since.
+        if v_codes[n] = 0 and not hark.remove_message_v1(p_now, p_partitions[n], p_offsets[n]) then
+            v_codes[n] := 1;
         end if;
     end loop;
     return v_codes;
