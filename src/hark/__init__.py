@@ -1,9 +1,13 @@
-"""Hark: a durable message queue that one command starts.
+"""Hark: a durable message queue.
 
+```python
 import hark
 
 async with hark.connect("http://localhost:6632") as client:
     await client.queue("orders").push({"id": 1})
+```
+
+Start a server with the command `hark serve`.
 """
 
 from importlib import import_module
@@ -58,7 +62,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: a server and a command need none of them, and start faster."""
+    """Import a public name on first use, so that the server and the command line start faster."""
     if name == "sync":
         return import_module("hark.sync")
     home = _HOMES.get(name)

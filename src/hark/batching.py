@@ -24,7 +24,7 @@ class BatchSizes:
         """At i: calls that more than 2**(i-1) and at most 2**i shared."""
 
     def add(self, requests: int) -> None:
-        """A call goes out with so many."""
+        """Record the size of a call."""
         self.calls += 1
         self.requests += requests
         self.largest = max(self.largest, requests)
@@ -71,8 +71,8 @@ class Batcher(Generic[Q, A]):
         """Queue a request that counts as `items`; the future has its answer, or raises it."""
         if self._pending_items + items > self._max_pending and self._pending_items:
             raise Overloaded(
-                f"{self._pending_items} {self._name} items are waiting already; "
-                f"try again shortly or raise limits.max_pending ({self._max_pending})"
+                f"{self._pending_items} {self._name} items are already waiting; "
+                f"retry later or raise limits.max_pending ({self._max_pending})"
             )
         future: asyncio.Future[A] = self._loop.create_future()
         if not self._waiting:
@@ -123,7 +123,7 @@ class Batcher(Generic[Q, A]):
             answers = [error] * len(batch)
         self._calls -= 1
         if self._waiting and (not self._calls or self._max_calls is not None):
-            # Before anybody is answered: the engine works on the next batch while the answers are written.
+            # Before the callers are answered: the engine works on the next batch while the answers are written.
             self._flush()
         for (_, future, items), answer in zip(batch, answers, strict=True):
             self._pending_items -= items

@@ -33,7 +33,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that stands still until it is told to move; for tests."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self, start: int = 1_700_000_000 * SECOND) -> None:
         self._now = start

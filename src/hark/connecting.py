@@ -1,4 +1,4 @@
-"""Connecting: the place that chooses a transport for what a user wants to connect to."""
+"""Chooses the transport for the target that a user connects to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hark.engine.api import Engine
 
 Target: TypeAlias = "str | Sequence[str] | AsgiApp | Engine | Transport"
-"""What there is to connect to."""
+"""Everything that `hark.connect` can connect to."""
 
 DEFAULT_URL = "http://127.0.0.1:6632"
 _BUCKET_SCHEME = "s3://"
@@ -37,10 +37,10 @@ _TRANSPORT_VERBS = ("send", "fork", "close")
 
 @runtime_checkable
 class PollsItsStore(Protocol):
-    """An engine that has to ask its store whether others have written something."""
+    """An engine that polls its store for changes by other processes."""
 
     def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
-        """Rest as a strategy says from now on, before or after the start; answers where these polls are counted."""
+        """Use this polling strategy from now on, before or after the start. Returns the metrics of these polls."""
 
 
 def connect(
@@ -54,45 +54,62 @@ def connect(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Client:
-    """A client of a server; close it when you are done, or use it as an async context manager.
+    """Connect to a Hark server, or open a store in this process. Returns a client.
 
-    `target` is a URL (`http://`, `https://`; with `ws://` and `wss://` messages come over a WebSocket), several
-    URLs of equal servers (a list, or a text with commas), an ASGI application, or an engine, which then gets a server
-    with `settings` and `clock` in this process. So does a bucket, `s3://bucket/prefix`: no other server is needed, and
-    `polling` says how often it is asked for what others wrote. By default it is HARK_URL, else http://127.0.0.1:6632.
+    Nothing is sent before the first call. Use the client as an async context manager, or call `close` at the end:
 
-    `token` is sent to servers with a URL, an API token or a JWT, else HARK_TOKEN. With `https://` and `wss://` the
-    certificate must come from an authority in `ca_file`, else HARK_CA_FILE, else from one that the system trusts.
+    ```python
+    async with hark.connect("http://localhost:6632") as client:
+        await client.queue("orders").push({"id": 1})
+    ```
+
+    Arguments:
+
+    - `target`: a URL (`http://` or `https://`; with `ws://` or `wss://` messages are delivered over a WebSocket),
+      several URLs of servers on the same store (a list, or a string with commas), a bucket (`s3://bucket/prefix`), an
+      ASGI application, or an engine. A bucket or an engine is served in this process, without another server. The
+      default is the environment variable HARK_URL, otherwise http://127.0.0.1:6632.
+    - `token`: an API token or a JWT, for servers with a URL. The default is HARK_TOKEN, otherwise none.
+    - `ca_file`: a PEM file with the certificate authorities to trust, for `https://` and `wss://`. The default is
+      HARK_CA_FILE, otherwise the authorities that the system trusts.
+    - `retry`: how failed calls are retried. The default is `CallPolicy()`: 7 attempts within 30 seconds.
+    - `polling`: how consumers pause after an empty response. The default is `PollingStrategy.adaptive()`. For a bucket:
+      how often the bucket is checked for changes by other processes.
+    - `headers`: extra headers for every request, for example for a proxy. Only for servers with a URL.
+    - `settings`, `clock`: the settings and the clock of a server in this process. Only for an engine or a bucket.
+
+    Raises `InvalidInput` if an argument is invalid.
     """
     if target is None:
         target = os.environ.get("HARK_URL") or DEFAULT_URL
     bucket = _bucket_of(target)
     if bucket is None and not _is_engine(target) and (settings is not None or clock is not None):
         name = "settings" if settings is not None else "clock"
-        raise InvalidInput(f"{name}: only for an engine in this process; a server has its own")
-    if retry is not None and not isinstance(retry, CallPolicy):  # Tasks have a policy too, which says something else.
+        raise InvalidInput(f"{name}: only valid if the target is an engine or an s3:// bucket")
+    if retry is not None and not isinstance(retry, CallPolicy):  # Tasks have a RetryPolicy, which is a different class.
         raise InvalidInput(f"retry: expected a hark.CallPolicy, got {type(retry).__name__}")
     if polling is not None and not isinstance(polling, PollingStrategy):
         raise InvalidInput(f"polling: expected a hark.PollingStrategy, got {type(polling).__name__}")
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidInput(f"headers: expected texts, got {value!r} for {name!r}")
+            raise InvalidInput(f"headers: expected strings as names and values, got {value!r} for {name!r}")
     if bucket is None and _is_list(target):
         headers = with_token(headers or {}, token, os.environ.get("HARK_TOKEN") or None)
         transport, sockets = _over_http(_split(target), headers, ca_file)
     elif given := [name for name, value in (("headers", headers), ("token", token), ("ca_file", ca_file)) if value]:
-        raise InvalidInput(f"{given[0]}: only for servers with a URL")
+        raise InvalidInput(f"{given[0]}: only valid if the target is the URL of a server")
     elif bucket is None:
         transport, sockets = _in_this_process(target, settings, clock), False
     else:
-        # Its engine rests as `polling` says; who waits for messages here waits for the engine, at no cost.
+        # The engine polls the bucket at the pace of `polling`. Consumers in this process wait for the engine, without
+        # polls.
         transport, sockets, polling = on_bucket(bucket, settings, clock, polling), False, None
     on_open = transport.open if isinstance(transport, AsgiTransport | BesideTransport) else None
     return Client(transport, retry=retry, polling=polling, sockets=sockets, headers=headers, on_open=on_open)
 
 
 def _in_this_process(target: object, settings: Settings | None, clock: Clock | None) -> Transport:
-    """The way to something that is no URL."""
+    """The transport for a target that is not a URL."""
     if _is_engine(target):
         return in_process(target, settings, clock)
     if _is_transport(target):
@@ -105,7 +122,7 @@ def _in_this_process(target: object, settings: Settings | None, clock: Clock | N
 
 
 def _over_http(given: Sequence[object], headers: dict[str, str], ca_file: str | None) -> tuple[Transport, bool]:
-    """The way to servers with a URL, and whether messages are delivered over WebSockets."""
+    """The transport for servers with a URL, and whether messages are delivered over WebSockets."""
     urls: list[str] = []
     kinds: set[bool] = set()
     for url in given:
@@ -119,7 +136,7 @@ def _over_http(given: Sequence[object], headers: dict[str, str], ca_file: str | 
     if not urls:
         raise InvalidInput(f"target: expected the URL of a server, such as {DEFAULT_URL}, got none")
     if len(kinds) > 1:
-        raise InvalidInput("target: expected either ws:// or http:// for all of several servers, got both")
+        raise InvalidInput("target: expected ws:// for all servers or http:// for all servers, got both")
     tls = _tls(urls, ca_file)
     if len(urls) == 1:
         return HttpTransport(urls[0], headers, tls), kinds.pop()
@@ -127,10 +144,10 @@ def _over_http(given: Sequence[object], headers: dict[str, str], ca_file: str | 
 
 
 def _tls(urls: Sequence[str], ca_file: str | None) -> ssl.SSLContext | None:
-    """Whom to trust; None: whom the system trusts."""
+    """The TLS context that trusts `ca_file`. None: trust what the system trusts."""
     secure = any(url.startswith("https:") for url in urls)
     if ca_file is not None and not secure:
-        raise InvalidInput("ca_file: only for https:// and wss://, whose certificates it verifies")
+        raise InvalidInput("ca_file: only valid with an https:// or wss:// URL")
     if ca_file is not None:
         return trusting(ca_file)
     default = os.environ.get("HARK_CA_FILE")
@@ -140,8 +157,8 @@ def _tls(urls: Sequence[str], ca_file: str | None) -> ssl.SSLContext | None:
 def in_process(
     engine: Engine, settings: Settings | None = None, clock: Clock | None = None, *, url: str = "in this process"
 ) -> AsgiTransport:
-    """A server around an engine, without a socket; it starts with the first request and closes with the transport."""
-    # Not needed to talk to a server elsewhere, and slow to import.
+    """A server around an engine, without a socket. It starts with the first request and stops with the transport."""
+    # Imported here because it is slow to import and not needed for a server elsewhere.
     from hark.broker import Broker
     from hark.http.app import App
 
@@ -162,7 +179,7 @@ def on_bucket(
     clock: Clock | None = None,
     polling: PollingStrategy | None = None,
 ) -> BesideTransport:
-    """A server on a bucket, in a thread of this process; what is not said is in the environment and hark.toml."""
+    """A server for a bucket, in a thread of this process. Settings default to the environment and hark.toml."""
     from hark.serving.engines import describe, make_engine
 
     settings = msgspec.structs.replace(settings or load({}, os.environ).settings, engine=address)
@@ -175,7 +192,7 @@ def on_bucket(
 
 
 def _bucket_of(target: object) -> str | None:
-    """The bucket to connect to, if it is one."""
+    """The address of the bucket if the target is one, otherwise None."""
     if not _is_list(target):
         return None
     given = _split(target)
@@ -184,14 +201,14 @@ def _bucket_of(target: object) -> str | None:
         return None
     if sum(not isinstance(one, str) or bool(one.strip()) for one in given) > 1:
         raise InvalidInput(
-            f"target: {_BUCKET_SCHEME}... is a store, which no server or other store can stand in for; "
-            "expected it alone, or the URLs of servers"
+            f"target: {_BUCKET_SCHEME}... is a store and cannot be combined with other targets; "
+            "give one bucket, or only URLs of servers"
         )
     return buckets[0]
 
 
 def _is_list(target: object) -> TypeGuard[Sequence[object]]:
-    """Whether it is URLs: a list of them, or a text with commas."""
+    """Whether the target is a list of URLs, or a string that may contain commas."""
     return isinstance(target, Sequence) and not isinstance(target, bytes)
 
 

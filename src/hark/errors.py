@@ -1,22 +1,23 @@
-"""Every error that Hark answers with: one tree, each with a code, a status and what to do.
+"""All errors of Hark: one class hierarchy. Each error has a code, an HTTP status and a text that says what to do.
 
     HarkError
-    ├── InvalidInput          400  the request is wrong; sending it again will not help
+    ├── InvalidInput          400  the request is invalid; sending it again does not help
     │   ├── BodyTooLarge      413
     │   └── ...
-    ├── Unauthorized          401  the token is missing, unknown or expired
-    ├── Forbidden             403  this client may not
+    ├── Unauthorized          401  the token is missing, unknown, expired or revoked
+    ├── Forbidden             403  the request is not allowed
     ├── NotFound              404
-    ├── Conflict              409  the request contradicts what is stored
-    │   ├── LeaseLost         409  the message is no longer this consumer's
-    │   └── TransactionRefused 409 nothing of a transaction was done; `index` says which operation is to blame
-    ├── Refused               501  a capability that this server does not have
-    ├── Overloaded            429  try again after `retry_after` seconds
-    ├── Unavailable           503  try again after `retry_after` seconds
-    └── EngineFailure         503  the store failed; nothing was kept (`outcome_unknown`: it may have been)
-        └── StoreUnusable     -    the store can't be opened at all (start-up only)
+    ├── Conflict              409  the request conflicts with the stored state
+    │   ├── LeaseLost         409  the lease on the message has expired
+    │   └── TransactionRefused 409 the transaction was not applied; `index` is the failed operation
+    ├── Refused               501  the server does not support this feature
+    ├── Overloaded            429  retry after `retry_after` seconds
+    ├── Unavailable           503  retry after `retry_after` seconds
+    │   └── EngineFailure     503  the store failed and stored nothing (`outcome_unknown`: it may have stored the data)
+    ├── StoreUnusable         -    the store cannot be opened (start-up only)
+    └── InvalidSetting        -    a setting is unknown or invalid (start-up only)
 
-`code` is stable and for machines, the text is for people and says what to do.
+`code` is stable and meant for programs. The text is meant for people.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Self
 
 
 class HarkError(Exception):
-    """Base of all errors that Hark raises or answers."""
+    """Base class of all errors that Hark raises or returns."""
 
     code = "error"
     status = 500
@@ -39,7 +40,7 @@ class HarkError(Exception):
         self.retry_after = retry_after
 
     def again(self) -> Self:
-        """The same for somebody else: errors are not shared, because whoever raises one adds to its traceback."""
+        """Return a copy for another caller: each raise adds to the traceback of an error, so errors are not shared."""
         other = type(self).__new__(type(self), *self.args)
         other.__dict__.update(self.__dict__)
         other.__cause__ = self.__cause__
@@ -47,42 +48,42 @@ class HarkError(Exception):
 
 
 class InvalidInput(HarkError):
-    """The request is malformed; the text names the item and the field."""
+    """The request is invalid. The text names the item and the field."""
 
     code = "invalid_input"
     status = 400
 
 
 class BodyTooLarge(InvalidInput):
-    """The request body is over the limit."""
+    """The request body is larger than the limit."""
 
     code = "body_too_large"
     status = 413
 
 
 class Unauthorized(HarkError):
-    """The server wants a token, and got none that it knows: it is missing, unknown, expired or wrongly signed."""
+    """The server requires a token, and the token is missing, unknown, expired, revoked or not signed correctly."""
 
     code = "unauthorized"
     status = 401
 
 
 class Forbidden(HarkError):
-    """This client may not do that."""
+    """The request is not allowed: the role or the queues of the token do not permit it."""
 
     code = "forbidden"
     status = 403
 
 
 class NotFound(HarkError):
-    """What the request names does not exist."""
+    """The requested object does not exist."""
 
     code = "not_found"
     status = 404
 
 
 class MethodNotAllowed(HarkError):
-    """The route exists, but not for this HTTP method."""
+    """The route does not support this HTTP method."""
 
     code = "method_not_allowed"
     status = 405
@@ -93,38 +94,38 @@ class MethodNotAllowed(HarkError):
 
 
 class Conflict(HarkError):
-    """The request contradicts what is stored."""
+    """The request conflicts with the stored state."""
 
     code = "conflict"
     status = 409
 
 
 class LeaseLost(Conflict):
-    """The lease under which a message came has ended: it comes again, or came to somebody else."""
+    """The lease on a message has expired. The message is redelivered, or another consumer has received it."""
 
     code = "lease_lost"
 
 
 class TransactionRefused(Conflict):
-    """A transaction was refused and nothing of it was done; `code` says why, such as `check_failed`."""
+    """The transaction was refused and nothing of it was applied. `code` is the reason, such as `check_failed`."""
 
     code = "transaction_refused"
 
     def __init__(self, text: str, *, code: str | None = None, index: int | None = None) -> None:
         super().__init__(text, code=code)
         self.index = index
-        """Which push or settlement was refused, if it was one and the server says which."""
+        """Position of the push or acknowledgement that was refused; None if it is not known."""
 
 
 class Refused(HarkError):
-    """A capability that this server does not have, or not yet."""
+    """The server does not support this feature."""
 
     code = "not_supported"
     status = 501
 
 
 class Overloaded(HarkError):
-    """More work is waiting than the server accepts."""
+    """The server or a queue is at its limit. Retry after `retry_after` seconds."""
 
     code = "overloaded"
     status = 429
@@ -135,7 +136,7 @@ class Overloaded(HarkError):
 
 
 class Unavailable(HarkError):
-    """The server can't do this right now: maintenance, or stopping."""
+    """The server is unavailable, for example during maintenance or shutdown. Retry after `retry_after` seconds."""
 
     code = "unavailable"
     status = 503
@@ -146,22 +147,23 @@ class Unavailable(HarkError):
 
 
 class EngineFailure(Unavailable):
-    """The store failed; nothing of this request was kept.
+    """The store failed and nothing of this request was stored.
 
-    Except with the code `outcome_unknown`: the way to the store broke before its answer came, so it may have been kept.
+    Exception: with the code `outcome_unknown` the connection to the store broke before the response arrived, so the
+    request may have been stored.
     """
 
     code = "engine_failure"
 
 
 class StoreUnusable(HarkError):
-    """The store can't be opened: corrupt, locked by another process, not writable, or too new."""
+    """The store cannot be opened: it is corrupt, locked by another process, not writable, or of a newer version."""
 
     code = "store_unusable"
 
 
 class InvalidSetting(HarkError):
-    """A setting is unknown or has a wrong value; the text names it and where it came from."""
+    """A setting is unknown or has an invalid value. The text names the setting and its source."""
 
     code = "invalid_setting"
 
@@ -181,7 +183,7 @@ _BY_CODE: dict[str, type[HarkError]] = {"engine_failure": EngineFailure, "outcom
 
 
 def error_of(status: int, code: str, text: str, retry_after: float | None = None) -> HarkError:
-    """The error that a server's answer means, for clients."""
+    """Return the error that corresponds to a response of a server, for clients."""
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None:
         error = HarkError(text, code=code, retry_after=retry_after)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 CALL_SECONDS = (0.0005, 0.002, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0)
-"""Upper ends of the buckets for what a computer does while somebody waits."""
+"""Upper bounds of the buckets for the duration of calls, in seconds."""
 
 
 class Histogram:

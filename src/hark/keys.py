@@ -1,8 +1,8 @@
-"""Keys of the key-value store: which there may be, and bytes that sort as they do (rule 25).
+"""Keys of the key-value store: checks, and an encoding as bytes that sort in key order (rule 25).
 
 Each part begins with a byte for its type. Text is UTF-8 with a NUL at its end, and 0x00 0xFF for a NUL within; a number
-is the eight bytes of a double, turned so that they sort. So no part is the beginning of another one, and the keys below
-a prefix are a range of bytes.
+is the eight bytes of a double, changed so that they sort. So no part is a prefix of another part, and the keys below a
+prefix are a range of bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hark.model.words import Key, KeyPart
 
 MAX_PARTS = 20
 MAX_PART_LENGTH = 1024
-"""Of text, in UTF-16 units, as JavaScript counts."""
+"""Length limit of a text part, in UTF-16 units as in JavaScript."""
 MAX_BYTES = 2048
-"""Of an encoded key: what every store can have in an index."""
+"""Size limit of an encoded key, which every store can index."""
 MAX_KEYS = 1000
 EXACT = 2**53
-"""Integers up to here have doubles of their own."""
+"""Doubles represent integers exactly up to this value."""
 
 _TEXT, _NUMBER, _FALSE, _TRUE, _NO_PART = b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
 _NUL, _NUL_WITHIN = b"\x00", b"\x00\xff"
@@ -28,14 +28,14 @@ _SIGN, _ALL = 1 << 63, (1 << 64) - 1
 
 
 class InvalidKey(ValueError):
-    """What was given is no key; the text says why."""
+    """The value is not a valid key. The text gives the reason."""
 
 
 # Bytes -----------------------------------------------------------------------------------------------------
 
 
 def encode_key(key: Key) -> bytes:
-    """The bytes of a key; they sort as keys do."""
+    """Return the bytes of a key; they sort in key order."""
     return b"".join([_encode_part(part) for part in key])
 
 
@@ -49,7 +49,7 @@ def _encode_part(part: KeyPart) -> bytes:
 
 
 def decode_key(data: bytes) -> Key:
-    """The key that bytes stand for; raises `InvalidKey` when they stand for none."""
+    """Return the key of encoded bytes; raises `InvalidKey` if they are not a key."""
     parts: list[KeyPart] = []
     at = 0
     try:
@@ -57,12 +57,12 @@ def decode_key(data: bytes) -> Key:
             part, at = _decode_part(data, at)
             parts.append(part)
     except (ValueError, struct.error):
-        raise InvalidKey("These bytes are not a key.") from None
+        raise InvalidKey("The bytes are not an encoded key.") from None
     return tuple(parts)
 
 
 def _decode_part(data: bytes, at: int) -> tuple[KeyPart, int]:
-    """The part that begins at a position, and where it ends."""
+    """Return the part that begins at a position, and its end."""
     kind, at = data[at : at + 1], at + 1
     if kind == _TEXT:
         end = data.index(_NUL, at)
@@ -79,7 +79,7 @@ def _decode_part(data: bytes, at: int) -> tuple[KeyPart, int]:
 
 
 def prefix_bounds(prefix: Key) -> tuple[bytes, bytes]:
-    """The first bytes that a strict descendant of a prefix may have, and the first ones behind all of them."""
+    """Return the bounds of the keys below a prefix: first bytes inclusive, end exclusive."""
     start = encode_key(prefix)
     return start + _TEXT, start + _NO_PART
 
@@ -88,7 +88,7 @@ def prefix_bounds(prefix: Key) -> tuple[bytes, bytes]:
 
 
 def check_key(value: object) -> Key:
-    """A key as it came in JSON; raises `InvalidKey` with a text for whoever sent it."""
+    """Return a checked key from JSON; raises `InvalidKey`."""
     if not isinstance(value, (list, tuple)):
         raise InvalidKey("Key must be an array of (string | number | boolean).")
     if not value:
@@ -103,7 +103,7 @@ def check_key(value: object) -> Key:
 
 
 def check_keys(value: object) -> tuple[Key, ...]:
-    """Several keys as they came in JSON; raises `InvalidKey`, which names the one that is wrong."""
+    """Return checked keys from JSON; raises `InvalidKey`, which names the invalid key."""
     if not isinstance(value, (list, tuple)):
         raise InvalidKey('Keys must be an array of key arrays, e.g. [["users", 1], ["users", 2]].')
     if not value:
@@ -126,11 +126,11 @@ def _check_part(part: object, index: int) -> KeyPart:
         return _check_text(part, index)
     if isinstance(part, int):
         if abs(part) > EXACT:
-            raise InvalidKey(f"Invalid key part at index {index}: integers go from -2^53 to 2^53.")
+            raise InvalidKey(f"Invalid key part at index {index}: expected an integer from -2^53 to 2^53.")
         return part
     if isinstance(part, float):
         if not math.isfinite(part):
-            raise InvalidKey(f"Invalid key part at index {index}: the number is not finite.")
+            raise InvalidKey(f"Invalid key part at index {index}: expected a finite number.")
         return int(part) if abs(part) <= EXACT and part.is_integer() else part
     raise InvalidKey(f"Invalid key part at index {index}: expected string, number or boolean.")
 
@@ -139,7 +139,7 @@ def _check_text(part: str, index: int) -> str:
     try:
         length = len(part.encode("utf-16-le")) // 2
     except UnicodeEncodeError:
-        raise InvalidKey(f"Invalid key part at index {index}: half of a surrogate pair is no character.") from None
+        raise InvalidKey(f"Invalid key part at index {index}: expected valid Unicode, got a lone surrogate.") from None
     if length > MAX_PART_LENGTH:
         raise InvalidKey(f"Key part at index {index} too long: {length} characters (max {MAX_PART_LENGTH}).")
     return part

@@ -1,6 +1,6 @@
-"""The log of servers and workers: one line for each event, for people on a terminal and as JSON everywhere else.
+"""The log of servers and workers: one line for each event, as text on a terminal and as JSON everywhere else.
 
-What a machine may want of an event is given beside its text: `log.info("...", extra={"fields": {"removed": 7}})`.
+Structured values of an event are passed as fields: `log.info("...", extra={"fields": {"removed": 7}})`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NEEDS_QUOTES = re.compile(r'[\s"=]|^$')
 
 _HIDDEN = "******"
 _SECRETS = re.compile(
-    # Never over the end of a text: what is left of a line of JSON has to be one.
+    # A match never crosses the end of a string, so that a JSON line stays valid JSON.
     r"(?P<url>://[^\s:/@\"]*:)[^\s/@\"]+(?=@)"  # The password of a URL.
     r"|(?P<query>[?&]password=)[^\s&\"]+"  # The same, in its query.
     r"|hark_[a-z0-9]{8}_[A-Za-z0-9_-]{43}"  # An API token.
     r"|\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+"  # A JWT.
 )
-"""What no line may have, even where a library quotes it in the text of an error."""
+"""Secrets that are masked in every line, even if a library quotes them in an error."""
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -47,12 +47,12 @@ def log_to(
     fields: Mapping[str, object] | None = None,
     *filters: Filter,
 ) -> None:
-    """Send the log of this process to a stream; `fields` are in every line, and filters see every record."""
+    """Send the log of this process to a stream. `fields` are added to every line; filters see every record."""
     use_handler(logging.StreamHandler(stream), level, formatter_for(stream, log_format, fields), *filters)
 
 
 def use_handler(handler: logging.Handler, level: str, formatter: logging.Formatter, *filters: Filter) -> None:
-    """Send the log of this process to a handler, and what ends the process too."""
+    """Send the log of this process to a handler, including uncaught exceptions."""
     handler.setFormatter(formatter)
     for one in filters:
         handler.addFilter(one)
@@ -63,7 +63,7 @@ def use_handler(handler: logging.Handler, level: str, formatter: logging.Formatt
 def formatter_for(
     stream: TextIO, log_format: LogFormat = "auto", fields: Mapping[str, object] | None = None
 ) -> logging.Formatter:
-    """How lines look on a stream: `auto` is text on a terminal, else JSON."""
+    """The format of lines on a stream: `auto` is text on a terminal, otherwise JSON."""
     terminal = stream.isatty()
     if log_format == "json" or (log_format == "auto" and not terminal):
         return JsonLines(fields)
@@ -71,7 +71,7 @@ def formatter_for(
 
 
 class JsonLines(logging.Formatter):
-    """Each event is one line of JSON."""
+    """Formats each event as one line of JSON."""
 
     def __init__(self, fields: Mapping[str, object] | None = None) -> None:
         super().__init__()
@@ -94,13 +94,17 @@ class JsonLines(logging.Formatter):
             line["error"] = {"type": error[0].__name__, "text": str(error[1]), "stack": stack}
         try:
             text = _encode(line).decode()
-        except (TypeError, ValueError, RecursionError):  # A key of a field that is no text, a number beyond JSON.
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # A field with a key that is not text, or a number outside JSON.
             text = _encode({name: str(value) for name, value in line.items()}).decode()
         return _without_secrets(text)
 
 
 class TextLines(logging.Formatter):
-    """Each event is one line for people; a traceback follows in lines of its own."""
+    """Formats each event as one line of text; a traceback follows in separate lines."""
 
     def __init__(self, fields: Mapping[str, object] | None = None, *, colors: bool = False) -> None:
         super().__init__()
@@ -134,7 +138,7 @@ def _logger(record: logging.LogRecord) -> str:
 
 
 def _text(record: logging.LogRecord) -> str:
-    """The text of an event; a call of the log that is wrong itself must not be lost."""
+    """The text of an event. An event with invalid format arguments is still logged."""
     try:
         return record.getMessage()
     except Exception:
@@ -142,7 +146,7 @@ def _text(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
-    """What a record says beside its text: by `fields`, and by whatever else was given as `extra` and is plain."""
+    """The structured values of a record: from `fields`, and other simple values passed as `extra`."""
     fields = getattr(record, "fields", None)
     if isinstance(fields, Mapping):
         yield from fields.items()
@@ -158,7 +162,7 @@ def _error(
 
 
 def _value(value: object) -> str:
-    """A value on a terminal; in quotes where one would not see where it ends."""
+    """A value on a terminal, quoted if its end would not be visible."""
     text = (
         value if isinstance(value, str) else str(value) if isinstance(value, (int, float)) else _encode(value).decode()
     )
@@ -168,7 +172,7 @@ def _value(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """One line, and nothing that steers a terminal: texts may quote what others sent."""
+    """One line without control characters: texts can quote data from clients."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -179,8 +183,10 @@ def _without_secrets(line: str) -> str:
 
 
 def _log_the_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What nobody caught, as an event of the log as all others."""
+    """Log an uncaught exception."""
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    logging.getLogger(__name__).critical("the process ends because of a bug", exc_info=(kind, error, trace))
+    logging.getLogger(__name__).critical(
+        "the process exits because of a bug; please report it", exc_info=(kind, error, trace)
+    )

@@ -1,4 +1,4 @@
-"""The text format of Prometheus, for the server and for workers: one place that makes it, by prometheus-client."""
+"""Prometheus text format for servers and workers, made with prometheus-client."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NO_LABELS: Labels = MappingProxyType({})
 
 
 def counter(name: str, meaning: str, rows: Rows) -> Metric:
-    """What only grows; by convention its name ends in `_total`."""
+    """Return a counter. Its name ends in `_total`."""
     return _metric(name.removesuffix("_total"), "counter", meaning, name, rows)
 
 
 def gauge(name: str, meaning: str, rows: Rows) -> Metric:
-    """How things are now."""
+    """Return a gauge."""
     return _metric(name, "gauge", meaning, name, rows)
 
 
 def one(value: float) -> Rows:
-    """The only row of a metric without labels."""
+    """Return the row of a metric without labels."""
     return ((NO_LABELS, value),)
 
 
 def histogram(name: str, meaning: str, rows: Iterable[tuple[Labels, Histogram]]) -> Metric:
-    """How values are spread; buckets, sum and count."""
+    """Return a histogram with buckets, sum and count."""
     metric = Metric(name, meaning, "histogram")
     for labels, values in rows:
         count = 0
@@ -46,17 +46,17 @@ def histogram(name: str, meaning: str, rows: Iterable[tuple[Labels, Histogram]])
 
 
 def text(metrics: Iterable[Metric]) -> bytes:
-    """What a scraper gets."""
+    """Return metrics in the Prometheus text format."""
     return generate_latest(_Collected(metrics))
 
 
 class _Collected(NamedTuple):
-    """Metrics in the form of something that collects them."""
+    """A collector of given metrics."""
 
     metrics: Iterable[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        """All of them."""
+        """Return all metrics."""
         return self.metrics
 
 

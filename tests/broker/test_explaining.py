@@ -78,8 +78,7 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "delayed processing": (
         told(options(delayed_processing=100)),
-        f"Not old enough until {IN_40} (in 40 s): the queue delivers messages when they are 100 s old"
-        " (delayedProcessing).",
+        f"Delayed until {IN_40} (in 40 s): the queue delivers every message 100 s after its push (delayedProcessing).",
         {"reason": "delayed_processing", "deliverAt": IN_40, "delayedProcessing": 100},
     ),
     "leased": (
@@ -94,17 +93,18 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "behind one that is leased": (
         told(ahead=ahead(held=HELD), ahead_messages=1),
-        f'Behind message m-1 of its partition, which is leased to "worker 7" until {IN_25} (in 25 s).',
+        f'Waits for the earlier message m-1 of its partition, which is leased to "worker 7" until {IN_25} (in 25 s).',
         behind({"reason": "leased", "consumer": "worker 7", "since": AGO_5, "until": IN_25}),
     ),
     "behind one that comes again": (
         told(ahead=ahead(retry=Retrying(1, NOW + 3 * SECOND, "boom")), ahead_messages=1),
-        f'Behind message m-1 of its partition, which comes again at {IN_3} (in 3 s) after the error "boom".',
+        "Waits for the earlier message m-1 of its partition, which is retried at "
+        f'{IN_3} (in 3 s) after the error "boom".',
         behind({"reason": "retry", "attempts": 1, "due": IN_3, "error": "boom"}),
     ),
     "behind one that is delayed": (
         told(ahead=ahead(deliver_at=NOW + 3 * SECOND), ahead_messages=1),
-        f"Behind message m-1 of its partition, which is delayed until {IN_3} (in 3 s).",
+        f"Waits for the earlier message m-1 of its partition, which is delayed until {IN_3} (in 3 s).",
         behind({"reason": "delayed", "deliverAt": IN_3}),
     ),
     "retry": (
@@ -114,36 +114,41 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "given back": (
         told(retry=Retrying(0, NOW + 8 * SECOND, None)),
-        f"The next delivery, as its consumer wished, is due at {IN_8} (in 8 s).",
+        f"The redelivery that its consumer requested is due at {IN_8} (in 8 s).",
         {"reason": "retry", "attempts": 0, "due": IN_8, "error": None, "retriesAllowed": 4},
     ),
     "window buffer": (
         told(options(window_buffer=30), window_until=NOW + 20 * SECOND),
-        f"In the window buffer until {IN_20} (in 20 s), or longer if more messages come: the queue"
-        " delivers a partition when none came for 30 s.",
+        f"In the window buffer until {IN_20} (in 20 s), or longer if more messages arrive: the queue"
+        " delivers from a partition 30 s after its last push (windowBuffer).",
         {"reason": "window_buffer", "until": IN_20, "windowBuffer": 30},
     ),
     "pop maintenance": (
         told(here=Circumstances(pop_maintenance=True)),
-        "All deliveries are stopped for maintenance.",
+        "All deliveries are stopped for maintenance. Turn pop maintenance off.",
         {"reason": "pop_maintenance"},
     ),
-    "queue paused": (told(replace(FACTS, queue_paused=True)), "The queue is paused.", {"reason": "queue_paused"}),
-    "group paused": (told(paused=True), 'Group "g" is paused.', {"reason": "group_paused"}),
+    "queue paused": (
+        told(replace(FACTS, queue_paused=True)),
+        "The queue is paused. Resume it.",
+        {"reason": "queue_paused"},
+    ),
+    "group paused": (told(paused=True), 'Group "g" is paused. Resume it.', {"reason": "group_paused"}),
     "rate limited": (
         told(limited=Limited(reason="rate_limited", scope="queue", limit=2.5, until=NOW + 400 * MILLISECOND)),
-        "The queue may deliver 2.5 messages per second (rateLimit): the next one at 2027-01-15T08:00:00.400Z"
-        " (in 400 ms).",
+        "The queue is limited to 2.5 messages per second (rateLimit). The next delivery is at"
+        " 2027-01-15T08:00:00.400Z (in 400 ms).",
         {"reason": "rate_limited", "scope": "queue", "limit": 2.5, "until": "2027-01-15T08:00:00.400Z"},
     ),
     "max in flight": (
         told(limited=Limited(reason="max_in_flight", scope="group", limit=5, in_flight=5)),
-        'Group "g" has 5 messages on leases, and may have 5 (maxInFlight).',
+        'Group "g" has 5 messages in flight, and its limit is 5 (maxInFlight).',
         {"reason": "max_in_flight", "scope": "group", "limit": 5, "inFlight": 5},
     ),
     "not asked": (
         told(here=Circumstances(asked_at=NOW - 720 * SECOND)),
-        'Ready, but no consumer of group "g" has asked since 2027-01-15T07:48:00.000Z (12 min ago).',
+        'Ready, but no consumer of group "g" has popped since 2027-01-15T07:48:00.000Z (12 min ago).'
+        " Check that its consumers run.",
         {
             "reason": "not_asked",
             "waiting": 0,
@@ -154,33 +159,32 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "ready": (
         told(ahead_messages=3),
-        'Ready after 3 before it: it goes to the next consumer of group "g" that asks; 1 waits here now.',
+        'Ready after 3 earlier messages: the next pop of group "g" receives it. 1 consumer waits on this server now.',
         {"reason": "ready", "waiting": 1, "aheadMessages": 3},
     ),
     "ready again": (
         told(retry=Retrying(1, NOW, "boom"), here=Circumstances(waiting=2)),
-        'Ready: it goes to the next consumer of group "g" that asks; 2 wait here now.',
+        'Ready: the next pop of group "g" receives it. 2 consumers wait on this server now.',
         {"reason": "ready", "waiting": 2, "aheadMessages": 0, "attempts": 1, "error": "boom"},
     ),
     "done": (
         told(settled=True, settled_at=NOW - 30 * SECOND),
-        f'Done: group "g" settled it at {AGO_30} (30 s ago) at the latest.',
+        f'Settled by group "g" at {AGO_30} (30 s ago) at the latest.',
         {"reason": "done", "settledAtLatest": AGO_30, "certain": True},
     ),
     "done, or expired": (
         told(message(expires_at=NOW - SECOND), settled=True, settled_at=NOW - 30 * SECOND),
-        f'Done: group "g" settled it at {AGO_30} (30 s ago) at the latest, unless its time to live was over first.',
+        f'Settled by group "g" at {AGO_30} (30 s ago) at the latest, unless it expired first.',
         {"reason": "done", "settledAtLatest": AGO_30, "certain": False},
     ),
     "done, or discarded": (
         told(options(dlq_after_max_retries=False), settled=True, settled_at=NOW - 30 * SECOND),
-        f'Done: group "g" settled it at {AGO_30} (30 s ago) at the latest, unless it was discarded'
-        " without attempts left.",
+        f'Settled by group "g" at {AGO_30} (30 s ago) at the latest, unless it was discarded after its last attempt.',
         {"reason": "done", "settledAtLatest": AGO_30, "certain": False},
     ),
     "moved past it": (
         told(settled=True, settled_at=NOW - 90 * SECOND),
-        'Done: group "g" was moved past it, by a seek or a purge.',
+        'Skipped: a seek or a purge moved group "g" past it.',
         {"reason": "done", "moved": True},
     ),
     "dead-lettered": (
@@ -190,57 +194,57 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
     ),
     "discarded": (
         told(settled=True, ending=Ending("discarded", NOW - SECOND, 1, "no disk")),
-        f'Discarded at {AGO_1} after 1 attempt, as the queue keeps no dead letters of them: "no disk".',
+        f'Discarded at {AGO_1} after 1 attempt, because the queue does not dead-letter it: "no disk".',
         {"reason": "discarded", "attempts": 1, "error": "no disk", "failedAt": AGO_1},
     ),
     "expired, not passed yet": (
         told(message(expires_at=NOW)),
-        f"Expired at {IN_0}: its time to live was over before it was delivered.",
+        f"Expired at {IN_0}: its time to live ended before a delivery.",
         {"reason": "expired", "expiredAt": IN_0},
     ),
     "expired and passed": (
         told(message(expires_at=NOW - SECOND), settled=True, settled_at=NOW, ending=Ending("expired", NOW - SECOND)),
-        f"Expired at {AGO_1}: its time to live was over before it was delivered.",
+        f"Expired at {AGO_1}: its time to live ended before a delivery.",
         {"reason": "expired", "expiredAt": AGO_1},
     ),
     "expired, as nobody settled anything since": (
         told(message(expires_at=NOW - SECOND), settled=True),
-        f"Expired at {AGO_1}: its time to live was over before it was delivered.",
+        f"Expired at {AGO_1}: its time to live ended before a delivery.",
         {"reason": "expired", "expiredAt": AGO_1},
     ),
     "removed": (
         told(message(stored=False), settled=True),
-        "No longer stored: it was removed by retention, by a purge or by hand.",
+        "No longer stored: retention, a purge or a delete removed it.",
         {"reason": "removed"},
     ),
     "dropped": (
         told(replace(message(stored=False), options=QueueOptions(drop_settled=True)), settled=True),
-        "No longer stored: this queue keeps nothing that is settled; or it was removed by hand.",
+        "No longer stored: this queue removes settled messages, or the message was deleted.",
         {"reason": "removed"},
     ),
     "before the start": (
         told(settled=True, begins_after=NOW - 10 * SECOND),
-        f'Not for group "g", which began with what came after {AGO_10}.',
+        f'Older than group "g", which starts with messages after {AGO_10}.',
         {"reason": "before_start", "startsAfter": AGO_10},
     ),
     "for another group": (
         told(message(owner="h"), settled=True),
-        'Requeued from the dead letters of group "h", and for it only.',
+        'Requeued from the dead letters of group "h", for that group only.',
         {"reason": "other_group", "owner": "h"},
     ),
     "for a group that is gone": (
         told(message(owner=""), settled=True),
-        "Requeued from the dead letters of a group that was deleted since, and for it only.",
+        "Requeued from the dead letters of a deleted group, for that group only.",
         {"reason": "other_group", "owner": None},
     ),
     "no such group": (
         told(mode=None),
-        'No consumer of group "g" has ever asked for messages of this queue.',
+        'No consumer of group "g" has ever popped from this queue.',
         {"reason": "no_group"},
     ),
     "no group at all": (
         explain_without_groups(FACTS),
-        "No consumer has ever asked for messages of this queue.",
+        "No consumer has ever popped from this queue. Start a consumer.",
         {"reason": "no_group"},
     ),
 }
@@ -316,7 +320,7 @@ def test_since_when_no_consumer_asked(here: Circumstances, last_seen: int, since
     found = told(here=here, last_seen=last_seen)
     assert found.reason == "not_asked"
     assert (found.data["askedAt"], found.data["askedHereOnly"]) == (moment(since), here_only)
-    assert (f'no consumer of group "g" has asked this server since {moment(since)}' in found.text) == here_only
+    assert (f'no consumer of group "g" has popped on this server since {moment(since)}' in found.text) == here_only
 
 
 @pytest.mark.parametrize(

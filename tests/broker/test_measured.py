@@ -258,7 +258,7 @@ async def test_a_failure_makes_the_last_answer_worthless_a_refusal_is_an_answer_
     world.store.error = None
     assert await world.readiness.problem() is None
     world.readiness.stopping = True
-    assert await world.readiness.problem() == "the server is stopping"
+    assert await world.readiness.problem() == "the server is shutting down"
 
 
 async def test_many_who_ask_share_one_question(world: _World) -> None:

@@ -40,8 +40,12 @@ def test_queue_create_warns_of_options_that_the_server_ignored(hark: Run, stub: 
 @pytest.mark.parametrize(
     ("line", "answer", "error"),
     [
-        ("queue delete orders --yes", {"deleted": True, "existed": False}, "there is no queue orders (not_found)"),
-        ("group show g", {}, "there is no group g (not_found)"),
+        (
+            "queue delete orders --yes",
+            {"deleted": True, "existed": False},
+            "queue orders not found (not_found)\nlist the queues with: hark queue list",
+        ),
+        ("group show g", {}, "group g not found (not_found)\nlist the groups with: hark group list"),
         (
             "group seek g q --to-end --partition p",
             {"success": False, "error": "No such partition"},
@@ -71,7 +75,7 @@ def test_groups_are_listed_and_shown_with_their_places(hark: Run, stub: Stub) ->
 def test_group_seek_of_one_partition_says_where_it_is_now(hark: Run, stub: Stub) -> None:
     stub.answer(200, {"success": True, "updated": True, "nextOffset": 7})
     result = hark("group", "seek", "g", "orders", "--offset", "7", "--partition", "p/1")
-    assert result.stdout == "moved g in orders (next offset 7)\n"
+    assert result.stdout == "moved group g in queue orders (next offset 7)\n"
 
 
 def test_group_lagging_shows_where_messages_wait_long(hark: Run, stub: Stub) -> None:
@@ -94,16 +98,16 @@ def test_group_lagging_shows_where_messages_wait_long(hark: Run, stub: Stub) -> 
 
 def test_limits_are_shown_for_people(hark: Run, stub: Stub) -> None:
     stub.answer(200, QUEUE)
-    assert words(hark("queue", "limits", "orders").stdout) == [["maxInFlight", "5"], ["rateLimit", "no", "bound"]]
+    assert hark("queue", "limits", "orders").stdout == "maxInFlight  5 messages\nrateLimit    no limit\n"
     stub.answer(200, QUEUE)
     stub.answer(200, {"queue": "orders", "options": {"maxInFlight": 0, "rateLimit": 2.5, "rateBurst": 0}})
     assert words(hark("queue", "limits", "orders", "--rate-limit", "2.5").stdout) == [
-        ["maxInFlight", "no", "bound"],
-        ["rateLimit", "2.5", "per", "second"],
-        ["rateBurst", "a", "second's"],
+        ["maxInFlight", "no", "limit"],
+        ["rateLimit", "2.5", "messages", "per", "second"],
+        ["rateBurst", "one", "second's", "worth"],
     ]
     stub.answer(200, LIMITS)
-    assert ["rateBurst", "7"] in words(hark("group", "limits", "g", "orders").stdout)
+    assert ["rateBurst", "7", "messages"] in words(hark("group", "limits", "g", "orders").stdout)
 
 
 def test_a_rate_of_a_queue_that_is_taken_away_takes_its_burst_with_it(hark: Run, stub: Stub) -> None:
@@ -148,4 +152,7 @@ def test_a_dead_letter_that_fails_does_not_keep_the_others_back(hark: Run, stub:
     result = hark("dlq", "requeue", "d1", "d2")
     assert result.exit_code == 1
     assert result.stdout == "requeued d2\n"
-    assert result.stderr == "hark: d1: no such dead letter (not_found)\nhark: 1 of 2 failed\n"
+    assert (
+        result.stderr
+        == "hark: d1: no such dead letter (not_found)\nhark: 1 of 2 dead letters failed; the errors are above\n"
+    )

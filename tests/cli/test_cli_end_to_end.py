@@ -183,7 +183,7 @@ def test_limits_are_set_shown_and_kept(hark: Run, queue: str) -> None:
         queue limits {queue} --max-in-flight 2 --json -> "leaseTime":60
         pop {queue}
         group limits __QUEUE_MODE__ {queue} --rate-limit 0.5
-        group limits __QUEUE_MODE__ {queue} -> 0.5 per second
+        group limits __QUEUE_MODE__ {queue} -> 0.5 messages per second
         group limits nobody {queue} -> 1
     """
     follow(hark, script, queue=queue)

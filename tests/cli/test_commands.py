@@ -102,7 +102,7 @@ def test_without_a_server_the_url_and_the_remedy_are_named(hark: Run, name: str)
         result = hark(*LINES[name], "--url", url)
     assert (result.exit_code, result.stdout) == (1, "")
     assert url in result.stderr
-    assert "start one with: hark serve" in result.stderr
+    assert "start a server with `hark serve`" in result.stderr
 
 
 SILENT = ("queue pause", "queue resume", "dlq delete", "cancel")
@@ -118,7 +118,7 @@ def test_a_server_that_is_not_hark_is_recognised(hark: Run, stub: Stub, name: st
     stub.answer(status, body)
     result = hark(*LINES[name])
     assert result.exit_code == 1
-    assert "the server's answer is not Hark's" in result.stderr
+    assert "not from a Hark server" in result.stderr
 
 
 def test_an_error_page_of_another_server_is_not_shown(hark: Run, stub: Stub) -> None:

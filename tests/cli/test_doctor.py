@@ -58,7 +58,10 @@ def test_a_healthy_server_on_this_machine_passes_every_check(hark: Run, stub: St
 def test_no_server_is_a_failure_with_the_remedy(hark: Run) -> None:
     code, checks, _ = examine(hark, "--url", "http://127.0.0.1:1")
     assert code == 1
-    assert (checks["server"]["result"], checks["server"]["advice"]) == ("fail", "start one with: hark serve")
+    assert (checks["server"]["result"], checks["server"]["advice"]) == (
+        "fail",
+        "start a server with `hark serve`, or check --url and HARK_URL",
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_requests_and_dollars_of_a_server_on_a_bucket_are_shown(
     stub.answer(200, {"store": numbers})
     found = examine(hark)[1]["requests"]
     assert found["result"] == expected
-    assert found["detail"] == f"900 PUT and 100 GET since the server started, {failed} failed: $0.0045"
+    assert found["detail"] == (f"900 PUT and 100 GET requests since the server started, {failed} failed; cost $0.0045")
 
 
 @pytest.mark.parametrize("answer", [(404, {"error": "no such route"}), (200, b"<html>")], ids=["missing", "strange"])
@@ -176,7 +179,7 @@ def test_a_database_that_is_not_there_is_a_failure_with_the_remedy(
     stub.answer(200, HEALTHY, Date=now())
     code, checks, said = examine(hark)
     assert (code, list(checks)[-1], checks["database"]["result"]) == (1, "database", "fail")
-    assert checks["database"]["advice"] == "is the server running, is the URL right?"
+    assert checks["database"]["advice"] == "check that PostgreSQL is running, and the engine URL"
     assert "s3cret" not in said
 
 

@@ -48,7 +48,7 @@ def test_list_and_delete_say_how_many_there_are(hark: Run, stub: Stub) -> None:
     stub.answer(200, [ENTRY])
     assert hark("kv", "list", "users").stdout.splitlines()[-1].split() == ['["users",17]', "9", '{"n":1}']
     stub.answer(200, [])
-    assert hark("kv", "list").stdout == "no keys\n"
+    assert hark("kv", "list").stdout == "no keys match\n"
     stub.answer(200, {"deletedCount": 5})
     assert hark("kv", "delete", "users", "--tree", "--yes").stdout == "deleted 5 keys\n"
 
@@ -58,7 +58,7 @@ def test_watch_shows_changes_and_no_pings(hark: Run, stub: Stub) -> None:
     stub.answer(200, events("retry: 1000", event("ping", ""), event("change", json.dumps([ENTRY, gone]))))
     result = hark("kv", "watch", "users/17", "b", "--limit", "2")
     assert result.exit_code == 0, result.output
-    assert result.stdout == '["users", 17]  {"n": 1}\n["b"]  gone\n'
+    assert result.stdout == '["users", 17]  {"n": 1}\n["b"]  (deleted)\n'
     stub.answer(200, events(event("change", json.dumps([ENTRY]))))
     assert json.loads(hark("kv", "watch", "--prefix", "users", "--json", "--limit", "1").stdout) == ENTRY
 
@@ -87,4 +87,4 @@ def test_watch_follows_a_server_until_it_is_interrupted(
     with hark_process("kv", "watch", "--prefix", queue) as said:
         assert said.readline() == f'["{queue}",1]  1\n'
         assert runner()("kv", "delete", f"{queue}/1").exit_code == 0
-        assert said.readline() == f'["{queue}",1]  gone\n'
+        assert said.readline() == f'["{queue}",1]  (deleted)\n'

@@ -75,7 +75,7 @@ def test_explain_prints_a_sentence_for_each_group(hark: Run, stub: Stub) -> None
         "Transaction  t1",
         "Created      2026-01-02T03:04:05.678901Z",
         "",
-        "The default group: done",
+        "Default group: done",
         "  Done: the default group settled it.",
         "",
         "Group billing: behind",
@@ -93,9 +93,9 @@ def test_leases_prints_who_holds_what_and_how_to_see_the_rest(hark: Run, stub: S
     stub.answer(200, {"leases": [LEASE], "total": 1})
     shown = hark("leases").stdout
     assert all(cell in shown for cell in ("worker 7", "2026-01-02T03:09:05.678Z", "m1"))
-    assert "more with" not in shown
+    assert "next page" not in shown
     stub.answer(200, {"leases": [LEASE], "total": 5})
-    assert "1 of 5; more with --offset 3" in hark("leases", "--limit", "1", "--offset", "2").stdout
+    assert "showing 1 of 5; for the next page add --offset 3" in hark("leases", "--limit", "1", "--offset", "2").stdout
 
 
 # Consumers -------------------------------------------------------------------------------------------------
@@ -107,14 +107,17 @@ def test_consumers_shows_pops_streams_with_their_credit_and_browsers(hark: Run, 
     assert result.exit_code == 0, result.output
     rows = words(result.stdout)
     since, until = POP["waitingSince"], POP["deadline"]
-    assert ["pop", "pop-1", "orders", "-", "-", "worker", "7", "10", "interested", since, until, "-"] in rows
+    assert ["pop", "pop-1", "orders", "-", "(default)", "worker", "7", "10", "interested", since, until, "-"] in rows
     [first, second] = [row for row in rows if row[0] == "stream"]
     assert first[2:5] == ["orders", "-", "billing"]
-    assert second[2:4] == ["ns", "shop"]
+    assert second[2:4] == ["namespace", "shop"]
     assert first[-3:] == ["3,", "2", "unsettled"]
     assert ["browser", "-", "orders", "p1"] in [row[:4] for row in rows]
     stub.answer(200, {"consumers": [POP], "total": 9})
-    assert "1 of 9; more with --offset 3\n" in hark("consumers", "--limit", "1", "--offset", "2").stdout
+    assert (
+        "showing 1 of 9; for the next page add --offset 3\n"
+        in hark("consumers", "--limit", "1", "--offset", "2").stdout
+    )
 
 
 @pytest.mark.parametrize(("state", "shown"), [("paused", "2 unsettled, paused"), ("draining", "2 unsettled, draining")])
@@ -131,7 +134,7 @@ def test_trace_names_are_listed_with_their_counts(hark: Run, stub: Stub) -> None
     stub.answer(200, {"trace_names": [name], "total": 4})
     result = hark("trace", "names", "--limit", "1")
     assert ["checkout-17", "3", "2", EVENT["created_at"]] in words(result.stdout)
-    assert result.stdout.endswith("4 in all; more with --offset 1\n")
+    assert result.stdout.endswith("showing 1 of 4; for the next page add --offset 1\n")
 
 
 def test_events_of_a_message_and_of_a_name_are_printed(hark: Run, stub: Stub) -> None:
@@ -143,7 +146,7 @@ def test_events_of_a_message_and_of_a_name_are_printed(hark: Run, stub: Stub) ->
     result = hark("trace", "by-name", "checkout-17")
     row = [EVENT["created_at"], "charged", "orders", "p1", "t1", "billing", '{"amount":5}']
     assert row in words(result.stdout)
-    assert "more with" not in result.stdout
+    assert "next page" not in result.stdout
 
 
 def test_audit_prints_who_did_what(hark: Run, stub: Stub) -> None:
@@ -192,11 +195,11 @@ def test_top_shows_a_sample(hark: Run, stub: Stub) -> None:
     result = hark("top", "--once")
     assert result.exit_code == 0, result.output
     lines = words(result.stdout)
-    assert ["per", "second", "pushed", "12.5"] in lines
-    assert ["messages", "backlog", "41"] in lines
-    assert ["oldest", "waits,", "s", "-"] in lines
+    assert ["Messages/s", "pushed", "12.5"] in lines
+    assert ["Messages", "backlog", "41"] in lines
+    assert ["oldest", "waiting", "(s)", "-"] in lines
     assert ["orders", "12.5", "3.0", "2.0"] in lines
-    assert "MAINTENANCE pops are stopped\n" in result.stdout
+    assert "MAINTENANCE: all pops are stopped; resume with: hark maintenance pop off\n" in result.stdout
     assert "pushes are stopped" not in result.stdout
 
 

@@ -84,7 +84,7 @@ REQUESTS = [
         {"transactionId": "m1", "status": "retry", "delay": 500},
         "settled as retry\n",
     ),
-    Row("cancel m/1", "POST /messages/m%2F1/cancel", None, "cancelled\n"),
+    Row("cancel m/1", "POST /messages/m%2F1/cancel", None, "cancelled message m/1\n"),
     Row("tail orders --limit 1", "GET /listen/queue/orders?browse=true&from=tail"),
     Row(
         "tail orders --from head --partition p --limit 1", "GET /listen/queue/orders?browse=true&from=head&partition=p"
@@ -115,10 +115,10 @@ REQUESTS = [
             "task": "mail",
             "options": {"leaseTime": 60, "retryLimit": 5, "retryMultiplier": 1.5, "deadLetterQueue": False},
         },
-        "configured orders\n",
+        "configured queue orders\n",
     ),
     Row("queue delete orders --yes", f"DELETE {QUEUES}/orders"),
-    Row("queue purge orders --yes", f"POST {QUEUES}/orders/purge", None, "purged orders (3 messages)\n"),
+    Row("queue purge orders --yes", f"POST {QUEUES}/orders/purge", None, "purged queue orders (3 messages)\n"),
     Row("queue purge orders --group g --yes", f"POST {QUEUES}/orders/groups/g/purge"),
     Row("queue pause orders", f"POST {QUEUES}/orders/pause"),
     Row("queue resume orders", f"POST {QUEUES}/orders/resume"),
@@ -143,7 +143,7 @@ REQUESTS = [
             f"group seek g orders {flag}",
             f"POST {GROUPS}/g/queues/orders/seek",
             body,
-            "moved g in orders (4 partitions)\n",
+            "moved group g in queue orders (4 partitions)\n",
         )
         for flag, body in (
             ("--to-end", {"toEnd": True}),
@@ -157,13 +157,13 @@ REQUESTS = [
         f"POST {GROUPS}/g/queues/orders/partitions/p%2F1/seek",
         {"offset": 7},
     ),
-    Row("group delete g --yes", f"DELETE {GROUPS}/g?deleteMetadata=true", None, "deleted g (3 partitions)\n"),
+    Row("group delete g --yes", f"DELETE {GROUPS}/g?deleteMetadata=true", None, "deleted group g (3 partitions)\n"),
     Row(
         "group delete g --queue orders --keep-subscription --yes",
         f"DELETE {GROUPS}/g/queues/orders?deleteMetadata=false",
     ),
-    Row("group pause g orders", f"POST {QUEUES}/orders/groups/g/pause", None, "paused g in orders\n"),
-    Row("group resume g orders", f"POST {QUEUES}/orders/groups/g/resume", None, "resumed g in orders\n"),
+    Row("group pause g orders", f"POST {QUEUES}/orders/groups/g/pause", None, "paused group g in queue orders\n"),
+    Row("group resume g orders", f"POST {QUEUES}/orders/groups/g/resume", None, "resumed group g in queue orders\n"),
     Row("group limits g/1 orders", f"GET {GROUPS}/g%2F1/queues/orders/limits"),
     Row(
         "group limits g orders --max-in-flight 3 --rate-burst 0",
@@ -192,7 +192,7 @@ REQUESTS = [
         "requeued 5 dead letters\n",
     ),
     Row("dlq delete d3", "DELETE /dlq/d3", None, "deleted d3\n"),
-    Row("dlq purge orders --yes", "DELETE /dlq?queue=orders", None, "purged 2 dead letters of orders\n"),
+    Row("dlq purge orders --yes", "DELETE /dlq?queue=orders", None, "deleted 2 dead letters of queue orders\n"),
     Row(f"dlq purge orders {LETTERS} --yes", f"DELETE /dlq?queue=orders&{FILTER}"),
     # Keys
     Row("kv get users/17", f"GET {KEYS}/users/17", None, '{"n":1}\n'),
@@ -219,12 +219,12 @@ REQUESTS = [
     # Looking
     Row("explain m1", "GET /explain/m1"),
     Row("explain m1 --group billing", "GET /explain/m1?consumerGroup=billing"),
-    Row("leases", "GET /leases?limit=100&offset=0", None, "nobody holds anything\n"),
+    Row("leases", "GET /leases?limit=100&offset=0", None, "no leases\n"),
     Row(
         "leases orders --group billing --partition p1 --limit 5 --offset 2",
         "GET /leases?queue=orders&partition=p1&consumerGroup=billing&limit=5&offset=2",
     ),
-    Row("consumers", "GET /consumers?limit=100&offset=0", None, "nobody waits on this server\n"),
+    Row("consumers", "GET /consumers?limit=100&offset=0", None, "no consumers are waiting on this server\n"),
     Row("consumers orders --limit 5 --offset 2", "GET /consumers?queue=orders&limit=5&offset=2"),
     Row("audit --limit 20", "GET /system/audit?limit=20"),
     Row("top --once", "GET /events"),
@@ -233,7 +233,12 @@ REQUESTS = [
     Row("trace show p order/17 --limit 1 --offset 3", "GET /traces/p/order%2F17?limit=1&offset=3"),
     Row("trace by-name n --limit 1 --offset 3", "GET /traces/by-name/n?limit=1&offset=3"),
     # Maintenance
-    Row("maintenance show", "GET /system/maintenance", None, "pushes  stopped: 503 maintenance\npops    served\n"),
+    Row(
+        "maintenance show",
+        "GET /system/maintenance",
+        None,
+        "pushes  stopped: they return status 503\npops    accepted\n",
+    ),
     *(
         Row(f"maintenance {verb} {state}", f"POST /system/maintenance{path}", {"enabled": state == "on"})
         for verb, path in (("push", ""), ("pop", "/pop"))
@@ -294,7 +299,7 @@ def test_destructive_commands_ask_on_a_terminal(
     assert "? [y/N]" in result.stderr
     assert (len(stub.seen), result.exit_code) == (requests, exit_code)
     if line == "queue delete orders":
-        assert "Delete the queue orders with everything in it?" in result.stderr
+        assert "Delete queue orders with its messages, groups and dead letters?" in result.stderr
 
 
 # Wrong usage -----------------------------------------------------------------------------------------------
@@ -362,7 +367,7 @@ WRONG: list[tuple[str, str]] = [
     # For all commands
     ("qeue list", ""),
     ("queue list --colour", ""),
-    ("queue show \udcff", "hark: arguments must be valid UTF-8\n"),
+    ("queue show \udcff", "hark: an argument is not valid UTF-8"),
     ("queue list --url s3://my-bucket/shop", "hark serve --engine s3://"),
     *((f"queue list --url {url}", "HARK_URL") for url in ("127.0.0.1:6632", "ftp://x", "http://[::1", "nonsense")),
 ]

@@ -55,7 +55,7 @@ def test_groups_go_on_in_the_other_store_where_they_stood(hark: Run, queue: str,
     done(hark, "pop", queue, "--group", "whole", "--partition", "p1", "--batch", "3", "--auto-ack")
     done(hark, "export", queue, "--output", "queue.jsonl")
     there = ("--url", other_url)
-    assert "4 queued; groups made: half, whole" in done(hark, "import", "queue.jsonl", *there)
+    assert "4 queued; groups created: half, whole" in done(hark, "import", "queue.jsonl", *there)
     assert json.loads(done(hark, "queue", "show", queue, "--json", *there))["options"]["leaseTime"] == 7
     assert sorted(popped(hark, queue, "--group", "half", "--partition", "p1", *there)) == [2, 3]
     assert popped(hark, queue, "--group", "half", "--partition", "p2", *there) == [4]
@@ -72,7 +72,7 @@ def test_a_second_import_changes_nothing(hark: Run, queue: str, other_url: str) 
     again = hark("import", "queue.jsonl", "--url", other_url)
     assert again.exit_code == 0, again.output
     assert "2 duplicate" in again.stdout
-    assert "keeps its options" in again.stderr and "keeps its place" in again.stderr
+    assert "keeps its options" in again.stderr and "keeps its position" in again.stderr
     assert popped(hark, queue, "--group", "audit", "--url", other_url) == []
 
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_not_whole_makes_no_group_and_is_told(hark: Run, queue: s
     cut = "\n".join(done(hark, "export", queue).splitlines()[:-2])
     result = hark("import", "-", "--url", other_url, stdin=cut)
     assert result.exit_code == 1
-    assert "not whole" in result.stderr and "1 messages" in result.stderr
+    assert "incomplete" in result.stderr and "1 messages" in result.stderr
     assert json.loads(done(hark, "group", "list", "--queue", queue, "--json", "--url", other_url)) == []
 
 
@@ -152,7 +152,7 @@ def test_when_a_group_can_not_be_put_in_its_place_it_is_told_what_to_do(hark: Ru
     exported = done(hark, "export", queue).replace('"mode":"ordered"', '"mode":"ordered","limits":{"maxInFlight":-5}')
     result = hark("import", "-", "--url", other_url, stdin=exported)
     assert result.exit_code == 1
-    assert "is paused" in result.stderr and "delete it and import again" in result.stderr
+    assert "is paused" in result.stderr and "delete the queue and import again" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_backup_of_a_running_server_can_be_restored_and_served(hark: Run, tmp_
         assert hark("push", "orders", "1", "2", "--url", url).exit_code == 0
         result = hark("backup", "copy.db", "--data", "data")
         assert result.exit_code == 0, result.output
-        assert "copied" in result.stdout
+        assert "backed up" in result.stdout
         assert hark("restore", "copy.db", "--data", "data", "--replace", "--yes").exit_code == 1, "it is being served"
         assert hark("push", "orders", "3", "--url", url).exit_code == 0
     refused = hark("restore", "copy.db", "--data", "data")

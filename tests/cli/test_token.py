@@ -39,7 +39,7 @@ def test_a_new_token_is_the_only_thing_on_stdout(hark: Run) -> None:
     result = hark("token", "create", "billing")
     assert TOKEN.fullmatch(result.stdout.rstrip("\n"))
     assert "for billing (read-write, all queues, never expires)" in result.stderr
-    assert "not shown again" in result.stderr
+    assert "cannot be shown again" in result.stderr
     assert not TOKEN.search(result.stderr)
     quiet = hark("token", "create", "ci", "--quiet")
     assert TOKEN.fullmatch(quiet.stdout.rstrip("\n"))
@@ -63,7 +63,9 @@ def test_its_role_its_queues_and_its_end_are_kept_but_not_its_secret(hark: Run, 
 
 
 def test_tokens_are_listed_for_people(hark: Run) -> None:
-    assert hark("token", "list").stdout == "there are no tokens in hark-data/tokens.json\n"
+    assert hark("token", "list").stdout == (
+        "no tokens in hark-data/tokens.json; create one with: hark token create NAME\n"
+    )
     first = create(hark, "billing", "--queues", "orders.*")
     create(hark, "ops", "--role", "admin")
     shown = hark("token", "list").stdout
@@ -77,7 +79,7 @@ def test_a_token_is_revoked_when_it_is_meant(hark: Run) -> None:
     asked = hark("token", "revoke", text[5:13])
     assert (asked.exit_code, "--yes" in asked.stderr) == (2, True)
     unknown = hark("token", "revoke", "abcdefgh", "--yes")
-    assert (unknown.exit_code, "there is no token 'abcdefgh'" in unknown.stderr) == (1, True)
+    assert (unknown.exit_code, "the token 'abcdefgh' does not exist" in unknown.stderr) == (1, True)
     assert len(listed(hark)) == 2
     assert hark("token", "revoke", text[5:13], "--yes").exit_code == 0
     assert [token["id"] for token in listed(hark)] == [other[5:13]]

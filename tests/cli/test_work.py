@@ -16,7 +16,7 @@ from tests.http.api import WAIT, Api
 from .conftest import runner
 from .working import APP, SECONDS, terminal, working
 
-WORKS = "works on queue"
+WORKS = "started: queue"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def _push(api: Api, queue: str, task: str, **arguments: str) -> None:
 
 def test_it_works_until_it_is_told_to_stop(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
     with working(tmp_path, server_url, queue, "app:worker", "--concurrency", "7") as work:
-        assert f"works on queue {queue} at {server_url}, 7 at a time: fail, say, wait" in work.until(WORKS)
+        assert f"started: queue {queue} at {server_url}, concurrency 7, tasks: fail, say, wait" in work.until(WORKS)
         _push(api, queue, "say", word="hello")
         work.until("said hello")
         api.push(queue, {"task": "fail"}, backoffSchedule=[])
@@ -48,7 +48,7 @@ def test_it_works_until_it_is_told_to_stop(server_url: str, api: Api, queue: str
         work.signal(signal.SIGTERM)
         assert work.end() == 0
     assert "stopped after" in work.said[-1]
-    assert "1 done, 1 failed, 1 dead" in work.said[-1]
+    assert "1 completed, 1 failed, 1 dead-lettered" in work.said[-1]
     # Without a terminal the log is JSON, and it names the task.
     lines = [json.loads(line) for line in work.said if line != "said hello\n"]
     failed = next(line for line in lines if line["event"].startswith("task fail failed"))
@@ -62,7 +62,7 @@ def test_a_running_task_may_finish_when_it_stops(server_url: str, api: Api, queu
     with working(tmp_path, server_url, queue, "app:worker", "--grace", "60") as work:
         work.until("waits for go")
         work.signal(signal.SIGINT)
-        work.until("once more")
+        work.until("press Ctrl-C again")
         (tmp_path / "go").touch()
         work.until("waited for go")
         assert work.end() == 0
@@ -74,10 +74,10 @@ def test_the_second_signal_hands_back_what_runs(server_url: str, api: Api, queue
     with working(tmp_path, server_url, queue, "app:worker", "--grace", "600") as work:
         work.until("waits for never")
         work.signal(signal.SIGINT)
-        work.until("once more")
+        work.until("press Ctrl-C again")
         work.signal(signal.SIGINT)
         assert work.end() == 0
-    assert "1 handed back" in work.said[-1]
+    assert "1 returned to the queue" in work.said[-1]
     assert api.pop_one(queue, **WAIT)["deliveryAttempt"] == 1
 
 
@@ -97,14 +97,14 @@ def test_a_burst_ends_when_nothing_is_left(server_url: str, api: Api, queue: str
 def test_on_a_terminal_it_draws_how_the_tasks_fare(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
     _push(api, queue, "say", word="hello")
     with terminal(100) as (screen, shown), working(tmp_path, server_url, queue, "app:worker", stdout=screen) as work:
-        shown.until("1 done")
+        shown.until("1 completed")
         work.signal(signal.SIGTERM)
         assert work.process.wait(SECONDS) == 0
     text = shown.end()
     assert f"running  queue {queue} at {server_url}" in text
     assert "0 of 10 slots busy" in text
     assert "said hello" in text, "what handlers print is not drawn over"
-    assert text.rstrip().endswith("1 done"), "the last line says what came of it"
+    assert text.rstrip().endswith("1 completed"), "the last line says what came of it"
 
 
 # Reloading -------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_a_changed_file_is_loaded_and_a_broken_one_waits_for_the_next_change(
     with working(tmp_path, server_url, queue, "app:worker", "--reload") as work:
         work.until("reload: watching")
         work.until("No module named 'nothing_like_that'")
-        work.until("ended with 1; it starts again when a file changes")
+        work.until("ended with exit code 1; it restarts when a file changes")
         for word in ("said", "says now"):
             (tmp_path / "app.py").write_text(APP.replace('"said"', f'"{word}"'))
             work.until(r"reload: app\.py changed")
@@ -147,4 +147,4 @@ def test_reload_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "argv", ["hark", *arguments])
     result = runner()(*arguments)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "hark: --reload needs the package watchfiles: pip install 'hark[reload]'\n"
+    assert result.stderr == "hark: --reload needs the package watchfiles; install it with: pip install 'hark[reload]'\n"

@@ -77,21 +77,25 @@ def test_a_worker_is_found(place: str, directory: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "exit_code", "text"),
     [
-        ("shopp:worker", 2, "there is no module 'shopp'; did you mean shop?"),
-        ("bakery:worker", 2, "there is no module 'bakery' in "),
-        ("shop_parts.mail:worker", 2, "there is no module 'shop_parts.mail'"),
-        ("shop.mails:worker", 2, "there is no module 'shop.mails'"),
-        ("shop.py:worker", 2, "there is no module 'shop.py'; write it as Python imports it, without .py: shop"),
-        ("shop:workers", 2, "'shop' has no 'workers'; did you mean worker?"),
-        ("shop:number", 2, "'shop:number' is an int, not a hark.Worker nor a function that makes one"),
-        ("shop:names", 2, "'shop:names' is a list, not a hark.Worker"),
-        ("shop:Place", 2, "'shop:Place' is the class Place, not a hark.Worker"),
-        ("shop:make_number", 2, "'shop:make_number' is an int, not a hark.Worker"),
+        ("shopp:worker", 2, "module 'shopp' not found; did you mean shop?"),
+        ("bakery:worker", 2, "module 'bakery' not found in "),
+        ("shop_parts.mail:worker", 2, "module 'shop_parts.mail' not found"),
+        ("shop.mails:worker", 2, "module 'shop.mails' not found"),
+        (
+            "shop.py:worker",
+            2,
+            "module 'shop.py' not found; write the name without .py, as in an import statement: shop",
+        ),
+        ("shop:workers", 2, "'shop' has no attribute 'workers'; did you mean worker?"),
+        ("shop:number", 2, "'shop:number' is an int; expected a hark.Worker, or a function that returns one"),
+        ("shop:names", 2, "'shop:names' is a list; expected a hark.Worker"),
+        ("shop:Place", 2, "'shop:Place' is the class Place; expected a hark.Worker"),
+        ("shop:make_number", 2, "'shop:make_number' is an int; expected a hark.Worker"),
         ("shop:fail", 1, "RuntimeError: no worker today"),
         ("shop_broken:worker", 1, "No module named 'shop_missing_helper'"),
-        (":worker", 2, "':worker' is not a place of a worker: expected something like app:worker"),
-        ("shop:a b", 2, "'shop:a b' is not a place of a worker"),
-        ("./shop:worker", 2, "'./shop:worker' is not a place of a worker"),
+        (":worker", 2, "':worker' does not name a worker; use MODULE:ATTRIBUTE, such as app:worker"),
+        ("shop:a b", 2, "'shop:a b' does not name a worker"),
+        ("./shop:worker", 2, "'./shop:worker' does not name a worker"),
     ],
 )
 def test_what_is_no_worker_is_refused_in_words(place: str, exit_code: int, text: str, directory: Path) -> None:
@@ -108,11 +112,14 @@ def test_what_is_no_worker_is_refused_in_words(place: str, exit_code: int, text:
         (("--grace", "-1"), "--grace"),
         (("--health-port", "70000"), "--health-port"),
         (("--polling", "often"), "--polling"),
-        (("--max-interval-ms", "-5"), "--max-interval-ms says -5.0, expected a number of milliseconds above 0"),
-        (("--min-interval-ms", "60000"), "--min-interval-ms says 60000.0, expected at most 5000"),
-        (("--interval-ms", "500"), "--interval-ms goes with --polling fixed, but polling is adaptive"),
-        (("--polling", "fixed", "--max-interval-ms", "500"), "--max-interval-ms goes with --polling adaptive"),
-        (("--health-host", "0.0.0.0"), "--health-host goes with --health-port"),
+        (
+            ("--max-interval-ms", "-5"),
+            "invalid value -5.0 from --max-interval-ms, expected a number of milliseconds above 0",
+        ),
+        (("--min-interval-ms", "60000"), "invalid value 60000.0 from --min-interval-ms, expected at most 5000"),
+        (("--interval-ms", "500"), "--interval-ms needs --polling fixed; the polling strategy is adaptive"),
+        (("--polling", "fixed", "--max-interval-ms", "500"), "--max-interval-ms needs --polling adaptive"),
+        (("--health-host", "0.0.0.0"), "--health-host needs --health-port"),
         (("--config", "nowhere.toml"), "nowhere.toml"),
     ],
 )
@@ -126,12 +133,12 @@ def test_a_module_that_fails_is_shown_with_its_own_traceback(hark: Run, director
     (directory / "shop_failing.py").write_text("def broken():\n    raise KeyError('settings')\n\nbroken()\n")
     result = hark("work", "shop_failing:worker")
     assert result.exit_code == 1
-    assert result.stderr.startswith("hark: the module 'shop_failing' can't be imported:\nTraceback")
+    assert result.stderr.startswith("hark: cannot import module 'shop_failing':\nTraceback")
     assert "KeyError: 'settings'" in result.stderr
     assert result.stderr.count("File ") == 2
     missing = hark("work", "shop_nowhere:worker")
     assert missing.exit_code == 2
-    assert missing.stderr.startswith("hark: there is no module 'shop_nowhere'")
+    assert missing.stderr.startswith("hark: module 'shop_nowhere' not found")
 
 
 @pytest.mark.usefixtures("directory")
@@ -139,8 +146,8 @@ def test_a_worker_without_tasks_is_refused_before_it_takes_any(hark: Run) -> Non
     result = hark("work", "shop:worker", "--burst")
     assert result.exit_code == 2
     assert result.stderr == (
-        "hark: 'shop:worker' has no tasks, so all that waits for it would fail; "
-        "is the module imported that has its @worker.task functions?\n"
+        "hark: 'shop:worker' has no tasks, so every message in its queue would fail; "
+        "import the module that has its @worker.task functions\n"
     )
 
 
@@ -222,10 +229,13 @@ def test_the_live_view_has_all_numbers_and_no_control_characters() -> None:
         console.print(drawn(_view(8)))
     text = capture.get()
     assert "running  queue emails at http://127.0.0.1:6632  for 0:01:00" in text
-    assert "3 of 20 slots busy, 12.5/s: 8 done, 3 running, 2 failed, 1 retried, 1 dead" in text
+    assert (
+        "3 of 20 slots busy, 12.5 tasks/s\ntasks: 8 completed, 3 running, 2 failed, 1 retried, 1 dead-lettered\n"
+        in text
+    )
     assert "send\\x1b[2Jemail" in text
     assert "50.0 ms" in text
-    assert "60 polls, 50 of them empty; interval 0.4 s; at S3 prices $1.04 a month" in text
+    assert "polls: 60, 50 of them empty; interval 0.4 s; on S3 $1.04 per month" in text
     assert "\x1b" not in text
 
 
@@ -252,9 +262,9 @@ def test_the_log_has_a_line_only_now_and_then_and_only_of_news(caplog: pytest.Lo
         display.show(_view(done))
     display.end(_view(2, ended=True))
     assert [record.message.partition(",")[0] for record in caplog.records] == [
-        "1 done",
-        "2 done",
-        "worker-1 stopped after 60.0 s: 2 done",
+        "1 completed",
+        "2 completed",
+        "worker-1 stopped after 60.0 s: 2 completed",
     ]
 
 

@@ -148,7 +148,7 @@ def test_a_store_that_does_not_answer_does_not_keep_the_process(alone: Serving, 
         # It never got the answer that its message is kept.
         assert push.exception() is not None or push.result().status_code >= 500
     other.close()
-    assert "the store did not finish" in "".join(alone.said)
+    assert "the store did not close" in "".join(alone.said)
 
 
 # Several ---------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_consumers_and_workers_outlive_a_database_that_was_away(
         path = f"{url}/api/v1/pop/queue/{queue}?wait=true&timeout=60000"
         pop = consumer.submit(httpx.get, path, timeout=2 * SECONDS)
         own_postgres_server.stop("immediate")
-        served.wait_for(re.compile("the database is away"), times=2)
+        served.wait_for(re.compile("PostgreSQL is unavailable"), times=2)
         own_postgres_server.start()
         item = {"queue": queue, "payload": 17}
         httpx.post(f"{url}/api/v1/push", json={"items": [item]}, timeout=SECONDS).raise_for_status()
@@ -222,7 +222,7 @@ def test_consumers_and_workers_outlive_a_database_that_was_away(
         victim = served.workers()[2]
         own_postgres_server.stop("fast")
         os.kill(victim, signal.SIGKILL)
-        served.wait_for(re.compile(r"worker 2 can't start: .* is not reachable .*; starting another"))
+        served.wait_for(re.compile(r"worker 2 cannot start: .* is not reachable .*; starting another"))
         own_postgres_server.start()
         assert served.workers(times=3)[2] != victim
         httpx.get(f"{url}/health", timeout=SECONDS).raise_for_status()
@@ -248,7 +248,7 @@ def test_a_worker_that_is_stuck_does_not_keep_the_parent(tmp_path: Path, postgre
         stuck = served.workers()[1]
         os.kill(stuck, signal.SIGSTOP)
         served.process.terminate()
-        served.wait_for(re.compile("worker 1 did not stop"))
+        served.wait_for(re.compile("worker 1 did not shut down"))
         assert served.wait_for_end() == 0
         assert ended(stuck)
 
@@ -272,4 +272,7 @@ def test_workers_that_cannot_start_at_all_are_an_error(tmp_path: Path) -> None:
 def test_several_workers_on_sqlite_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2", "--port", "0") as refused:
         assert refused.wait_for_end() == 2
-    assert refused.said == ["hark: workers: 2 server processes can't share one SQLite store; use 1 (invalid_setting)"]
+    assert refused.said == [
+        "hark: setting workers: 2 server processes cannot share one SQLite store; use 1, or use PostgreSQL or S3 "
+        "(invalid_setting)"
+    ]

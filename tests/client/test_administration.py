@@ -406,7 +406,7 @@ async def test_a_dead_letter_tells_what_it_was_and_why_it_died(
     assert letter.data == {"number": 17}
     assert letter.decode(Order) == Order(17)
     assert letter.created_at <= letter.failed_at <= datetime.now(UTC) + timedelta(seconds=1)
-    with pytest.raises(InvalidInput, match=f"the payload of dead letter {letter.dead_letter_id} is not what"):
+    with pytest.raises(InvalidInput, match=f"the payload of dead letter {letter.dead_letter_id} does not have"):
         letter.decode(list[int])
     assert await letters.get(message.id) == await letters.get(letter.dead_letter_id) == letter
     with pytest.raises(NotFound) as caught:

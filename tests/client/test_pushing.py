@@ -119,7 +119,7 @@ async def test_one_wrong_message_among_many_harms_nobody_else(recorder: Recorder
     messages = [new_message(queue, 1), new_message(queue, msgspec.Raw(b"]")), new_message(queue, 2)]
     with pytest.raises(InvalidInput) as caught:
         await pusher.push_many(messages)
-    assert caught.value.__notes__ == ["2 of 3 messages are stored; pushing all again is safe"]
+    assert caught.value.__notes__ == ["2 of 3 messages are stored; it is safe to push all again"]
     assert await stored(Caller(recorder), queue) == [1, 2]
 
 

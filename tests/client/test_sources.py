@@ -169,7 +169,7 @@ async def test_a_poll_whose_answer_was_lost_is_asked_again_unless_it_settles(
 
 
 async def test_an_answer_that_is_not_harks_is_a_clear_error() -> None:
-    with pytest.raises(HarkError, match="not Hark's"):
+    with pytest.raises(HarkError, match="does not come from a Hark server"):
         await PollSource(Caller(Script(Answer(200, b"<html>"))), Wish(queue="q")).take(1)
 
 
@@ -291,7 +291,7 @@ async def test_closing_ends_a_take_that_waits(caller: Caller, queue: str) -> Non
 def test_frames_of_kinds_that_are_not_known_are_passed_over_and_errors_of_the_store_pass() -> None:
     assert decode_frame('{"type": "weather", "rain": true}') is None
     for text in ('{"type": "drained"}', '{"rain": true}', "<html>", "[]"):
-        with pytest.raises(HarkError, match="not Hark's"):
+        with pytest.raises(HarkError, match="does not come from a Hark server"):
             decode_frame(text)
     assert isinstance(error_in(Error("away", "engine_failure")), Unavailable)
     assert not error_in(Error("wrong", "invalid_input")).retryable
@@ -309,7 +309,7 @@ async def test_without_a_server_the_time_is_up_with_the_reason() -> None:
 
     caller = Caller(HttpTransport("http://127.0.0.1:1"))
     source = SocketSource(caller, Wish(queue="q", timeout_ms=1000), monotonic=lambda: next(times), sleep=sleep)
-    with pytest.raises(ConnectionFailed, match="no server at"):
+    with pytest.raises(ConnectionFailed, match="cannot connect to"):
         await source.take(1)
     assert len(pauses) == 2
     assert pauses[0] < pauses[1]

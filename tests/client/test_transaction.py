@@ -132,11 +132,11 @@ async def test_a_block_commits_nothing_empty_and_not_again_what_was_tried_in_it(
 async def test_what_was_committed_takes_no_more(caller: Caller, queue: str) -> None:
     transaction = Transaction(caller).push(queue, 1)
     await transaction.commit()
-    with pytest.raises(InvalidInput, match="committed already; begin a new one"):
+    with pytest.raises(InvalidInput, match="already committed; start a new one"):
         transaction.push(queue, 2)
-    with pytest.raises(InvalidInput, match="committed already; begin a new one"):
+    with pytest.raises(InvalidInput, match="already committed; start a new one"):
         transaction.require("lease")
-    with pytest.raises(InvalidInput, match="committed already"):
+    with pytest.raises(InvalidInput, match="already committed"):
         await transaction.commit()
 
 

@@ -31,20 +31,20 @@ HALF = "\ud800"
 """Half of a surrogate pair: a Python string, but no text that UTF-8 could carry."""
 
 WRONG = r"""
-client.queue(HALF).push(1) => queue: half of a surrogate pair
-client.queue(HALF).pop() => queue: half of a surrogate pair
-client.queue("q").push(1, key=HALF) => key: half of a surrogate pair
-client.transaction().push(HALF, 1) => queue: half of a surrogate pair
+client.queue(HALF).push(1) => queue: contains half of a surrogate pair
+client.queue(HALF).pop() => queue: contains half of a surrogate pair
+client.queue("q").push(1, key=HALF) => key: contains half of a surrogate pair
+client.transaction().push(HALF, 1) => queue: contains half of a surrogate pair
 client.groups.get(HALF) => ...half of a surrogate pair
 client.groups.get(5) => 5: expected a string
 client.admin.queues(search=HALF) => ...half of a surrogate pair
 client.traces.add(partition_id="p", transaction_id=HALF, data=1) => ...half of a surrogate pair
 client.queue("q").partition(7).push(1) => partition: expected a string, got 7
-client.queue("q").push_many("abc") => items: expected several messages
-client.queue("q").buffer().push_many({"a": 1}) => items: expected several messages
-client.queue().push(1) => ...name of a queue
+client.queue("q").push_many("abc") => items: expected a list of messages
+client.queue("q").buffer().push_many({"a": 1}) => items: expected a list of messages
+client.queue().push(1) => ...needs a queue name
 client.queue().messages() => ...queue, namespace or task is required
-client.traces.add(MESSAGE, object()) => data: can't be written as JSON
+client.traces.add(MESSAGE, object()) => data: cannot be encoded as JSON
 client.traces.of(partition_id="p") => ...both partition_id and transaction_id
 client.traces.of(MESSAGE, partition_id="p") => ...give either the message, or its
 client.dlq("q").list(since=datetime(2026, 1, 1)) => since: expected a datetime with a time zone
@@ -52,10 +52,10 @@ client.dlq().purge() => queue: is required to purge dead letters
 client.groups.seek("g", "q") => ...exactly one of to_end, timestamp, offset
 client.groups.seek("g", "q", to_end=True, offset=1) => ...exactly one of to_end, timestamp, offset
 client.groups.seek("g", "q", timestamp=datetime(2026, 1, 1)) => timestamp: expected a datetime with a time zone
-client.queue("q").admin.configure(lease_tim=3) => lease_tim: no such queue option; there are lease_time
+client.queue("q").admin.configure(lease_tim=3) => lease_tim: unknown queue option; expected one of lease_time
 QueueAdmin(caller, "") => queue: must not be empty
-client.traces.add("m") => message: expected one that was delivered, got 'm'
-client.transaction().ack("m").commit() => message: expected one that was delivered, got 'm'
+client.traces.add("m") => message: expected a delivered message, got 'm'
+client.transaction().ack("m").commit() => message: expected a delivered message, got 'm'
 client.transaction().ack(None, "done") => status: expected completed, failed, retry or dlq, got 'done'
 client.transaction().push("", 1) => queue: must not be empty
 client.transaction().kv.sum(("a",), "1") => value: expected a number
@@ -80,7 +80,7 @@ queue.renew_lease(interval_ms=0) => interval_ms: expected an integer from 1
 queue.lease(2).renew_lease(interval_ms=2000) => interval_ms: expected less than the lease of 2 s, got 2000
 queue.poll_interval(0) => poll_interval: expected an integer from 1
 queue.subscription_mode("old") => subscription_mode: expected one of all
-queue.subscription_from(datetime(2026, 1, 1)) => subscription_from: the time needs a time zone
+queue.subscription_from(datetime(2026, 1, 1)) => subscription_from: expected a datetime with a time zone
 queue.consumer_priority(1001) => consumer_priority: expected an integer
 queue.buffer(max_items=0) => max_items: expected an integer from 1
 queue.buffer(max_ms=0) => max_ms: expected an integer from 1
@@ -95,7 +95,7 @@ new_message("ä" * 128, 1) => queue: expected at most 255 bytes
 new_message(7, 1) => queue: expected a string
 new_message("q", 1, partition="") => partition: must not be empty
 queue.push(1, key="") => key: must not be empty
-queue.push(object()) => data: can't be written as JSON
+queue.push(object()) => data: cannot be encoded as JSON
 queue.push(HALF) => data:
 queue.push({"a": [1, math.nan]}) => data:
 queue.push((None, -math.inf)) => data:
@@ -114,55 +114,55 @@ queue.push(1, retry_delays=[1] * 101) => retry_delays:
 queue.push(1, keys_if_undelivered=[[]]) => keys_if_undelivered:
 queue.push(1, trace_id="not-a-uuid") => trace_id:
 
-client.kv.get("users") => key: expected the parts of a key, such as ('users',)
+client.kv.get("users") => key: expected a tuple of key parts such as ('users',)
 client.kv.set((), 1) => key: Key cannot be empty
 client.kv.get_many(("users", 17)) => keys: expected a list of keys
 client.kv.get_many([("users",), ()]) => keys[1]: Key cannot be empty
-client.kv.set(("users",), object()) => value: can't be written as JSON
-client.kv.set(("a",), [math.inf]) => value: has a number that JSON does not
+client.kv.set(("users",), object()) => value: cannot be encoded as JSON
+client.kv.set(("a",), [math.inf]) => value: contains NaN or infinity
 client.kv.set(("users",), 1, expires_in=0) => expires_in: expected 0.001 to
 anext(client.kv.list(limit=0)) => limit: expected at least 1
 client.kv.watch("users") => keys: expected a list of keys
 client.kv.watch_prefix(()) => prefix: Key cannot be empty
-client.kv.atomic().set(("a",), math.nan) => value: has a number that JSON does not
+client.kv.atomic().set(("a",), math.nan) => value: contains NaN or infinity
 client.kv.atomic().sum(("n",), math.nan) => value: expected a finite number
 client.kv.atomic().append(("n",), "abc") => values: expected a list of values, got str
 client.kv.atomic().enqueue(1, priority=10) => priority: expected an integer
 
 Settler(caller).settle(Verdict(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
-Settler(caller).settle(Verdict(MESSAGE, "completed", None, 5)) => delay_ms: only with status failed or retry, got comp
+Settler(caller).settle(Verdict(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed or retry
 Settler(caller).settle(Verdict(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
 Settler(caller).settle(Verdict(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
 Wish() => queue, namespace or task is required
-Wish(partition="p", task="t") => partition: only with a queue
+Wish(partition="p", task="t") => partition: only valid with a queue
 Wish(queue="q", batch=0) => batch: expected an integer from 1 on, got 0
 Wish(queue="q", partitions=0) => partitions: expected an integer from 1 on
 Wish(queue="q", timeout_ms=-1) => timeout_ms: expected an integer from 0 on
 Wish(queue="q", lease_seconds=0.5) => lease_seconds: expected an integer from 1 on, got 0.5
 Wish(queue="q", group_mode="odd") => group_mode: expected ordered or shared, got 'odd'
 SocketSource(caller, Wish(queue="q")) => ...in this process has no WebSockets
-SocketSource(Caller(HttpTransport("http://a:1")), Wish(queue="q", wait=False)) => wait: over a WebSocket messages are
+SocketSource(Caller(HttpTransport("http://a:1")), Wish(queue="q", wait=False)) => wait: cannot be False over a
 LeaseKeeper(caller).hold("", 1) => lease_id
 LeaseKeeper(caller).hold("a", 0) => seconds
 LeaseKeeper(caller).hold("a", -1) => seconds
 
-hark.CallPolicy(attempts=-1) => attempts: expected an integer from 1 on, got -1
-hark.CallPolicy(attempts="3") => attempts: expected an integer from 1 on, got '3'
-hark.CallPolicy(first_delay=-1) => first_delay: expected seconds from 0 on, got -1
-hark.CallPolicy(max_delay=None) => max_delay: expected seconds from 0 on, got None
-hark.CallPolicy(give_up_after=-1) => give_up_after: expected seconds from 0 on, got -1
+hark.CallPolicy(attempts=-1) => attempts: expected an integer of at least 1, got -1
+hark.CallPolicy(attempts="3") => attempts: expected an integer of at least 1, got '3'
+hark.CallPolicy(first_delay=-1) => first_delay: expected a number of seconds of at least 0, got -1
+hark.CallPolicy(max_delay=None) => max_delay: expected a number of seconds of at least 0, got None
+hark.CallPolicy(give_up_after=-1) => give_up_after: expected a number of seconds of at least 0, got -1
 hark.connect("http://a", retry=3) => retry: expected a hark.CallPolicy, got int
 hark.connect("http://a", retry=RetryPolicy.never()) => retry: expected a hark.CallPolicy, got RetryPolicy
 hark.connect("http://a", polling="fixed") => polling: expected a hark.PollingStrategy, got str
-hark.connect("http://a", headers={"a": 5}) => headers: expected texts, got 5 for 'a'
-hark.connect("http://a", settings=Settings()) => settings: only for
-hark.connect("http://a", clock=FakeClock()) => clock: only for
-hark.connect(script, headers={"a": "b"}) => headers: only for
+hark.connect("http://a", headers={"a": 5}) => headers: expected strings as names and values, got 5
+hark.connect("http://a", settings=Settings()) => settings: only valid if
+hark.connect("http://a", clock=FakeClock()) => clock: only valid if
+hark.connect(script, headers={"a": "b"}) => headers: only valid if
 hark.connect(42) => ...an ASGI application or an engine, got int
 hark.connect([]) => ...got none
 hark.connect("") => ...got none
 hark.connect([1]) => ...expected URLs, got int
-hark.connect("localhost:6632") => ...expected something like http://
+hark.connect("localhost:6632") => ...expected for example http://
 hark.connect("http://a,ws://b") => ...got both
 """
 """Expressions, and how the texts of their refusals begin; `...`: what they contain."""
@@ -195,7 +195,7 @@ async def test_nothing_is_sent_of(expression: str, text: str) -> None:
     "url", ["", "localhost:6632", "ftp://x", "http://", "http://x:y", "http://x?a=1", "http://[::1", "http://x:99999"]
 )
 def test_what_is_not_the_url_of_a_server_is_refused(url: str) -> None:
-    with pytest.raises(InvalidInput, match="expected something like"):
+    with pytest.raises(InvalidInput, match="is not the URL of a server"):
         HttpTransport(url)
 
 

@@ -32,7 +32,7 @@ async def test_those_who_wait_and_what_streams_have_not_settled_are_shown_as_the
 ) -> None:
     api.configure(queue)
     await screen.show(f"consumers?queue={queue}")
-    await expect(screen.page.get_by_text("Nobody waits for this queue.")).to_be_visible()
+    await expect(screen.page.get_by_text("No consumer waits for this queue.")).to_be_visible()
     await expect(screen.page.locator("#live")).to_have_text("live")
     async with waiting_pop(screen.url, queue):
         row = screen.row(queue)
@@ -40,7 +40,7 @@ async def test_those_who_wait_and_what_streams_have_not_settled_are_shown_as_the
         await expect(row).to_contain_text("billing")
         await expect(row).to_contain_text("host a")
         await screen.look("consumers")
-    await expect(screen.page.get_by_text("Nobody waits for this queue.")).to_be_visible()
+    await expect(screen.page.get_by_text("No consumer waits for this queue.")).to_be_visible()
     api.push(queue, 1)
     with websocket(screen.url, credit=5) as socket:
         socket.subscribe("a", queue)
@@ -59,7 +59,7 @@ async def test_leases_say_who_holds_what_since_when_until_when(screen: Screen, a
     row = screen.row(queue)
     await expect(row).to_contain_text("worker 7 on host a")
     await expect(row.locator("td[data-label=Group]")).to_have_text("billing")
-    await expect(row.locator("td[data-label=Until]")).to_contain_text("in ")
+    await expect(row.locator("td[data-label=Expires]")).to_contain_text("in ")
     await screen.look("leases")
-    await row.get_by_role("link", name="show").click()
-    await expect(screen.page.get_by_role("region", name="Why is it not delivered?")).to_be_visible()
+    await row.get_by_role("link", name="open").click()
+    await expect(screen.page.get_by_role("region", name="Delivery status")).to_be_visible()

@@ -38,7 +38,7 @@ async def test_they_are_listed_and_searched_by_error_id_and_time(screen: Screen,
     await expect(errors(screen)).to_have_text(list(reversed(ERRORS)))
     await screen.look("dead-letters")
     await check_tab_reaches_everything(screen.page, "dead letters")
-    await screen.narrow("Search in the error text", "TIMEOUT")
+    await screen.narrow("Search error texts", "TIMEOUT")
     await expect(errors(screen)).to_have_text(["timeout of the post", "Timeout of the bank"])
     await screen.narrow("Partition", "p0")
     await expect(errors(screen)).to_have_text(["Timeout of the bank"])
@@ -48,15 +48,15 @@ async def test_they_are_listed_and_searched_by_error_id_and_time(screen: Screen,
     await expect(screen.page.get_by_text("No dead letter matches.")).to_be_visible()
     newest = api.dead_letters(dead)[0]
     await screen.show("dead-letters")
-    await screen.narrow("Id", newest["deadLetterId"])
+    await screen.narrow("Message id", newest["deadLetterId"])
     await expect(errors(screen)).to_have_text([ERRORS[2]])
-    await screen.narrow("Id", newest["id"])
+    await screen.narrow("Message id", newest["id"])
     await expect(errors(screen)).to_have_text([ERRORS[2]])
-    await screen.narrow("Id", "")
+    await screen.narrow("Message id", "")
     await screen.narrow("Queue", dead)
-    await screen.page.get_by_label("Time of the failure").select_option("3600")
+    await screen.page.get_by_label("Failure time").select_option("3600")
     await expect(errors(screen)).to_have_count(3)
-    await screen.page.get_by_label("Time of the failure").select_option("custom")
+    await screen.page.get_by_label("Failure time").select_option("custom")
     await screen.page.get_by_label("To", exact=True).fill("2020-01-02T00:00:00")
     await expect(screen.page.get_by_text("No dead letter matches.")).to_be_visible()
 
@@ -72,7 +72,7 @@ async def test_one_is_inspected_requeued_and_deleted(screen: Screen, api: Api, d
     assert left(api, dead) == [0, 1, 2]
     await screen.button("Requeue").click()
     await screen.button("Requeue", screen.dialog).click()
-    await screen.expect_note("Requeued.")
+    await screen.expect_note("Requeued the dead letter.")
     assert left(api, dead) == [1, 2]
     assert data(api.pop(dead, "p0", consumerGroup="billing")) == [{"n": 0}]
     newest = api.dead_letters(dead)[0]["deadLetterId"]
@@ -82,15 +82,15 @@ async def test_one_is_inspected_requeued_and_deleted(screen: Screen, api: Api, d
     assert left(api, dead) == [1, 2]
     await screen.button("Delete").click()
     await screen.button("Delete", screen.dialog).click()
-    await screen.expect_note("Deleted.")
+    await screen.expect_note("Deleted the dead letter.")
     assert left(api, dead) == [1]
     await screen.show(f"dead-letters/{newest}")
-    await expect(screen.page.get_by_text("There is no such dead letter")).to_be_visible()
+    await expect(screen.page.get_by_text("This dead letter does not exist")).to_be_visible()
 
 
 async def test_selected_ones_are_deleted_after_a_question_and_requeued(screen: Screen, api: Api, dead: str) -> None:
     await screen.show(f"dead-letters?queue={dead}")
-    await screen.page.get_by_label("Select all rows of this page").check()
+    await screen.page.get_by_label("Select all rows on this page").check()
     await screen.row(ERRORS[1]).get_by_role("checkbox").uncheck()
     await expect(screen.page.get_by_text("2 selected")).to_be_visible()
     await screen.button("Delete selected").click()
@@ -115,17 +115,17 @@ async def test_all_that_match_are_requeued_and_a_purge_wants_a_queue_and_its_nam
 ) -> None:
     await screen.show("dead-letters")
     await screen.button("Purge").click()
-    await screen.expect_note(re.compile("Choose a queue first"))
+    await screen.expect_note(re.compile("Enter a queue in the filter first"))
     await screen.narrow("Queue", dead)
     await expect(errors(screen)).to_have_count(3)
-    await screen.narrow("Search in the error text", "timeout")
+    await screen.narrow("Search error texts", "timeout")
     await expect(errors(screen)).to_have_count(2)
-    await screen.button("Requeue all that match").click()
+    await screen.button("Requeue all matching").click()
     await expect(screen.dialog).to_contain_text("Requeue all 2 dead letters that match?")
     await screen.button("Requeue all", screen.dialog).click()
     await screen.expect_note("Requeued 2 dead letters.")
     assert left(api, dead) == [2]
-    await screen.narrow("Search in the error text", "")
+    await screen.narrow("Search error texts", "")
     await expect(errors(screen)).to_have_text([ERRORS[2]])
     await screen.button("Purge").click()
     purge = screen.button("Purge", screen.dialog)

@@ -52,32 +52,32 @@ async def test_keys_below_a_prefix_are_listed_in_their_order_and_paged(screen: S
     await expect(names(screen)).to_have_text([f"{queue}/{number}" for number in range(50, 55)])
     await screen.button("Previous page").click()
     await expect(names(screen).first).to_have_text(f"{queue}/0")
-    await screen.page.get_by_label("Prefix").fill(f"{queue}-nothing")
-    await expect(screen.page.get_by_text("No key is below this prefix.")).to_be_visible()
+    await screen.page.get_by_label("Key prefix").fill(f"{queue}-nothing")
+    await expect(screen.page.get_by_text("No key has this prefix.")).to_be_visible()
 
 
 async def test_a_key_is_set_and_shown_with_every_digit_its_version_and_its_end(
     screen: Screen, api: Api, queue: str
 ) -> None:
     await screen.show(f"keys?prefix={queue}")
-    await screen.button("Set a key").click()
+    await screen.button("Set key").click()
     await screen.dialog.get_by_label("Key", exact=True).fill(f"{queue}/17")
     value = screen.dialog.get_by_label("Value (JSON)")
     await value.fill("{nonsense")
-    await screen.button("Set", screen.dialog).click()
-    await expect(screen.dialog.get_by_role("alert")).to_contain_text("Not JSON")
+    await screen.button("Save", screen.dialog).click()
+    await expect(screen.dialog.get_by_role("alert")).to_contain_text("Invalid JSON")
     await value.fill('{"big":12345678901234567890}')
     await screen.dialog.get_by_label("Expires after (seconds)").fill("3600")
-    await screen.button("Set", screen.dialog).click()
-    await screen.expect_note("Set.")
+    await screen.button("Save", screen.dialog).click()
+    await screen.expect_note("Saved the value.")
     assert stored(api, [queue, 17]) == '{"big":12345678901234567890}'
     assert "expiresAt" in api.client.get(_path([queue, 17])).json()
     await screen.show(f"keys?prefix={queue}")
     await screen.page.get_by_role("link", name=f"{queue}/17").click()
     await expect(screen.page.locator("pre.json")).to_contain_text('"big": 12345678901234567890')
-    about = screen.page.get_by_role("region", name="About it")
+    about = screen.page.get_by_role("region", name="Details")
     await expect(about).to_contain_text(re.compile(r"Version\d{20}"))
-    await expect(about).to_contain_text(re.compile("in 59 m|in 1 h"))
+    await expect(about).to_contain_text(re.compile("in 59 min|in 1 h"))
     await screen.look("key")
     await check_tab_reaches_everything(screen.page, "key")
 
@@ -88,13 +88,13 @@ async def test_a_key_is_changed_on_its_page_and_a_text_is_told_from_a_number(
     put(api, [queue, "17"], '{"n":1}')
     await screen.show(f"keys?prefix={queue}")
     await screen.page.get_by_role("link", name=json.dumps([queue, "17"], separators=(",", ":"))).click()
-    await screen.button("Set").click()
+    await screen.button("Change value").click()
     await screen.dialog.get_by_label("Value (JSON)").fill("2")
     await screen.button("Cancel", screen.dialog).click()
     assert stored(api, [queue, "17"]) == '{"n":1}'
-    await screen.button("Set").click()
+    await screen.button("Change value").click()
     await screen.dialog.get_by_label("Value (JSON)").fill("2")
-    await screen.button("Set", screen.dialog).click()
+    await screen.button("Save", screen.dialog).click()
     await expect(screen.page.locator("pre.json")).to_have_text("2")
     assert stored(api, [queue, "17"]) == "2"
 
@@ -110,13 +110,13 @@ async def test_deleting_a_key_asks_first_and_takes_along_what_is_below_only_if_w
     assert stored(api, [queue]) == "1"
     await screen.button("Delete").click()
     await screen.button("Delete", screen.dialog).click()
-    await screen.expect_note("Deleted.")
+    await screen.expect_note("Deleted the key.")
     assert (stored(api, [queue]), stored(api, [queue, "below"])) == (None, "2")
     put(api, [queue], "1")
     await screen.show(f"keys/{quote(json.dumps([queue]), safe='')}")
     await screen.page.reload()  # The note of before is gone.
     await screen.button("Delete").click()
-    await screen.dialog.get_by_label("Also the 1 below it").check()
+    await screen.dialog.get_by_label("Also delete the 1 key below it").check()
     await screen.button("Delete", screen.dialog).click()
-    await screen.expect_note("Deleted.")
+    await screen.expect_note("Deleted the key.")
     assert (stored(api, [queue]), stored(api, [queue, "below"])) == (None, None)

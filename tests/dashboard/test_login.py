@@ -100,10 +100,12 @@ async def test_what_a_role_may_not_do_is_off_and_says_why(
     await screen.show(f"messages/{message['partition_id']}/{message['message_id']}")
     await log_in(screen, tokens["read-only"])
     await expect(screen.button("Delete")).to_be_disabled()
-    await expect(screen.button("Delete")).to_have_attribute("title", "Needs the role read-write; you are read-only.")
+    await expect(screen.button("Delete")).to_have_attribute(
+        "title", "This requires the role read-write. Your role is read-only."
+    )
     await screen.show("settings")
     await expect(screen.button("Stop pushes")).to_be_disabled()
-    await expect(screen.page.get_by_role("region", name="Audit log")).to_contain_text("You may not see this")
+    await expect(screen.page.get_by_role("region", name="Audit log")).to_contain_text("Permission required")
     await screen.look("settings-read-only")
 
 
@@ -121,7 +123,7 @@ async def test_somebody_with_some_queues_sees_those_and_is_told_of_the_others(
     await expect(screen.page.get_by_role("link", name="hidden")).to_have_count(0)
     await expect(screen.page.locator(".toast.bad, .empty")).to_contain_text("secrets")
     await screen.show("")
-    await expect(screen.page.get_by_role("main")).to_contain_text("Your token is for some queues.")
+    await expect(screen.page.get_by_role("main")).to_contain_text("Your token is limited to some queues")
 
 
 async def test_with_a_read_write_token_dead_letters_are_requeued(

@@ -1,4 +1,4 @@
-"""The pages about messages: find one, look at it, learn why it is not delivered, take it back."""
+"""The pages about messages: find one, look at it, see why it is not delivered, cancel it."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ async def test_filters_by_partition_state_and_time_are_kept_over_a_reload(screen
     await expect(names).to_have_text(["t0"])
     await expect(screen.page.get_by_label("State")).to_have_value("completed")
     await screen.page.get_by_label("State").select_option("")
-    await screen.page.get_by_label("Time of the push").select_option("custom")
+    await screen.page.get_by_label("Push time").select_option("custom")
     await screen.page.get_by_label("From").fill("2020-01-01T00:00:00")
     await screen.page.get_by_label("To", exact=True).fill("2020-01-02T00:00:00")
-    await expect(screen.page.get_by_text("No message matches these filters.")).to_be_visible()
+    await expect(screen.page.get_by_text("No message matches.")).to_be_visible()
 
 
 async def test_the_list_is_paged(screen: Screen, api: Api, queue: str) -> None:
@@ -81,7 +81,7 @@ async def test_a_page_says_why_each_group_does_not_get_the_message(screen: Scree
     api.ack(api.pop_one(queue, consumerGroup="billing"), "failed", error="the bank said no")
     api.pop(queue, consumerGroup="shipping", batch=2, consumer="worker 7")
     await screen.show(place(first))
-    why = screen.page.get_by_role("region", name="Why is it not delivered?")
+    why = screen.page.get_by_role("region", name="Delivery status")
     await expect(why.locator(".why").filter(has_text="billing")).to_contain_text("the bank said no")
     await expect(why.locator(".why").filter(has_text="shipping")).to_contain_text("worker 7")
     groups = screen.page.get_by_role("table", name="Groups")
@@ -120,7 +120,7 @@ async def test_a_page_has_payload_and_recorded_events_which_lead_to_their_names(
     await screen.page.get_by_role("link", name=queue).click()
     await expect(screen.heading).to_have_text(queue)
     await screen.show("traces/never-used")
-    await expect(screen.page.get_by_text("Nothing was recorded under this name")).to_be_visible()
+    await expect(screen.page.get_by_text("No event has this trace name")).to_be_visible()
 
 
 async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
@@ -128,21 +128,21 @@ async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
 ) -> None:
     [message] = api.push(queue, 1, transactionId="t", delay=3_600_000)
     await screen.show(place(message))
-    await screen.button("Take back").click()
-    await screen.button("Cancel", screen.dialog).click()
+    await screen.button("Cancel message").click()
+    await screen.button("Keep message", screen.dialog).click()
     await expect(screen.dialog).to_have_count(0)
     assert stored(api, queue) == ["t"]
-    await screen.button("Take back").click()
-    await screen.button("Take back", screen.dialog).click()
-    await screen.expect_note("Taken back.")
+    await screen.button("Cancel message").click()
+    await screen.button("Cancel message", screen.dialog).click()
+    await screen.expect_note("Cancelled the message.")
     assert stored(api, queue) == []
     [held] = api.push(queue, 1, transactionId="held")
     api.pop_one(queue)
     screen.expect_status(409)
     await screen.show(place(held))
-    await screen.button("Take back").click()
-    await screen.button("Take back", screen.dialog).click()
-    await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("too late to cancel"))
+    await screen.button("Cancel message").click()
+    await screen.button("Cancel message", screen.dialog).click()
+    await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("cannot be cancelled"))
     assert stored(api, queue) == ["held"]
 
 
@@ -156,6 +156,6 @@ async def test_deleting_a_message_asks_first(screen: Screen, api: Api, queue: st
     await screen.button("Delete").click()
     await expect(screen.button("Cancel", screen.dialog)).to_be_focused()
     await screen.button("Delete", screen.dialog).click()
-    await screen.expect_note("Deleted.")
+    await screen.expect_note("Deleted the message.")
     await expect(screen.heading).to_have_text("Messages")
     assert stored(api, queue) == []

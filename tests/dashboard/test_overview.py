@@ -39,7 +39,7 @@ async def test_the_page_follows_a_server_from_its_first_message_on(
         await expect(screen.page.get_by_text("1 queue, 2 partitions")).to_be_visible()
         await check_tab_reaches_everything(screen.page, "overview")
         await screen.look("overview")
-        warning = screen.page.get_by_role("status").filter(has_text="dead letters in the last hour")
+        warning = screen.page.get_by_role("status").filter(has_text="dead-lettered in the last hour")
         await warning.get_by_role("link").click()
         await expect(screen.heading).to_have_text("Dead letters")
         await screen.show()
@@ -61,10 +61,10 @@ async def test_the_page_is_small_and_its_plots_are_there_after_a_reload_and_read
     assert 10_000 < transferred < 100_000
     screen.requests.clear()
     await screen.page.reload()
-    pushed = re.compile("^Per second, last hour. Now: pushed [0-9]")
+    pushed = re.compile("^Messages per second, last hour. Now: pushed [0-9]")
     await expect(screen.page.get_by_role("img", name=pushed)).to_be_visible()
     assert any(request.startswith("GET /api/v1/status/history") for request in screen.requests)
-    plot = screen.page.get_by_role("img", name=re.compile("^Messages, last hour. Now: backlog [0-9]"))
+    plot = screen.page.get_by_role("img", name=re.compile("^Unsettled messages, last hour. Now: backlog [0-9]"))
     await plot.focus()
     readout = screen.page.locator("figure").filter(has=plot).locator("output")
     await expect(readout).to_have_text("")
@@ -75,13 +75,13 @@ async def test_the_page_is_small_and_its_plots_are_there_after_a_reload_and_read
 
 
 async def test_maintenance_is_warned_of(screen: Screen, api: Api) -> None:
-    pushes = screen.page.get_by_text("Pushes are stopped by maintenance.")
+    pushes = screen.page.get_by_text("Maintenance mode: the server rejects pushes.")
     try:
         read(api.post("/system/maintenance", {"enabled": True}))
         read(api.post("/system/maintenance/pop", {"enabled": True}))
         await screen.show()
         await expect(pushes).to_be_visible()
-        await expect(screen.page.get_by_text("Deliveries are stopped by maintenance.")).to_be_visible()
+        await expect(screen.page.get_by_text("Maintenance mode: the server delivers no messages.")).to_be_visible()
     finally:
         read(api.post("/system/maintenance", {"enabled": False}))
         read(api.post("/system/maintenance/pop", {"enabled": False}))
@@ -109,7 +109,7 @@ async def test_shortcuts_go_to_pages_are_listed_and_are_off_while_somebody_types
     await expect(screen.page.get_by_label("Search queues")).to_have_value("go?")
     await expect(screen.heading).to_have_text("Queues")
     await screen.show("nowhere")
-    await expect(screen.page.get_by_text("There is no such page.")).to_be_visible()
+    await expect(screen.page.get_by_text("This page does not exist.")).to_be_visible()
 
 
 async def test_a_chosen_theme_is_kept(screen: Screen) -> None:

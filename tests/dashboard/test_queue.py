@@ -48,11 +48,11 @@ def busy(api: Api, queue: str) -> str:
 
 async def test_a_queue_is_shown_with_its_partitions_followed_and_paused(screen: Screen, api: Api, busy: str) -> None:
     await screen.show(f"queues/{busy}")
-    await expect(number(screen, "Waiting")).to_have_text("3")
+    await expect(number(screen, "Backlog")).to_have_text("3")
     await expect(number(screen, "In flight")).to_have_text("1")
     await expect(number(screen, "Settled")).to_have_text("1")
     await expect(number(screen, "Partitions")).to_have_text("2")
-    await expect(cell(screen, "p", "Waiting").first).to_have_text("1")
+    await expect(cell(screen, "p", "Backlog").first).to_have_text("1")
     await expect(screen.page.locator("tbody tr")).to_have_count(2)
     place = screen.page.locator("tbody tr").first
     await expect(place.locator("[data-label=Group]")).to_have_text("billing")
@@ -91,17 +91,17 @@ async def test_groups_are_shown_with_lag_and_limits_and_their_places(screen: Scr
     read(api.put(f"/consumer-groups/billing/queues/{busy}/limits", {"maxInFlight": 10, "rateLimit": 0.5}))
     await screen.show(f"queues/{busy}/groups")
     await expect(cell(screen, "billing", "Lag")).to_have_text("4")
-    await expect(cell(screen, "billing", "Partitions behind")).to_have_text("2")
+    await expect(cell(screen, "billing", "Lagging partitions")).to_have_text("2")
     await expect(cell(screen, "billing", "In flight")).to_have_text("1")
     await expect(cell(screen, "billing", "Leases")).to_have_text("1")
     await expect(cell(screen, "billing", "Limits")).to_have_text("10 in flight, 0.5/s")
     await screen.look("queue-groups")
-    await cell(screen, "audit", "Partitions behind").get_by_role("link").click()
-    await expect(screen.page.get_by_label("Whose cursor and lag")).to_have_value("audit")
+    await cell(screen, "audit", "Lagging partitions").get_by_role("link").click()
+    await expect(screen.page.get_by_label("Group for cursor and lag")).to_have_value("audit")
     rows = screen.page.locator("tbody tr")
     await expect(rows.locator("[data-label=Group]")).to_have_text(["audit", "audit"])
     await expect(rows.locator("[data-label=Lag]")).to_have_text(["3", "0"])
-    await screen.page.get_by_label("Whose cursor and lag").select_option("billing")
+    await screen.page.get_by_label("Group for cursor and lag").select_option("billing")
     await expect(rows.locator("[data-label=Group]")).to_have_text(["billing", "billing"])
 
 
@@ -113,7 +113,7 @@ async def test_a_group_is_paused_and_resumed_and_its_limits_changed(screen: Scre
     await screen.page.keyboard.press("Enter")
     await expect(screen.page.get_by_role("menuitem", name="Pause")).to_be_focused()
     await screen.page.keyboard.press("ArrowDown")
-    await expect(screen.page.get_by_role("menuitem", name="Seek…")).to_be_focused()
+    await expect(screen.page.get_by_role("menuitem", name="Seek")).to_be_focused()
     await screen.page.keyboard.press("Escape")
     await expect(screen.page.get_by_role("menu")).to_have_count(0)
     await expect(opener).to_be_focused()
@@ -126,14 +126,14 @@ async def test_a_group_is_paused_and_resumed_and_its_limits_changed(screen: Scre
     assert group_of(api, busy, "billing")["paused"] is False
     # What the server refuses is said in the dialog.
     screen.expect_status(400)
-    await act(screen, "billing", "Limits…")
+    await act(screen, "billing", "Limits")
     await screen.page.get_by_label("Rate burst (messages)").fill("5")
     await screen.button("Save", screen.dialog).click()
     await expect(screen.dialog.get_by_role("alert")).to_contain_text("rateBurst")
     await screen.button("Cancel", screen.dialog).click()
     assert group_of(api, busy, "billing")["limits"]["rateBurst"] == 0
-    await act(screen, "billing", "Limits…")
-    await screen.page.get_by_label("Most in flight (messages)").fill("7")
+    await act(screen, "billing", "Limits")
+    await screen.page.get_by_label("Maximum in flight (messages)").fill("7")
     await screen.button("Save", screen.dialog).click()
     await expect(cell(screen, "billing", "Limits")).to_have_text("7 in flight")
     assert group_of(api, busy, "billing")["limits"]["maxInFlight"] == 7
@@ -141,28 +141,28 @@ async def test_a_group_is_paused_and_resumed_and_its_limits_changed(screen: Scre
 
 async def test_a_group_is_moved_to_the_end_to_an_offset_and_to_a_time(screen: Screen, api: Api, busy: str) -> None:
     await screen.show(f"queues/{busy}/groups")
-    await act(screen, "billing", "Seek…")
+    await act(screen, "billing", "Seek")
     await check_page(screen.page, "seek")
     await screen.button("Cancel", screen.dialog).click()
     assert group_of(api, busy, "billing")["totalLag"] == 4
-    await act(screen, "billing", "Seek…")
-    await screen.button("Move the group", screen.dialog).click()
+    await act(screen, "billing", "Seek")
+    await screen.button("Seek", screen.dialog).click()
     await expect(cell(screen, "billing", "Lag")).to_have_text("0")
     assert group_of(api, busy, "billing")["totalLag"] == 0
-    await act(screen, "billing", "Seek…")
+    await act(screen, "billing", "Seek")
     await screen.page.get_by_label("Offset", exact=True).fill("3")
     await screen.page.get_by_label("Only in partition").fill("p")
-    await screen.button("Move the group", screen.dialog).click()
-    await screen.expect_note("billing was moved in 1 partition.")
+    await screen.button("Seek", screen.dialog).click()
+    await screen.expect_note("Moved billing in 1 partition.")
     assert data(api.pop(busy, "p", consumerGroup="billing")) == [3]
-    await act(screen, "billing", "Seek…")
-    await screen.page.get_by_label("after a time").check()
-    await screen.button("Move the group", screen.dialog).click()
-    await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("Give the time"))
+    await act(screen, "billing", "Seek")
+    await screen.page.get_by_label("After a time").check()
+    await screen.button("Seek", screen.dialog).click()
+    await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("Enter the time"))
     await screen.page.get_by_label("Time", exact=True).fill("2020-01-01T00:00:00")
-    await screen.button("Move the group", screen.dialog).click()
+    await screen.button("Seek", screen.dialog).click()
     await expect(screen.dialog).to_have_count(0)
-    await screen.expect_note("billing was moved in 2 partitions.")
+    await screen.expect_note("Moved billing in 2 partitions.")
     assert data(api.pop(busy, "p", consumerGroup="billing", batch=9)) == [1, 2, 3]
 
 
@@ -170,19 +170,19 @@ async def test_all_is_settled_for_a_group_and_it_is_deleted_when_its_name_was_ty
     screen: Screen, api: Api, busy: str
 ) -> None:
     await screen.show(f"queues/{busy}/groups")
-    await act(screen, "billing", "Settle all…")
+    await act(screen, "billing", "Settle all")
     await screen.button("Cancel", screen.dialog).click()
     assert group_of(api, busy, "billing")["totalLag"] == 4
-    await act(screen, "billing", "Settle all…")
+    await act(screen, "billing", "Settle all")
     await screen.button("Settle all", screen.dialog).click()
-    await screen.expect_note("4 messages were settled for billing.")
+    await screen.expect_note("Settled 4 messages for billing.")
     assert group_of(api, busy, "billing")["totalLag"] == 0
-    await act(screen, "billing", "Delete…")
-    remove = screen.button("Delete the group", screen.dialog)
+    await act(screen, "billing", "Delete")
+    remove = screen.button("Delete group", screen.dialog)
     await expect(remove).to_be_disabled()
     await screen.page.get_by_label("Type billing to confirm").fill("billing")
     await remove.click()
-    await screen.expect_note("billing was deleted.")
+    await screen.expect_note("Deleted billing.")
     await expect(screen.page.get_by_text("No groups yet")).to_be_visible()
     assert group_of(api, busy, "billing") is None
 
@@ -192,9 +192,9 @@ async def test_a_group_named_like_a_step_up_in_a_path_does_not_make_its_queue_pu
 ) -> None:
     api.pop(busy, "q", consumerGroup="..")
     await screen.show(f"queues/{busy}/groups")
-    await act(screen, "..", "Settle all…")
+    await act(screen, "..", "Settle all")
     await screen.button("Settle all", screen.dialog).click()
-    await expect(screen.dialog.get_by_role("alert")).to_contain_text("Browsers can't ask for what is called")
+    await expect(screen.dialog.get_by_role("alert")).to_contain_text("A web browser cannot request a name")
     assert read(api.get(f"/resources/queues/{busy}"))["totals"]["total"] == 5
 
 
@@ -212,9 +212,9 @@ async def test_options_are_changed_and_the_others_kept(screen: Screen, api: Api,
     await expect(screen.page.get_by_label("Lease time (s)")).to_have_value("300")
     assert "POST /api/v1/configure" not in screen.requests
     await screen.page.get_by_label("Lease time (s)").fill("45")
-    await screen.page.get_by_label("Drop what is settled").check()
+    await screen.page.get_by_label("Remove when settled").check()
     await screen.button("Save").click()
-    await screen.expect_note("The options were saved.")
+    await screen.expect_note("Saved the options.")
     saved = read(api.get(f"/resources/queues/{queue}"))
     assert (saved["namespace"], saved["task"]) == ("shop", "mail")
     options = saved["options"]
@@ -227,15 +227,15 @@ async def test_messages_are_pushed_and_delayed_but_not_if_they_are_no_json(
 ) -> None:
     api.configure(queue)
     await screen.show(f"queues/{queue}")
-    await screen.button("Push…").click()
+    await screen.button("Push message").click()
     await screen.page.get_by_label("Payload").fill("{hello")
-    await expect(screen.page.get_by_text("Not JSON").first).to_be_visible()
+    await expect(screen.page.get_by_text("Invalid JSON").first).to_be_visible()
     await screen.button("Push").click()
-    await expect(screen.page.get_by_role("main").get_by_role("alert")).to_contain_text("Not JSON")
+    await expect(screen.page.get_by_role("main").get_by_role("alert")).to_contain_text("Invalid JSON")
     assert "POST /api/v1/push" not in screen.requests
     await screen.page.get_by_label("Payload").fill('{"big": 12345678901234567890, "text": "ä"}')
     await screen.page.get_by_label("Partition", exact=True).fill("p")
-    await screen.page.get_by_label("Transaction id").fill("t-1")
+    await screen.page.get_by_label("Idempotency key").fill("t-1")
     await screen.page.get_by_label("Priority").fill("3")
     await screen.look("queue-push")
     await screen.button("Push").click()
@@ -245,8 +245,8 @@ async def test_messages_are_pushed_and_delayed_but_not_if_they_are_no_json(
     assert message["data"] == {"big": 12345678901234567890, "text": "ä"}
     assert (message["transactionId"], message["priority"]) == ("t-1", 3)
     await screen.button("Push").click()
-    await expect(screen.page.get_by_text("Nothing was pushed")).to_be_visible()
-    await screen.page.get_by_label("Transaction id").fill("t-2")
+    await expect(screen.page.get_by_text("Not pushed.")).to_be_visible()
+    await screen.page.get_by_label("Idempotency key").fill("t-2")
     await screen.page.get_by_label("Delay (s)").fill("1000")
     await screen.button("Push").click()
     await expect(screen.page.get_by_text("Pushed as message")).to_be_visible()
@@ -256,27 +256,28 @@ async def test_messages_are_pushed_and_delayed_but_not_if_they_are_no_json(
 
 async def test_a_queue_is_purged_and_deleted_when_its_name_was_typed(screen: Screen, api: Api, busy: str) -> None:
     await screen.show(f"queues/{busy}")
-    await screen.button("Purge…").click()
-    purge = screen.button("Purge the queue", screen.dialog)
+    await screen.button("Purge").click()
+    purge = screen.button("Purge queue", screen.dialog)
     await screen.page.get_by_label(f"Type {busy} to confirm").fill("something else")
     await expect(purge).to_be_disabled()
     await check_page(screen.page, "purge a queue")
+    await expect(screen.dialog).to_contain_text("You cannot undo this.")
     await screen.page.keyboard.press("Escape")
     await expect(screen.dialog).to_have_count(0)
-    await expect(screen.button("Purge…")).to_be_focused()
+    await expect(screen.button("Purge")).to_be_focused()
     assert read(api.get(f"/resources/queues/{busy}"))["totals"]["total"] == 5
-    await screen.button("Purge…").click()
+    await screen.button("Purge").click()
     await screen.page.get_by_label(f"Type {busy} to confirm").fill(busy)
     await purge.click()
-    await screen.expect_note(f"5 messages were removed from {busy}.")
+    await screen.expect_note(f"Removed 5 messages from {busy}.")
     await expect(number(screen, "Stored")).to_have_text("0")
-    await screen.button("Delete…").click()
+    await screen.button("Delete").click()
     await screen.button("Cancel", screen.dialog).click()
     assert api.get(f"/resources/queues/{busy}").status_code == 200
-    await screen.button("Delete…").click()
+    await screen.button("Delete").click()
     await screen.page.get_by_label(f"Type {busy} to confirm").fill(busy)
-    await screen.button("Delete the queue", screen.dialog).click()
-    await screen.expect_note(f"Queue {busy} was deleted.")
+    await screen.button("Delete queue", screen.dialog).click()
+    await screen.expect_note(f"Deleted queue {busy}.")
     await expect(screen.heading).to_have_text("Queues")
     assert api.get(f"/resources/queues/{busy}").status_code == 404
     screen.expect_status(404)

@@ -39,12 +39,12 @@ async def test_health_settings_tokens_and_the_audit_log_are_shown(screen: Screen
     read(api.delete(f"/resources/queues/{queue}"))
     await screen.button("Refresh", screen.page.get_by_role("region", name="Audit log")).click()
     await expect(log.get_by_role("row").filter(has_text=queue).first).to_contain_text("delete queue")
-    await screen.page.get_by_label("Theme of this page").select_option("dark")
+    await screen.page.get_by_label("Dashboard theme").select_option("dark")
     page = screen.page.locator("html")
     await expect(page).to_have_css("color-scheme", "dark")
     await screen.page.reload()
     await expect(page).to_have_css("color-scheme", "dark")
-    await expect(screen.page.get_by_label("Theme of this page")).to_have_value("dark")
+    await expect(screen.page.get_by_label("Dashboard theme")).to_have_value("dark")
 
 
 async def test_maintenance_is_switched_on_after_a_question_and_off_again_and_seen_when_others_do(
@@ -57,7 +57,7 @@ async def test_maintenance_is_switched_on_after_a_question_and_off_again_and_see
         assert maintenance(api) == (False, False)
         await screen.button(f"Stop {word}").click()
         await screen.button(f"Stop {word}", screen.dialog).click()
-        await screen.expect_note(f"{word.capitalize()} are stopped.")
+        await screen.expect_note(f"Stopped {word}.")
         assert maintenance(api) == (index == 0, index == 1)
         await screen.button(f"Resume {word}").click()
         await screen.button(f"Resume {word}", screen.dialog).click()

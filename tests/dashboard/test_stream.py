@@ -79,7 +79,7 @@ async def test_changes_are_one_request_a_second_and_fewer_if_it_takes_long(faked
             await tell(faked, queue)
         await faked.page.clock.run_for(900)
         await let_it_ask(faked)
-        await expect(faked.row(queue).locator("[data-label=Waiting]")).to_have_text(str(number))
+        await expect(faked.row(queue).locator("[data-label=Backlog]")).to_have_text(str(number))
     assert len(faked.requests) == before + 2
     # What happens to other queues is not asked for, unless it was too much to name.
     await tell(faked, "another")
@@ -125,7 +125,7 @@ async def test_a_hidden_page_asks_for_nothing_and_what_was_missed_is_asked_for_w
     api.push(queue, 2)
     await tell(faked)
     await let_it_ask(faked)
-    await expect(faked.row(queue).locator("[data-label=Waiting]")).to_have_text("2")
+    await expect(faked.row(queue).locator("[data-label=Backlog]")).to_have_text("2")
 
 
 async def test_pages_share_a_stream_that_is_opened_again_less_and_less_often_and_given_up_when_silent(

@@ -14,7 +14,17 @@ from tests.servers import running_server
 
 from .examples import DOCS, FILE, NOT_RUN, RUN, blocks_of, python_of, run_page
 
-PAGES = ("quickstart.md", "client.md", "worker.md", "polling.md", "testing.md", "moving.md", "tracing.md")
+PAGES = (
+    "../README.md",
+    "quickstart.md",
+    "client.md",
+    "worker.md",
+    "polling.md",
+    "testing.md",
+    "from-celery.md",
+    "from-queen.md",
+    "tracing.md",
+)
 BUCKETS = DOCS / "s3.md"
 
 

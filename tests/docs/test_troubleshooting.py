@@ -114,23 +114,33 @@ def pushes_are_stopped(api: Api) -> str:
 
 
 SYMPTOMS: dict[str, tuple[Callable[[Api], str], tuple[str, ...]]] = {
-    "First of all": (nothing_is_wrong, ("No group: no_group", '"status":"ready"', "backlog")),
-    "Pops do not wait": (
-        pops_are_stopped,
-        ("204 after", "pops    stopped", 'hark_maintenance{verb="pop"} 1.0', "hark_waiting_pops 0.0"),
+    "First checks": (nothing_is_wrong, ("No group: no_group", '"status":"ready"', "backlog")),
+    "Pops do not wait": (pops_are_stopped, ("204 after", "pops    stopped")),
+    "High CPU usage": (
+        somebody_asks_in_a_loop,
+        ("hark_empty_pops_total", "hark_http_requests_total{", "hark_wakes_total{", "hark_event_loop_lag_seconds_sum"),
     ),
-    "High CPU": (somebody_asks_in_a_loop, ("hark_empty_pops_total", "hark_http_requests_total{", "hark_wakes_total{")),
-    "Late delivery": (a_delayed_message, ("Group billing: delayed", "hark_delivery_age_seconds_sum")),
-    "Frequent timeouts": (a_consumer_that_hangs, ("s to connect", "worker 7", "hark_lease_expiries_total")),
-    "A stuck partition": (a_consumer_that_hangs, ("Group billing: behind", "worker 7", "processing")),
-    "Messages come twice": (a_message_that_failed, ("no such customer", '"attempts":1', "hark_settle_refusals_total")),
-    "Dead letters grow": (
+    "Messages arrive late": (a_delayed_message, ("Group billing: delayed", "hark_delivery_age_seconds_sum")),
+    "Requests time out": (
+        nothing_is_wrong,
+        ("s to connect", 'hark_engine_call_seconds_sum{verb="push"}', "hark_event_loop_lag_seconds_count"),
+    ),
+    "Leases expire": (a_consumer_that_hangs, ("worker 7", "hark_lease_expiries_total")),
+    "A partition is stuck": (a_consumer_that_hangs, ("Group billing: behind", "worker 7")),
+    "Messages are delivered twice": (
+        a_message_that_failed,
+        ("no such customer", '"attempts":1', "hark_settle_refusals_total"),
+    ),
+    "Dead letters accumulate": (
         dead_letters,
-        ("no such customer", "requeued 1 dead letters", "purged 1 dead letters of orders"),
+        ("no such customer", "requeued 1 dead letter\n", "deleted 1 dead letter of queue orders"),
     ),
-    "429 and 503": (pushes_are_stopped, ('status="503"', "pushes  stopped", "hark_store_up 1.0")),
-    "401 and 403": (nothing_is_wrong, ('"required":false',)),
-    "The disk is full": (nothing_is_wrong, ("hark_store_free_bytes", "not now")),
+    "429 and 503 responses": (
+        pushes_are_stopped,
+        ('status="503"', 'hark_maintenance{verb="push"} 1.0', "hark_store_up 1.0"),
+    ),
+    "401 and 403 responses": (nothing_is_wrong, ('"required":false',)),
+    "The disk is full": (nothing_is_wrong, ("hark_store_free_bytes", "hark_store_log_bytes")),
 }
 
 

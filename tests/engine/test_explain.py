@@ -78,13 +78,14 @@ async def test_behind_a_message_that_is_leased_or_waits_for_its_retry(q: Driver,
     lease = {"reason": "leased", "consumer": "worker 7", "since": at(clock, 0), "until": at(clock, 30)}
     assert found.data["ahead"] == ahead | lease
     assert found.text == (
-        f'Behind message {first} of its partition, which is leased to "worker 7" until {at(clock, 30)} (in 30 s).'
+        f"Waits for the earlier message {first} of its partition, "
+        f'which is leased to "worker 7" until {at(clock, 30)} (in 30 s).'
     )
     await q.fail(held, "no disk")
     found = await why(q, second)
     retry = {"reason": "retry", "attempts": 1, "due": at(clock, 4), "error": "no disk"}
     assert (found.reason, found.data["ahead"]) == ("behind", ahead | retry)
-    assert found.text.endswith(f'which comes again at {at(clock, 4)} (in 4 s) after the error "no disk".')
+    assert found.text.endswith(f'which is retried at {at(clock, 4)} (in 4 s) after the error "no disk".')
 
 
 async def test_behind_only_what_is_not_settled(q: Driver) -> None:
@@ -374,7 +375,7 @@ async def test_other_group_for_all_but_the_one_it_was_requeued_for(q: Driver, mo
     found = await why(q, again)
     assert (found.data, found.text) == (
         {"owner": "h"},
-        'Requeued from the dead letters of group "h", and for it only.',
+        'Requeued from the dead letters of group "h", for that group only.',
     )
 
 

@@ -217,7 +217,7 @@ async def test_an_array_does_not_grow_without_end(engine: Engine) -> None:
         assert isinstance(refusal, Conflict)
         assert (refusal.code, str(refusal)) == (
             "value_mismatch",
-            f"mutations[0]: {kind} is not possible: the array would be longer than 16777216 bytes; begin another key",
+            f"mutations[0]: cannot apply {kind}: the array would be longer than 16777216 bytes; use another key",
         )
     assert await entry(engine, A) == before
 

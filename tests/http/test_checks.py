@@ -26,7 +26,7 @@ MOMENT = 1_767_323_045_678_901
     [
         ("", "must not be empty"),
         ("a\0b", "NUL"),
-        ("x" * 256, "at most 255 bytes of UTF-8, got 256"),
+        ("x" * 256, "must be at most 255 bytes of UTF-8, got 256"),
         ("Ω" * 128, "got 256"),
         ("🙂" * 64, "got 256"),
     ],

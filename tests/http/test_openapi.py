@@ -24,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from hark.broker import Broker
 from hark.http.app import App
+from hark.http.fields import FIELDS, OF_SCHEMA
 from hark.http.routes.table import EVENTS, WEBSOCKET
 from hark.settings import Limits, Settings
 from tests.http.api import Api, Json
@@ -80,13 +81,33 @@ def test_every_operation_has_a_name_of_its_own(operations: dict[str, Json]) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operation_says_what_it_does_takes_and_answers(operations: dict[str, Json], name: str) -> None:
     operation = operations[name]
-    assert 0 < len(operation["summary"]) <= 120
+    assert re.fullmatch(r"[A-Z][^.;:]{3,80}", operation["summary"]), "a short summary without a full stop"
+    assert operation["description"].endswith(".")
+    assert not operation["description"].startswith(operation["summary"] + ". ")
     assert operation["tags"]
     for parameter in operation["parameters"]:
-        assert parameter["in"] == "path" or parameter["description"].endswith(".")
+        assert parameter["description"].endswith(".")
     [(status, answer), *_] = operation["responses"].items()
     assert status in {"101", "200", "201"}
     assert status == "101" or answer["content"], f"{name} does not say what it answers"
+
+
+def test_every_field_has_a_description(document: Json) -> None:
+    schemas = document["components"]["schemas"]
+    fields = {(name, field): text for name, schema in schemas.items() for field, text in schema["properties"].items()}
+    assert [place for place, field in fields.items() if not field["description"].endswith(".")] == []
+    options = schemas["ConfigureBody"]["properties"]["options"]["anyOf"][0]["properties"]
+    assert all(
+        options[name]["description"] == schemas["QueueOptions"]["properties"][name]["description"] for name in options
+    )
+
+
+def test_every_description_of_a_field_is_used(document: Json) -> None:
+    fields = {name: set(schema["properties"]) for name, schema in document["components"]["schemas"].items()}
+    own = {(name, field) for name, texts in OF_SCHEMA.items() for field in texts}
+    assert {(name, field) for name, field in own if field not in fields.get(name, ())} == set()
+    shared = {field for name, names in fields.items() for field in names if (name, field) not in own}
+    assert set(FIELDS) == shared
 
 
 def test_only_what_is_for_everybody_needs_no_token(operations: dict[str, Json]) -> None:

@@ -104,7 +104,7 @@ def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
     """What a number can't be, each with what is said of it."""
     _, _, low, high = NUMBERS[name]
     kind, bounds = ("a number", FRACTIONS[name]) if name in FRACTIONS else ("an integer", f"from {low} to {high}")
-    kind_within = f"{'0 (no bound) or ' if name == 'rateLimit' else ''}{kind}"
+    kind_within = f"{'0 (no limit) or ' if name == 'rateLimit' else ''}{kind}"
     for value in (low - 1, high + 1, 10**30, *([0.00001] if name == "rateLimit" else [])):
         yield value, f"expected {kind_within} {bounds}, got "
     others: list[tuple[Any, str]] = [("5", "a string"), (True, "true or false"), ([1], "an array")]
@@ -437,8 +437,8 @@ def test_a_wrong_limit_is_refused_by_name_and_changes_nothing(api: Api, queue: s
         ({name: value}, f"{name}: {problem}") for name in LIMITS for value, problem in wrong_numbers(name)
     ]
     wrong += [
-        ({"maxInflight": 5}, "'maxInflight': no such limit; there are maxInFlight, rateLimit, rateBurst"),
-        ({"rateBurst": 5}, "rateBurst: has no effect without rateLimit; give both"),
+        ({"maxInflight": 5}, "'maxInflight': unknown limit; expected maxInFlight, rateLimit, rateBurst"),
+        ({"rateBurst": 5}, "rateBurst: allowed only together with rateLimit; set both"),
     ]
     for body, text in wrong:
         assert refusal(api.put(limits_path(queue), body), 400, "invalid_input").startswith(text)

@@ -91,11 +91,11 @@ def test_empty_ids_and_null_options_are_absent() -> None:
     [
         ("queue", "", ": must not be empty"),
         ("queue", "a\0", ": must not contain a NUL character"),
-        ("queue", "x" * 256, ": at most 255 bytes of UTF-8, got 256"),
+        ("queue", "x" * 256, ": must be at most 255 bytes of UTF-8, got 256"),
         ("partition", "", ": must not be empty"),
-        ("partition", "Ω" * 128, ": at most 255 bytes of UTF-8, got 256"),
+        ("partition", "Ω" * 128, ": must be at most 255 bytes of UTF-8, got 256"),
         ("transactionId", "t\0", ": must not contain a NUL character"),
-        ("transactionId", "t" * 256, ": at most 255 bytes"),
+        ("transactionId", "t" * 256, ": must be at most 255 bytes"),
         ("traceId", "not-a-uuid", ": expected a UUID, got 'not-a-uuid'"),
         ("traceId", TRACE + "0", ": expected a UUID"),
         ("priority", 12, ": expected an integer from 0 to 9, got 12"),
@@ -150,7 +150,7 @@ def test_payloads_of_more_than_256_levels_are_too_deep(payload: bytes, too_deep:
     assert payload_too_deep(payload) is too_deep
     item = PushItem("q", payload=msgspec.Raw(payload))
     with (
-        pytest.raises(HarkError, match=r"items\[3\].payload: nested too deeply, at most 256 levels")
+        pytest.raises(HarkError, match=r"items\[3\].payload: must be nested at most 256 levels deep")
         if too_deep
         else nullcontext()
     ):

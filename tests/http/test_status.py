@@ -97,7 +97,7 @@ async def test_health_is_503_when_the_store_is_lost() -> None:
     app = App(cast(Broker, _LostStore()), Settings(), authenticator=Tokens())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://test") as client:
         for path in ("/health", "/health/ready"):  # Those without a token do not hear what the store said.
-            assert read(await client.get(path), 503)["error"] == "the log of the server says why"
+            assert read(await client.get(path), 503)["error"] == "see the log of the server for the cause"
 
 
 # A server to watch ----------------------------------------------------------------------------------------

@@ -300,7 +300,7 @@ def test_a_server_that_stops_closes_with_1012() -> None:
 
 
 def test_the_example_in_the_docs_works(api: Api, server_url: str, queue: str) -> None:
-    section = (Path(__file__).parents[2] / "docs" / "http.md").read_text().split("\n## Streaming by WebSocket\n")[1]
+    section = (Path(__file__).parents[2] / "docs" / "http.md").read_text().split("\n## Streaming (WebSocket)\n")[1]
     example = section.split("```python\n")[1].split("```")[0]
     program = example.replace("ws://127.0.0.1:6632", server_url.replace("http", "ws")).replace('"orders"', f'"{queue}"')
     assert program.count(queue) == 1

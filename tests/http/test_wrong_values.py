@@ -46,14 +46,14 @@ NO_BATCHES: list[tuple[Any, ...]] = [
     ({"keys": [["a"], "b"]}, "Invalid key at index 1: Key must be an array"),
 ]
 NO_OPTIONS: list[tuple[str, Any, str]] = [
-    ("delay", -1, "expected milliseconds from 0 to"),
-    ("delay", 10**15, "expected milliseconds"),
+    ("delay", -1, "expected a number of milliseconds from 0 to"),
+    ("delay", 10**15, "expected a number of milliseconds"),
     ("deliverAt", "tomorrow", "expected a time"),
     ("deliverAt", -5, "expected"),
     ("backoffSchedule", [1] * 101, "at most 100 entries, got 101"),
     ("priority", 10, "expected an integer from 0 to 9, got 10"),
     ("priority", -1, "expected an integer from 0 to 9, got -1"),
-    ("ttl", 0, "expected milliseconds from 1"),
+    ("ttl", 0, "expected a number of milliseconds from 1"),
     ("keysIfUndelivered", [], "Keys array cannot be empty."),
     ("keysIfUndelivered", "key", "Keys must be an array of key arrays"),
     ("keysIfUndelivered", ["key"], "Invalid key at index 0: Key must be an array"),
@@ -68,9 +68,11 @@ NO_STATUS = "expected completed, failed, retry or dlq, got"
 NO_TRANSACTION = "transactionId: Each acknowledgment must have a valid transactionId string"
 NO_PARTITION = "partitionId: Each acknowledgment must have a valid partitionId string to ensure message uniqueness"
 NO_TIME = "expected a time such as 2026-01-02T03:04:05Z, or milliseconds since 1970, got"
-NO_PARENT = "traceparent: expected version-traceid-spanid-flags in small hexadecimal digits (W3C Trace Context), got"
+NO_PARENT = (
+    "traceparent: expected version-traceid-spanid-flags in lower-case hexadecimal digits (W3C Trace Context), got"
+)
 NO_TRACE_STATE = "tracestate: expected at most 512 printable ASCII characters"
-TOO_MANY = "at most 10000 in one request (limits.max_batch), got 10001"
+TOO_MANY = "at most 10000 in one request (setting limits.max_batch), got 10001; send smaller batches"
 NO_SECONDS: list[tuple[Any, ...]] = [
     ({"leaseIds": ["LEASE"], "seconds": seconds}, f"seconds: expected an integer from 1 to 315360000, got {seconds}")
     for seconds in (0, 315_360_001)
@@ -81,10 +83,10 @@ ACK = {"transactionId": "ID", "partitionId": "PARTITION", "leaseId": "LEASE"}
 PUSH = {"type": "push", "queue": "QUEUE"}
 NO_ITEMS: list[tuple[Json, str]] = [
     ({"queue": ""}, "queue: must not be empty"),
-    ({"queue": "x" * 256}, "queue: at most 255 bytes of UTF-8, got 256"),
+    ({"queue": "x" * 256}, "queue: must be at most 255 bytes of UTF-8, got 256"),
     ({"partition": "a\0b"}, "partition: must not contain a NUL character"),
     ({"partition": None}, "partition: Partition must be a string"),
-    ({"transactionId": "é" * 128}, "transactionId: at most 255 bytes of UTF-8, got 256"),
+    ({"transactionId": "é" * 128}, "transactionId: must be at most 255 bytes of UTF-8, got 256"),
     ({"priority": 12}, "priority: expected an integer from 0 to 9, got 12"),
     ({"traceparent": "00-nonsense"}, f"{NO_PARENT} '00-nonsense'"),
     ({"traceparent": PARENT.upper()}, f"{NO_PARENT} '{PARENT.upper()}'"),
@@ -110,7 +112,7 @@ NO_KEYS: list[tuple[Any, ...]] = [
     ({"kv": {"mutations": [{"key": ["a"]}]}}, "kv.mutations[0].type: is required"),
     (
         {"kv": {"mutations": [{"type": "enqueue", "value": 1}]}},
-        "kv.mutations[0].type: push messages with an operation of type push, not with enqueue",
+        "kv.mutations[0].type: enqueue is not allowed in a transaction; use an operation of type push",
     ),
     ({"kv": {"mutations": [{"type": "jump", "key": ["a"]}]}}, f"kv.mutations[0].{NO_MUTATION} 'jump'"),
     ({"kv": {"mutations": [SET | {"key": []}]}}, f"kv.mutations[0].key: {EMPTY_KEY}"),
@@ -120,19 +122,19 @@ NO_KEYS: list[tuple[Any, ...]] = [
     ),
     (
         {"kv": [{"op": "put", "key": "a"}]},
-        "kv: expected an object with checks and mutations; this server has no list of operations here",
+        "kv: this server does not support a list of operations; send an object with checks and mutations",
         501,
         "not_supported",
     ),
     (
         {"timers": [{"op": "schedule"}]},
-        "timers: this server has none; push with delay or deliverAt instead. Nothing was applied",
+        "timers: this server does not support timers, and nothing was applied; push with delay or deliverAt instead",
         501,
         "not_supported",
     ),
 ]
-NO_CHOICE = "send ids, or a filter and maybe a limit"
-NO_NAMES = (("x" * 256, "at most 255 bytes of UTF-8, got 256"), ("a\0b", "must not contain a NUL character"))
+NO_CHOICE = "expected either ids, or a filter with an optional limit"
+NO_NAMES = (("x" * 256, "must be at most 255 bytes of UTF-8, got 256"), ("a\0b", "must not contain a NUL character"))
 WRONG: dict[str, list[tuple[Any, ...]]] = {
     "POST /api/v1/push": [
         *(({"items": [ITEM, ITEM | fields]}, f"items[1].{text}") for fields, text in NO_ITEMS),
@@ -143,9 +145,12 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         (ACK | {"transactionId": ""}, "transactionId is required"),
         ({"transactionId": "t"}, "partitionId is required to ensure message uniqueness"),
         (ACK | {"status": "done"}, f"status: {NO_STATUS} 'done'"),
-        (ACK | {"consumerGroup": "x" * 256}, "consumerGroup: at most 255 bytes of UTF-8, got 256"),
-        (ACK | {"status": "completed", "delay": 5}, "delay: only with status failed or retry, got completed"),
-        (ACK | {"status": "dlq", "delay": 5}, "delay: only with status failed or retry, got dlq"),
+        (ACK | {"consumerGroup": "x" * 256}, "consumerGroup: must be at most 255 bytes of UTF-8, got 256"),
+        (
+            ACK | {"status": "completed", "delay": 5},
+            "delay: allowed only with status failed or retry, got status completed",
+        ),
+        (ACK | {"status": "dlq", "delay": 5}, "delay: allowed only with status failed or retry, got status dlq"),
         (ACK | {"status": "failed", "delay": -1}, f"delay: expected an integer from 0 to {2**53 - 1}, got -1"),
     ],
     "POST /api/v1/ack/batch": [
@@ -162,8 +167,8 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         *NO_SECONDS,
         ({}, "leaseIds: is required"),
         ({"leaseIds": ["LEASE", "a\0b"]}, "leaseIds[1]: must not contain a NUL character"),
-        ({"leaseIds": ["x" * 256]}, "leaseIds[0]: at most 255 bytes of UTF-8, got 256"),
-        ({"leaseIds": ["LEASE"] * 10_001}, "leaseIds: at most 10000 at once (limits.max_batch), got 10001", 400),
+        ({"leaseIds": ["x" * 256]}, "leaseIds[0]: must be at most 255 bytes of UTF-8, got 256"),
+        ({"leaseIds": ["LEASE"] * 10_001}, f"leaseIds: {TOO_MANY}", 400),
     ],
     "POST /api/v1/transaction": [
         *((body, "operations array required") for body in ({}, {"operations": None})),
@@ -173,7 +178,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         *(({"operations": [PUSH, wrong]}, f"operations[1].{text}") for wrong, text in NO_OPERATIONS),
         (
             {"operations": [{"type": "push", "items": [ITEM] * 10_001}]},
-            "operations: at most 10000 in one transaction (setting limits.max_batch)",
+            "operations: at most 10000 in one transaction (setting limits.max_batch); split the transaction",
             400,
             "batch_too_large",
         ),
@@ -186,12 +191,22 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ({"filter": {"queeu": "x"}}, "filter: object contains unknown field `queeu`"),
         ({"filter": {"from": "yesterday"}}, f"from: {NO_TIME} 'yesterday'"),
         *(({"filter": {}, "limit": n}, f"limit: expected an integer from 1 to 1000, got {n}") for n in (0, 1001)),
-        ({"ids": ["x"] * 1001}, "ids: at most 1000 at a time, got 1001", 400, "batch_too_large"),
-        ({"ids": ["x" * 256]}, "ids[0]: at most 255 bytes of UTF-8, got 256"),
+        (
+            {"ids": ["x"] * 1001},
+            "ids: at most 1000 in one request, got 1001; send smaller batches",
+            400,
+            "batch_too_large",
+        ),
+        ({"ids": ["x" * 256]}, "ids[0]: must be at most 255 bytes of UTF-8, got 256"),
     ],
     "POST /api/v1/dlq/delete": [
         ({}, "ids: is required"),
-        ({"ids": ["x"] * 1001}, "ids: at most 1000 at a time, got 1001", 400, "batch_too_large"),
+        (
+            {"ids": ["x"] * 1001},
+            "ids: at most 1000 in one request, got 1001; send smaller batches",
+            400,
+            "batch_too_large",
+        ),
         ({"filter": {}}, "body: object contains unknown field `filter`"),
     ],
     "POST /api/v1/consumer-groups/g/subscription": [
@@ -200,7 +215,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
     ],
     "POST /api/v1/consumer-groups/__QUEUE_MODE__/queues/QUEUE/seek": [
         *(
-            (body, "expected exactly one of toEnd (true), timestamp, offset")
+            (body, "expected exactly one of toEnd (true), timestamp and offset")
             for body in ({}, {"toEnd": False}, {"toEnd": True, "offset": 1}, {"timestamp": "2020-01-01", "offset": 1})
         ),
         *(({"offset": n}, f"offset: expected an integer from 1 to {2**53 - 1}, got {n}") for n in (0, -1)),
@@ -211,7 +226,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         (ACK | {"partitionId": "", "data": 1}, "transactionId and partitionId are required"),
         (ACK | {"data": None}, "data is required"),
         (ACK, "data is required"),
-        (ACK | {"data": 1, "eventType": "x" * 256}, "eventType: at most 255 bytes of UTF-8, got 256"),
+        (ACK | {"data": 1, "eventType": "x" * 256}, "eventType: must be at most 255 bytes of UTF-8, got 256"),
         (ACK | {"data": 1, "traceNames": 5}, "traceNames: expected a string or an array, got an integer"),
         (ACK | {"data": 1, "traceNames": ["ok", ""]}, "traceNames[1]: must not be empty"),
         (ACK | {"data": 1, "traceNames": ["x"] * 101}, "traceNames: at most 100 names, got 101"),
@@ -229,18 +244,21 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
     "POST /queue/enqueue": [
         ({}, "value: is required"),
         ({"options": {}}, "value: is required"),
-        (b'{"value": ' + DEEP + b"}", "value: nested too deeply"),
+        (b'{"value": ' + DEEP + b"}", "value: must be nested at most 256 levels deep"),
         ({"value": 1, "options": {"delay": 1, "deliverAt": 1}}, "options.deliverAt: give either"),
         *(({"value": 1, "options": {name: value}}, f"options.{name}: {text}") for name, value, text in NO_OPTIONS),
-        ({"value": 1, "options": {"backoffSchedule": [1, -1]}}, "options.backoffSchedule[1]: expected milliseconds"),
+        (
+            {"value": 1, "options": {"backoffSchedule": [1, -1]}},
+            "options.backoffSchedule[1]: expected a number of milliseconds",
+        ),
     ],
     "POST /queue/ack": NO_IDS + NO_RECEIPTS,
     "POST /queue/cancel": NO_IDS,
     "POST /queue/nack": [
         *NO_IDS,
         *NO_RECEIPTS,
-        ({"id": "ID", "delay": -1}, "delay: expected milliseconds"),
-        ({"id": "ID", "delay": 1e15}, "delay: expected milliseconds"),
+        ({"id": "ID", "delay": -1}, "delay: expected a number of milliseconds"),
+        ({"id": "ID", "delay": 1e15}, "delay: expected a number of milliseconds"),
     ],
     "PUT /queue/settings": [
         *((body, "lockDuration: is required") for body in ({}, {"cleanupInterval": 0}, {"lockduration": 5000})),
@@ -249,10 +267,10 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
     "PUT /keys/QUEUE/a": [
         (b"  ", "value: is required"),
         (b"1 2", "Invalid JSON", 400, "invalid_json"),
-        (DEEP, "value: nested too deeply"),
+        (DEEP, "value: must be nested at most 256 levels deep"),
         (
             b'"' + b"x" * (10 * 1024 * 1024) + b'"',
-            "the request body is over the limit of 10485760 bytes (setting max_body_bytes)",
+            "the request body is over 10485760 bytes (setting max_body_bytes); send smaller batches",
             413,
         ),
     ],
@@ -266,18 +284,21 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
             "/" + "x" * 1025: "Key part too long (max 1024 chars)",
             "/" + "💥" * 513: "Key part too long (max 1024 chars)",
             "/" + "/".join(["x" * 1000] * 3): "Key too long",
-            "/[draft]": "the key in the path: what begins with [ must be a JSON array",
+            "/[draft]": "the key in the path: a value that begins with [ must be a valid JSON array",
             "/[null]": "the key in the path: Invalid key part at index 0",
         }.items()
     },
     "DELETE /keys/QUEUE": [
-        ({"where": {"age": {"$gt": 5}}}, "where: this server has no filters", 501),
-        ({"where": {}}, "where: this server has no filters", 501),
+        ({"where": {"age": {"$gt": 5}}}, "where: this server does not support filters", 501),
+        ({"where": {}}, "where: this server does not support filters", 501),
     ],
     "GET /keys": NO_RANGES,
     "GET /keys/paginate": [
         *NO_RANGES,
-        *((f"cursor={text}", "cursor: expected a cursor") for text in ("!", "AAAA", "é", "Ag", "====", "a" * 5000)),
+        *(
+            (f"cursor={text}", "cursor: expected the value of an earlier response")
+            for text in ("!", "AAAA", "é", "Ag", "====", "a" * 5000)
+        ),
     ],
     "POST /keys/list": [
         ({"prefix": []}, "prefix: Key cannot be empty"),
@@ -303,7 +324,10 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ({"mutations": [{"type": "set", "key": ["a"]}]}, "mutations[0].value: is required"),
         ({"mutations": [SET | {"expiresIn": 0}]}, "mutations[0].expiresIn"),
         ({"mutations": [SET | {"expiresIn": "1s"}]}, "mutations[0].expiresIn"),
-        ({"mutations": [SET | {"type": "sum", "expiresIn": 5}]}, "mutations[0].expiresIn: only with set"),
+        (
+            {"mutations": [SET | {"type": "sum", "expiresIn": 5}]},
+            "mutations[0].expiresIn: allowed only with type set, got type sum",
+        ),
         ({"mutations": [{"type": "sum", "key": ["a"], "value": "x"}]}, "mutations[0].value: expected a number"),
         ({"mutations": [{"type": "sum", "key": ["a"], "value": []}]}, "mutations[0].value"),
         ({"mutations": [{"type": "max", "key": ["a"], "value": 2**60}]}, "mutations[0].value"),
@@ -329,7 +353,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
     ],
     "GET /watch/poll": [
         ("", "Missing 'keys' query parameter"),
-        ("keys=a&versionstamps=1,2", "versionstamps: expected one for each of 1 keys"),
+        ("keys=a&versionstamps=1,2", "versionstamps: expected at most one for each of the 1 keys"),
         ("keys=a&versionstamps=x", "versionstamps[0]: expected a versionstamp"),
     ],
     "GET /watch/prefix": [
@@ -342,7 +366,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ("", "Missing 'prefix' query parameter"),
         ("prefix=a&versionstamps=a/b", "versionstamps: expected"),
         ("prefix=a&versionstamps=a/b:x", "versionstamps: expected a versionstamp"),
-        ("prefix=a&versionstamps=~x:1", "versionstamps: expected a cursor"),
+        ("prefix=a&versionstamps=~x:1", "versionstamps: expected the value of an earlier response"),
     ],
 }
 

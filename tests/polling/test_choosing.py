@@ -96,36 +96,42 @@ def test_run_options_then_environment_then_file_then_default(
 
 
 REFUSED = {
-    "setting worker.polling.strategy: hark.toml says 'adaptive' and hark.toml (poll_interval) means 'fixed'; "
-    "leave one of them out": (FILE_LEGACY + '[worker.polling]\nstrategy = "adaptive"\n', {}),
-    "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptive' and QO_POLL_INTERVAL (alias) means "
-    "'fixed'; leave one of them out": ("", {"QO_POLL_INTERVAL": "5", "HARK_POLLING_STRATEGY": "adaptive"}),
-    "setting worker.polling.interval_ms: hark.toml has it twice, as worker.poll_interval and as "
-    "worker.polling.interval_ms": (FILE_LEGACY + "[worker.polling]\ninterval_ms = 200\n", {}),
-    "setting worker.polling.min_interval_ms: QO_POLLING_MIN_INTERVAL_MS (alias) says 300.0, expected at most 200.0, "
-    "which is worker.polling.max_interval_ms (hark.toml)": (
+    "setting worker.polling.strategy: hark.toml sets 'adaptive', but hark.toml (poll_interval) implies 'fixed'; "
+    "remove one of them": (FILE_LEGACY + '[worker.polling]\nstrategy = "adaptive"\n', {}),
+    "setting worker.polling.strategy: HARK_POLLING_STRATEGY sets 'adaptive', but QO_POLL_INTERVAL (alias) implies "
+    "'fixed'; remove one of them": ("", {"QO_POLL_INTERVAL": "5", "HARK_POLLING_STRATEGY": "adaptive"}),
+    "setting worker.polling.interval_ms: hark.toml sets it twice, as worker.poll_interval and as "
+    "worker.polling.interval_ms; remove one of them": (FILE_LEGACY + "[worker.polling]\ninterval_ms = 200\n", {}),
+    "setting worker.polling.min_interval_ms: invalid value 300.0 from QO_POLLING_MIN_INTERVAL_MS (alias), expected at "
+    "most 200.0, the value of worker.polling.max_interval_ms (hark.toml)": (
         "[worker.polling]\nmax_interval_ms = 200\n",
         {"QO_POLLING_MIN_INTERVAL_MS": "300"},
     ),
-    "setting worker.polling.min_interval_ms: hark.toml says 9000.0, expected at most 5000, which is "
+    "setting worker.polling.min_interval_ms: invalid value 9000.0 from hark.toml, expected at most 5000, the value of "
     "worker.polling.max_interval_ms (default)": ("[worker.polling]\nmin_interval_ms = 9000\n", {}),
-    "setting worker.polling.strategy: HARK_POLLING_STRATEGY says 'adaptve', expected one of: adaptive, fixed": (
+    "setting worker.polling.strategy: invalid value 'adaptve' from HARK_POLLING_STRATEGY, expected one of: "
+    "adaptive, fixed": (
         "",
         {"HARK_POLLING_STRATEGY": "adaptve"},
     ),
-    "setting worker.polling.min_interval_ms: hark.toml says 0, expected a number of milliseconds above 0, at most "
-    "86400000": ("[worker.polling]\nmin_interval_ms = 0\n", {}),
-    "setting worker.polling.interval_ms: hark.toml (poll_interval) says 0, expected a number of milliseconds above 0, "
-    "at most 86400000": ("[worker]\npoll_interval = 0\n", {}),
-    "setting worker.polling.backoff_multiplier: hark.toml says inf, expected a number above 1, at most 1000": (
+    "setting worker.polling.min_interval_ms: invalid value 0 from hark.toml, expected a number of milliseconds above "
+    "0, at most 86400000": ("[worker.polling]\nmin_interval_ms = 0\n", {}),
+    "setting worker.polling.interval_ms: invalid value 0 from hark.toml (poll_interval), expected a number of "
+    "milliseconds above 0, at most 86400000": ("[worker]\npoll_interval = 0\n", {}),
+    "setting worker.polling.backoff_multiplier: invalid value inf from hark.toml, expected a number above 1, "
+    "at most 1000": (
         "[worker.polling]\nbackoff_multiplier = inf\n",
         {},
     ),
-    "there is no setting 'worker.polling.max_interval', but hark.toml has it; did you mean "
-    "worker.polling.max_interval_ms?": ("[worker.polling]\nmax_interval = 5\n", {}),
+    "unknown setting 'worker.polling.max_interval' in hark.toml; did you mean worker.polling.max_interval_ms?": (
+        "[worker.polling]\nmax_interval = 5\n",
+        {},
+    ),
     # By its place in the tree.
-    "there is no setting HARK_WORKER_POLLING_STRATEGY, but the environment has it; did you mean "
-    "HARK_POLLING_STRATEGY?": ("", {"HARK_WORKER_POLLING_STRATEGY": "fixed"}),
+    "unknown setting HARK_WORKER_POLLING_STRATEGY in the environment; did you mean HARK_POLLING_STRATEGY?": (
+        "",
+        {"HARK_WORKER_POLLING_STRATEGY": "fixed"},
+    ),
 }
 
 

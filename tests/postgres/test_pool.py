@@ -48,7 +48,7 @@ async def test_a_call_gives_rows_or_the_first_row_or_its_first_value(postgres_ur
 async def test_a_call_is_one_transaction_that_a_failure_undoes(postgres_url: str, prepared: bool) -> None:
     async with opened(postgres_url, prepared=prepared) as pool:
         added = "with added as (insert into hark.meta values ('a', $1) returning value)"
-        with pytest.raises(EngineFailure, match="division by zero; nothing of this request was kept"):
+        with pytest.raises(EngineFailure, match="division by zero; the request had no effect"):
             await pool.fetchval(f"{added} select 1 / (value - 1) from added", 1)
         assert await pool.fetchval("select count(*) from hark.meta where key = 'a'") == 0
         await pool.fetch("insert into hark.meta values ('a', 1)")
@@ -149,7 +149,7 @@ async def test_many_calls_at_once_share_the_connections_that_may_be(postgres_url
 
 async def test_a_call_that_gets_no_connection_in_time_is_refused(postgres_url: str) -> None:
     async with opened(postgres_url, size=1, wait_ms=50) as pool, pool.connection():
-        with pytest.raises(EngineFailure, match=r"busy for 0\.05 s; nothing of this request was kept") as caught:
+        with pytest.raises(EngineFailure, match=r"busy for 0\.05 s; the request had no effect") as caught:
             await pool.fetchval("select 1")
         assert (caught.value.status, caught.value.retry_after, pool.waiting) == (503, 1, 0)
 
@@ -204,7 +204,7 @@ async def test_a_pool_that_closes_refuses_what_waits_and_what_comes(postgres_url
         assert await connection.fetchval("select 2") == 2
     await closing
     assert pool.size == 0
-    with pytest.raises(EngineFailure, match="stopping"):
+    with pytest.raises(EngineFailure, match="shutting down"):
         await pool.fetchval("select 1")
 
 
@@ -281,7 +281,7 @@ async def test_while_the_database_is_away_calls_wait_and_go_on_when_it_is_back(
     async with opened(server.url, on_return=back.set) as pool, opened(server.url, wait_ms=50) as impatient:
         await asyncio.to_thread(server.stop, "immediate")
         await until(lambda: pool.size == impatient.size == 0)
-        with pytest.raises(EngineFailure, match=r"the database is away .*; nothing of this request was kept"):
+        with pytest.raises(EngineFailure, match=r"PostgreSQL is unavailable .*; the request had no effect"):
             await impatient.fetchval("select 1")
         waiting = asyncio.create_task(pool.fetchval("select 2"))
         await until(lambda: pool.waiting == 1)
@@ -332,9 +332,12 @@ async def _refusal(url: str) -> HarkError:
 async def test_a_first_connection_that_fails_says_what_to_do(own_postgres_server: OwnPostgresServer) -> None:
     url = own_postgres_server.url
     for wrong, words in (
-        (_changed(url, password="s3cret"), "password authentication failed.*check user, password"),
-        (_changed(url, name="nowhere"), "/nowhere: there is no such database"),
-        (_changed(url, password="s3cret", port="1"), "127.0.0.1:1/postgres is not reachable.*is the server running"),
+        (_changed(url, password="s3cret"), "password authentication failed.*check the user, the password"),
+        (_changed(url, name="nowhere"), "/nowhere: the database does not exist"),
+        (
+            _changed(url, password="s3cret", port="1"),
+            "127.0.0.1:1/postgres is not reachable.*check that PostgreSQL is running",
+        ),
     ):
         error = await _refusal(wrong)
         assert isinstance(error, StoreUnusable)
@@ -347,7 +350,7 @@ async def test_a_first_connection_that_fails_says_what_to_do(own_postgres_server
 async def test_a_server_that_is_too_old_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "OLDEST_SERVER", 99)
     error = await _refusal(postgres_url)
-    assert error.text.endswith("Hark needs 99 or newer")
+    assert error.text.endswith("upgrade it to 99 or newer")
 
 
 async def test_a_pooler_that_refuses_settings_at_the_start_is_explained() -> None:

@@ -42,7 +42,7 @@ async def test_an_empty_bucket_is_in_order_and_stays_empty(stub_bucket: StubBuck
     found = await look(stub_bucket)
     assert list(found) == ["bucket", "store clock", "store", "costs"]
     assert {check.result for check in found.values()} == {"ok"}
-    assert found["store"].advice == "the first server or worker makes it"
+    assert found["store"].advice == "the first server or worker creates it"
     assert stub_store.keys() == []
 
 
@@ -56,9 +56,9 @@ async def test_a_store_in_use_is_described_without_a_list(
     before = stub_store.keys()
     found = await look(stub_bucket)
     assert {check.result for check in found.values()} == {"ok"}
-    assert found["store"].detail == "format 1, 30 records were ever written"
-    assert found["snapshot"].detail == "the newest is of record 25; a start reads it and 5 records"
-    assert found["removal"].detail == "13 records at most and 2 snapshots wait for it"
+    assert found["store"].detail == "format 1, 30 log records written in total"
+    assert found["snapshot"].detail == "newest at record 25; a starting process reads 5 later records"
+    assert found["removal"].detail == "up to 13 records and 2 snapshots to remove"
     assert stub_store.counts["list"] == 0
     assert stub_store.keys() == before
 
@@ -101,7 +101,7 @@ async def test_a_log_without_its_meta_or_of_a_newer_hark_is_a_failure(stub_bucke
     await write_records(stub_bucket, 1, 3)
     found = await look(stub_bucket)
     assert found["store"].result == "fail"
-    assert "meta.json was removed" in found["store"].detail
+    assert "meta.json is missing" in found["store"].detail
     await stub_bucket.create(places.META, b'{"format":99}')
     found = await look(stub_bucket)
     assert (found["store"].result, "format 99" in found["store"].detail) == ("fail", True)
@@ -130,11 +130,11 @@ async def test_what_nobody_removes_is_a_warning(
 
 async def test_costs_follow_from_the_settings(stub_bucket: StubBucket) -> None:
     found = (await look(stub_bucket))["costs"]
-    assert "an idle process $0.21 a month; a million messages, 100 at a time, $0.11;" in found.detail
+    assert "$0.21 per month for an idle process; $0.11 per million messages in batches of 100;" in found.detail
     assert not found.advice
     eager = Settings(s3=S3(get_dollars=4), worker=Worker(polling=Polling(strategy="fixed", interval_ms=1000)))
     found = (await look(stub_bucket, eager))["costs"]
-    assert "an idle process $10.37 a month" in found.detail
+    assert "$10.37 per month for an idle process" in found.detail
     assert found.advice
 
 
@@ -152,7 +152,7 @@ def test_the_command_looks_at_the_bucket_that_it_is_given_and_fails_when_there_i
     assert {name: check["result"] for name, check in found.items()} == expected
     assert {key.split("/")[0] for _, key, _ in stub_server.store.log} == {"some"}
     for scheme, text, advice in (
-        ("s3://_", "is not the name of a bucket", "correct it"),
+        ("s3://_", "is not a bucket name", "correct it"),
         ("s3://other-", "NoSuchBucket", "create it"),
     ):
         bucket = checks_of(stub_server.bucket_url("prefix").replace("s3://", scheme), 1)["bucket"]

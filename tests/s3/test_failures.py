@@ -155,7 +155,7 @@ async def test_who_finds_another_store_in_its_place_stops(
         await until_snapshot(stub_store)
         lose_sight_once(monkeypatch)
         for _ in range(2):
-            with pytest.raises(HarkError, match="made anew") as failure:
+            with pytest.raises(HarkError, match="created again") as failure:
                 await process.push("orders", "p", "for the old one")
             assert failure.value.code == "store_unusable"
         assert stub_store.read(places.record(4)) is None
@@ -227,7 +227,7 @@ async def test_who_waits_behind_a_commit_that_fails_fails_with_it(stub_store: St
         assert failure.value.code == "outcome_unknown"
         asked = await requests(process)
         for waiting in (*others, looking):
-            with pytest.raises(EngineFailure, match="nothing of this request was kept") as refusal:
+            with pytest.raises(EngineFailure, match="the request had no effect") as refusal:
                 await waiting
             assert (refusal.value.code, bool(refusal.value.retry_after)) == ("engine_failure", True)
         assert await requests(process) == asked, "they were tried one after the other, for as long as the first each"

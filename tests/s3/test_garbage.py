@@ -170,7 +170,7 @@ async def test_in_a_store_without_a_pointer_or_that_was_made_anew_nothing_is_rem
     assert await empty.collect() == 0
     assert empty.objects.counts == {"put": 0, "get": 1, "list": 0, "delete": 0}
     before = store.objects.keys()
-    with pytest.raises(StoreUnusable, match="made anew"):
+    with pytest.raises(StoreUnusable, match="created again"):
         await store.collect(epoch="the one before")
     assert store.objects.keys() == before
 

@@ -19,7 +19,7 @@ from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Request, StubStore
 
 NOW = 1_700_000_000_000_000
-DAMAGED = r"meta\.json of s3://stub is damaged or of another program"
+DAMAGED = r"meta\.json of s3://stub is damaged or not from Hark"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_a_create_without_a_clear_answer_ends_with_what_is_stored(store: S
 async def test_a_store_that_never_answers_is_an_engine_failure(store: StubStore) -> None:
     faults, rests = Faults(), Rests()
     faults.next(Fault.DROP, times=float("inf"))
-    with pytest.raises(EngineFailure, match="s3://stub does not answer"):
+    with pytest.raises(EngineFailure, match="s3://stub does not respond"):
         await read_or_create(bucket_on(store, faults), NOW, patience=rests.patience())
     assert rests.now == pytest.approx(30.0)
 
@@ -85,14 +85,14 @@ async def test_a_store_that_never_answers_is_an_engine_failure(store: StubStore)
 async def test_a_store_that_refuses_is_unusable_in_its_own_words(store: StubStore) -> None:
     faults = Faults()
     faults.hook("before", refuse)
-    with pytest.raises(StoreUnusable, match="s3://stub can't be used: 403 AccessDenied"):
+    with pytest.raises(StoreUnusable, match="cannot use s3://stub: 403 AccessDenied"):
         await read_or_create(bucket_on(store, faults), NOW)
 
 
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b'{"format": 2, "something": "new"}', "s3://stub has format 2, this Hark knows 1; use the newer Hark"),
+        (b'{"format": 2, "something": "new"}', "s3://stub has format 2, but this Hark supports 1; upgrade Hark"),
         *((body, DAMAGED) for body in (b"", b"[]", b'{"format": 1}', b'{"name": "x"}')),
     ],
     ids=["newer", "empty", "list", "short", "other"],
@@ -219,17 +219,17 @@ async def test_an_answer_that_is_not_clear_ends_with_the_change_made_once(
 
 async def test_a_store_that_refuses_or_never_answers_is_an_engine_failure(process: Process) -> None:
     process.faults.next(Fault.ERROR, kind="put", times=float("inf"))
-    with pytest.raises(EngineFailure, match="did not let snap/latest be changed"):
+    with pytest.raises(EngineFailure, match="cannot update snap/latest"):
         await process.change(promote(EPOCH, 1), patience=5)
     process.faults.heal()
     process.faults.hook("before", refuse, kind="put")
-    with pytest.raises(EngineFailure, match="refuses to change snap/latest: 403 AccessDenied"):
+    with pytest.raises(EngineFailure, match="rejects the update of snap/latest: 403 AccessDenied"):
         await process.promote(1)
 
 
 async def test_a_store_that_was_made_anew_is_not_touched(process: Process) -> None:
     await process.promote(10)
-    with pytest.raises(StoreUnusable, match="made anew"):
+    with pytest.raises(StoreUnusable, match="created again"):
         await process.promote(20, epoch="another")
     assert (await process.read()).seq == 10
 

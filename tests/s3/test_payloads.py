@@ -267,7 +267,7 @@ async def test_a_store_that_stays_away_is_an_error_that_may_be_tried_again() -> 
     bucket = Ranges(1)
     bucket.errors = [Unclear("no route")] * 3
     with pytest.raises(
-        EngineFailure, match=r"log/0{19}1 of s3://bucket/prefix can't be fetched now: no route"
+        EngineFailure, match=r"log/0{19}1 of s3://bucket/prefix cannot be fetched now: no route"
     ) as found:
         await payloads_of(bucket, tries=3).fetch([Place(1, 8, 3)])
     assert (found.value.code, found.value.retryable) == ("engine_failure", True)
@@ -276,12 +276,14 @@ async def test_a_store_that_stays_away_is_an_error_that_may_be_tried_again() -> 
 
 async def test_a_record_that_is_gone_or_refused_is_named_and_not_asked_for_again() -> None:
     bucket = Ranges(1)
-    with pytest.raises(EngineFailure, match=r"log/0{18}17 of s3://bucket/prefix is gone; .* lifecycle rule") as found:
+    with pytest.raises(
+        EngineFailure, match=r"log/0{18}17 of s3://bucket/prefix does not exist any more; .* lifecycle rule"
+    ) as found:
         await payloads_of(bucket).fetch([Place(1, 8, 3), Place(17, 8, 3)])
     assert found.value.code == "payload_missing"
     bucket.asked.clear()
     bucket.errors = [Refused("access denied")]
-    with pytest.raises(EngineFailure, match="can't be read: access denied") as found:
+    with pytest.raises(EngineFailure, match="cannot be read: access denied") as found:
         await payloads_of(bucket).fetch([Place(1, 8, 3)])
     assert found.value.code == "payload_unreadable"
     assert len(bucket.asked) == 1

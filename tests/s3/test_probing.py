@@ -134,14 +134,14 @@ async def test_a_store_that_keeps_its_promises_passes_and_nothing_is_left_there(
     [
         (IgnoresIfNoneMatch, "ignores the condition If-None-Match"),
         (IgnoresIfMatch, "ignores the condition If-Match"),
-        (CreatesAndComplains, "If-None-Match), and replaced it"),
-        (ReplacesAndComplains, "If-Match), and did it all the same"),
-        (AlwaysTaken, "nobody has used that it is taken"),
-        (NeverReplaces, "refuses to replace an object though its ETag"),
-        (Forgets, "can't be read"),
+        (CreatesAndComplains, "If-None-Match), but replaced the object"),
+        (ReplacesAndComplains, "If-Match), but replaced the object"),
+        (AlwaysTaken, "an unused key exists"),
+        (NeverReplaces, "rejects the replacement of an object with a matching ETag"),
+        (Forgets, "cannot be read"),
         (OtherRanges, "(Range)"),
-        (KeepsAll, "still there"),
-        (LooksAndThenWrites, "at the same moment"),
+        (KeepsAll, "still exists"),
+        (LooksAndThenWrites, "one key concurrently"),
     ],
     ids=lambda given: given.__name__ if isinstance(given, type) else "",
 )
@@ -150,7 +150,7 @@ async def test_a_store_that_breaks_a_promise_is_refused_with_the_promise(
 ) -> None:
     bucket = kind()
     text = await refusal(bucket)
-    assert text.startswith("s3://stub/p can't be used: ")
+    assert text.startswith("cannot use s3://stub/p: ")
     assert complaint in text
     assert "Hark needs a store with conditional writes" in text
     assert not bucket.store.keys() or kind is KeepsAll
@@ -159,7 +159,7 @@ async def test_a_store_that_breaks_a_promise_is_refused_with_the_promise(
 @pytest.mark.parametrize(
     ("faults", "rests"),
     [
-        # S3 answers 409 to some of those who create one key at the same moment.
+        # S3 answers 409 to some of those who create one key concurrently.
         ([Conflicting("409")] * 3, []),
         # Who does not know whether it won a race proves nothing.
         ([Unclear("503")] * 4, []),
@@ -208,5 +208,5 @@ async def test_what_the_store_refuses_is_not_tried_again() -> None:
     bucket = Honest()
     bucket.errors = [Refused("404 NoSuchBucket; create it")]
     rests = Rests()
-    assert await refusal(bucket, rests) == "s3://stub/p can't be used: 404 NoSuchBucket; create it"
+    assert await refusal(bucket, rests) == "cannot use s3://stub/p: 404 NoSuchBucket; create it"
     assert (rests.taken, bucket.created) == ([], [])

@@ -114,17 +114,17 @@ def test_a_damaged_snapshot_is_refused_with_its_number_its_store_and_what_to_do(
     changed = bytearray(body)
     changed[len(body) // 2] ^= 1
     newer = frame.seal(KIND[:-1] + bytes([KIND[-1] + 1]), b"", b"", b"{}")
-    with pytest.raises(StoreUnusable, match=r"snapshot 17 of s3://b has format 2.*use the newer Hark that wrote it"):
+    with pytest.raises(StoreUnusable, match=r"snapshot 17 of s3://b has format 2.*upgrade Hark"):
         read_snapshot(newer, 17, "s3://b")
-    with pytest.raises(StoreUnusable, match="it says that it is snapshot 17"):
+    with pytest.raises(StoreUnusable, match="it contains snapshot 17"):
         read_snapshot(body, 18)
     for damaged, why in (
         (body[:-1], "cut off"),
-        (b"", "does not begin"),
+        (b"", "first bytes are wrong"),
         (bytes(changed), "checksum"),
         (frame.seal(KIND, b"no zlib", b"", bytes(header)), "decompress"),
         (frame.seal(KIND, bytes(packed), b"", b"{}"), "missing"),
-        (frame.seal(KIND, bytes(packed), b"", short), "another length"),
+        (frame.seal(KIND, bytes(packed), b"", short), "length of its database"),
     ):
         with pytest.raises(StoreUnusable) as error:
             read_snapshot(damaged, 17, "s3://b")
@@ -152,7 +152,7 @@ def publisher(stub_store: StubStore) -> Publisher:
 async def test_there_is_no_newest_before_one_was_promoted(publisher: Publisher) -> None:
     assert await load_newest(publisher.bucket) is None
     publisher.faults.hook("before", refuse, kind="put", key=places.snapshot(10))
-    with pytest.raises(EngineFailure, match="refuses snapshot 10: 403"):
+    with pytest.raises(EngineFailure, match="rejects snapshot 10: 403"):
         await publisher.publish(10)
     read = await read_pointer(publisher.bucket)
     assert read is not None and read[0].announced == (10,)
@@ -266,25 +266,25 @@ def newer(body: bytes) -> bytes:
 Damage = Callable[[bytes, list[bytes]], bytes]
 """Makes the object of a record of the true one, and of the first records of another store."""
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "no-record": (lambda _true, _others: b"hello", r"log record 3 of \S+ is damaged: it does not begin as one"),
+    "no-record": (lambda _true, _others: b"hello", r"log record 3 of \S+ is damaged: its first bytes are wrong"),
     "one-bit": (lambda true, _others: flipped(true), r"log record 3 of \S+ is damaged: its checksum is wrong"),
     "another-store": (lambda _true, others: others[SEQ - 1], r"log record 3 belongs to another store than \S+"),
     "another-line": (
         lambda true, _others: changed(true, previous="nobody"),
-        r"log record 3 of \S+ does not follow the one before it",
+        r"log record 3 of \S+ does not follow the record before it",
     ),
-    "newer-format": (lambda true, _others: newer(true), r"log record 3 of \S+ has format 9, .* use the newer Hark"),
+    "newer-format": (lambda true, _others: newer(true), r"log record 3 of \S+ has format 9, .* upgrade Hark"),
     "newer-tables": (
         lambda true, _others: changed(true, schema=999),
         r"log record 3 has schema version 999, .* use the newer Hark",
     ),
     "no-changes": (
         lambda true, _others: changed(true, changes=true[:40]),
-        r"log record 3 does not fit what is before it .*: the log is damaged",
+        r"log record 3 does not match the records before it .*: the log is damaged",
     ),
     "changes-that-do-not-fit": (
         lambda true, others: changed(true, changes=record.decode(others[0], 1).changes),
-        r"log record 3 does not fit what is before it .*: the log is damaged",
+        r"log record 3 does not match the records before it .*: the log is damaged",
     ),
 }
 

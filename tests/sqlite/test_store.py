@@ -89,9 +89,9 @@ async def test_a_damaged_file_is_an_error_and_never_an_empty_queue(tmp_path: Pat
 
 async def test_a_missing_database_beside_its_log_or_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hark.db-wal").write_bytes(b"log")
-    assert "is missing but its log" in await refusal(tmp_path / "hark.db")
+    assert "is missing, but its log" in await refusal(tmp_path / "hark.db")
     (tmp_path / "file").write_text("")
-    assert "check the permissions or choose another --data" in await refusal(tmp_path / "file" / "hark.db")
+    assert "check its permissions or choose another --data" in await refusal(tmp_path / "file" / "hark.db")
 
 
 async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     with apsw.Connection(str(path)) as connection:
         connection.pragma("user_version", schema.CURRENT_VERSION + 1)
     connection.close()
-    assert "use the newer Hark" in await refusal(path)
+    assert "upgrade Hark" in await refusal(path)
 
 
 async def test_migrations_go_step_by_step_and_keep_what_is_there(tmp_path: Path) -> None:
@@ -149,6 +149,6 @@ async def test_a_database_that_was_there_and_is_empty_or_gone_is_refused(tmp_pat
     path.write_bytes(b"")
     assert "was truncated to nothing" in await refusal(path)
     path.unlink()
-    assert "is missing, but there was a database here" in await refusal(path)
+    assert "is missing, but it contained a database before" in await refusal(path)
     path.with_name("hark.db.lock").unlink()
     await (await opened(path)).close()

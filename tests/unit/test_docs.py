@@ -36,7 +36,7 @@ _INTERNAL_CODES = {"sealing_mismatch", "unavailable"}
 _TREE = ROOT / "src" / "hark" / "errors.py"
 """Has errors of both sides."""
 _CLIENT_SIDE = ("client", "worker", "polling", "sync", "testing", "connecting.py")
-"""What runs in the programs of users; the codes that it makes up itself are in docs/client.md."""
+"""What runs in the programs of users; docs/errors.md lists its codes in a table of their own."""
 _CLASS_CODE = re.compile(r"\bcode ?= ?\"([a-z_]+)\"")
 
 
@@ -84,7 +84,7 @@ def _tests_of(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize("page", ["guarantees.md", "rules.md", "seeds.md"])
+@pytest.mark.parametrize("page", ["guarantees.md", "rules.md"])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = set(_TEST.findall((DOCS / page).read_text()))
     assert named
@@ -137,14 +137,14 @@ def _sources(*, client_side: bool) -> list[str]:
 
 
 def _codes_of_servers() -> set[str]:
-    section = _section("http.md", "Errors")
+    section = _section("errors.md", "The server")
     first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     start_codes = section[section.index("Codes at start") :]
     return set(re.findall(r"`([a-z_]+)`", " ".join(first_cells) + start_codes))
 
 
 def _codes_of_clients() -> set[str]:
-    rows = [line for line in _section("client.md", "Errors").splitlines() if line.startswith("| `")]
+    rows = [line for line in _section("errors.md", "The client and the worker").splitlines() if line.startswith("| `")]
     return {code for row in rows for code in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
 
 
@@ -152,7 +152,7 @@ def test_every_error_code_of_servers_is_documented_and_every_documented_code_exi
     documented = _codes_of_servers()
     sources = _sources(client_side=False)
     given = {code for source in sources for match in _CODE.findall(source) for code in match if code}
-    assert given - _INTERNAL_CODES - documented == set(), "codes that docs/http.md does not have"
+    assert given - _INTERNAL_CODES - documented == set(), "codes that docs/errors.md does not have"
     sources.append(_TREE.read_text())
     unknown = {code for code in documented if not any(f'"{code}"' in source for source in sources)}
     assert unknown == set(), "codes that the code does not have"
@@ -162,7 +162,7 @@ def test_every_error_code_of_clients_is_documented_and_every_documented_code_exi
     documented = _codes_of_clients()
     sources = _sources(client_side=True)
     given = {code for source in sources for code in _CLASS_CODE.findall(source)}
-    assert given - documented - _codes_of_servers() == set(), "codes that docs/client.md does not have"
+    assert given - documented - _codes_of_servers() == set(), "codes that docs/errors.md does not have"
     sources.append(_TREE.read_text())
     unknown = {code for code in documented if not any(f'"{code}"' in source for source in sources)}
     assert unknown == set(), "codes that the code does not have"

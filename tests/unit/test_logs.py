@@ -175,4 +175,7 @@ def test_everything_from_a_level_on_goes_to_the_stream_and_what_ends_the_process
         root.setLevel(level)
     late, end = map(json.loads, stream.getvalue().splitlines())
     assert (late["logger"], late["event"], late["worker"]) == ("uvicorn.error", "late", 1)
-    assert (end["event"], end["error"]["type"]) == ("the process ends because of a bug", "ValueError")
+    assert (end["event"], end["error"]["type"]) == (
+        "the process exits because of a bug; please report it",
+        "ValueError",
+    )

@@ -245,7 +245,7 @@ def test_every_name_that_the_seeds_use_is_an_alias() -> None:
 
 @pytest.mark.parametrize("text", ["abc", "65536", "-1", "1.5", "true"])
 def test_a_wrong_value_names_setting_source_value_and_what_was_expected(text: str) -> None:
-    expected = f"setting port: HARK_PORT says {text!r}, expected a whole number from 0 to 65535"
+    expected = f"setting port: invalid value {text!r} from HARK_PORT, expected a whole number from 0 to 65535"
     assert complaint({"HARK_PORT": text}) == expected
     assert complaint({"HARK_PORT": text}, {"port": 1}) == expected, "even if a flag would win"
 
@@ -253,8 +253,8 @@ def test_a_wrong_value_names_setting_source_value_and_what_was_expected(text: st
 @pytest.mark.parametrize("value", ["true", '"6632"', "6632.0", "2026-01-01", "[1]", "{a = 1}", "99999"])
 def test_a_wrong_type_in_the_file_is_refused(value: str) -> None:
     text = complaint(file=toml(f"port = {value}"))
-    assert text.startswith("setting port: hark.toml says ")
-    assert text.endswith("expected a whole number from 0 to 65535")
+    assert text.startswith("setting port: invalid value ")
+    assert text.endswith(" from hark.toml, expected a whole number from 0 to 65535")
 
 
 KUBERNETES = "enableServiceLinks: false"
@@ -267,7 +267,7 @@ KUBERNETES = "enableServiceLinks: false"
         ({"HARK_BATCHING_MAX_WAIT_MS": "5ms"}, ["batching.max_wait_ms"]),
         (
             {"HARK_POSTGRES_PREPARED": "perhaps"},
-            ["setting postgres.prepared: HARK_POSTGRES_PREPARED says 'perhaps', expected true or false"],
+            ["setting postgres.prepared: invalid value 'perhaps' from HARK_POSTGRES_PREPARED, expected true or false"],
         ),
         ({"PORT": "web"}, ["PORT (alias)", "'web'"]),
         ({"HARK_PROT": "1"}, ["HARK_PROT", "did you mean HARK_PORT?"]),
@@ -278,15 +278,15 @@ KUBERNETES = "enableServiceLinks: false"
         ({"HARK_PORT_6632_TCP_ADDR": "10.0.0.1"}, [KUBERNETES]),
         (
             {"HARK_POP_DEFAULT_TIMEOUT_MS": "9", "HARK_POP_MAX_TIMEOUT_MS": "8"},
-            ["expected at most 8, which is pop.max_timeout_ms "],
+            ["expected at most 8, the value of pop.max_timeout_ms "],
         ),
         (
             {"HARK_POP_DEFAULT_BATCH": "9", "HARK_LIMITS_MAX_BATCH": "8"},
-            ["expected at most 8, which is limits.max_batch "],
+            ["expected at most 8, the value of limits.max_batch "],
         ),
         (
             {"HARK_FALLBACK_INITIAL_MS": "9", "HARK_FALLBACK_MAX_MS": "8"},
-            ["expected at most 8, which is fallback.max_ms "],
+            ["expected at most 8, the value of fallback.max_ms "],
         ),
     ],
     ids=lambda value: str(value)[:40],
@@ -305,14 +305,14 @@ def test_a_wrong_variable_is_refused_with_what_is_wrong_and_what_may_be_meant(
         ("[batching]\nmax_item = 1", ["'batching.max_item'", "hark.toml", "did you mean batching.max_items?"]),
         ("[batchng]", ["'batchng'"]),
         ("batching = 5", ["expected a table: [batching]"]),
-        ("[queue]\nlockDuration = 0", ["setting queue.lock_duration: hark.toml says 0"]),
+        ("[queue]\nlockDuration = 0", ["setting queue.lock_duration: invalid value 0 from hark.toml"]),
         ('[queue]\ncleanupInterval = "1m"', ["setting queue.cleanup_interval"]),
         (
             "[queue]\nlockDuration = 5000\nlock_duration = 6000",
-            ["setting queue.lock_duration: hark.toml has it twice, as queue.lockDuration and as queue.lock_duration"],
+            ["setting queue.lock_duration: hark.toml sets it twice, as queue.lockDuration and as queue.lock_duration"],
         ),
-        ("port = = 1", ["hark.toml is not TOML"]),
-        (b'host = "\xff"', ["hark.toml is not TOML"]),
+        ("port = = 1", ["hark.toml is not valid TOML"]),
+        (b'host = "\xff"', ["hark.toml is not valid TOML"]),
     ],
 )
 def test_a_wrong_file_is_refused_with_what_is_wrong_and_what_may_be_meant(
@@ -361,7 +361,7 @@ def test_variables_of_clients_the_command_line_the_tests_and_the_benchmark_are_n
 def test_a_config_file_that_is_no_file_is_refused() -> None:
     assert "nowhere.toml" in complaint(file=Path("nowhere.toml"))
     Path("hark.toml").mkdir()
-    assert "hark.toml can't be read" in complaint()
+    assert "cannot read the settings file hark.toml" in complaint()
 
 
 # What is shown ---------------------------------------------------------------------------------------------
@@ -393,8 +393,8 @@ def test_passwords_of_urls_are_hidden_wherever_they_are(engine: str, expected: s
 
 
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
-    def names(found: tuple[str, ...]) -> str:
-        return ", ".join(f"`{name}`" for name in found) or "-"
+    def names(*found: str) -> str:
+        return ", ".join(f"`{name}`" for name in found)
 
     def default(value: object) -> str:
         if isinstance(value, bool):
@@ -402,11 +402,10 @@ def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
         return "empty" if value in ("", ()) else f"`{value}`"
 
     expected = [
-        f"| `{s.name}` | `{s.env}` | {names(s.aliases)} | {default(s.default)} | {s.meaning} |"
-        for s in SETTINGS.values()
+        f"| `{s.name}` | {names(s.env, *s.aliases)} | {default(s.default)} | {s.meaning} |" for s in SETTINGS.values()
     ]
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| ")]
-    assert rows == ["| setting | variable | alias | default | meaning |", *expected]
+    assert rows == ["| setting | variables | default | meaning |", *expected]
 
 
 # Security --------------------------------------------------------------------------------------------------
@@ -434,7 +433,7 @@ def notes(env: Mapping[str, str]) -> list[str]:
 def test_jwt_without_a_key_are_refused() -> None:
     check_whole(load({}, {}))
     text = refusal({"HARK_AUTH_JWT_ENABLED": "true"})
-    assert "auth.jwt_enabled: HARK_AUTH_JWT_ENABLED says true" in text
+    assert "auth.jwt_enabled: HARK_AUTH_JWT_ENABLED is true" in text
     assert "auth.jwt_public_keys" in text
 
 
@@ -449,7 +448,7 @@ def test_jwt_without_a_key_are_refused() -> None:
 )
 def test_a_key_without_a_word_about_jwt_is_refused_and_with_one_it_is_not(variable: str, value: str) -> None:
     text = refusal({variable: value})
-    assert f"{variable} gives it" in text
+    assert f"{variable} sets it" in text
     assert "auth.jwt_enabled" in text
     assert SECRET not in text
     for said in ("true", "false"):
@@ -458,13 +457,13 @@ def test_a_key_without_a_word_about_jwt_is_refused_and_with_one_it_is_not(variab
 
 def test_two_secrets_are_one_too_many() -> None:
     env = {"JWT_ENABLED": "true", "JWT_SECRET": SECRET, "HARK_AUTH_JWT_SECRET_FILE": "file"}
-    assert "leave one of them out" in refusal(env)
+    assert "remove one of them" in refusal(env)
 
 
 @pytest.mark.parametrize(("flag", "other"), [("tls.certificate", "tls.key"), ("tls.key", "tls.certificate")])
 def test_a_certificate_and_its_key_belong_together(flag: str, other: str) -> None:
     text = refusal({}, {flag: "file.pem"})
-    assert f"--{flag.replace('.', '-')} gives it, but there is no {other}" in text
+    assert f"--{flag.replace('.', '-')} sets it, but {other} is not set" in text
     check_whole(load({flag: "file.pem", other: "other.pem"}, {}))
 
 
@@ -487,7 +486,9 @@ def test_the_variables_of_the_official_server_mean_what_they_mean_there() -> Non
 def test_a_secret_of_another_program_has_no_effect_and_is_noted() -> None:
     env = {"JWT_SECRET": "short"}
     check_whole(load({}, env))
-    assert notes(env) == ["JWT_SECRET has no effect: JWT are not accepted unless JWT_ENABLED is true"]
+    assert notes(env) == [
+        "JWT_SECRET has no effect: set JWT_ENABLED=true to accept JWTs, or JWT_ENABLED=false to hide this warning"
+    ]
     assert notes(env | {"JWT_ENABLED": "false"}) == []
 
 

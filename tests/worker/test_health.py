@@ -130,7 +130,7 @@ async def test_other_requests_are_refused_and_a_port_that_is_taken_is_a_clear_er
     async with running(worker, health=ANY_PORT):
         for method, path, status in (("GET", "/", 404), ("POST", "/health", 405), ("HEAD", "/health", 200)):
             assert (await get(worker, path, method)).status_code == status
-        with pytest.raises(InvalidInput, match="can't be listened on"):
+        with pytest.raises(InvalidInput, match="cannot listen on"):
             await burst(Worker(server_url, queue=queue), health=("127.0.0.1", worker.health_port))
 
 
@@ -145,7 +145,7 @@ async def test_a_server_that_is_away_for_long_is_seen_in_the_health(
         async with asyncio.timeout(SECONDS):
             while not health["problem"]:
                 health = (await get(worker, "/health")).json()
-        assert "no server at http://127.0.0.1:9" in health["problem"]
+        assert "cannot connect to http://127.0.0.1:9" in health["problem"]
         monkeypatch.setattr("hark.worker.shift.SILENCE_SECONDS", -100.0)
         answer = await get(worker, "/health")
         assert (answer.status_code, answer.json()["status"]) == (503, "silent")

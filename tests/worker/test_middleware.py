@@ -90,7 +90,7 @@ async def test_headers_that_middleware_sets_at_push_arrive_with_the_task(server_
     await burst(worker)
     assert sorted(headers, key=str) == [(1, {"header": "work:1:None"}), (2, {"header": "work:2:0.0"})]
     heading.make = lambda _: 5
-    with pytest.raises(InvalidInput, match="header 'header' of task 'work': expected text, got 5"):
+    with pytest.raises(InvalidInput, match="header 'header' of task 'work': expected a string, got 5"):
         await work.push(3)
 
 
@@ -135,7 +135,7 @@ async def test_the_current_task_is_known_inside_of_it_only(queue: str, worker: W
     assert (context.task, context.message_id, context.attempt) == ("work", pushed.id, 1)
     assert (context.arguments, context.queue, context.worker_id) == ({"value": 3}, queue, summary.worker_id)
     assert not context.is_lost
-    with pytest.raises(LookupError, match="no task runs here"):
+    with pytest.raises(LookupError, match="no task is running here"):
         current()
 
 
@@ -156,8 +156,8 @@ async def test_log_records_of_a_task_say_which_it_is(
     caplog.handler.removeFilter(add_task_fields)
     told = [record for record in caplog.records if record.name == logger.name]
     assert [(r.getMessage(), *(r.__dict__[field] for field in ("task", "message_id", "attempt"))) for r in told] == [
-        ("task begins", "work", pushed.id, 1),
+        ("task started", "work", pushed.id, 1),
         ("in a thread", "work", pushed.id, 1),
-        ("task is done", "work", pushed.id, 1),
+        ("task completed", "work", pushed.id, 1),
         ("outside", None, None, None),
     ]

@@ -100,7 +100,7 @@ async def test_a_handler_that_will_not_be_cancelled_is_abandoned(
     release.set()
     assert found.summary is not None
     assert (found.summary.totals.handed_back, found.summary.abandoned) == (1, 1)
-    assert "1 did not end" in caplog.text
+    assert "did not end in time: 1" in caplog.text
 
 
 async def test_a_function_in_a_thread_is_handed_back_at_the_end_of_the_grace_period(worker: Worker) -> None:
@@ -122,7 +122,7 @@ async def test_a_function_in_a_thread_is_handed_back_at_the_end_of_the_grace_per
 
 async def test_a_worker_runs_once_at_a_time_but_again_after_that(worker: Worker) -> None:
     async with running(worker) as first:
-        with pytest.raises(HarkError, match="runs already"):
+        with pytest.raises(HarkError, match="is already running"):
             await worker.run()
     async with running(worker) as second:
         pass
@@ -247,4 +247,4 @@ async def test_without_a_grace_period_nothing_is_waited_for(worker: Worker, capl
         await started.wait()
         await worker.stop()
         assert (await run).totals.handed_back == 1
-    assert "1 still running, with 0.0 s to finish" in caplog.text
+    assert "running handlers: 1, 0.0 s to finish" in caplog.text

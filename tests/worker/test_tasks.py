@@ -127,10 +127,10 @@ async def test_what_a_handler_raises_decides_what_becomes_of_its_task(
 NO_TASKS: list[tuple[object, str]] = [
     ({"task": "greet", "arguments": {"name": 5}}, "argument 'name': expected `str`, got `int`"),
     ({"task": "greet"}, "argument 'name' is missing"),
-    ({"task": "greet", "arguments": {"name": "a", "x": 1}}, "there is no argument 'x'"),
-    ({"hello": "world"}, "this message is no task"),
-    ([1, 2], "this message is no task"),
-    (None, "this message is no task"),
+    ({"task": "greet", "arguments": {"name": "a", "x": 1}}, "unknown argument 'x'"),
+    ({"hello": "world"}, "the payload is not a task"),
+    ([1, 2], "the payload is not a task"),
+    (None, "the payload is not a task"),
 ]
 
 
@@ -162,7 +162,7 @@ async def test_what_this_worker_can_not_run_fails_alone_and_says_why(
     totals = (await burst(worker)).totals
     assert (totals.done, totals.failed, totals.dead) == (1, 2, 2)
     unknown, unreadable = sorted(letter["errorMessage"] for letter in await dead_letters(server_url, queue))[::-1]
-    assert unknown == "UnknownTask: this worker has no task 'third'; it has: greet, second"
+    assert unknown == "UnknownTask: this worker has no task 'third' (it has: greet, second); run a worker that has it"
     assert unreadable.startswith("LookupError: nobody")
 
 

@@ -1,1 +1,1 @@
-"""Who may do what: roles, API tokens, JWT. It knows no HTTP; `http/edge` asks it for every request."""
+"""Authentication and permissions: roles, API tokens, JWTs. Independent of HTTP; `http/edge` uses it."""

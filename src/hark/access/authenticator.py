@@ -1,4 +1,4 @@
-"""Finds out who asks, from what they send along: an API token or a JWT."""
+"""Authenticates requests by API token or JWT."""
 
 from __future__ import annotations
 
@@ -21,58 +21,57 @@ from hark.settings import Settings
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY = SECOND
-"""How often files are looked at: what was revoked is refused after that at the latest."""
+"""Interval between checks of the files: a revoked token is rejected after this time at the latest."""
 _JWT_REMEMBERED = 60 * SECOND
-"""How long a JWT is not verified again; a key that was withdrawn counts at once all the same."""
+"""How long a verified JWT is cached. A change of the keys clears the cache."""
 _FOR_EVER = 1 << 62
 _MOST_REMEMBERED = 10_000
 _SCHEME = "bearer"
 
 
 class Authenticates(Protocol):
-    """Says who asks."""
+    """Authenticates requests."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody has to say who they are."""
+        """Whether authentication is on."""
 
     def identify(self, credential: str | None) -> Identity:
-        """Who comes with this token; raises `Unauthorized`, or `Forbidden` if it gives no role."""
+        """Return the identity of a token; raises `Unauthorized`, or `Forbidden` if it has no role."""
 
 
 class Open:
-    """No authentication: everybody may do everything."""
+    """No authentication: every request has all permissions."""
 
     enabled = False
 
     def identify(self, credential: str | None) -> Identity:
-        """Anybody, whatever they send."""
+        """Return an identity with all permissions."""
         del credential
         return ANYBODY
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Who came with a credential that was verified."""
+    """A verified identity and how long it is cached."""
 
     identity: Identity
     until: int
 
 
 class Authenticator:
-    """Verifies tokens against files, which it reads again when they change.
+    """Verifies tokens against files, and reads the files again when they change.
 
-    Once authentication is on, it stays on as long as this lives: a file that vanished or is damaged lets nobody in.
-    Belongs to one thread.
+    Once authentication is on, it stays on: if a file is removed or damaged, all tokens are rejected. Not thread-safe.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Reads the files; raises `StoreUnusable` or `InvalidSetting` when one can't be used."""
+        """Read the files; raises `StoreUnusable` or `InvalidSetting` if one cannot be used."""
         auth = settings.auth
         self._auth = auth
         self._clock = clock
         self._file = TokenFile(tokens_path(settings))
         self._key_files = key_files(auth) if auth.jwt_enabled else ()
-        # Looked at before they are read: a change in between is seen the next time.
+        # The state is taken before the files are read, so that a change in between is detected at the next check.
         self._looks = self._look()
         self._tokens: Mapping[str, Token] = self._file.read()
         self._keys: tuple[Key, ...] = read_keys(auth) if auth.jwt_enabled else ()
@@ -80,28 +79,32 @@ class Authenticator:
         self._next_look = clock.now() + _LOOK_EVERY
         self._known: dict[str, _Known] = {}
         if self._enabled and not self._tokens and not self._keys:
-            log.warning("nobody is let in: %s has no tokens; make one with: hark token create NAME", self._file.path)
+            log.warning(
+                "all requests are rejected: authentication is on and %s has no tokens; create one with: "
+                "hark token create NAME",
+                self._file.path,
+            )
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody has to say who they are."""
+        """Whether authentication is on."""
         if (now := self._clock.now()) >= self._next_look:
             self._look_again(now)
         return self._enabled
 
     def identify(self, credential: str | None) -> Identity:
-        """Who comes with this token; anybody while authentication is off.
+        """Return the identity of a token; an identity with all permissions while authentication is off.
 
-        Raises `Unauthorized` when it is missing, unknown or expired, and `Forbidden` when it gives no role.
+        Raises `Unauthorized` if the token is missing, unknown or expired, and `Forbidden` if it has no role.
         """
         now = self._clock.now()
         if now >= self._next_look:
             self._look_again(now)
         if credential is None:
             if self._enabled:
-                raise Unauthorized("this server wants a token; send it as `Authorization: Bearer <token>`")
+                raise Unauthorized("this server requires a token; send it as `Authorization: Bearer <token>`")
             return ANYBODY
-        # A lookup compares texts only if their hashes are the same, and those are keyed: its time tells nothing.
+        # A lookup compares texts only if their keyed hashes are equal, so its duration reveals nothing.
         known = self._known.get(credential)
         if known is not None and now < known.until:
             return known.identity
@@ -114,7 +117,7 @@ class Authenticator:
             verified = verify(credential, self._keys, self._auth)
             known = _Known(verified.identity, min(verified.until, now + _JWT_REMEMBERED))
         else:
-            raise Unauthorized("the token is unknown; this server takes API tokens: hark_...")
+            raise Unauthorized("the token is unknown; this server accepts only API tokens, which begin with hark_")
         if len(self._known) >= _MOST_REMEMBERED:
             self._known.clear()
         self._known[credential] = known
@@ -123,12 +126,14 @@ class Authenticator:
     def _by_token(self, text: str, now: int) -> _Known:
         parts = split(text)
         if parts is None:
-            raise Unauthorized("the token is not whole: expected hark_<id>_<secret>, as it was printed")
+            raise Unauthorized(
+                "the token is incomplete: expected hark_<id>_<secret>, as `hark token create` printed it"
+            )
         token = self._tokens.get(parts[0])
         if not matches(token, parts[1]) or token is None:
-            raise Unauthorized("the token is unknown or was revoked; `hark token list` shows those that there are")
+            raise Unauthorized("the token is unknown or was revoked; `hark token list` shows the valid tokens")
         if token.has_expired(now):
-            raise Unauthorized(f"the token {token.id} has expired; make another with: hark token create")
+            raise Unauthorized(f"the token {token.id} has expired; create a new one with: hark token create NAME")
         return _Known(token.identity, _FOR_EVER if token.expires_at is None else microseconds(token.expires_at))
 
     # Files ------------------------------------------------------------------------------------------------------
@@ -137,7 +142,7 @@ class Authenticator:
         return look_at(self._file.path), *map(look_at, self._key_files)
 
     def _look_again(self, now: int) -> None:
-        """Take over what changed; who was let in before has to be verified again."""
+        """Read changed files again, and clear the cache of verified tokens."""
         self._next_look = now + _LOOK_EVERY
         looks = self._look()
         if looks == self._looks:
@@ -149,13 +154,13 @@ class Authenticator:
             self._keys = self._read_keys()
         if looks[0] is not None and not self._enabled:
             self._enabled = True
-            log.warning("there are tokens in %s now: nobody is let in without one any more", self._file.path)
+            log.warning("found tokens in %s: authentication is now on, and requests need a token", self._file.path)
 
     def _read_tokens(self) -> Mapping[str, Token]:
         try:
             tokens = self._file.read()
         except HarkError as error:
-            log.error("nobody is let in with an API token: %s", error)
+            log.error("all API tokens are rejected until the file is repaired: %s", error)
             return {}
         log.info("read %d tokens from %s", len(tokens), self._file.path)
         return tokens
@@ -164,17 +169,17 @@ class Authenticator:
         try:
             return read_keys(self._auth)
         except HarkError as error:
-            log.error("nobody is let in with a JWT: %s", error)
+            log.error("all JWTs are rejected until the keys are repaired: %s", error)
             return ()
 
 
 def credential_of(header: str | None) -> str | None:
-    """The token in an Authorization header: `Bearer <token>`, or the token alone; raises `Unauthorized`."""
+    """Return the token of an Authorization header, `Bearer <token>` or only the token; raises `Unauthorized`."""
     if not header:
         return None
     scheme, space, rest = header.partition(" ")
     if not space:
         return scheme
     if scheme.lower() != _SCHEME:
-        raise Unauthorized("expected `Authorization: Bearer <token>`, got another scheme")
+        raise Unauthorized("the Authorization header has another scheme; expected `Authorization: Bearer <token>`")
     return rest.strip() or None

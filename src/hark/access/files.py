@@ -1,4 +1,4 @@
-"""Files that others change while a server runs: noticed by what the file system says about them."""
+"""Files that change while a server runs, detected by their metadata."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 Look = tuple[int, int, int, int] | None
-"""What tells one state of a file from another; None: there is no file."""
+"""Metadata that changes with the file; None: the file does not exist."""
 
 
 def look_at(path: Path) -> Look:
-    """How the file is now; a file that can't be looked at is as good as none."""
+    """Return the metadata of a file. An inaccessible file counts as missing."""
     try:
         found = path.stat()
     except OSError:
@@ -23,11 +23,14 @@ def look_at(path: Path) -> Look:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a file that only its owner should be able to read, with a warning if that is not so."""
+    """Return the content of a secret file; log a warning if other users can access it."""
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             log.warning(
-                "others can read or write %s (mode %o); make it yours alone with: chmod 600 %s", path, mode, path
+                "other users can read or write the secret file %s (mode %o); restrict it with: chmod 600 %s",
+                path,
+                mode,
+                path,
             )
         return file.read()

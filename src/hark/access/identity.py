@@ -1,4 +1,4 @@
-"""Who asks: a subject, a role, and the queues that it may use."""
+"""The identity of a request: a subject, a role, and permitted queues."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from hark.errors import Forbidden
 
 ALL_QUEUES = ("*",)
-"""The patterns of somebody who may use every queue."""
+"""The patterns that permit every queue."""
 
 
 class Role(enum.IntEnum):
-    """What somebody may do; each role may do all that the ones before it may."""
+    """Roles. Each role includes the permissions of the roles before it."""
 
     READ_ONLY = 1
     READ_WRITE = 2
@@ -24,12 +24,12 @@ class Role(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """The role as people write it, such as `read-write`."""
+        """The name of the role, such as `read-write`."""
         return self.name.lower().replace("_", "-")
 
     @classmethod
     def of(cls, text: str) -> Role | None:
-        """The role that is written so, if it is one."""
+        """Return the role with this name, or None."""
         return _BY_TEXT.get(text)
 
 
@@ -37,17 +37,17 @@ _BY_TEXT = {role.text: role for role in Role}
 
 
 class Identity(msgspec.Struct, frozen=True, dict=True):
-    """Who asks, and what they may do."""
+    """The subject and the permissions of a request."""
 
     subject: str
     """The name of the token, or the `sub` of the JWT; empty when authentication is off."""
     role: Role
     queues: tuple[str, ...] = ALL_QUEUES
-    """Patterns of the queues that may be used: `*` stands for any characters, `?` for one."""
+    """Patterns of permitted queues: `*` matches any characters, `?` matches one."""
 
     @cached_property
     def restricted(self) -> bool:
-        """Whether there are queues that may not be used."""
+        """Whether only some queues are permitted."""
         return "*" not in self.queues
 
     @cached_property
@@ -56,17 +56,17 @@ class Identity(msgspec.Struct, frozen=True, dict=True):
         return re.compile("|".join(map(fnmatch.translate, self.queues)) or r"(?!)")
 
     def may_use(self, queue: str) -> bool:
-        """Whether a pattern matches the name of the queue, upper and lower case told apart."""
+        """Return whether the queue is permitted. Patterns are case-sensitive."""
         return not self.restricted or self._pattern.match(queue) is not None
 
     def check_queue(self, queue: str) -> None:
-        """Refuse a queue that may not be used; raises `Forbidden` with the code `queue_not_allowed`."""
+        """Raise `Forbidden` with the code `queue_not_allowed` if the queue is not permitted."""
         if not self.may_use(queue):
             raise Forbidden(
-                f"this token may not use the queue {queue!r}; use one whose queues include it",
+                f"this token does not permit the queue {queue!r}; use a token whose queue patterns include it",
                 code="queue_not_allowed",
             )
 
 
 ANYBODY = Identity("", Role.ADMIN)
-"""Who asks when authentication is off."""
+"""The identity of every request while authentication is off."""

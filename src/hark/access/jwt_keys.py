@@ -1,4 +1,4 @@
-"""The keys that verify JWT. The kind of a key says by which algorithm, never the token that is verified."""
+"""Keys that verify JWTs. The type of the key determines the algorithm, never the token."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 Algorithm = Literal["HS256", "RS256", "EdDSA"]
 
 _MIN_RSA_BITS = 2048
-_NEEDED = "JWT need PyJWT and cryptography; install them with: pip install 'hark[jwt]'"
+_NEEDED = "JWTs need the packages PyJWT and cryptography; install them with: pip install 'hark[jwt]'"
 _ALGORITHMS: dict[tuple[str | None, str | None], Algorithm] = {("RSA", None): "RS256", ("OKP", "Ed25519"): "EdDSA"}
 
 
 class Key(msgspec.Struct, frozen=True):
-    """A key, the one algorithm that it is for, and its name, if it has one."""
+    """A key with its algorithm and optionally its id."""
 
     algorithm: Algorithm
     material: bytes | RSAPublicKey | Ed25519PublicKey
     kid: str | None = None
 
     def __repr__(self) -> str:
-        """Without the key: it may be a secret."""
+        """Return a text without the key, which may be a secret."""
         return f"Key(algorithm={self.algorithm!r}, kid={self.kid!r})"
 
 
 def key_files(auth: Auth) -> tuple[Path, ...]:
-    """The files that keys are read from."""
+    """Return the key files of the settings."""
     return tuple(Path(name) for name in (auth.jwt_secret_file, *auth.jwt_public_keys) if name)
 
 
 def read_keys(auth: Auth) -> tuple[Key, ...]:
-    """All keys that the settings name; raises `InvalidSetting` when one can't be used."""
+    """Return all keys of the settings; raises `InvalidSetting` if a key cannot be used."""
     try:
         import cryptography  # noqa: F401
         import jwt  # noqa: F401
@@ -61,10 +61,10 @@ def read_keys(auth: Auth) -> tuple[Key, ...]:
 
 
 def choose(keys: Sequence[Key], algorithm: object, kid: object) -> Sequence[Key]:
-    """The keys that may have signed a token: the one it names, else those without a name, for its algorithm only."""
+    """Return the keys to try for a token: the key with its id, else keys without an id, for its algorithm only."""
     fitting = [key for key in keys if key.algorithm == algorithm]
     named = [key for key in fitting if key.kid is not None and key.kid == kid]
-    # A token that names none may come from an issuer with one key.
+    # A token without a key id may come from an issuer with a single key.
     return named or [key for key in fitting if key.kid is None or kid is None]
 
 
@@ -72,17 +72,21 @@ def _read(path: Path, setting: str, *, secret: bool) -> bytes:
     try:
         return read_secret(path) if secret else path.read_bytes()
     except OSError as error:
-        raise InvalidSetting(f"setting {setting}: {path} can't be read: {error.strerror}") from error
+        raise InvalidSetting(
+            f"setting {setting}: cannot read {path}: {error.strerror}; check the path and its permissions"
+        ) from error
 
 
 def _secret(secret: bytes, where: str) -> Key:
     if len(secret) < MIN_SECRET_BYTES:
         raise InvalidSetting(
             f"setting {where} has {len(secret)} bytes, expected at least {MIN_SECRET_BYTES}; "
-            "make them with: openssl rand -hex 32"
+            "create a secret with: openssl rand -hex 32"
         )
     if secret.startswith(b"-----BEGIN"):
-        raise InvalidSetting(f"setting {where} is a PEM file, expected a secret; public keys are auth.jwt_public_keys")
+        raise InvalidSetting(
+            f"setting {where} is a PEM file, expected a secret; put public keys into auth.jwt_public_keys"
+        )
     return Key("HS256", secret)
 
 
@@ -91,15 +95,15 @@ def _from_pem(data: bytes, where: str) -> Key:
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     if b"PRIVATE KEY" in data:
-        raise InvalidSetting(f"setting {where} is a private key, which a server must not have; give it the public one")
+        raise InvalidSetting(f"setting {where} is a private key; use the public key instead")
     try:
         return _checked(load_pem_public_key(data), None, where)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidSetting(f"setting {where} is neither a public key in PEM nor a JWKS") from error
+        raise InvalidSetting(f"setting {where}: expected a public key in PEM format or a JWKS") from error
 
 
 def _from_jwks(data: bytes, where: str) -> Iterator[Key]:
-    """Its usable keys: an issuer may list others, for other algorithms or for encryption."""
+    """Yield the usable keys of a JWKS. It may also list keys for other algorithms or for encryption."""
     import jwt
 
     try:
@@ -117,7 +121,7 @@ def _from_jwks(data: bytes, where: str) -> Iterator[Key]:
         try:
             material = jwt.PyJWK(entry, algorithm).key
         except jwt.PyJWTError as error:
-            raise InvalidSetting(f"setting {where} has a key that can't be read: {entry.get('kid')!r}") from error
+            raise InvalidSetting(f"setting {where}: cannot read the key with the kid {entry.get('kid')!r}") from error
         found = True
         yield _checked(material, _kid(entry.get("kid")), where)
     if not found:
@@ -131,9 +135,11 @@ def _checked(material: object, kid: str | None, where: str) -> Key:
     if isinstance(material, Ed25519PublicKey):
         return Key("EdDSA", material, kid)
     if not isinstance(material, RSAPublicKey):
-        raise InvalidSetting(f"setting {where} has a key of another kind; expected RSA (RS256) or Ed25519 (EdDSA)")
+        raise InvalidSetting(f"setting {where} has a key of another type; expected RSA (RS256) or Ed25519 (EdDSA)")
     if material.key_size < _MIN_RSA_BITS:
-        raise InvalidSetting(f"setting {where} has an RSA key of {material.key_size} bits, expected {_MIN_RSA_BITS}")
+        raise InvalidSetting(
+            f"setting {where} has an RSA key of {material.key_size} bits, expected at least {_MIN_RSA_BITS}"
+        )
     return Key("RS256", material, kid)
 
 

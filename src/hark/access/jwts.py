@@ -1,4 +1,4 @@
-"""JWT: who a signed token says that its bearer is, if a key verifies it; PyJWT checks the signature and the times."""
+"""Verification of JWTs. PyJWT checks the signature and the times."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hark.errors import Forbidden, InvalidInput, Unauthorized
 from hark.settings.security import Auth
 
 MAX_LENGTH = 8192
-"""Characters in a JWT at most: whoever has no key should not make us read much."""
+"""Maximum number of characters of a JWT, so that clients without a key cannot cause much work."""
 _UNREADABLE = (ValueError, OverflowError, RecursionError)
-"""What Python's JSON and numbers say of texts that are meant to hurt, beside PyJWT's own errors."""
-_NO_JWT = "the token is neither an API token nor a JWT that this server accepts"
+"""Exceptions of Python for malicious texts, in addition to the errors of PyJWT."""
+_NO_JWT = "the token is neither an API token nor a valid JWT; check that it was copied completely"
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """Who a JWT stands for, and until when."""
+    """The identity of a JWT and its expiry."""
 
     identity: Identity
     until: int
-    """In microseconds since the epoch, with the leeway."""
+    """Microseconds since the epoch, including the leeway."""
 
 
 def verify(text: str, keys: Sequence[Key], auth: Auth) -> Verified:
-    """Who comes with this JWT; raises `Unauthorized`, or `Forbidden` if it is good but names no role of ours."""
+    """Return the identity of a JWT; raises `Unauthorized`, or `Forbidden` if it is valid but has no known role."""
     import jwt
 
     if len(text) > MAX_LENGTH:
@@ -41,12 +41,16 @@ def verify(text: str, keys: Sequence[Key], auth: Auth) -> Verified:
     except (jwt.PyJWTError, *_UNREADABLE) as error:
         raise Unauthorized(_NO_JWT) from error
     if not candidates:
-        raise Unauthorized("no key of this server fits the algorithm and the `kid` of the JWT")
+        raise Unauthorized(
+            "no key of this server matches the algorithm (`alg`) and the key id (`kid`) of the JWT; check the "
+            "auth.jwt_* "
+            "settings"
+        )
     return _verified(_claims(text, candidates, auth), auth.jwt_leeway_seconds)
 
 
 def _claims(text: str, candidates: Sequence[Key], auth: Auth) -> dict[str, Any]:
-    """What a JWT says, if one of the keys signed it and its time is now."""
+    """Return the claims of a JWT if one of the keys signed it and it is currently valid."""
     import jwt
 
     for key in candidates:
@@ -63,18 +67,18 @@ def _claims(text: str, candidates: Sequence[Key], auth: Auth) -> dict[str, Any]:
         except jwt.InvalidSignatureError:
             continue
         except jwt.ExpiredSignatureError as error:
-            raise Unauthorized("the JWT has expired; get another") from error
+            raise Unauthorized("the JWT has expired; request a new one from its issuer") from error
         except jwt.ImmatureSignatureError as error:
-            raise Unauthorized("the JWT is not valid yet; is a clock wrong?") from error
+            raise Unauthorized("the JWT is not valid yet; check the clocks of the issuer and of this server") from error
         except jwt.MissingRequiredClaimError as error:
-            raise Unauthorized(f"the JWT has no claim `{error.claim}`, which it must have") from error
+            raise Unauthorized(f"the JWT has no claim `{error.claim}`, which is required") from error
         except jwt.InvalidAudienceError as error:
-            raise Unauthorized("the JWT is for others: its claim `aud` is not auth.jwt_audience") from error
+            raise Unauthorized("the claim `aud` of the JWT does not match the setting auth.jwt_audience") from error
         except jwt.InvalidIssuerError as error:
-            raise Unauthorized("the JWT is from others: its claim `iss` is not auth.jwt_issuer") from error
+            raise Unauthorized("the claim `iss` of the JWT does not match the setting auth.jwt_issuer") from error
         except (jwt.PyJWTError, *_UNREADABLE) as error:
             raise Unauthorized(_NO_JWT) from error
-    raise Unauthorized("the signature of the JWT is not that of a key of this server")
+    raise Unauthorized("the signature of the JWT does not match any key of this server; check the auth.jwt_* settings")
 
 
 def _required(auth: Auth) -> list[str]:
@@ -87,15 +91,15 @@ def _verified(claims: dict[str, Any], leeway: int) -> Verified:
         subject = check_subject(claims["sub"], "sub")
         queues = check_queues(claims.get("queues", ALL_QUEUES))
     except InvalidInput as error:
-        raise Unauthorized(f"a claim of the JWT can't be used: {error.text}") from error
+        raise Unauthorized(f"a claim of the JWT is invalid: {error.text}") from error
     role = _role_of(claims)
     if role is None:
-        raise Forbidden("the JWT names no role that Hark knows: read-only, read-write or admin in its claim `role`")
+        raise Forbidden("the JWT has no valid role; expected read-only, read-write or admin in its claim `role`")
     return Verified(Identity(subject, role, queues), (int(claims["exp"]) + leeway) * SECOND)
 
 
 def _role_of(claims: dict[str, Any]) -> Role | None:
-    """The highest of the roles that a JWT names and that Hark knows."""
+    """Return the highest known role of a JWT, or None."""
     listed = claims.get("roles")
     named = [claims.get("role"), *(listed if isinstance(listed, list) else ())]
     known = [role for text in named if isinstance(text, str) and (role := Role.of(text)) is not None]

@@ -1,4 +1,4 @@
-"""The file of API tokens: read by servers, written by `hark token`."""
+"""The file of API tokens. Servers read it, and the command `hark token` writes it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ _VERSION = 1
 
 
 class _Content(msgspec.Struct, kw_only=True):
-    """What the file says."""
+    """The content of the file."""
 
     version: int
     tokens: list[Token]
 
 
 def tokens_path(settings: Settings) -> Path:
-    """Where the settings say that tokens are kept."""
+    """Return the path of the token file."""
     return Path(settings.auth.tokens_file) if settings.auth.tokens_file else Path(settings.data) / "tokens.json"
 
 
 class TokenFile:
-    """API tokens in a file that is whole at every moment, whoever reads it."""
+    """API tokens in a file that is replaced atomically, so that readers always see a complete file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Mapping[str, Token]:
-        """The tokens by id; none if there is no file. Raises `StoreUnusable` when it is damaged."""
+        """Return the tokens by id, empty if the file does not exist; raises `StoreUnusable` if it is damaged."""
         try:
             data = read_secret(self.path)
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise StoreUnusable(f"the tokens in {self.path} can't be read: {error.strerror}") from error
+            raise StoreUnusable(
+                f"cannot read the token file {self.path}: {error.strerror}; check its permissions"
+            ) from error
         return _decode(data, self.path)
 
     def add(self, make: Callable[[Mapping[str, Token]], Token]) -> Token:
-        """Keep one more, which is made with a look at those that there are."""
+        """Add a token. `make` creates it and receives the existing tokens."""
         with self._locked():
             tokens = self.read()
             token = make(tokens)
@@ -56,20 +58,22 @@ class TokenFile:
             return token
 
     def remove(self, identifier: str) -> Token:
-        """Forget one; raises `NotFound`. The file stays, even empty: authentication outlives the last token."""
+        """Remove a token; raises `NotFound`. An empty file remains, so that authentication stays on."""
         if not self.path.exists():
-            raise NotFound(f"there is no token {identifier!r}: there is no file {self.path}")
+            raise NotFound(f"the token {identifier!r} does not exist: there is no file {self.path}")
         with self._locked():
             tokens = dict(self.read())
             token = tokens.pop(identifier, None)
             if token is None:
-                raise NotFound(f"there is no token {identifier!r} in {self.path}")
+                raise NotFound(
+                    f"the token {identifier!r} does not exist in {self.path}; `hark token list` shows all tokens"
+                )
             self._write(list(tokens.values()))
             return token
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time: two that read, add and write would lose one of the tokens."""
+        """Allow one writer at a time; otherwise concurrent writers could lose a token."""
         with _refusal(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             directory = os.open(self.path.parent, os.O_RDONLY)
@@ -80,7 +84,7 @@ class TokenFile:
             os.close(directory)
 
     def _write(self, tokens: Sequence[Token]) -> None:
-        """Replace the file by one that is on disk already, and that nobody else can read."""
+        """Replace the file by a synced file that only its owner can read."""
         content = msgspec.json.format(msgspec.json.encode(_Content(version=_VERSION, tokens=list(tokens))), indent=2)
         with _refusal(self.path):
             descriptor, name = tempfile.mkstemp(prefix=".tokens-", dir=self.path.parent)  # Its mode is 0600.
@@ -105,18 +109,16 @@ def _decode(data: bytes, path: Path) -> Mapping[str, Token]:
             check_queues(token.queues)
     except (msgspec.DecodeError, UnicodeDecodeError, InvalidInput) as error:
         raise StoreUnusable(
-            f"the file of tokens {path} is damaged: {error}; repair it, or move it away and create new tokens"
+            f"the token file {path} is damaged: {error}; repair it, or move it away and create new tokens"
         ) from error
     if content.version != _VERSION or len(tokens) != len(content.tokens):
-        why = "an id is in it twice" if content.version == _VERSION else f"its version is {content.version}"
-        raise StoreUnusable(
-            f"the file of tokens {path} can't be used: {why}, expected version {_VERSION} and each id once"
-        )
+        why = "it has the same id twice" if content.version == _VERSION else f"its version is {content.version}"
+        raise StoreUnusable(f"the token file {path} is invalid: {why}; expected version {_VERSION} and unique ids")
     return tokens
 
 
 def _sync(directory: Path) -> None:
-    """Make the replacement last: a revoked token must not come back after a crash."""
+    """Sync the directory, so that a revoked token does not reappear after a crash."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -129,4 +131,6 @@ def _refusal(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnusable(f"the tokens in {path} can't be written: {error.strerror}") from error
+        raise StoreUnusable(
+            f"cannot write the token file {path}: {error.strerror}; check the permissions of its directory"
+        ) from error

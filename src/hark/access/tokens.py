@@ -1,7 +1,7 @@
-"""API tokens: `hark_<id>_<secret>`. Whoever has the text has its rights; the server keeps a hash of the secret.
+"""API tokens: `hark_<id>_<secret>`. The server stores only a hash of the secret.
 
-The secret is 32 random bytes, so that one SHA-256 is enough: nobody can try 2^256 of them. Slow hashes are for
-passwords, which people choose from a few million.
+The secret is 32 random bytes, which cannot be guessed, so a single SHA-256 is enough. Slow hashes are needed only for
+passwords, which people choose.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hark.errors import InvalidInput
 
 PREFIX = "hark_"
 MAX_NAME = 255
-"""Characters in a name at most; it is stamped on each message that the token pushes."""
+"""Maximum number of characters of a name; it is stored with each message that the token pushes."""
 MAX_QUEUES = 100
-"""Patterns of one token at most: each is tried on each queue that a request names."""
+"""Maximum number of patterns of a token: each is compared with each queue of a request."""
 _MAX_PATTERN = 255
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-"""Without those that look alike: people read ids to each other."""
+"""Without characters that look alike."""
 _ID_LENGTH = 8
 _SECRET_BYTES = 32
 _SHAPE = re.compile(r"hark_([a-z0-9]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
@@ -39,7 +39,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What is kept of a token: all but its secret."""
+    """The stored part of a token: everything except its secret."""
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9]{8}\Z")]
     name: str
@@ -48,19 +48,19 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     created_at: Moment
     expires_at: Moment | None = None
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    """Of the secret, in hexadecimal digits."""
+    """Hash of the secret, in hexadecimal digits."""
 
     def __repr__(self) -> str:
-        """Without the hash: what is logged should help nobody."""
+        """Return a text without the hash, for logs."""
         return f"Token(id={self.id!r}, name={self.name!r}, role={self.role!r}, queues={self.queues!r})"
 
     @property
     def identity(self) -> Identity:
-        """Who comes with this token."""
+        """The identity of requests with this token."""
         return Identity(self.name, _role_of(self.role), self.queues)
 
     def has_expired(self, now: int) -> bool:
-        """Whether its time is over, in microseconds since the epoch."""
+        """Return whether the token has expired at a time in microseconds since the epoch."""
         return self.expires_at is not None and microseconds(self.expires_at) <= now
 
 
@@ -73,7 +73,7 @@ def make_token(
     expires_at: int | None = None,
     taken: Callable[[str], bool] = lambda _id: False,
 ) -> tuple[Token, str]:
-    """A new token and its text, which is nowhere kept; raises `InvalidInput`. `taken` says which ids there are."""
+    """Return a new token and its text, which is not stored; raises `InvalidInput`. `taken`: whether an id exists."""
     check_subject(name, "name")
     check_queues(queues)
     while taken(identifier := "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))):
@@ -92,27 +92,27 @@ def make_token(
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """The id and the secret of a token's text; None if it is none."""
+    """Return the id and the secret of a token text; None if it is not a token."""
     match = _SHAPE.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def matches(token: Token | None, secret: str) -> bool:
-    """Whether the secret is the token's. It takes the same time whether there is such a token, and whatever differs."""
+    """Return whether the secret belongs to the token, in constant time."""
     return hmac.compare_digest(_hash(secret), _NOBODYS if token is None else token.sha256) and token is not None
 
 
 def check_subject(name: object, field: str) -> str:
-    """Refuse names that would not fit into a line of a log."""
+    """Check that a name fits into one line of a log."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name != name.strip():
-        raise InvalidInput(f"{field}: expected 1 to {MAX_NAME} printable characters, without spaces around them")
+        raise InvalidInput(f"{field}: expected 1 to {MAX_NAME} printable characters without leading or trailing spaces")
     return name
 
 
 def check_queues(queues: object) -> tuple[str, ...]:
-    """Refuse what is no list of patterns."""
+    """Check a list of patterns."""
     if not isinstance(queues, Sequence) or isinstance(queues, str) or len(queues) > MAX_QUEUES:
-        raise InvalidInput(f"queues: expected a list of at most {MAX_QUEUES} patterns such as orders.*")
+        raise InvalidInput(f"queues: expected a list of at most {MAX_QUEUES} patterns, such as orders.*")
     for pattern in queues:
         if not isinstance(pattern, str) or not 1 <= len(pattern) <= _MAX_PATTERN:
             raise InvalidInput(f"queues: expected patterns of 1 to {_MAX_PATTERN} characters, such as orders.*")
@@ -120,7 +120,7 @@ def check_queues(queues: object) -> tuple[str, ...]:
 
 
 def microseconds(moment: datetime) -> int:
-    """Since the epoch."""
+    """Return the microseconds since the epoch."""
     whole = moment.replace(microsecond=0)
     return int(whole.timestamp()) * SECOND + moment.microsecond
 
@@ -132,7 +132,7 @@ def _moment(now: int) -> datetime:
 
 def _role_of(text: str) -> Role:
     role = Role.of(text)
-    assert role is not None  # The file is checked when it is read.
+    assert role is not None  # The file was checked when it was read.
     return role
 
 
@@ -141,4 +141,4 @@ def _hash(secret: str) -> str:
 
 
 _NOBODYS = _hash("")
-"""Compared with when there is no such token; no secret of the right length has this hash."""
+"""Used for the comparison if the token does not exist; no secret of the right length has this hash."""

@@ -28,7 +28,7 @@ class Asking:
         self._last[wish] = self._clock.now()
 
     def last(self, message: MessageFacts, group: str) -> int | None:
-        """When somebody of a group last asked for something that a message could be; None: not since `since`."""
+        """Time of the group's last pop that could have received a message; None: no pop since `since`."""
         wishes: list[_Wish] = [(message.queue, None, None, group)]
         for namespace in (None, message.namespace):
             wishes += [(None, namespace, task, group) for task in (None, message.task)]

@@ -43,7 +43,7 @@ class Backoff:
 
     @property
     def slowed(self) -> bool:
-        """Whether so many looks were missed that the next one comes later than the first did."""
+        """Whether the interval has grown beyond the initial one."""
         return self._look > max(1, self._settings.threshold)
 
     def reset(self) -> None:

@@ -52,7 +52,7 @@ class Batchers:
         orphaned: Callable[[A], None] | None = None,
         max_calls: int = _CALLS,
     ) -> Batcher[Q, A]:
-        """A batcher of one verb; `orphaned` gets answers that nobody waits for any more."""
+        """A batcher of one verb; `orphaned` gets answers that no caller waits for any more."""
         batching, limits = self._settings.batching, self._settings.limits
         return Batcher(
             name,

@@ -1,4 +1,4 @@
-"""The broker: one method per verb, batched on the way to the engine."""
+"""The broker: one method per verb, with batched calls to the engine."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ _BYTES_PER_ITEM = 16 * 1024
 
 
 class Broker:
-    """The rules above the store: batching, waiting, sealing, maintenance.
+    """Adds batching, waiting, encryption and maintenance mode to an engine.
 
-    Verbs that need none of it are called on `engine` directly.
+    Verbs that need none of these are called on `engine` directly.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Broker:
         self._duties = Duties()
 
     async def start(self) -> None:
-        """Open the engine and begin the upkeep."""
+        """Open the engine and start the background tasks."""
         self._batchers = Batchers(self.engine, self._settings, self.give_back)
         self._releases: set[asyncio.Task[None]] = set()
         self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self)
@@ -119,7 +119,7 @@ class Broker:
             make_batcher=self._batchers.make,
             check_pushes=self.check_pushes,
         )
-        # In real time, whatever the clock shows: a test that lets a year pass does not look at each of its seconds.
+        # In real time, independent of the clock: a test that advances a year must not observe every second of it.
         self.observed = Observer(
             self.engine, self.tallies, LoopTimers(self._clock), self._standing, self._settings.limits.max_streams
         )
@@ -142,7 +142,7 @@ class Broker:
         )
 
     def _hint(self, hints: Sequence[Hint]) -> None:
-        """Something happened through this server."""
+        """Distribute hints about changes through this server."""
         for hint in hints:
             self.tallies.touched.add(hint.queue)
         self.delivery.hint(hints)
@@ -150,7 +150,7 @@ class Broker:
             self._peers.tell(hints)
 
     def _heard(self, hints: Sequence[Hint]) -> None:
-        """Something happened through another server."""
+        """Distribute hints about changes through another server."""
         for hint in hints:
             self.tallies.touched.add(hint.queue)
         self.delivery.hint(self.engine.hear(hints), "peer")
@@ -166,14 +166,14 @@ class Broker:
         self.keyvalue.watchers.tell(news)
 
     def stop_waiting(self) -> None:
-        """Answer all who wait now, for messages or for changes of keys; the server is about to stop."""
+        """End all waiting pops, streams and watches, because the server shuts down."""
         self.readiness.stopping = True
         self.delivery.close()
         self.keyvalue.watchers.close()
         self.observed.stop_watching()
 
     async def close(self) -> None:
-        """Finish what was accepted, then close the engine."""
+        """Finish the accepted requests, then close the engine."""
         self.stop_waiting()
         await self.delivery.drain()
         await self._duties.end()
@@ -183,31 +183,31 @@ class Broker:
         if self._releases:
             await asyncio.wait(self._releases)
         await self.engine.close()
-        if self._peers is not None:  # After all that frees work: those who wait elsewhere should hear of it.
+        if self._peers is not None:  # Last, so that peers are notified of work that the shutdown released.
             await self._peers.close()
 
     def peer_metrics(self) -> dict[str, float]:
-        """Datagrams to and from other servers, if there are any."""
+        """Metrics of notifications to and from peers; empty without peers."""
         return {} if self._peers is None else self._peers.metrics()
 
     def batch_sizes(self) -> dict[str, BatchSizes]:
-        """By verb, how many requests shared a call of the engine."""
+        """By verb, the number of requests that shared an engine call."""
         return self._batchers.sizes() | self.keyvalue.batch_sizes()
 
     @property
     def loop_lateness(self) -> Histogram:
-        """Seconds that the event loop was late."""
+        """Latency of the event loop in seconds."""
         return self._duties.lateness
 
     @property
     def waiting(self) -> int:
-        """How many pops are waiting."""
+        """The number of waiting pops."""
         return len(self.delivery.intentions)
 
     # Messages ----------------------------------------------------------------------------------------------
 
     async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
-        """Append messages; returns when they are on stable storage."""
+        """Append messages. Returns when they are on stable storage."""
         if self._flags:
             self.check_pushes()
         if self._sealed:
@@ -221,9 +221,9 @@ class Broker:
     async def pop(
         self, request: PopRequest, wait_seconds: float = 0, priority: int = 0, gone: Gone | None = None
     ) -> PopResult:
-        """Lease messages; with `wait_seconds` wait that long for the first one, or until the client is gone.
+        """Lease messages. With `wait_seconds`, wait that long for the first message, or until the client disconnects.
 
-        Of those who wait, the ones with the highest `priority` are served first.
+        Waiting consumers with the highest `priority` are served first.
         """
         if self._flags.get(POP_MAINTENANCE):
             return PopResult(reason="paused")
@@ -235,8 +235,8 @@ class Broker:
         return result
 
     def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
-        """Pop once, together with others, for somebody who waits."""
-        # Where nobody shares the store there is nothing that it could not have heard of.
+        """Pop once for a waiting consumer, in a shared batch."""
+        # If the store is not shared, this server knows of every change.
         return self._submit(msgspec.structs.replace(request, patient=True) if self.engine.shared else request)
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
@@ -248,7 +248,7 @@ class Broker:
         return self._batchers.pop_auto_ack.submit(request)
 
     async def _pop_sealed(self, request: PopRequest) -> PopResult:
-        """Auto-ack where payloads are sealed: what can't be opened must not be settled, so it is opened first."""
+        """Auto-ack with encrypted payloads: decrypt first, because an unreadable message must stay unsettled."""
         result = await self._pop_once(msgspec.structs.replace(request, auto_ack=False))
         self.unseal(result)
         if result.messages:
@@ -268,30 +268,30 @@ class Broker:
         try:
             return await answer
         except asyncio.CancelledError:
-            # The answer may have arrived in the very turn in which its client left.
+            # The answer can arrive in the same turn of the event loop in which its client disconnects.
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 self.give_back(answer.result())
             raise
 
     def give_back(self, result: PopResult) -> None:
-        """The client that asked has gone: what it would have got is free again, uncounted."""
+        """Release the messages of a client that disconnected, without using an attempt."""
         if result.lease_id:
             self.release(result.lease_id)
 
     def release(self, lease_id: str) -> None:
-        """Give back what a lease holds because its consumer never received it."""
+        """Release the messages of a lease that its consumer never received."""
         task = asyncio.get_running_loop().create_task(self.engine.release([lease_id]))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
     async def settle(self, items: Sequence[Settlement]) -> list[SettleOutcome]:
-        """Complete, fail, retry or dead-letter messages."""
+        """Settle messages: complete, fail, retry or dead-letter them."""
         outcomes = await self._batchers.settle.submit(items, len(items))
         self.delivery.streams.settled(items, outcomes)
         return outcomes
 
     async def transact(self, transaction: Transaction) -> TransactionOutcome:
-        """Apply pushes, settlements and writes of keys together or not at all."""
+        """Apply pushes, settlements and key writes together or not at all."""
         keys = transaction.keys or KeyWrite()
         pushes = any(isinstance(operation, NewMessage) for operation in (*transaction.operations, *keys.messages))
         if pushes:
@@ -304,10 +304,10 @@ class Broker:
                 self._note_settled(transaction, outcome)
                 return outcome
             await self._sealed.learn()
-        raise Conflict("the encryption of a queue is being changed; try again")
+        raise Conflict("the encryption of a queue was changed during this request; retry")
 
     async def renew(self, renewal: Renewal) -> RenewOutcome:
-        """Hold a lease longer."""
+        """Renew a lease."""
         outcome = await self._batchers.renew.submit(renewal)
         if outcome.expires_at is not None:
             self.delivery.streams.renewed(renewal.lease_id, outcome.expires_at)
@@ -323,34 +323,34 @@ class Broker:
     # Queues ------------------------------------------------------------------------------------------------
 
     async def configure(self, spec: QueueSpec) -> QueueInfo:
-        """Make a queue, or replace the options of one."""
+        """Create a queue, or replace all options of an existing one."""
         self._sealed.check(spec)
         info = first(await self.engine.configure([spec]))
         self._sealed.note(info)
         return info
 
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
-        """Remove queues with everything in them. False: there was none."""
+        """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
         self.work_queues.forget(names)
         self.tallies.touched.update(names)
         return deleted
 
     async def set_maintenance(self, flag: str, enabled: bool) -> None:
-        """Stop or resume all pushes or all pops, over restarts too."""
+        """Stop or resume all pushes or all pops. The setting survives restarts."""
         await self.engine.write_flag(flag, enabled)
         self._flags_told += 1
         self._take_over(self._flags | {flag: enabled})
 
     async def refresh_flags(self) -> None:
-        """Learn what another server was told to stop or resume."""
+        """Read the maintenance flags, which another server can have changed."""
         told = self._flags_told
         flags = await self.engine.read_flags()
-        if told == self._flags_told:  # Else they may be older than what this server was told meanwhile.
+        if told == self._flags_told:  # Otherwise they can be older than a change through this server.
             self._take_over(flags)
 
     def _take_over(self, flags: dict[str, bool]) -> None:
-        """What is stopped and what is not; those who wait for messages are concerned by one of them."""
+        """Apply the maintenance flags; pop maintenance suspends or resumes waiting consumers."""
         was_stopped, is_stopped = self.maintenance(POP_MAINTENANCE), flags.get(POP_MAINTENANCE, False)
         self._flags = flags
         if is_stopped and not was_stopped:
@@ -359,16 +359,16 @@ class Broker:
             self.delivery.resume()
 
     def check_pushes(self) -> None:
-        """Refuse to push during maintenance."""
+        """Reject pushes during push maintenance."""
         if self._flags.get(PUSH_MAINTENANCE):
             raise Unavailable(
-                "pushes are stopped for maintenance; nothing was stored, try again later",
+                "pushes are stopped for maintenance; nothing was stored; retry later",
                 code="maintenance",
                 retry_after=5,
             )
 
     def maintenance(self, flag: str) -> bool:
-        """Whether pushes or pops are stopped."""
+        """Whether pushes or pops are stopped for maintenance."""
         return self._flags.get(flag, False)
 
     # Payloads that administrators see ----------------------------------------------------------------------
@@ -387,14 +387,14 @@ class Broker:
         return DeadLetters(items, page.total)
 
     async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
-        """One message with a readable payload; `sealed` still says whether it is encrypted at rest."""
+        """One message with a readable payload. `sealed` still shows whether it is encrypted at rest."""
         view = await self.engine.message(partition_id, transaction_id)
         if view is not None and view.sealed and view.payload is not None:
             view.payload = self._sealed.open(view.queue, view.payload)
         return view
 
     async def explain(self, message_id: str, group: str | None = None) -> Explained:
-        """Why a message has not been delivered or settled: for one group, or for each that its queue has."""
+        """Explain why a message was not delivered or settled, for one group or for every group of its queue."""
         facts = first(await self.engine.explain([Explain(message_id, group)]))
         told = [explain(facts, one, self._circumstances(facts.message, one.group)) for one in facts.groups]
         return Explained(facts.message, told or [explain_without_groups(facts)])
@@ -427,13 +427,13 @@ class Broker:
         return readable, total
 
     def export_queue(self, name: str) -> AsyncIterator[bytes]:
-        """A queue as lines of JSON with readable payloads (`hark.model.export`)."""
+        """A queue as JSON lines with readable payloads (`hark.model.export`)."""
         return export_queue(self.engine, self._sealed.open, name)
 
     # Sealing -----------------------------------------------------------------------------------------------
 
     async def _push_again(self, items: Sequence[NewMessage], outcomes: list[PushOutcome]) -> list[PushOutcome]:
-        """Some queue's encryption was changed since we last looked: seal or unseal those items, and push them."""
+        """Read the encryption options again, encrypt or decrypt the rejected messages, and push them again."""
         for _ in range(_SEALING_TRIES):
             await self._sealed.learn()
             again = [index for index, outcome in enumerate(outcomes) if outcome.code == "sealing_mismatch"]
@@ -443,27 +443,27 @@ class Broker:
             answers = await self._batchers.push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
-        raise Conflict("the encryption of a queue is being changed; try again")
+        raise Conflict("the encryption of a queue was changed during this request; retry")
 
     def unseal(self, result: PopResult) -> None:
-        """Make payloads readable; raises, and gives all of it back, where there is no key."""
+        """Decrypt payloads. If a key is missing, release all messages and raise."""
         try:
             self._sealed.unseal(result)
         except HarkError:
-            # Not this consumer's fault: nothing is counted, the operator has to bring the key.
+            # No attempt is used: the operator has to add the key.
             self.give_back(result)
             raise
 
 
 def _weight(items: Sequence[NewMessage]) -> int:
-    """What a push counts against the bound of what may wait: large payloads count for more than one."""
+    """The weight of a push in `limits.max_pending`: large payloads count as more than one item."""
     if len(items) == 1:
         return 1 + len(items[0].payload) // _BYTES_PER_ITEM
     return len(items) + sum([len(item.payload) for item in items]) // _BYTES_PER_ITEM
 
 
 def first(answers: Sequence[T | HarkError]) -> T:
-    """The answer to a batch of one; raised when it is an error."""
+    """The answer to a batch of one. Raises it if it is an error."""
     return _raised(answers[0])
 
 

@@ -37,7 +37,7 @@ def _the_only(letters: Sequence[DeadLetter]) -> DeadLetter | HarkError:
     if not letters:
         return NotFound("Dead letter not found", code="dead_letter_not_found")
     if len(letters) > 1:
-        return Conflict("this message is a dead letter in several groups; use the deadLetterId", code="ambiguous")
+        return Conflict("this message is a dead letter in several groups; pass its deadLetterId", code="ambiguous")
     return letters[0]
 
 

@@ -1,16 +1,16 @@
-"""Why a message has not been delivered to a group, or settled by it: a pure function of what the store knows.
+"""Explains why a message was not delivered to a consumer group, or not settled by it: a pure function of the facts.
 
-The first reason that holds is the answer, in this order:
+The answer is the first reason that applies, in this order:
 
-1. It is for one group only, and not for this one: `other_group`.
-2. The group is done with it: `dead_lettered`, `discarded`, `expired`, `before_start`, `done`; or the message is no
-   longer stored: `removed`. Or there is no such group: `no_group`.
-3. Somebody has it: `leased`. Nobody will: `expired`.
-4. Somebody has to act: `pop_maintenance`, `queue_paused`, `group_paused`.
-5. Time has to pass: `delayed`, `delayed_processing`, `retry`, `behind` (what is ahead of it waits for one of these, or
-   is leased). Of several the one that lasts longest.
-6. `window_buffer`, `max_in_flight`, `rate_limited`.
-7. Nothing is in its way: `not_asked`, `ready`.
+1. The message is for another group only: `other_group`.
+2. The group has settled it: `dead_lettered`, `discarded`, `expired`, `before_start`, `done`; or the message is no
+   longer stored: `removed`; or the group does not exist: `no_group`.
+3. A consumer holds it: `leased`. It expired before a delivery: `expired`.
+4. An operator has to act: `pop_maintenance`, `queue_paused`, `group_paused`.
+5. It is not due yet: `delayed`, `delayed_processing`, `retry`, `behind` (an earlier message waits for one of these, or
+   is leased). If several apply, the reason that lasts longest wins.
+6. A limit applies: `window_buffer`, `max_in_flight`, `rate_limited`.
+7. Nothing prevents the delivery: `not_asked`, `ready`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from hark.clock import MILLISECOND, SECOND
 from hark.model import Ahead, Explanation, Facts, GroupFacts, Held, Reason, Retrying
 
 SEEN_INTERVAL = 3600 * SECOND
-"""How often stores note at most that a group was seen."""
+"""Minimum time between two updates of a group's `last_seen` in the store."""
 RECENTLY = 5 * SECOND
-"""Who asked this short a time ago is about to ask again."""
+"""A consumer that popped this recently is expected to pop again soon."""
 
 Said = tuple[Reason, str, dict[str, object]]
 
 
 class Circumstances(NamedTuple):
-    """What the server knows beside the store, of one group."""
+    """Facts about one group that the server knows and the store does not."""
 
     pop_maintenance: bool = False
     waiting: int = 0
-    """Consumers that wait on this server and could get the message."""
+    """Number of consumers that wait on this server and could receive the message."""
     asked_at: int | None = None
-    """When somebody last asked this server; None: not since `known_since`."""
+    """Time of the group's last pop on this server; None: no pop since `known_since`."""
     known_since: int = 0
     alone: bool = True
-    """No other server works on the store."""
+    """Whether no other server uses the store."""
 
 
 def explain(facts: Facts, group: GroupFacts, here: Circumstances) -> Explanation:
-    """Why the message is where it is for a group."""
+    """Explain the state of a message for one group."""
     rules = (_for_others, _settled, _nobody, _taken, _stopped, _waiting, _bounded)
     said = next((found for rule in rules if (found := rule(facts, group, here)) is not None), None)
     reason, text, data = said or _nothing_in_the_way(facts, group, here)
@@ -51,10 +51,10 @@ def explain(facts: Facts, group: GroupFacts, here: Circumstances) -> Explanation
 
 
 def explain_without_groups(facts: Facts) -> Explanation:
-    """Why nobody gets a message of a queue that nobody ever asked."""
+    """Explain the state of a message in a queue that has no consumer groups."""
     if not facts.message.stored:
         return Explanation(None, "removed", _removed_text(facts), {})
-    return Explanation(None, "no_group", "No consumer has ever asked for messages of this queue.", {})
+    return Explanation(None, "no_group", "No consumer has ever popped from this queue. Start a consumer.", {})
 
 
 # 1. and 2. Done, or not for it -----------------------------------------------------------------------------
@@ -64,14 +64,14 @@ def _for_others(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said |
     owner = facts.message.owner
     if owner is None or owner == group.group:
         return None
-    name = the_group(owner) if owner else "a group that was deleted since"
-    return "other_group", f"Requeued from the dead letters of {name}, and for it only.", {"owner": owner or None}
+    name = the_group(owner) if owner else "a deleted group"
+    return "other_group", f"Requeued from the dead letters of {name}, for that group only.", {"owner": owner or None}
 
 
 def _nobody(_facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
     if group.mode is not None:
         return None
-    return "no_group", f"No consumer of {the_group(group.group)} has ever asked for messages of this queue.", {}
+    return "no_group", f"No consumer of {the_group(group.group)} has ever popped from this queue.", {}
 
 
 def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
@@ -85,8 +85,8 @@ def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
     if group.ending is not None and group.ending.kind == "discarded":
         end = group.ending
         text = (
-            f"Discarded at {moment(end.at)} after {_attempts(end.attempts)}, as the queue keeps no dead letters of"
-            f" them: {quoted(end.error or '')}."
+            f"Discarded at {moment(end.at)} after {_attempts(end.attempts)}, because the queue does not dead-letter"
+            f" it: {quoted(end.error or '')}."
         )
         return "discarded", text, _failure(end.attempts, end.error, end.at)
     untouched = group.settled_at is None or group.settled_at < (message.created_at or 0) - MILLISECOND
@@ -97,23 +97,23 @@ def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
     if not message.stored:
         return "removed", _removed_text(facts), {}
     if group.begins_after is not None:
-        text = f"Not for {the_group(group.group)}, which began with what came after {moment(group.begins_after)}."
+        text = f"Older than {the_group(group.group)}, which starts with messages after {moment(group.begins_after)}."
         return "before_start", text, {"startsAfter": moment(group.begins_after)}
     if untouched:  # Nothing of the partition was settled since the message came.
-        return "done", f"Done: {the_group(group.group)} was moved past it, by a seek or a purge.", {"moved": True}
+        return "done", f"Skipped: a seek or a purge moved {the_group(group.group)} past it.", {"moved": True}
     return _done(facts, group, over)
 
 
 def _done(facts: Facts, group: GroupFacts, over: bool) -> Said:
-    # A message may be created a moment later than now, so that it is after the start of a group.
+    # A message can be created slightly later than now, so that it is after the start of a group.
     settled_at = max(group.settled_at or 0, facts.message.created_at or 0)
     options = facts.options
-    doubts = ["its time to live was over first"] if over else []
+    doubts = ["it expired first"] if over else []
     if not (options.dead_letter_queue and options.dlq_after_max_retries):
-        doubts.append("it was discarded without attempts left")
+        doubts.append("it was discarded after its last attempt")
     doubt = f", unless {' or '.join(doubts)}" if doubts else ""
     text = (
-        f"Done: {the_group(group.group)} settled it at {moment(settled_at)} ({ago(facts.at - settled_at)})"
+        f"Settled by {the_group(group.group)} at {moment(settled_at)} ({ago(facts.at - settled_at)})"
         f" at the latest{doubt}."
     )
     return "done", text, {"settledAtLatest": moment(settled_at), "certain": not doubts}
@@ -124,14 +124,14 @@ def _failure(attempts: int, error: str | None, failed_at: int) -> dict[str, obje
 
 
 def _expired(expired_at: int) -> Said:
-    text = f"Expired at {moment(expired_at)}: its time to live was over before it was delivered."
+    text = f"Expired at {moment(expired_at)}: its time to live ended before a delivery."
     return "expired", text, {"expiredAt": moment(expired_at)}
 
 
 def _removed_text(facts: Facts) -> str:
     if facts.options.drop_settled:
-        return "No longer stored: this queue keeps nothing that is settled; or it was removed by hand."
-    return "No longer stored: it was removed by retention, by a purge or by hand."
+        return "No longer stored: this queue removes settled messages, or the message was deleted."
+    return "No longer stored: retention, a purge or a delete removed it."
 
 
 # 3. Taken or lost ------------------------------------------------------------------------------------------
@@ -162,10 +162,10 @@ def _held_data(held: Held) -> dict[str, object]:
 
 def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Said | None:
     if here.pop_maintenance:
-        return "pop_maintenance", "All deliveries are stopped for maintenance.", {}
+        return "pop_maintenance", "All deliveries are stopped for maintenance. Turn pop maintenance off.", {}
     if facts.queue_paused:
-        return "queue_paused", "The queue is paused.", {}
-    return ("group_paused", f"{the_group(group.group, start=True)} is paused.", {}) if group.paused else None
+        return "queue_paused", "The queue is paused. Resume it.", {}
+    return ("group_paused", f"{the_group(group.group, start=True)} is paused. Resume it.", {}) if group.paused else None
 
 
 # 5. Waiting ------------------------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Said | Non
 def _waiting(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
     causes = [_delayed(facts), _too_young(facts), _retry(facts, group), _behind(facts, group)]
     found = [cause for cause in causes if cause is not None]
-    # Of those that end at the same time the first one counts.
+    # If several end at the same time, the first one wins.
     return max(found, key=lambda cause: cause[0])[1] if found else None
 
 
 Waits = tuple[int, Said]
-"""Until when, and what is said of it."""
+"""The end of the wait, and its explanation."""
 
 
 def _delayed(facts: Facts) -> Waits | None:
@@ -198,8 +198,8 @@ def _too_young(facts: Facts) -> Waits | None:
     if due <= facts.at:
         return None
     text = (
-        f"Not old enough until {moment(due)} ({in_time(due - facts.at)}): the queue delivers messages when they are"
-        f" {seconds_text(seconds)} old (delayedProcessing)."
+        f"Delayed until {moment(due)} ({in_time(due - facts.at)}): the queue delivers every message"
+        f" {seconds_text(seconds)} after its push (delayedProcessing)."
     )
     return due, ("delayed_processing", text, {"deliverAt": moment(due), "delayedProcessing": seconds})
 
@@ -215,7 +215,7 @@ def _retry(facts: Facts, group: GroupFacts) -> Waits | None:
 
 
 def _retry_text(retry: Retrying, allowed: int) -> str:
-    return f"retry {retry.attempts} of {allowed}" if retry.attempts else "the next delivery, as its consumer wished,"
+    return f"retry {retry.attempts} of {allowed}" if retry.attempts else "the redelivery that its consumer requested"
 
 
 def _retry_data(retry: Retrying, allowed: int | None = None) -> dict[str, object]:
@@ -232,19 +232,19 @@ def _behind(facts: Facts, group: GroupFacts) -> Waits | None:
         return None
     until, reason, text, data = found
     place: dict[str, object] = {"messageId": ahead.message_id, "offset": ahead.offset, "reason": reason}
-    sentence = f"Behind message {ahead.message_id} of its partition, which {text}."
+    sentence = f"Waits for the earlier message {ahead.message_id} of its partition, which {text}."
     return until, ("behind", sentence, {"ahead": place | data, "aheadMessages": group.ahead_messages})
 
 
 def _cause_ahead(ahead: Ahead, at: int) -> tuple[int, Reason, str, dict[str, object]] | None:
-    """Until when a message that is ahead keeps others waiting, and why; None: it does not."""
+    """Until when and why an earlier message blocks later ones; None if it does not."""
     held, retry, deliver_at = ahead.held, ahead.retry, ahead.deliver_at
     if held is not None:
         until = f"{moment(held.until)} ({in_time(held.until - at)})"
         return held.until, "leased", f"is leased to {who(held.consumer)} until {until}", _held_data(held)
     if retry is not None and retry.due > max(at, deliver_at or 0):
         after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
-        text = f"comes again at {moment(retry.due)} ({in_time(retry.due - at)}){after}"
+        text = f"is retried at {moment(retry.due)} ({in_time(retry.due - at)}){after}"
         return retry.due, "retry", text, _retry_data(retry)
     if deliver_at is not None and deliver_at > at:
         text = f"is delayed until {moment(deliver_at)} ({in_time(deliver_at - at)})"
@@ -260,7 +260,8 @@ def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
         until = group.window_until
         text = (
             f"In the window buffer until {moment(until)} ({in_time(until - facts.at)}), or longer if more messages"
-            f" come: the queue delivers a partition when none came for {seconds_text(facts.options.window_buffer)}."
+            f" arrive: the queue delivers from a partition {seconds_text(facts.options.window_buffer)} after its last"
+            " push (windowBuffer)."
         )
         return "window_buffer", text, {"until": moment(until), "windowBuffer": facts.options.window_buffer}
     limited = group.limited
@@ -268,12 +269,12 @@ def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
         return None
     owner = "The queue" if limited.scope == "queue" else the_group(group.group, start=True)
     if limited.reason == "max_in_flight":
-        text = f"{owner} has {limited.in_flight} messages on leases, and may have {limited.limit:g} (maxInFlight)."
+        text = f"{owner} has {limited.in_flight} messages in flight, and its limit is {limited.limit:g} (maxInFlight)."
         return "max_in_flight", text, _limit_data(limited.scope, limited.limit) | {"inFlight": limited.in_flight}
     until = facts.at if limited.until is None else limited.until
     text = (
-        f"{owner} may deliver {limited.limit:g} messages per second (rateLimit): the next one at {moment(until)}"
-        f" ({in_time(until - facts.at)})."
+        f"{owner} is limited to {limited.limit:g} messages per second (rateLimit). The next delivery is at"
+        f" {moment(until)} ({in_time(until - facts.at)})."
     )
     return "rate_limited", text, _limit_data(limited.scope, limited.limit) | {"until": moment(until)}
 
@@ -290,22 +291,22 @@ def _nothing_in_the_way(facts: Facts, group: GroupFacts, here: Circumstances) ->
     data: dict[str, object] = {"waiting": here.waiting, "aheadMessages": before}
     if group.retry is not None:
         data |= {"attempts": group.retry.attempts, "error": group.retry.error}
-    after = f" after {before} before it" if before else ""
+    after = f" after {before} earlier messages" if before > 1 else " after 1 earlier message" if before else ""
     asked_at, everywhere = _last_ask(facts, group, here)
     if here.waiting or facts.at - asked_at <= RECENTLY:
-        waiting = "1 waits" if here.waiting == 1 else f"{here.waiting} wait"
-        text = f"Ready{after}: it goes to the next consumer of {the_group(group.group)} that asks; {waiting} here now."
+        waiting = "1 consumer waits" if here.waiting == 1 else f"{here.waiting} consumers wait"
+        text = f"Ready{after}: the next pop of {the_group(group.group)} receives it. {waiting} on this server now."
         return "ready", text, data
-    where = "" if everywhere else " this server"
+    where = "" if everywhere else " on this server"
     text = (
-        f"Ready{after}, but no consumer of {the_group(group.group)} has asked{where} since {moment(asked_at)}"
-        f" ({ago(facts.at - asked_at)})."
+        f"Ready{after}, but no consumer of {the_group(group.group)} has popped{where} since {moment(asked_at)}"
+        f" ({ago(facts.at - asked_at)}). Check that its consumers run."
     )
     return "not_asked", text, data | {"askedAt": moment(asked_at), "askedHereOnly": not everywhere}
 
 
 def _last_ask(facts: Facts, group: GroupFacts, here: Circumstances) -> tuple[int, bool]:
-    """A time after which nobody asked, and whether that is so of all servers."""
+    """A time after which no consumer popped, and whether that is known for all servers."""
     elsewhere = group.last_seen + SEEN_INTERVAL
     mine = here.known_since if here.asked_at is None else here.asked_at
     if here.alone:

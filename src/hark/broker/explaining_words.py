@@ -1,4 +1,4 @@
-"""How times, groups and consumers are called in explanations."""
+"""How explanations name times, groups and consumers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hark.model import QUEUE_MODE
 
 _LONGEST_ERROR = 200
 _LATEST = 253_402_300_799 * SECOND
-"""The last second of the year 9999: there is no text for what comes after it."""
+"""The last second of the year 9999. Later times have no text."""
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -20,12 +20,12 @@ def moment(us: int) -> str:
 
 
 def in_time(us: int) -> str:
-    """How far away a time to come is, in a word or two."""
+    """The time until a future moment, in a word or two."""
     return f"in {_span(us)}"
 
 
 def ago(us: int) -> str:
-    """How long ago a time is."""
+    """The time since a past moment."""
     return f"{_span(us)} ago"
 
 
@@ -41,23 +41,23 @@ def _span(us: int) -> str:
 
 
 def seconds_text(seconds: int) -> str:
-    """A duration that somebody configured."""
+    """A configured duration."""
     return f"{seconds} s"
 
 
 def the_group(name: str, *, start: bool = False) -> str:
-    """A group by its name; the one of those who name none has no name that people know."""
+    """A group by its name. The group of consumers without a group is the default group."""
     text = "the default group" if name == QUEUE_MODE else f"group {quoted(name)}"
     return f"{text[0].upper()}{text[1:]}" if start else text
 
 
 def who(consumer: str) -> str:
-    """A consumer by what it called itself."""
+    """A consumer by its own name."""
     return quoted(consumer) if consumer else "a consumer without a name"
 
 
 def quoted(text: str) -> str:
-    """A text of somebody else's in one line, shortened if it is long."""
+    """A text from a client in one line, shortened if it is long."""
     line = " ".join(text.split())
     if len(line) > _LONGEST_ERROR:
         line = f"{line[: _LONGEST_ERROR - 1]}…"

@@ -34,9 +34,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def export_queue(engine: Engine, open_sealed: Open, name: str) -> AsyncIterator[bytes]:
-    """The lines of a queue, some at a time; what is pushed after the call is not among them.
+    """The lines of a queue, in parts. Messages that are pushed after the call are not included.
 
-    Where the groups stand is read before the messages are: whoever settles meanwhile has it done again, at worst.
+    The positions of groups are read before the messages: a message that is settled meanwhile is at worst redelivered.
     """
     found = (await engine.queue_stats(QueueFilter(names=[name]))).items
     if not found:

@@ -33,7 +33,7 @@ class MakeBatcher(Protocol):
 
 
 class KeyValue:
-    """Keys and their values; whoever watches them is told by `watchers`."""
+    """Keys and their values; `watchers` notifies the clients that watch them."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class KeyValue:
                 if error.code != "sealing_mismatch":
                     raise
             await self._sealed.learn()
-        raise Conflict("the encryption of a queue is being changed; try again")
+        raise Conflict("the encryption of a queue was changed during this request; retry")
 
     async def fetch(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
         """Entries as they are stored; calls of the same moment go to the engine together."""
@@ -107,8 +107,8 @@ class KeyValue:
         await self._writes.drain()
 
     async def _read_together(self, requests: Sequence[Sequence[Key]]) -> list[list[KeyEntry | None]]:
-        # Many who watch the same key are told in the same moment: it is read once. (By its bytes, for as Python
-        # compares them the keys [1] and [true] are the same.)
+        # Watchers of the same key are notified at the same time, so the key is read once. (Keyed by its bytes, because
+        # in Python the keys [1] and [true] are equal.)
         places: dict[bytes, int] = {}
         keys: list[Key] = []
         found = []

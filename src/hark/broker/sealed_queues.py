@@ -88,7 +88,7 @@ class SealedQueues:
     def _sealed(self, item: NewMessage) -> NewMessage:
         if not self._sealer.enabled:
             raise Unavailable(
-                f"queue {item.queue!r} is encrypted and this server has no key; set encryption.key",
+                f"queue {item.queue!r} is encrypted, but this server has no encryption key; set encryption.key",
                 code="encryption_unavailable",
             )
         return msgspec.structs.replace(item, payload=self._sealer.seal(item.queue, item.payload), sealed=True)

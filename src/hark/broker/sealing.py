@@ -57,7 +57,7 @@ class Sealer:
             return key.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], queue.encode())
         except InvalidTag as error:
             raise EngineFailure(
-                f"a message of queue {queue!r} does not decrypt: its bytes were changed",
+                f"cannot decrypt a message of queue {queue!r}: its stored bytes changed; restore it from a backup",
                 code="payload_corrupt",
             ) from error
 
@@ -67,12 +67,15 @@ class Sealer:
         except ValueError:
             raw = b""
         if len(raw) != 32:
-            raise InvalidSetting("encryption.key: expected 64 hexadecimal characters (32 bytes)")
+            raise InvalidSetting(
+                "setting encryption.key: expected 64 hexadecimal characters (32 bytes); create one with: "
+                "openssl rand -hex 32"
+            )
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
             raise InvalidSetting(
-                "encryption.key: needs the cryptography package; install it beside Hark with: pip install cryptography"
+                "setting encryption.key: the cryptography package is missing; install it with: pip install cryptography"
             ) from error
         key_id = hashlib.sha256(raw).hexdigest()[:8]
         self._keys[key_id] = AESGCM(raw)

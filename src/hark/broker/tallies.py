@@ -1,6 +1,6 @@
-"""What went through this server since it started, counted: in all, and by queue for those that were busy lately.
+"""Counts of requests and messages of this server since its start: in total, and by queue for recently busy queues.
 
-Plain numbers, for this is done with every batch. Whoever shows them (metrics, the sampler) reads and changes nothing.
+These are plain numbers, because every batch updates them. Their readers (metrics, the sampler) change nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Tally:
 
 
 class Tallies:
-    """The numbers of this server. Verbs are told by `MeasuredEngine`, with what they were asked and answered."""
+    """The counts of this server. `MeasuredEngine` reports each verb with its requests and answers."""
 
     def __init__(self, clock: Clock, most_queues: int = MOST_QUEUES) -> None:
         self._clock = clock
@@ -219,7 +219,7 @@ class Tallies:
             elif outcome.status == "duplicate":
                 tally.duplicates += 1
                 self.total.duplicates += 1
-            elif outcome.code != "sealing_mismatch":  # Those are sealed anew, and come again.
+            elif outcome.code != "sealing_mismatch":  # These are encrypted again and pushed again.
                 tally.refused += 1
                 self.total.refused += 1
         tally.pushed += run

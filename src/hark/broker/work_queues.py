@@ -39,7 +39,7 @@ NO_ERROR = "Max attempts exceeded"
 """What a dead letter says whose last failure came without a text."""
 
 _REMEMBERED = 1 * SECOND
-"""How long it is believed that a queue exists: another server may delete it without a word."""
+"""How long the existence of a queue is cached: another server can delete it without a notification."""
 
 
 class WorkStats(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class WorkQueues:
             processing = groups[0].in_flight
             pending = max(0, groups[0].lag - processing)
         elif queues := (await engine.queue_stats(QueueFilter(names=[queue]))).items:
-            pending = queues[0].counts.total  # Nobody has taken anything yet.
+            pending = queues[0].counts.total  # No consumer has received a message yet.
         dead = await engine.dead_letters(DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
         return WorkStats(pending, processing, dead.total)
 
@@ -123,7 +123,7 @@ class WorkQueues:
         await self.admit([message])
         [outcome] = await self._broker.push([message])
         if outcome.code == "queue_full":
-            raise Overloaded(outcome.error or "the queue is full", code=outcome.code)
+            raise Overloaded(outcome.error or "the queue is full; retry later", code=outcome.code)
         if outcome.message_id is None:
             raise HarkError(outcome.error or "the message was not stored", code=outcome.code)
         return outcome.message_id

@@ -1,4 +1,4 @@
-"""The command line: `hark serve`, and everything a person does to a server over HTTP."""
+"""The command line: `hark serve`, and the commands that use a server over HTTP."""
 
 from hark.cli.app import app
 

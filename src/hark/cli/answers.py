@@ -1,4 +1,4 @@
-"""The parts of the server's answers that commands show; everything else in them is left alone."""
+"""The parts of the server's responses that commands show; all other fields are ignored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Answer(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class Pushed(msgspec.Struct, kw_only=True):
-    """What became of one pushed message (snake_case on the wire, unlike all others)."""
+    """The outcome of one pushed message (snake_case on the wire, unlike all others)."""
 
     status: str
     index: int = 0
@@ -27,7 +27,7 @@ class Pushed(msgspec.Struct, kw_only=True):
 
 
 class Message(_Answer):
-    """A message in a consumer's hands, or on a list; payloads stay the bytes they are."""
+    """A message that was received or listed; its payload stays as it was sent, byte for byte."""
 
     id: str = ""
     transaction_id: str = ""
@@ -43,13 +43,13 @@ class Message(_Answer):
 
 
 class Popped(_Answer):
-    """What a pop got."""
+    """The messages of a pop."""
 
     messages: list[Message] = []
 
 
 class Settled(_Answer):
-    """What became of one settlement."""
+    """The outcome of settling one message."""
 
     success: bool
     error: str | None = None
@@ -70,7 +70,7 @@ class Counts(_Answer):
 
 
 class Queue(_Answer):
-    """A queue on the list."""
+    """A queue in the list."""
 
     name: str
     namespace: str | None = None
@@ -115,7 +115,7 @@ class QueueDetails(_Answer):
 
 
 class Configured(_Answer):
-    """A queue that was made."""
+    """A queue that was created or configured."""
 
     queue: str
     ignored_options: list[str] = []
@@ -123,7 +123,7 @@ class Configured(_Answer):
 
 
 class Limits(_Answer):
-    """How much a queue or a group may take; 0: no bound."""
+    """The limits of a queue or a group; 0 means unlimited."""
 
     max_in_flight: int = 0
     rate_limit: float = 0
@@ -131,13 +131,13 @@ class Limits(_Answer):
 
 
 class Limited(_Answer):
-    """What has limits."""
+    """A response with limits."""
 
     limits: Limits
 
 
 class Group(_Answer):
-    """A group of a queue, on the list."""
+    """A group of a queue, in the list."""
 
     name: str
     queue_name: str | None = None
@@ -153,7 +153,7 @@ class Group(_Answer):
 
 
 class Track(_Answer):
-    """A group's place in a partition."""
+    """A group's position in a partition."""
 
     partition: str
     offset_lag: int | None = None
@@ -163,13 +163,13 @@ class Track(_Answer):
 
 
 class Tracks(_Answer):
-    """A group's places in a queue."""
+    """A group's positions in a queue."""
 
     partitions: list[Track] = []
 
 
 class DeadLetter(_Answer):
-    """A message that could not be delivered."""
+    """A dead letter."""
 
     id: str
     dead_letter_id: str | None = None
@@ -191,7 +191,7 @@ class DeadLetters(_Answer):
 
 
 class Done(_Answer):
-    """The answer to an order: whether it was carried out, and on how much."""
+    """The outcome of an administrative request, with its counts."""
 
     success: bool = True
     existed: bool = True
@@ -204,20 +204,20 @@ class Done(_Answer):
 
 
 class Requeued(_Answer):
-    """What became of dead letters that match."""
+    """The outcome of requeueing the dead letters that match."""
 
     requeued: int
     remaining: int
 
 
 class Deleted(_Answer):
-    """How much was deleted."""
+    """The number of deleted entries."""
 
     deleted: int
 
 
 class Entry(_Answer):
-    """A key with its value; keys and values stay the bytes they are."""
+    """A key with its value, byte for byte."""
 
     key: Raw
     value: Raw = NULL
@@ -225,31 +225,31 @@ class Entry(_Answer):
 
 
 class KeyWritten(_Answer):
-    """What a write of a key came to."""
+    """The version of a key that was written."""
 
     versionstamp: str
 
 
 class KeysDeleted(_Answer):
-    """How many keys were deleted."""
+    """The number of deleted keys."""
 
     deleted_count: int
 
 
 class KeysCounted(_Answer):
-    """How many keys there are."""
+    """The number of keys."""
 
     count: int
 
 
 class Health(_Answer):
-    """How a server says it feels."""
+    """The health of a server."""
 
     status: str
     version: str = ""
 
 
 class Metrics(_Answer):
-    """What a server counts."""
+    """The metrics of a server."""
 
     store: dict[str, float] = {}

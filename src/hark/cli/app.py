@@ -1,4 +1,4 @@
-"""The table of commands."""
+"""The list of commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hark._version import __version__
 from hark.cli import dlq, group, kv, limits, maintenance, messages, queue, token, trace
 from hark.cli.audit import register_audit
 from hark.cli.backup import register_backup
-from hark.cli.command import command, make_app
+from hark.cli.command import Json, command, make_app
 from hark.cli.consumers import register_consumers
 from hark.cli.doctor import register_doctor
 from hark.cli.explaining import register_explain
@@ -28,19 +28,21 @@ from hark.cli.watching import register_watching
 from hark.cli.work import register_work
 
 app = make_app(
-    "A durable message queue that one command starts.",
+    "Hark is a durable message queue. Start a server with `hark serve`.",
     "hark serve",
     """hark push orders '{"id": 17}'""",
     "hark pop orders --wait",
     "hark queue list --json",
     "",
-    "Commands talk to the server at --url or HARK_URL (http://127.0.0.1:6632), with --token or HARK_TOKEN.",
-    "Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings, 3 nothing to pop.",
+    "Commands use the server at --url or HARK_URL (http://127.0.0.1:6632).",
+    "They send the API token in --token or HARK_TOKEN.",
+    "Exit codes: 0 success, 1 rejected or failed, 2 invalid usage or settings,",
+    "3 no message to pop.",
 )
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and stop, whatever else was asked for."""
+    """Print the version and exit."""
     if wanted:
         say(f"hark {__version__}")
         raise typer.Exit
@@ -49,7 +51,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Hold the options of `hark` itself; the help text is the app's."""
@@ -84,20 +86,25 @@ register_polling(app)
     "bench",
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help="Load a running server and print throughput and latency.",
+    help="Measure the throughput and latency of a running server.",
 )
 def bench(context: typer.Context) -> None:
-    """Hand all arguments on; the benchmark imports too much to be loaded for every command."""
+    """Pass all arguments on; the benchmark has too many imports to load for every command."""
+    make_bench()(context.args, prog_name="hark bench")
+
+
+def make_bench() -> typer.Typer:
+    """Make the app that parses the arguments of `hark bench`."""
     from hark.cli.bench import bench as run
 
     inner = make_app("", complete=False)
     command(inner, "bench", "hark bench", "hark bench --mode both --batch 10 --seconds 10")(run)
-    inner(context.args, prog_name="hark bench")
+    return inner
 
 
 @command(app, "version", "hark version", "hark version --json")
-def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print the version of this command."""
+def version(as_json: Json = False) -> None:
+    """Print the version of the command line."""
     if as_json:
         raw(msgspec.json.encode({"version": __version__, "python": platform.python_version()}))
     else:

@@ -1,4 +1,4 @@
-"""Finds the worker that `hark work module:attribute` names, and says clearly why it can't."""
+"""Finds the worker that `hark work module:attribute` names, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ DEFAULT_ATTRIBUTE = "worker"
 
 
 def find_worker(place: str, directory: Path) -> Worker:
-    """Import `module:attribute` from a directory; the attribute is a worker, or a function that makes one."""
+    """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
     name, _, attribute = place.partition(":")
     names = (attribute or DEFAULT_ATTRIBUTE).split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Failure(f"{place!r} is not a place of a worker: expected something like app:worker", exit_code=USAGE)
+        raise Failure(f"{place!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
     return _worker_of(place, _attribute_of(name, names, directory))
 
 
 def _attribute_of(name: str, names: list[str], directory: Path) -> object:
-    """The object; whatever goes wrong in the module itself is shown with its traceback."""
+    """Return the object; an error in the module itself is shown with its traceback."""
     if not _exists(name):
-        raise Failure(f"there is no module {name!r}{_meant(name, directory)}", exit_code=USAGE)
+        raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE)
     try:
         found: object = import_module(name)
     except Exception as error:
-        raise Failure(f"the module {name!r} can't be imported:\n{_trace(error)}") from error
+        raise _not_imported(name, error) from error
     for depth, attribute in enumerate(names):
         if not hasattr(found, attribute):
             where = ".".join((name, *names[:depth]))
-            raise Failure(f"{where!r} has no {attribute!r}{_near(attribute, list(vars(found)))}", exit_code=USAGE)
+            hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
+            raise Failure(f"{where!r} has no attribute {attribute!r}{hint}", exit_code=USAGE)
         found = getattr(found, attribute)
     return found
 
@@ -54,35 +55,39 @@ def _worker_of(place: str, found: object) -> Worker:
         try:
             found = make()
         except Exception as error:
-            raise Failure(
-                f"{place!r} is a function that was called for a worker, and failed:\n{_trace(error)}"
-            ) from error
+            raise Failure(f"the function {place!r}, which should return a worker, failed:\n{_trace(error)}") from error
     if not isinstance(found, Worker):
         kind = type(found).__name__ if not isinstance(found, type) else f"the class {found.__name__}"
         raise Failure(
-            f"{place!r} is {_article(kind)}, not a hark.Worker nor a function that makes one", exit_code=USAGE
+            f"{place!r} is {_article(kind)}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
         )
     return found
 
 
 def _exists(name: str) -> bool:
-    """Whether there is such a module; its parents are imported, so they may fail for reasons of their own."""
+    """Tell whether a module exists; this imports its parent packages, which can fail, too."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             return False
-        raise Failure(f"the module {name!r} can't be imported:\n{_trace(error)}") from error
+        raise _not_imported(name, error) from error
     except Exception as error:
-        raise Failure(f"the module {name!r} can't be imported:\n{_trace(error)}") from error
+        raise _not_imported(name, error) from error
+
+
+def _not_imported(name: str, error: BaseException) -> Failure:
+    return Failure(f"cannot import module {name!r}:\n{_trace(error)}")
 
 
 def _meant(name: str, directory: Path) -> str:
-    """What the directory has instead."""
+    """Suggest a module that exists in the directory."""
     if name.endswith(".py") or (directory / name.replace(".", "/")).with_suffix(".py").exists():
-        return f"; write it as Python imports it, without .py: {name.removesuffix('.py')}"
+        return f"; write the name without .py, as in an import statement: {name.removesuffix('.py')}"
     there = [path.stem for path in directory.glob("*.py")]
-    return _near(name, there) or f" in {directory} or where Python looks; is this the right directory?"
+    return (
+        _near(name, there) or f" in {directory} or on the Python path; run the command in the application's directory"
+    )
 
 
 def _near(name: str, there: list[str]) -> str:
@@ -95,7 +100,7 @@ def _article(kind: str) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback from the application's own code on: how it came to be imported helps nobody."""
+    """Format the traceback from the application's own code on, without the frames of the import."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

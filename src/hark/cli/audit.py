@@ -1,4 +1,4 @@
-"""`hark audit`: what administrators did lately."""
+"""`hark audit`: the latest administrative actions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,29 @@ def register_audit(main: typer.Typer) -> None:
 
 
 def audit(
-    limit: Annotated[int | None, typer.Option(min=1, help="Records at most.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum number of results.", show_default="200")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List the last records of the audit log that this server process wrote, newest first."""
+    """List recent administrative actions, newest first.
+
+    The list has the last 200 actions of this server process. The server also writes them to its log (hark.audit).
+    """
     answer = call(url, "GET", path("system", "audit"), query={"limit": limit})
     if as_json:
         raw(answer.body)
         return
     table(
-        ("At", "Who", "Role", "Action", "Target", "Result", "From", "Request"),
+        ("Time", "Subject", "Role", "Action", "Target", "Result", "Client", "Request"),
         (
             (one.at, one.subject, one.role, one.action, _target(one), one.result, one.client, one.request_id)
             for one in answer.read(observed.AuditRecords).records
         ),
-        empty="nothing was done since this server process started",
+        empty="no administrative actions since this server process started",
+        long=("Target",),
+        spare=("Request", "Client", "Role", "Result"),
     )
 
 

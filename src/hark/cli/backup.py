@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hark.cli.bars import counting
-from hark.cli.command import USAGE, Failure, Yes, command, confirm
+from hark.cli.command import USAGE, Config, Data, Failure, Yes, command, confirm
 from hark.cli.output import say
 from hark.settings import load
 
 if TYPE_CHECKING:
     from hark.engine.sqlite.backup import Progress
 
-Data = Annotated[str | None, typer.Option(metavar="DIR", help="The directory of the store.")]
-Engine = Annotated[str | None, typer.Option(metavar="URL", help="sqlite:///file.db, if it is not under --data.")]
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Store URL: sqlite:///FILE.", show_default="the SQLite file in --data"),
+]
 
 
 def register_backup(main: typer.Typer) -> None:
@@ -31,50 +32,49 @@ def register_backup(main: typer.Typer) -> None:
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to write.", show_default=False)],
     data: Data = None,
     engine: Engine = None,
     config: Config = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE, when the new copy is complete.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE once the new backup is complete.")] = False,
 ) -> None:
-    """Copy a SQLite store to a file, while its server runs or not.
+    """Back up a SQLite store to a file.
 
-    The copy is of one moment, and is checked before it gets its name.
+    The server can keep running. The backup shows the store at one moment, and is checked before it gets its name.
     """
     from hark.engine.sqlite.backup import backup as run
 
     path = _store(data, engine, config)
-    with _shown("copying") as progress:
+    with _shown("Backing up") as progress:
         run(path, file, progress, replace=replace)
-    say(f"copied {path} to {file} ({file.stat().st_size} bytes)")
+    say(f"backed up {path} to {file} ({file.stat().st_size:,} bytes)")
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A copy by hark backup.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to restore.", show_default=False)],
     data: Data = None,
     engine: Engine = None,
     config: Config = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="If a store is there, move it aside; it is not deleted.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Rename an existing store instead of failing.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Put a copy in the place of a SQLite store whose server is stopped.
+    """Restore a SQLite store from a backup.
 
-    What came after the copy was made is not in it: those messages are gone, and what was settled since comes again.
+    Shut the server down first. Messages pushed after the backup are lost, and messages settled after it are delivered
+    again.
     """
     from hark.engine.sqlite.backup import restore as run
 
     path = _store(data, engine, config)
     aside = None
     if replace:
-        confirm(f"Put {file} in the place of {path}?", yes)
+        confirm(f"Replace the store {path} with the backup {file}?", yes)
         aside = path.with_name(f"{path.name}.before-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
-    with _shown("restoring") as progress:
+    with _shown("Restoring") as progress:
         run(file, path, progress, set_aside=aside)
     say(f"restored {path} from {file}")
     if aside is not None and aside.exists():
-        say(f"what was there is now {aside}")
+        say(f"the previous store is now {aside}")
 
 
 def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
@@ -84,7 +84,8 @@ def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
     path = sqlite_path(settings)
     if path is None or path == ":memory:":
         raise Failure(
-            f"the store is {describe(settings)}, and this is for SQLite: docs/operations.md says how to copy others",
+            f"the store is {describe(settings)}, and this command only works with SQLite; "
+            "docs/operations.md shows how to back up other stores",
             exit_code=USAGE,
         )
     return Path(path)

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, for people at a terminal; silent everywhere else."""
+"""Progress bars on stderr for a terminal; silent everywhere else."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Protocol
 
 
 class Bar(Protocol):
-    """Something that goes on."""
+    """Receives the progress of a task."""
 
     def reach(self, done: int, total: int | None = None) -> None:
-        """So much is done, of how much if that is known."""
+        """Set the completed amount, and the total if it is known."""
 
 
 class _Nobody:
     def reach(self, done: int, total: int | None = None) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
 
 @contextmanager
 def counting(what: str, unit: str) -> Iterator[Bar]:
-    """Show how far something is, in so many units, until the block ends."""
+    """Show the progress of a task, counted in a unit, until the block ends."""
     if not sys.stderr.isatty():
         yield _Nobody()
         return
@@ -48,10 +48,10 @@ def counting(what: str, unit: str) -> Iterator[Bar]:
         task = progress.add_task(what, total=None)
 
         class Shown:
-            """A line of the terminal."""
+            """A progress bar on the terminal."""
 
             def reach(self, done: int, total: int | None = None) -> None:
-                """Redraw it."""
+                """Redraw the bar."""
                 progress.update(task, completed=done, total=total)
 
         yield Shown()

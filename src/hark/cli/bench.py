@@ -1,4 +1,4 @@
-"""`hark bench`: load on a running server, and what came of it."""
+"""`hark bench`: generates load on a running server and prints the results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hark.cli.command import DEFAULT_URL, FAILED, Failure, Url, complain
+from hark.cli.command import DEFAULT_URL, FAILED, Failure, Json, Url, complain
 from hark.cli.load import Load, Outcome, generate, percentile
 from hark.cli.output import raw, table
 from hark.cli.remote import call, path
 
 
 class Mode(StrEnum):
-    """What `hark bench` measures."""
+    """The operations that `hark bench` measures."""
 
     push = "push"
     pop = "pop"
@@ -25,7 +25,7 @@ class Mode(StrEnum):
 
 
 def plan(mode: Mode, shape: Load, backlog: int) -> tuple[list[Load], list[Load]]:
-    """What to push first, and what to measure."""
+    """Return the loads to run first, and the loads to measure."""
     replace = msgspec.structs.replace
     if mode is Mode.push:
         return [], [shape]
@@ -38,7 +38,7 @@ def plan(mode: Mode, shape: Load, backlog: int) -> tuple[list[Load], list[Load]]
 
 
 def _summary(outcome: Outcome) -> dict[str, float | int | str]:
-    """The figures of one stream, as `--json` prints them."""
+    """Return the figures of one stream for `--json`."""
     return {
         "kind": outcome.kind,
         "messages": outcome.messages,
@@ -53,7 +53,7 @@ def _summary(outcome: Outcome) -> dict[str, float | int | str]:
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
-    columns = ("stream", "messages/s", "p50 ms", "p99 ms", "messages", "errors", "empty pops")
+    columns = ("Operation", "Messages/s", "p50 (ms)", "p99 (ms)", "Messages", "Errors", "Empty pops")
     rows = []
     for outcome in outcomes:
         p50, p99 = (round(percentile(outcome.latencies_ms, percent), 2) for percent in (50, 99))
@@ -63,32 +63,41 @@ def _show(outcomes: Sequence[Outcome]) -> None:
 
 
 def _measure(url: str, first: Sequence[Load], measured: Sequence[Load], queue: str) -> list[Outcome]:
-    """Run what was planned, and leave nothing behind."""
+    """Run the loads, then delete the queue."""
     call(url, "GET", "/health")
     try:
         if first:
             generate(url, *first)
         return generate(url, *measured)
     except ConnectionError as error:
-        raise Failure(f"the load on {url} ended early: {error}") from error
+        raise Failure(f"the benchmark of {url} stopped early: {error}; check the server with: hark doctor") from error
     finally:
         call(url, "DELETE", path("resources", "queues", queue), timeout=60)
 
 
 def bench(
     *,
-    mode: Annotated[Mode, typer.Option(help="Pop and ack are measured on a backlog pushed before.")] = Mode.push,
-    connections: Annotated[int, typer.Option(min=1, help="Connections, in all.")] = 32,
-    batch: Annotated[int, typer.Option(min=1, help="Messages per request.")] = 1,
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions to spread over.")] = 1000,
-    size: Annotated[int, typer.Option(min=10, help="Bytes of a payload.")] = 256,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5,
-    rate: Annotated[float, typer.Option(min=0, help="Requests per second (open loop); 0: as fast as it goes.")] = 0,
-    backlog: Annotated[int, typer.Option(min=1, help="Messages pushed before --mode pop.")] = 50_000,
+    mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = Mode.push,
+    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Number of connections.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages per request.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1000,
+    size: Annotated[int, typer.Option(min=10, metavar="BYTES", help="Payload size, in bytes.")] = 256,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Duration of the measurement, in seconds.")
+    ] = 5,
+    rate: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Requests per second; 0 sends as fast as possible.")
+    ] = 0,
+    backlog: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Messages to push before --mode pop starts.")
+    ] = 50_000,
     url: Url = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Load a running server on a queue of its own and print throughput and latency."""
+    """Measure the throughput and latency of a running server.
+
+    The command creates a queue with a random name, and deletes it at the end.
+    """
     queue = f"bench-{secrets.token_hex(4)}"
     shape = Load(
         kind="push",
@@ -110,5 +119,5 @@ def bench(
     else:
         _show(outcomes)
     if any(outcome.errors for outcome in outcomes):
-        complain("some requests failed; the throughput does not count them")
+        complain("some requests failed and are not counted in the throughput; the server's log has the reasons")
         raise typer.Exit(FAILED)

@@ -1,4 +1,4 @@
-"""What `hark doctor` finds."""
+"""The result of one check of `hark doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """One check, with advice if there is something to do."""
 
     name: str
     result: Literal["ok", "warn", "fail"]

@@ -1,89 +1,191 @@
-"""What all commands share: how they are registered, how they fail, and how they ask before they destroy.
+"""The parts that all commands share: registration, shared options, error reporting and confirmation prompts.
 
-Exit codes: 0 done; 1 refused or failed; 2 wrong usage or wrong settings; 3 a pop that got nothing.
+Exit codes: 0 success; 1 rejected or failed; 2 invalid usage or settings; 3 no message to pop.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn, ParamSpec
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
+from typer.core import TyperCommand
 
 from hark.cli.server_url import connecting
 from hark.errors import HarkError, InvalidSetting
+from hark.settings import Settings
 
 P = ParamSpec("P")
 
 DEFAULT_URL = "http://127.0.0.1:6632"
 FAILED, USAGE, NOTHING = 1, 2, 3
+_TYPE = re.compile(r" <[^<>]*>$")
+_DESCRIBED_DEFAULT = re.compile(r"default: \(([^()]*)\)")
+DEFAULTS = Settings()
 
 
 class Failure(Exception):
-    """A command can't do what it was asked; becomes one line on stderr and an exit code."""
+    """The command cannot do its work; becomes a message on stderr, with a hint on the next line, and an exit code."""
 
-    def __init__(self, text: str, *, code: str | None = None, exit_code: int = FAILED) -> None:
-        super().__init__(f"{text} ({code})" if code else text)
+    def __init__(self, text: str, *, code: str | None = None, hint: str = "", exit_code: int = FAILED) -> None:
+        line = f"{text} ({code})" if code else text
+        super().__init__(f"{line}\n{hint}" if hint else line)
         self.exit_code = exit_code
 
 
 def not_empty(value: str | None) -> str | None:
-    """Refuse an empty name: in a path or a filter it would mean something else than a name."""
+    """Reject an empty name: in a path or a filter it would select something else."""
     if value is not None and not value:
         raise typer.BadParameter("must not be empty")
     return value
 
 
-Url = Annotated[str, typer.Option("--url", envvar="HARK_URL", help="The server.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the server's JSON and nothing else.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", callback=not_empty, show_default=False)]
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", callback=not_empty, show_default=False)]
+# Options that several commands have: the help text of each is written once, here.
+
+Url = Annotated[str, typer.Option("--url", envvar="HARK_URL", metavar="URL", help="Server URL.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
+QueueName = Annotated[
+    str, typer.Argument(metavar="QUEUE", callback=not_empty, help="Name of the queue.", show_default=False)
+]
+OptionalQueueName = Annotated[
+    str | None,
+    typer.Argument(metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues"),
+]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", callback=not_empty, help="Name of the consumer group.", show_default=False)
+]
+MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="ID of the message.", show_default=False)]
+MessageOrPartitionId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Message ID; or partition ID, if TRANSACTION_ID is given.", show_default=False),
+]
+TransactionId = Annotated[
+    str | None,
+    typer.Argument(metavar="TRANSACTION_ID", help="Transaction ID of the message.", show_default=False),
+]
 GroupOption = Annotated[
-    str | None, typer.Option("--group", callback=not_empty, help="The consumer group; else the queue's own.")
+    str | None,
+    typer.Option(
+        "--group", metavar="GROUP", callback=not_empty, help="Consumer group.", show_default="the default group"
+    ),
 ]
-QueueOption = Annotated[
-    str | None, typer.Option("--queue", callback=not_empty, help="Only in this queue.", show_default=False)
+OnlyGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--group", metavar="GROUP", callback=not_empty, help="Only this consumer group.", show_default="all groups"
+    ),
 ]
-PartitionOption = Annotated[
-    str | None, typer.Option("--partition", callback=not_empty, help="The partition.", show_default=False)
+OnlyQueue = Annotated[
+    str | None,
+    typer.Option("--queue", metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues"),
 ]
+OnlyPartition = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        metavar="PARTITION",
+        callback=not_empty,
+        help="Only this partition.",
+        show_default="all partitions",
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of results.")]
+Offset = Annotated[int, typer.Option("--offset", min=0, metavar="N", help="Number of results to skip.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--from", callback=not_empty, metavar="TIME", help="Start of the time range (ISO 8601).", show_default=False
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--to", callback=not_empty, metavar="TIME", help="End of the time range (ISO 8601).", show_default=False
+    ),
+]
+Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Data directory.", show_default=DEFAULTS.data)]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings file.", show_default="HARK_CONFIG, otherwise ./hark.toml"),
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        help="Lowest level to log: debug, info, warning or error.",
+        show_default=DEFAULTS.log_level,
+    ),
+]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="FORMAT",
+        help="Log format: text, json or auto (text on a terminal, otherwise json).",
+        show_default=DEFAULTS.log_format,
+    ),
+]
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows arguments without their Python types, and all defaults without parentheses."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections for arguments and options."""
+        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            name, text = record[0], _DESCRIBED_DEFAULT.sub(r"default: \1", record[1])
+            if param.param_type_name == "argument":
+                rows["Arguments"].append((_TYPE.sub("", name), text))
+            else:
+                rows["Options"].append((name, text))
+        for title, records in rows.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def examples(*lines: str) -> str:
-    """Lay out the end of a help text: commands, then maybe, after an empty line, notes."""
+    """Lay out the end of a help text: example commands, then optional notes after an empty line."""
     shown = (f"  {line}" if line.startswith("hark ") else line or "\n\b" for line in lines)
-    return "\n".join(("\b", "Examples:", *shown))  # \b keeps the lines of a paragraph as they are
+    return "\n".join(("\b", "Examples:", *shown))  # \b keeps the line breaks of a paragraph
 
 
 def make_app(about: str, *lines: str, complete: bool = True) -> typer.Typer:
-    """Make a (sub)command group with examples in its help."""
+    """Make a group of commands with examples in its help."""
     return typer.Typer(
         help=about,
         epilog=examples(*lines),
         no_args_is_help=complete,
         add_completion=complete,
-        rich_markup_mode=None,  # plain help: importing rich costs more than all the rest of `hark --help`
+        rich_markup_mode=None,  # plain help: importing rich takes longer than the rest of `hark --help`
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 
 def command(app: typer.Typer, name: str, *lines: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Register a command with examples in its help and its failures on stderr."""
+    """Register a command with examples in its help; its failures go to stderr."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
         reporting = _reporting(connecting(function))
-        app.command(name, epilog=examples(*lines))(reporting)
+        app.command(name, cls=PlainCommand, epilog=examples(*lines))(reporting)
         return reporting
 
     return register
 
 
 def _reporting(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn the errors a user can do something about into a line and an exit code."""
+    """Turn errors that a user can act on into a message and an exit code."""
 
     @functools.wraps(function)
     def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -96,35 +198,35 @@ def _reporting(function: Callable[P, None]) -> Callable[P, None]:
         except HarkError as error:
             _end(f"{error.text} ({error.code})", FAILED)
         except UnicodeEncodeError as error:
-            if error.encoding != "utf-8":  # what can't be printed is another story than what can't be sent
+            if error.encoding != "utf-8":  # text that cannot be printed, unlike arguments that cannot be sent
                 raise
-            _end("arguments must be valid UTF-8", USAGE)
+            _end("an argument is not valid UTF-8; correct its encoding", USAGE)
 
     return reporting
 
 
 def _end(text: str, exit_code: int) -> NoReturn:
-    """Say what went wrong and stop."""
+    """Report an error and exit."""
     complain(text)
     raise typer.Exit(exit_code)
 
 
 def complain(text: str) -> None:
-    """Write a line on stderr."""
+    """Write a message to stderr."""
     typer.echo(f"hark: {printable(text)}", err=True)
 
 
 def printable(text: str) -> str:
-    """Replace control characters: names and payloads come from others and must not steer the terminal."""
+    """Escape control characters: names and payloads from other programs must not control the terminal."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
     )
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is lost; without a terminal and without `--yes`, refuse."""
+    """Ask before data is lost; without a terminal, require `--yes`."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure("this can't be undone, and there is no terminal to ask on: add --yes", exit_code=USAGE)
+        raise Failure(f"{question} This needs a confirmation, and there is no terminal: add --yes", exit_code=USAGE)
     typer.confirm(printable(question), abort=True, err=True)

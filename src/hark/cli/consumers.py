@@ -1,17 +1,15 @@
-"""`hark consumers`: who waits for messages on a server."""
+"""`hark consumers`: the waiting consumers of a server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import typer
 
 from hark.cli import observed
-from hark.cli.command import DEFAULT_URL, Json, Url, command, not_empty
-from hark.cli.output import raw, say, table
+from hark.cli.command import DEFAULT_URL, Json, Limit, Offset, OptionalQueueName, Url, command
+from hark.cli.output import group_name, raw, say_rest, table
 from hark.cli.remote import call, path
-from hark.model import QUEUE_MODE
 
 _COLUMNS = ("Kind", "ID", "Queue", "Partition", "Group", "Consumer", "Batch", "State", "Since", "Until", "Credit")
 Row = tuple[object, ...]
@@ -25,28 +23,32 @@ def register_consumers(main: typer.Typer) -> None:
 
 
 def consumers(
-    queue: Annotated[
-        str | None,
-        typer.Argument(metavar="[QUEUE]", callback=not_empty, help="Only for this queue.", show_default=False),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1)] = 100,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    queue: OptionalQueueName = None,
+    limit: Limit = 100,
+    offset: Offset = 0,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List who waits on this server: pops, then streams with their credit, then browsers, which take nothing."""
+    """List the waiting consumers of a server.
+
+    The list has waiting pops first, then streams with their credit, then queue browsers, which read without receiving.
+    """
     answer = call(url, "GET", path("consumers"), query={"queue": queue, "limit": limit, "offset": offset})
     if as_json:
         raw(answer.body)
         return
     page = answer.read(observed.Consumers)
-    table(_COLUMNS, (row for one in page.consumers for row in _rows(one)), empty="nobody waits on this server")
-    if offset + len(page.consumers) < page.total:
-        say(f"{len(page.consumers)} of {page.total}; more with --offset {offset + len(page.consumers)}")
+    table(
+        _COLUMNS,
+        (row for one in page.consumers for row in _rows(one)),
+        empty="no consumers are waiting on this server",
+        spare=("ID", "Since", "Batch", "Until", "Partition", "State", "Consumer"),
+    )
+    say_rest(len(page.consumers), offset, page.total)
 
 
 def _rows(one: observed.WaitingPop | observed.WaitingStream | observed.WaitingBrowser) -> Iterator[Row]:
-    """One line; for a stream one for each of its subscriptions."""
+    """Make one row, or one for each subscription of a stream."""
     match one:
         case observed.WaitingPop():
             yield ("pop", one.id, *_wish(one), one.state, one.waiting_since, one.deadline, None)
@@ -61,10 +63,10 @@ def _rows(one: observed.WaitingPop | observed.WaitingStream | observed.WaitingBr
 
 
 def _wish(wish: observed.Subscription) -> Row:
-    """What is asked for: a queue, or whatever has a label."""
-    labels = ", ".join(f"{name} {value}" for name, value in (("ns", wish.namespace), ("task", wish.task)) if value)
-    group = None if wish.consumer_group == QUEUE_MODE else wish.consumer_group
-    return wish.queue or labels, wish.partition, group, wish.consumer, wish.batch
+    """Make the cells for the queue or the labels that a consumer waits for."""
+    labels = (("namespace", wish.namespace), ("task", wish.task))
+    named = ", ".join(f"{name} {value}" for name, value in labels if value)
+    return wish.queue or named, wish.partition, group_name(wish.consumer_group), wish.consumer, wish.batch
 
 
 def _stopped(stream: observed.WaitingStream) -> str:

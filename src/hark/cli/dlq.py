@@ -13,11 +13,15 @@ from hark.cli.command import (
     DEFAULT_URL,
     USAGE,
     Failure,
-    GroupOption,
     Json,
-    PartitionOption,
+    Limit,
+    Offset,
+    OnlyGroup,
+    OnlyPartition,
+    OnlyQueue,
     QueueName,
-    QueueOption,
+    Since,
+    Until,
     Url,
     Yes,
     command,
@@ -26,44 +30,53 @@ from hark.cli.command import (
     make_app,
     not_empty,
 )
-from hark.cli.output import raw, say, table
+from hark.cli.output import group_name, raw, say, say_rest, table
 from hark.cli.remote import call, path
 
 app = make_app(
-    "Look at dead letters, put them back or remove them.",
+    "List, requeue and delete dead letters.",
     "hark dlq list --queue orders",
     "hark dlq requeue DEAD_LETTER_ID",
     "hark dlq purge orders",
 )
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", show_default=False)]
-SomeIds = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", show_default=False)]
-Since = Annotated[
+Ids = Annotated[
+    list[str],
+    typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False),
+]
+SomeIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False),
+]
+Search = Annotated[
     str | None,
-    typer.Option("--from", callback=not_empty, metavar="TIME", help="Only what failed from this ISO 8601 time on."),
+    typer.Option(
+        "--search", callback=not_empty, metavar="TEXT", help="Only dead letters whose error contains this text."
+    ),
 ]
-Until = Annotated[
-    str | None, typer.Option("--to", callback=not_empty, metavar="TIME", help="Only what failed up to this time.")
-]
-Search = Annotated[str | None, typer.Option("--search", callback=not_empty, help="Only where the error contains this.")]
 
 
 @command(app, "list", "hark dlq list", "hark dlq list --queue orders --group billing --limit 20")
 def list_dead_letters(
     *,
-    queue: QueueOption = None,
-    group: GroupOption = None,
-    partition: PartitionOption = None,
-    letter: Annotated[str | None, typer.Option("--id", help="Only this dead letter or message.")] = None,
+    queue: OnlyQueue = None,
+    group: OnlyGroup = None,
+    partition: OnlyPartition = None,
+    letter: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Only the dead letter with this ID or message ID.")
+    ] = None,
     search: Search = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option(min=1)] = 100,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Limit = 100,
+    offset: Offset = 0,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List dead letters, the newest failure first."""
+    """List dead letters, newest failure first.
+
+    --from and --to select dead letters by the time of their failure.
+    """
     query = {"queue": queue, "consumerGroup": group, "partition": partition, "id": letter, "search": search}
     times = {"from": since, "to": until}
     answer = call(url, "GET", path("dlq"), query={**query, **times, "limit": limit, "offset": offset})
@@ -78,7 +91,7 @@ def list_dead_letters(
                 dead.dead_letter_id or dead.id,
                 dead.queue,
                 dead.partition,
-                dead.consumer_group,
+                group_name(dead.consumer_group),
                 dead.attempts,
                 dead.error_message,
                 dead.failed_at,
@@ -86,26 +99,27 @@ def list_dead_letters(
             )
             for dead in page.messages
         ),
-        empty="no dead letters",
+        empty="no dead letters match",
+        long=("Error", "Data"),
+        spare=("Data", "Partition", "Attempts", "Failed"),
     )
-    if page.total is not None and page.total > offset + len(page.messages):
-        say(f"{len(page.messages)} of {page.total}; the next page: --offset {offset + len(page.messages)}")
+    say_rest(len(page.messages), offset, page.total)
 
 
 @command(
     app,
     "requeue",
     "hark dlq requeue DEAD_LETTER_ID",
-    "hark dlq requeue ID1 ID2 ID3",
+    "hark dlq requeue FIRST_ID SECOND_ID THIRD_ID",
     "hark dlq requeue --all --queue orders --search timeout",
 )
 def requeue(
     *,
     ids: SomeIds = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that match, instead of ids.")] = False,
-    queue: QueueOption = None,
-    group: GroupOption = None,
-    partition: PartitionOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Requeue all dead letters that match the options.")] = False,
+    queue: OnlyQueue = None,
+    group: OnlyGroup = None,
+    partition: OnlyPartition = None,
     search: Search = None,
     since: Since = None,
     until: Until = None,
@@ -113,22 +127,26 @@ def requeue(
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Put dead letters back in front of their partition, for the group they died in."""
+    """Deliver dead letters again, before other messages.
+
+    Each dead letter goes back to the front of its partition, only for the consumer group that it was dead-lettered in.
+    Name dead letters by ID, or use --all with or without filters. --from and --to filter by the time of the failure.
+    """
     where = {"queue": queue, "consumerGroup": group, "partition": partition, "search": search}
     where |= {"from": since, "to": until}
     chosen = {name: value for name, value in where.items() if value is not None}
     if bool(ids) == everything or (chosen and not everything):
-        raise Failure("name dead letters, or say --all and maybe which ones", exit_code=USAGE)
+        raise Failure("give either the IDs of dead letters, or --all with optional filters", exit_code=USAGE)
     if ids:
         _each(ids, lambda letter: call(url, "POST", path("dlq", letter, "requeue")).body, "requeued", as_json)
         return
     if not chosen:
-        confirm("Requeue the dead letters of all queues?", yes)
+        confirm("Requeue all dead letters of all queues?", yes)
     _requeue_matching(chosen, url, as_json)
 
 
 def _requeue_matching(where: dict[str, str], url: str, as_json: bool) -> None:
-    """As many requests as it takes; what fails from now on is newer, and stays."""
+    """Send requests until no match remains; dead letters that fail from now on are newer and stay."""
     where = {"to": datetime.now(UTC).isoformat(), **where}
     requeued = 0
     while True:
@@ -140,12 +158,12 @@ def _requeue_matching(where: dict[str, str], url: str, as_json: bool) -> None:
         if not done.remaining or not done.requeued:
             break
     if not as_json:
-        say(f"requeued {requeued} dead letters")
+        say(f"requeued {_count(requeued)}")
 
 
 @command(app, "delete", "hark dlq delete DEAD_LETTER_ID")
 def delete(ids: Ids, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Remove dead letters for good."""
+    """Delete dead letters permanently."""
     _each(ids, lambda letter: call(url, "DELETE", path("dlq", letter)).body, "deleted", as_json)
 
 
@@ -153,8 +171,8 @@ def delete(ids: Ids, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 def purge(
     *,
     queue: QueueName,
-    group: GroupOption = None,
-    partition: PartitionOption = None,
+    group: OnlyGroup = None,
+    partition: OnlyPartition = None,
     search: Search = None,
     since: Since = None,
     until: Until = None,
@@ -162,27 +180,34 @@ def purge(
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Remove all dead letters of a queue, or those of it that match."""
+    """Delete all dead letters of a queue, or those that match.
+
+    --from and --to select dead letters by the time of their failure.
+    """
     words = (
-        ("in the group", group),
-        ("in the partition", partition),
-        ("with an error that contains", search),
-        ("that failed from", since),
-        ("up to", until),
+        ("group", group),
+        ("partition", partition),
+        ("error containing", search),
+        ("failed from", since),
+        ("failed until", until),
     )
-    which = "".join(f" {word} {value}" for word, value in words if value is not None)
-    confirm(f"Remove all dead letters of {queue}{which}?", yes)
+    which = ", ".join(f"{word} {value}" for word, value in words if value is not None)
+    confirm(f"Delete all dead letters of queue {queue}{f' ({which})' if which else ''}?", yes)
     query = {"queue": queue, "consumerGroup": group, "partition": partition, "search": search}
     query |= {"from": since, "to": until}
     answer = call(url, "DELETE", path("dlq"), query=query)
     if as_json:
         raw(answer.body)
     else:
-        say(f"purged {answer.read(answers.Deleted).deleted} dead letters of {queue}")
+        say(f"deleted {_count(answer.read(answers.Deleted).deleted)} of queue {queue}")
+
+
+def _count(letters: int) -> str:
+    return f"{letters} dead letter{'' if letters == 1 else 's'}"
 
 
 def _each(ids: list[str], act: Callable[[str], bytes], done: str, as_json: bool) -> None:
-    """Do something to each; one that fails does not keep the others from it."""
+    """Act on each dead letter; a failure does not stop the others."""
     failed = 0
     for letter in ids:
         try:
@@ -198,4 +223,4 @@ def _each(ids: list[str], act: Callable[[str], bytes], done: str, as_json: bool)
         else:
             say(f"{done} {letter}")
     if failed:
-        raise Failure(f"{failed} of {len(ids)} failed")
+        raise Failure(f"{failed} of {_count(len(ids))} failed; the errors are above")

@@ -1,4 +1,4 @@
-"""`hark doctor`: what could be wrong here, and what to do about it."""
+"""`hark doctor`: checks this machine, the server and the store, and gives advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import typer
@@ -18,7 +17,7 @@ import typer
 from hark._version import __version__
 from hark.cli import answers
 from hark.cli.check import Check
-from hark.cli.command import DEFAULT_URL, Failure, Url, command
+from hark.cli.command import DEFAULT_URL, Failure, Json, Url, command
 from hark.cli.output import raw, table
 from hark.cli.remote import Answer, call, is_local, path, send
 from hark.errors import InvalidSetting
@@ -30,7 +29,7 @@ CLOCK_SECONDS = 5.0
 OLDEST_PYTHON = (3, 11)
 BUCKET = "s3://"
 MANY_FAILED, FAILED_SHARE = 20, 0.05
-"""So many requests to the bucket, and such a share of them, may fail before that is worth a word."""
+"""The number and the share of failed requests to the bucket above which the check warns."""
 
 
 def register_doctor(main: typer.Typer) -> None:
@@ -44,11 +43,12 @@ def register_doctor(main: typer.Typer) -> None:
     )(doctor)
 
 
-def doctor(
-    url: Url = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
-) -> None:
-    """Check this machine and the server (or the bucket), and say what to do about what is wrong."""
+def doctor(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+    """Check this machine and the server, with advice.
+
+    For a server on this machine, the command also checks its settings and its store. With --url s3://..., it checks a
+    bucket instead of a server. The exit code is 1 if a check fails; warnings do not change it.
+    """
     if url.startswith(BUCKET):
         checks = [_python(), *_store(url)]
     else:
@@ -56,94 +56,103 @@ def doctor(
     if as_json:
         raw(msgspec.json.encode(checks))
     else:
-        table(("", "Check", "Found", "What to do"), ((c.result, c.name, c.detail, c.advice) for c in checks))
+        table(
+            ("Result", "Check", "Details", "Advice"),
+            ((c.result, c.name, c.detail, c.advice) for c in checks),
+            long=("Details", "Advice"),
+        )
     if failed := sum(check.result == "fail" for check in checks):
-        raise Failure(f"{failed} of {len(checks)} checks failed")
+        raise Failure(f"{failed} of {len(checks)} checks failed; follow the advice above and run the command again")
 
 
 def _python() -> Check:
-    """Look at the interpreter."""
+    """Check the version of Python."""
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < OLDEST_PYTHON:
-        return Check("python", "fail", found, "Hark needs Python 3.11 or newer")
+        return Check("python", "fail", found, "install Python 3.11 or newer")
     return Check("python", "ok", found)
 
 
 def _server(url: str) -> Iterator[Check]:
-    """Look at the server, as far as it answers."""
+    """Check the server, as far as it responds."""
     sent = time.time()
     try:
         answer = send(url, "GET", "/health", timeout=5)
     except Failure as failure:
         reason, _, advice = str(failure).partition("\n")
-        yield Check("server", "fail", reason, advice or "check --url or HARK_URL")
+        if not advice or "hark doctor" in advice:
+            advice = "check --url and HARK_URL, the network and the server's log"
+        yield Check("server", "fail", reason, advice)
         return
     received = time.time()
-    yield Check("server", "ok", f"{url} answers in {(received - sent) * 1000:.0f} ms")
+    yield Check("server", "ok", f"{url} responds in {(received - sent) * 1000:.0f} ms")
     yield from _health(answer)
     yield _clock(answer, sent, received)
     yield from _requests(url)
 
 
 def _requests(url: str) -> Iterator[Check]:
-    """Look at what the server asked of its store, if that costs something."""
+    """Check the requests of the server to its store, if they cost money."""
     try:
         numbers = call(url, "GET", path("system", "metrics"), timeout=5).read(answers.Metrics).store
     except Failure:
-        return  # An older server, or a sick one, of which /health has said so.
+        return  # An older server, or an unhealthy one, which the check of /health reports.
     if "s3_dollars" not in numbers:
         return
     puts, gets, failed = (int(numbers.get(f"s3_requests_{name}", 0)) for name in ("put", "get", "failed"))
-    detail = f"{puts:,} PUT and {gets:,} GET since the server started, {failed:,} failed: ${numbers['s3_dollars']:.4f}"
+    detail = (
+        f"{puts:,} PUT and {gets:,} GET requests since the server started, {failed:,} failed; "
+        f"cost ${numbers['s3_dollars']:.4f}"
+    )
     if failed > MANY_FAILED and failed > FAILED_SHARE * (puts + gets):
-        advice = "look at the server's log for what the bucket answers, and at the limits of the bucket"
+        advice = "check the server's log for errors of the bucket, and the request limits of the provider"
         yield Check("requests", "warn", detail, advice)
     else:
         yield Check("requests", "ok", detail)
 
 
 def _health(answer: Answer) -> Iterator[Check]:
-    """Look at what the server says of itself."""
+    """Check the health and the version that the server reports."""
     try:
         health = answer.read(answers.Health)
     except Failure:
-        detail = f"/health answered {answer.status}, not in Hark's words"
-        yield Check("health", "fail", detail, "another program listens there: check --url or HARK_URL")
+        detail = f"/health returned status {answer.status} with an unknown body"
+        yield Check("health", "fail", detail, "another program uses this address: check --url and HARK_URL")
         return
     if answer.status == 200 and health.status == "healthy":
         yield Check("health", "ok", health.status)
     else:
-        yield Check("health", "fail", f"{health.status} ({answer.status})", "look at the server's log")
+        yield Check("health", "fail", f"{health.status} (status {answer.status})", "check the server's log")
     if health.version == __version__:
         yield Check("version", "ok", __version__)
     else:
-        detail = f"server {health.version or 'unknown'}, this command {__version__}"
-        yield Check("version", "warn", detail, "use the same version on both sides")
+        detail = f"server {health.version or 'unknown'}, command line {__version__}"
+        yield Check("version", "warn", detail, "install the same version of Hark on both machines")
 
 
 def _clock(answer: Answer, sent: float, received: float) -> Check:
-    """Compare the clocks; the server's is known to a second."""
+    """Compare the clocks; the server's is known to the second."""
     try:
         server = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):
-        return Check("clock", "warn", "the server does not tell its time", "compare the clocks by hand")
-    # A Date header cuts off the fraction of the second: on average the server is half a second further.
+        return Check("clock", "warn", "the response has no valid Date header", "compare the two clocks manually")
+    # A Date header has no fraction of a second: on average the server is half a second ahead of it.
     behind = (sent + received) / 2 - (server + 0.5)
     if abs(behind) <= CLOCK_SECONDS:
-        return Check("clock", "ok", "server and client agree")
+        return Check("clock", "ok", f"differs from the server's by less than {CLOCK_SECONDS:g} s")
     side = "behind" if behind > 0 else "ahead of"
-    detail = f"the server is {abs(behind):.0f} s {side} this machine"
-    return Check("clock", "warn", detail, "run a time service (NTP) on both: times in seek and --from are off")
+    detail = f"the server's clock is {abs(behind):.0f} s {side} this machine's"
+    return Check("clock", "warn", detail, "run NTP on both machines: times in seek and --from are inexact until then")
 
 
 def _store(engine: str | None = None) -> Iterator[Check]:
-    """Look at the place where a server on this machine keeps its messages, or at another."""
+    """Check the settings and the store of a server on this machine, or the store at a URL."""
     try:
         settings = load({"engine": engine}, os.environ).settings
     except InvalidSetting as error:
-        yield Check("settings", "fail", error.text, "correct it; docs/settings.md lists all settings")
+        yield Check("settings", "fail", error.text, "correct this setting; docs/settings.md lists all settings")
         return
-    yield Check("settings", "ok", "hark.toml and the environment are understood")
+    yield Check("settings", "ok", "hark.toml and HARK_* variables are valid")
     if settings.engine.startswith(("postgresql://", "postgres://")):
         from hark.cli.doctor_postgres import database_checks
 
@@ -161,7 +170,7 @@ def _store(engine: str | None = None) -> Iterator[Check]:
 
 
 def _directory(settings: Settings) -> Path | None:
-    """Find the directory of a file store; None for one without."""
+    """Find the directory of a SQLite store; None for other stores."""
     if not settings.engine:
         return Path(settings.data)
     scheme, _, file = settings.engine.partition(":///")
@@ -169,27 +178,27 @@ def _directory(settings: Settings) -> Path | None:
 
 
 def _existing(directory: Path) -> Path:
-    """Find the part of a path that is already there."""
+    """Find the part of a path that already exists."""
     return next((place for place in (directory, *directory.absolute().parents) if place.exists()), Path("/"))
 
 
 def _writable(directory: Path) -> Check:
-    """Try to write, for permissions alone do not tell."""
+    """Check that a file can be written, by writing one."""
     place = _existing(directory)
     try:
         with tempfile.TemporaryFile(dir=place):
-            return Check("data", "ok", f"{directory} can be written")
+            return Check("data", "ok", f"{directory} is writable")
     except OSError as error:
-        detail = f"{place} can't be written: {error.strerror}"
-        return Check("data", "fail", detail, "change its owner or mode, or choose another: HARK_DATA")
+        detail = f"{place} is not writable: {error.strerror}"
+        return Check("data", "fail", detail, "change its owner or mode, or set HARK_DATA to another directory")
 
 
 def _disk(directory: Path) -> Check:
-    """Look at the room that is left."""
+    """Check the free disk space."""
     free = shutil.disk_usage(_existing(directory)).free
     detail = f"{free // MIB:,} MiB free"
     if free < NO_DISK:
-        return Check("disk", "fail", detail, "free some space: pushes fail when it is full")
+        return Check("disk", "fail", detail, "free disk space now: pushes fail when the disk is full")
     if free < LITTLE_DISK:
-        return Check("disk", "warn", detail, "free some space soon")
+        return Check("disk", "warn", detail, "free disk space soon")
     return Check("disk", "ok", detail)

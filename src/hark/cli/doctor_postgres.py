@@ -1,4 +1,4 @@
-"""What `hark doctor` looks at in a PostgreSQL database."""
+"""The checks of `hark doctor` for a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY_DEAD, DEAD_PER_LIVE = 10_000, 10
 
 
 def database_checks(settings: Settings) -> list[Check]:
-    """Look at a database as a server would use it; changes nothing."""
+    """Check a database as a server would use it; changes nothing."""
     return asyncio.run(_checks(settings))
 
 
@@ -35,7 +35,7 @@ async def _checks(settings: Settings) -> list[Check]:
     try:
         version = await pool.fetchval("select current_setting('server_version')")
         return [
-            Check("database", "ok", f"{shown(settings.engine)} answers, PostgreSQL {version}"),
+            Check("database", "ok", f"connected to {shown(settings.engine)}, PostgreSQL {version}"),
             await _guarded("schema", _schema, pool),
             await _guarded("connections", lambda pool: _connections(pool, settings), pool),
             await _guarded("transactions", _transactions, pool),
@@ -56,62 +56,69 @@ async def _guarded(name: str, check: Callable[[Pool], Awaitable[Check]], pool: P
 
 def _failed(name: str, error: HarkError) -> Check:
     detail, _, advice = error.text.partition("; ")
-    return Check(name, "fail", detail, advice or "look at the log of PostgreSQL")
+    return Check(name, "fail", detail, advice or "check the log of PostgreSQL")
 
 
 async def _schema(pool: Pool) -> Check:
-    """Compare the schema with the one that this Hark knows."""
+    """Compare the schema with the one that this version of Hark needs."""
     from hark.engine.postgres.migrate import all_steps, missing_steps
 
     missing = await missing_steps(pool, post=True)
     needed = [step for step in missing if step.phase == "pre"]
     if needed:
         return Check(
-            "schema", "warn", f"{needed[0]} is missing", "the next start of a server brings it: or hark migrate"
+            "schema",
+            "warn",
+            f"migration {needed[0]} is not applied",
+            "run hark migrate, or start a server, which applies it",
         )
     detail = f"version {max(step.number for step in all_steps())}"
     if missing:
-        advice = "when no older server runs any more: hark migrate --post"
-        return Check("schema", "ok", f"{detail}, {missing[0]} can follow", advice)
+        advice = "once no server of an older version is running, run hark migrate --post"
+        return Check("schema", "ok", f"{detail}; migration {missing[0]} is not applied yet", advice)
     return Check("schema", "ok", detail)
 
 
 async def _connections(pool: Pool, settings: Settings) -> Check:
-    """Look whether all workers get their connections."""
+    """Check that PostgreSQL allows enough connections for all server processes."""
     row: Any = await pool.fetchrow(
         "select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,"
         " (select count(*) from pg_stat_activity where backend_type = 'client backend' and application_name <> 'hark')"
     )
     allowed, others = row
     wanted = settings.workers * settings.postgres.pool_size
-    detail = f"{wanted} wanted by one hark serve, {allowed} allowed, {others} used by other programs"
+    detail = f"one hark serve uses up to {wanted}; {allowed} allowed, {others} used by other programs"
     if wanted + others > allowed:
         return Check("connections", "warn", detail, "raise max_connections, or lower postgres.pool_size or workers")
     return Check("connections", "ok", detail)
 
 
 async def _transactions(pool: Pool) -> Check:
-    """Look for what keeps PostgreSQL from removing old versions of rows."""
+    """Check for old transactions, which keep PostgreSQL from removing dead rows."""
     row: Any = await pool.fetchrow(
         "select coalesce(extract(epoch from max(now() - xact_start)), 0)::bigint,"
         " coalesce(max(age(backend_xmin)), 0)::bigint from pg_stat_activity where pid <> pg_backend_pid()"
     )
     seconds, behind = row
-    detail = f"the oldest one is {seconds} s old; the oldest snapshot is {behind} transactions behind"
+    detail = f"oldest transaction {seconds} s; oldest snapshot {behind} transactions behind"
     if seconds >= OLD_TRANSACTION_SECONDS:
-        advice = "end it (select * from pg_stat_activity order by xact_start): until then the database grows"
+        advice = (
+            "end the old transaction, because the database grows until then; to find it: "
+            "select * from pg_stat_activity order by xact_start"
+        )
         return Check("transactions", "warn", detail, advice)
     return Check("transactions", "ok", detail)
 
 
 async def _dead_rows(pool: Pool) -> Check:
-    """Look at what was not removed."""
+    """Check the number of dead rows."""
     row: Any = await pool.fetchrow(
         "select coalesce(sum(n_dead_tup), 0)::bigint, coalesce(sum(n_live_tup), 0)::bigint"
         " from pg_stat_user_tables where schemaname = 'hark' and relname in ('partitions', 'tracks')"
     )
     dead, live = row
-    detail = f"{dead:,} beside {live:,} that count, in the tables that are updated in place"
+    detail = f"{dead:,} dead and {live:,} live rows in the tables that Hark updates in place"
     if dead > MANY_DEAD and dead > DEAD_PER_LIVE * live:
-        return Check("dead rows", "warn", detail, "servers rewrite these tables: look at transactions, and the log")
+        advice = "end old transactions (see the check above), then check the log of the servers, which remove dead rows"
+        return Check("dead rows", "warn", detail, advice)
     return Check("dead rows", "ok", detail)

@@ -1,4 +1,4 @@
-"""What `hark doctor` looks at in a bucket. It writes a few bytes under `probe/` and removes them; nothing else."""
+"""The checks of `hark doctor` for a bucket. They write a few bytes under `probe/` and remove them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 CLOCK_SECONDS = 5.0
 LONG_TAIL = 10
-"""Times as many records as a snapshot is made after: then something keeps snapshots from being made."""
+"""How many times `snapshot_records` the log may be before the check warns that no snapshot is made."""
 LATE_GRACES = 2
-"""Times the grace period: then something keeps old records from being removed."""
+"""How many grace periods old data may stay before the check warns that it is not removed."""
 MANY_DOLLARS = 1.0
-"""A month, for a worker that does nothing."""
+"""Per month, for an idle worker."""
 _BATCHES = 10_000
-"""A million messages, a hundred at a time."""
+"""A million messages in batches of 100."""
 _PUTS_PER_BATCH = _GETS_PER_BATCH = 2
-"""One PUT with the pushes and one with the claims and the acks before them; each is read by somebody else."""
+"""One PUT for the pushes and one for the claims and the earlier acks; another process reads each of them."""
 
 
 def bucket_checks(settings: Settings) -> list[Check]:
-    """Look at a bucket as a server or a worker would use it."""
+    """Check a bucket as a server or a worker would use it."""
     return asyncio.run(_checks(settings))
 
 
@@ -56,7 +56,7 @@ async def _checks(settings: Settings) -> list[Check]:
 async def examine(
     bucket: Bucket, settings: Settings, unique: str, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> list[Check]:
-    """Look at an open bucket; `unique` is random, for keys that nobody else uses."""
+    """Check an open bucket; `unique` is random, for keys that no other process uses."""
     from hark.engine.s3.bucket.api import BucketError
     from hark.engine.s3.bucket.probing import probe
 
@@ -65,7 +65,7 @@ async def examine(
     except HarkError as error:
         return [_failed("bucket", error)]
     checks = [
-        Check("bucket", "ok", f"{bucket.name} answers, and keeps the conditions of writes"),
+        Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"),
         _clock(bucket),
     ]
     try:
@@ -77,24 +77,25 @@ async def examine(
 
 def _failed(name: str, error: Exception) -> Check:
     detail, _, advice = str(error).partition("; ")
-    default = "correct it" if isinstance(error, InvalidSetting) else "look at the bucket with the tools of its provider"
+    default = "correct it" if isinstance(error, InvalidSetting) else "check the bucket with the tools of its provider"
     return Check(name, "fail", detail, advice or default)
 
 
 def _clock(bucket: Bucket) -> Check:
-    """Compare the clocks, as far as whole seconds in answers allow."""
+    """Compare the clocks, as far as whole seconds in responses allow."""
     if bucket.time.allowed() is None:
-        return Check("store clock", "warn", "the store does not tell its time", "compare the clocks by hand")
+        detail = "the responses of the store have no valid Date header"
+        return Check("store clock", "warn", detail, "compare the two clocks manually")
     seconds = bucket.time.offset() / SECOND
     if abs(seconds) <= CLOCK_SECONDS:
-        return Check("store clock", "ok", f"this machine agrees with the store to {abs(seconds):.1f} s")
+        return Check("store clock", "ok", f"differs from the store's by {abs(seconds):.1f} s")
     side = "behind" if seconds > 0 else "ahead of"
-    detail = f"this machine is {abs(seconds):.0f} s {side} the store"
-    return Check("store clock", "warn", detail, "run a time service (NTP) here: Hark only corrects what it can see")
+    detail = f"this machine's clock is {abs(seconds):.0f} s {side} the store's"
+    return Check("store clock", "warn", detail, "run NTP on this machine: Hark corrects the difference only in part")
 
 
 async def _store(bucket: Bucket, settings: S3) -> list[Check]:
-    """Look at the objects whose keys are known: no LIST is needed."""
+    """Check the objects whose keys are known; this needs no LIST."""
     from hark.engine.s3.log import places
     from hark.engine.s3.log.meta import read_or_create
     from hark.engine.s3.log.pointer import Pointer, read_pointer
@@ -104,19 +105,19 @@ async def _store(bucket: Bucket, settings: S3) -> list[Check]:
     head = await find_head(bucket, pointer.seq)
     if await bucket.get(places.META) is None:
         if head:
-            advice = "restore it from a backup or an older version of it, or choose another prefix"
-            return [Check("store", "fail", f"there is a log, but {places.META} was removed", advice)]
-        return [Check("store", "ok", "nothing here yet", "the first server or worker makes it")]
-    meta = await read_or_create(bucket, bucket.time.now())  # It is there, so that nothing is created.
+            advice = f"restore {places.META} from a backup or an older version, or use another prefix"
+            return [Check("store", "fail", f"the log exists, but {places.META} is missing", advice)]
+        return [Check("store", "ok", "does not exist yet", "the first server or worker creates it")]
+    meta = await read_or_create(bucket, bucket.time.now())  # It exists, so this creates nothing.
     return [
-        Check("store", "ok", f"format {meta.format}, {head:,} records were ever written"),
+        Check("store", "ok", f"format {meta.format}, {head:,} log records written in total"),
         _snapshot(pointer, head, settings),
         _removal(pointer, bucket.time.now(), meta.grace_seconds),
     ]
 
 
 async def find_head(bucket: Bucket, known: int) -> int:
-    """The number of the newest record, from one that is known (0: none): in about 2 x log2 GETs of the distance."""
+    """Find the newest record, from a known one (0: none), with about 2 x log2(distance) GETs."""
     from hark.engine.s3.log import places
 
     async def is_there(seq: int) -> bool:
@@ -136,33 +137,34 @@ async def find_head(bucket: Bucket, known: int) -> int:
 
 
 def _snapshot(pointer: Pointer, head: int, settings: S3) -> Check:
-    """Look how much a start has to read."""
+    """Check how much a process reads when it starts."""
     tail = head - pointer.seq
-    newest = (
-        f"the newest is of record {pointer.seq:,}; a start reads it and" if pointer.seq else "none yet; a start reads"
-    )
-    detail = f"{newest} {tail:,} records"
+    newest = f"newest at record {pointer.seq:,}" if pointer.seq else "none yet"
+    detail = f"{newest}; a starting process reads {tail:,} {'later ' if pointer.seq else ''}records"
     if tail > LONG_TAIL * settings.snapshot_records:
-        advice = f"one should be made after {settings.snapshot_records:,}: the log of a server or worker says why not"
+        advice = (
+            "check the log of a server or worker for the reason: "
+            f"a snapshot is due after {settings.snapshot_records:,} records"
+        )
         return Check("snapshot", "warn", detail, advice)
     return Check("snapshot", "ok", detail)
 
 
 def _removal(pointer: Pointer, now: int, grace_seconds: int) -> Check:
-    """Look at what nobody needs any more."""
+    """Check that old records and snapshots are removed."""
     records = pointer.seq - pointer.removed
     snapshots = max(len(pointer.snapshots) - 1, 0) + len(pointer.announced)
-    detail = f"{records:,} records at most and {snapshots:,} snapshots wait for it"
-    # The second snapshot has been enough for so long: the first one, and what is below it, should be gone.
+    detail = f"up to {records:,} records and {snapshots:,} snapshots to remove"
+    # Since that time the second snapshot is sufficient: the first one and older records should be removed.
     since = pointer.snapshots[1].since if len(pointer.snapshots) > 1 else 0
     if since and now - since > LATE_GRACES * grace_seconds * SECOND:
-        advice = "servers and workers remove what is older than s3.grace_seconds: run one, or look at its log"
-        return Check("removal", "warn", f"{detail}, for {(now - since) // SECOND:,} s", advice)
+        advice = "run a server or worker, which removes data older than s3.grace_seconds, or check its log"
+        return Check("removal", "warn", f"{detail}, due since {(now - since) // SECOND:,} s", advice)
     return Check("removal", "ok", detail)
 
 
 def _costs(bucket: Bucket, settings: Settings) -> Check:
-    """Estimate what the store takes for requests."""
+    """Estimate the price of requests to the store."""
     price = Price(
         name="settings",
         get_per_thousand=settings.s3.get_dollars / 1000,
@@ -171,9 +173,9 @@ def _costs(bucket: Bucket, settings: Settings) -> Check:
     idle = estimate(strategy_from(settings), price=price).dollars_per_month
     million = _BATCHES / 1000 * (_PUTS_PER_BATCH * price.put_per_thousand + _GETS_PER_BATCH * price.get_per_thousand)
     detail = (
-        f"an idle process ${idle:.2f} a month; a million messages, 100 at a time, ${million:.2f}; "
-        f"this look at it ${bucket.requests.dollars():.6f}"
+        f"${idle:.2f} per month for an idle process; ${million:.2f} per million messages in batches of 100; "
+        f"${bucket.requests.dollars():.6f} for these checks"
     )
     if idle > MANY_DOLLARS:
-        return Check("costs", "ok", detail, "poll less often: hark polling shows what the settings come to")
+        return Check("costs", "ok", detail, "poll less often; hark polling shows the cost of the polling settings")
     return Check("costs", "ok", detail)

@@ -1,4 +1,4 @@
-"""`hark explain` and `hark leases`: why a message is where it is, and who holds what."""
+"""`hark explain` and `hark leases`: the state of one message, and the leases of consumers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import Annotated
 import typer
 
 from hark.cli import observed
-from hark.cli.command import DEFAULT_URL, Json, PartitionOption, Url, command, not_empty
-from hark.cli.output import details, raw, say, table
+from hark.cli.command import (
+    DEFAULT_URL,
+    Json,
+    Limit,
+    Offset,
+    OnlyGroup,
+    OnlyPartition,
+    OptionalQueueName,
+    Url,
+    command,
+    not_empty,
+)
+from hark.cli.output import details, group_name, raw, say, say_rest, table
 from hark.cli.remote import call, path
 from hark.model import QUEUE_MODE
-
-OnlyGroup = Annotated[
-    str | None, typer.Option("--group", callback=not_empty, help="Only this consumer group.", show_default=False)
-]
 
 
 def register_explain(main: typer.Typer) -> None:
@@ -24,12 +31,18 @@ def register_explain(main: typer.Typer) -> None:
 
 
 def explain(
-    message_id: Annotated[str, typer.Argument(metavar="ID", callback=not_empty, show_default=False)],
+    message_id: Annotated[
+        str,
+        typer.Argument(metavar="MESSAGE_ID", callback=not_empty, help="ID of the message.", show_default=False),
+    ],
     group: OnlyGroup = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Say why a message has not been delivered or settled, for one group or for each."""
+    """Explain why a message is not delivered or settled yet.
+
+    The answer has one explanation for each consumer group of the queue, or for the group in --group.
+    """
     answer = call(url, "GET", path("explain", message_id), query={"consumerGroup": group})
     if as_json:
         raw(answer.body)
@@ -52,23 +65,23 @@ def explain(
 def _group(name: str | None) -> str:
     if name is None:
         return "No group:"
-    return "The default group:" if name == QUEUE_MODE else f"Group {name}:"
+    return "Default group:" if name == QUEUE_MODE else f"Group {name}:"
 
 
 def leases(
     *,
-    queue: Annotated[
-        str | None,
-        typer.Argument(metavar="[QUEUE]", callback=not_empty, help="Only in this queue.", show_default=False),
-    ] = None,
-    partition: PartitionOption = None,
+    queue: OptionalQueueName = None,
+    partition: OnlyPartition = None,
     group: OnlyGroup = None,
-    limit: Annotated[int, typer.Option(min=1)] = 100,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Limit = 100,
+    offset: Offset = 0,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List who holds what: one line for each partition that a lease holds messages of, oldest first."""
+    """List the leases of consumers, oldest first.
+
+    The list has one row for each lease and partition.
+    """
     query = {"queue": queue, "partition": partition, "consumerGroup": group, "limit": limit, "offset": offset}
     answer = call(url, "GET", path("leases"), query=query)
     if as_json:
@@ -76,12 +89,12 @@ def leases(
         return
     page = answer.read(observed.Leases)
     table(
-        ("Queue", "Partition", "Group", "Consumer", "Since", "Until", "Messages", "First message"),
+        ("Queue", "Partition", "Group", "Consumer", "Since", "Until", "Messages", "First message ID"),
         (
             (
                 lease.queue,
                 lease.partition,
-                "" if lease.consumer_group == QUEUE_MODE else lease.consumer_group,
+                group_name(lease.consumer_group),
                 lease.consumer,
                 lease.since,
                 lease.until,
@@ -90,7 +103,7 @@ def leases(
             )
             for lease in page.leases
         ),
-        empty="nobody holds anything",
+        empty="no leases",
+        spare=("First message ID", "Since", "Messages"),
     )
-    if offset + len(page.leases) < page.total:
-        say(f"{len(page.leases)} of {page.total}; more with --offset {offset + len(page.leases)}")
+    say_rest(len(page.leases), offset, page.total)

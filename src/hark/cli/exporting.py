@@ -1,4 +1,4 @@
-"""`hark export` and `hark import`: queues as lines of JSON, from one store into another."""
+"""`hark export` and `hark import`: copy a queue from one store to another as JSON lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def register_export(main: typer.Typer) -> None:
         main,
         "import",
         "hark import orders.jsonl",
-        "hark import orders.jsonl --queue orders-copy --url http://other:6632",
+        "hark import orders.jsonl --queue orders-copy",
         "hark export orders | hark import - --url http://other:6632",
     )(import_)
 
@@ -36,22 +36,24 @@ def register_export(main: typer.Typer) -> None:
 def export(
     queue: QueueName,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; else to stdout.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
     ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Write a queue as lines of JSON: its options, its groups, where they stand, and its messages.
+    """Export a queue as JSON lines.
 
-    What is pushed while it runs is not in it. Nor are dead letters, and messages that were requeued from them.
+    The export has the options of the queue, its consumer groups with their positions, and its messages. It does not
+    have messages pushed during the export, dead letters, or messages requeued from dead letters.
     """
-    with counting(f"exporting {queue}", "messages") as bar, _written(output) as file:
+    with counting(f"Exporting {queue}", "messages") as bar, _written(output) as file:
         done, ended = 0, False
         total: int | None = None
         for line in lines(stream(url, path("resources", "queues", queue, "export"), query={})):
-            match parse(line, "the server's line"):
+            match parse(line, "a line from the server"):
                 case QueueLine(messages=total, dead_letters=dead):
                     if dead:
-                        complain(f"warning: {dead} dead letters of {queue} are not exported")
+                        complain(f"warning: {dead} dead letters of queue {queue} are not exported")
                 case MessageLine():
                     done += 1
                 case ErrorLine(error=error, code=code):
@@ -63,29 +65,35 @@ def export(
             file.write(line + b"\n")
             bar.reach(done, total)
         if not ended:
-            raise Failure(f"the server stopped after {done} messages; try again")
+            raise Failure(f"the export of queue {queue} ended early, after {done} messages; run the command again")
     if total is not None and done < total:
-        left = f"{total - done} messages of {queue} are not exported"
-        complain(f"warning: {left}: they were requeued for one group and not removed yet, or removed meanwhile")
+        left = f"{total - done} messages of queue {queue} are not exported"
+        complain(f"warning: {left}: they were requeued from dead letters, or removed during the export")
     if output is not None:
-        say(f"exported {done} messages of {queue} to {output}")
+        say(f"exported {done} messages of queue {queue} to {output}")
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An export; - reads stdin.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Export to read; - reads standard input.", show_default=False)
+    ],
     queue: Annotated[
-        str | None, typer.Option(callback=not_empty, help="The queue to import into; else the one in the file.")
+        str | None,
+        typer.Option(
+            callback=not_empty, metavar="QUEUE", help="Queue to import into.", show_default="the queue in FILE"
+        ),
     ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Read a queue from lines of JSON into a server.
+    """Import a queue from an export.
 
-    The queue and its groups are made if they are not there; those that are keep their options and their places. If it
-    is cut short, run it again: messages keep their transaction ids, so that none comes twice.
+    The command creates the queue and its consumer groups. A queue or group that already exists keeps its options and
+    positions. If the import is interrupted, run it again: messages keep their transaction IDs, so there are no
+    duplicates.
     """
     from hark.cli.importing import Importer
 
-    with _opened(file) as source, counting(f"importing {file}", "messages") as bar:
+    with _opened(file) as source, counting(f"Importing {file}", "messages") as bar:
         importer = Importer(url, queue)
         for number, line in enumerate(source, 1):
             if line.strip():
@@ -98,7 +106,7 @@ def import_(
 
 
 def lines(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Cut a stream into lines."""
+    """Split a stream into lines."""
     rest = b""
     for part in parts:
         *complete, rest = (rest + part).split(b"\n")
@@ -108,16 +116,18 @@ def lines(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def parse(line: bytes, where: str) -> ExportLine:
-    """Read a line; `where` is for the error."""
+    """Parse a line; `where` is for the error message."""
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"{where} is not of an export: {error}", exit_code=USAGE) from None
+        raise Failure(
+            f"{where} is not a line of an export: {error}; use a file that `hark export` wrote", exit_code=USAGE
+        ) from None
 
 
 @contextmanager
 def _written(output: Path | None) -> Iterator[BinaryIO]:
-    """Where to write; a file gets its name when it is whole."""
+    """Open the output; a file gets its name when it is complete."""
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -128,7 +138,7 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
             yield file
         part.replace(output)
     except OSError as error:
-        raise Failure(f"{output} can't be written: {error.strerror}") from error
+        raise Failure(f"cannot write {output}: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -139,4 +149,4 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as source:
             yield source
     except OSError as error:
-        raise Failure(f"{file} can't be read: {error.strerror}", exit_code=USAGE) from error
+        raise Failure(f"cannot read {file}: {error.strerror}", exit_code=USAGE) from error

@@ -14,9 +14,10 @@ from hark.cli.command import (
     Failure,
     GroupName,
     Json,
-    PartitionOption,
+    Limit,
+    OnlyPartition,
+    OnlyQueue,
     QueueName,
-    QueueOption,
     Url,
     Yes,
     command,
@@ -27,22 +28,27 @@ from hark.cli.output import raw, say, table
 from hark.cli.remote import call, path
 
 app = make_app(
-    "Look at consumer groups, move, pause and delete them.",
+    "List, move, pause, limit and delete consumer groups.",
     "hark group list",
     "hark group seek billing orders --to-end",
     "hark group delete billing --queue orders",
+    "",
+    "The default group of a queue has the name __QUEUE_MODE__.",
 )
 
 
 @command(app, "list", "hark group list", "hark group list --queue orders")
-def list_groups(queue: QueueOption = None, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """List groups, one line for each queue that they consume."""
+def list_groups(queue: OnlyQueue = None, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+    """List consumer groups, one row for each group and queue.
+
+    Lag is the number of messages that the group has not settled; "Lag (s)" is the age of the oldest one, in seconds.
+    """
     answer = call(url, "GET", path("consumer-groups"), query={"queue": queue})
     if as_json:
         raw(answer.body)
         return
     table(
-        ("Group", "Queue", "Mode", "State", "Leases", "In flight", "Lag", "Partitions", "Seconds", "Starts at"),
+        ("Group", "Queue", "Mode", "State", "Leases", "In flight", "Lag", "Lag (s)", "Lagging partitions", "Start"),
         (
             (
                 group.name,
@@ -52,31 +58,37 @@ def list_groups(queue: QueueOption = None, url: Url = DEFAULT_URL, as_json: Json
                 group.members,
                 group.in_flight,
                 group.total_lag,
-                group.partitions_with_lag,
                 group.max_time_lag,
+                group.partitions_with_lag,
                 group.subscription_mode,
             )
             for group in answer.read(list[answers.Group])
         ),
-        empty="no groups; a first pop makes one: hark pop orders --group billing",
+        empty="no consumer groups; the first pop creates one: hark pop orders --group billing",
+        spare=("Start", "Lagging partitions", "Leases", "Mode", "State"),
     )
 
 
 @command(app, "lagging", "hark group lagging", "hark group lagging --seconds 60 --limit 10")
 def lagging(
-    seconds: Annotated[int, typer.Option(min=0, help="Only where a message has waited so long.")] = 60,
-    limit: Annotated[int, typer.Option(min=1)] = 100,
+    seconds: Annotated[
+        int, typer.Option(min=0, metavar="SECONDS", help="Least age of the oldest message, in seconds.")
+    ] = 60,
+    limit: Limit = 100,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List where messages have waited long: a group and a partition in each line."""
+    """List consumer groups that lag behind, by partition.
+
+    Lag is the number of messages that the group has not settled; "Lag (s)" is the age of the oldest one, in seconds.
+    """
     query = {"minLagSeconds": seconds, "limit": limit}
     answer = call(url, "GET", path("consumer-groups", "lagging"), query=query)
     if as_json:
         raw(answer.body)
         return
     table(
-        ("Group", "Queue", "Partition", "Lag", "Lag seconds", "Oldest waits since", "Last consumed"),
+        ("Group", "Queue", "Partition", "Lag", "Lag (s)", "Oldest message", "Last consumed"),
         (
             (
                 track.consumer_group,
@@ -89,23 +101,24 @@ def lagging(
             )
             for track in answer.read(list[observed.LaggingTrack])
         ),
-        empty=f"no message has waited for {seconds} seconds",
+        empty=f"no group lags behind by {seconds} seconds or more",
+        spare=("Last consumed", "Oldest message"),
     )
 
 
 @command(app, "show", "hark group show billing")
 def show(group: GroupName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Show a group's place in every partition."""
+    """Show the position of a consumer group in each partition."""
     answer = call(url, "GET", path("consumer-groups", group))
     queues_of_it = answer.read(dict[str, answers.Tracks])
     if as_json:
         raw(answer.body)
     if not queues_of_it:
-        raise Failure(f"there is no group {group}", code="not_found")
+        raise Failure(f"group {group} not found", code="not_found", hint="list the groups with: hark group list")
     if as_json:
         return
     table(
-        ("Queue", "Partition", "Lag", "Lag seconds", "Leased", "Last consumed"),
+        ("Queue", "Partition", "Lag", "Lag (s)", "Leased", "Last consumed"),
         (
             (
                 queue,
@@ -118,7 +131,8 @@ def show(group: GroupName, url: Url = DEFAULT_URL, as_json: Json = False) -> Non
             for queue, tracks in queues_of_it.items()
             for t in tracks.partitions
         ),
-        empty=f"{group} has touched no partition yet",
+        empty=f"group {group} has no position in any partition yet",
+        spare=("Last consumed", "Leased"),
     )
 
 
@@ -127,24 +141,31 @@ def show(group: GroupName, url: Url = DEFAULT_URL, as_json: Json = False) -> Non
     "seek",
     "hark group seek billing orders --to-end",
     "hark group seek billing orders --timestamp 2026-01-31T12:00:00Z",
-    "hark group seek billing orders --partition customer-4 --offset 1",
+    "hark group seek billing orders --offset 1 --partition customer-4",
 )
 def seek(
     *,
     group: GroupName,
     queue: QueueName,
-    to_end: Annotated[bool, typer.Option("--to-end", help="Skip everything that is there now.")] = False,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Skip all current messages.")] = False,
     timestamp: Annotated[
-        str | None, typer.Option(metavar="ISO", help="Go on after this time (UTC, unless it says).")
+        str | None,
+        typer.Option(metavar="TIME", help="Continue with messages after this time (ISO 8601, UTC by default)."),
     ] = None,
-    offset: Annotated[int | None, typer.Option(min=1, help="Go on at this offset.")] = None,
-    partition: PartitionOption = None,
+    offset: Annotated[
+        int | None, typer.Option(min=1, metavar="OFFSET", help="Continue with the message at this offset.")
+    ] = None,
+    partition: OnlyPartition = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Move a group in a queue, forward or back; what it has leased there comes again or not at all."""
+    """Move a consumer group to another position in a queue.
+
+    Give exactly one of --to-end, --timestamp and --offset. The group loses its leases there. The position alone
+    decides whether their messages are delivered again.
+    """
     if [to_end, timestamp is not None, offset is not None].count(True) != 1:
-        raise typer.BadParameter("give one of --to-end, --timestamp and --offset")
+        raise typer.BadParameter("give exactly one of --to-end, --timestamp and --offset")
     target: dict[str, Any] = {"toEnd": True}
     if timestamp is not None:
         target = {"timestamp": _time(timestamp)}
@@ -156,18 +177,20 @@ def seek(
         raw(answer.body)
     done = answer.read(answers.Done)
     if not done.success:
-        raise Failure(done.error or "the server did not move the group")
+        raise Failure(done.error or f"the server did not move group {group} in queue {queue}")
     if not as_json:
         moved = f"{done.partitions_updated} partitions" if partition is None else f"next offset {done.next_offset}"
-        say(f"moved {group} in {queue} ({moved})")
+        say(f"moved group {group} in queue {queue} ({moved})")
 
 
 def _time(text: str) -> str:
-    """Check a time, and make it say its zone."""
+    """Check a time, and add UTC if it has no time zone."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"--timestamp {text}: expected ISO 8601, such as 2026-01-31T12:00:00Z") from None
+        raise typer.BadParameter(
+            f"--timestamp {text}: not an ISO 8601 time; use a time such as 2026-01-31T12:00:00Z"
+        ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
@@ -175,16 +198,19 @@ def _time(text: str) -> str:
 def delete(
     *,
     group: GroupName,
-    queue: QueueOption = None,
+    queue: OnlyQueue = None,
     keep_subscription: Annotated[
-        bool, typer.Option("--keep-subscription", help="It starts again where it first started.")
+        bool, typer.Option("--keep-subscription", help="Keep the start of the group for a later group of this name.")
     ] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Delete a group's place in one queue or in all of them."""
-    confirm(f"Delete the group {group} in {queue or 'all its queues'}?", yes)
+    """Delete a consumer group, in one queue or in all.
+
+    The group loses its positions and leases. Messages stay in the queue.
+    """
+    confirm(f"Delete group {group} in {f'queue {queue}' if queue else 'all its queues'}?", yes)
     segments = [] if queue is None else ["queues", queue]
     query = {"deleteMetadata": not keep_subscription}
     answer = call(url, "DELETE", path("consumer-groups", group, *segments), query=query)
@@ -192,18 +218,18 @@ def delete(
         raw(answer.body)
     done = answer.read(answers.Done)
     if not done.success:
-        raise Failure(done.error or "the server did not delete the group")
+        raise Failure(done.error or f"the server did not delete group {group}")
     if not as_json:
-        say(f"deleted {group} ({done.deleted_partitions or 0} partitions)")
+        say(f"deleted group {group} ({done.deleted_partitions or 0} partitions)")
 
 
 @command(app, "pause", "hark group pause billing orders")
 def pause(group: GroupName, queue: QueueName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Stop deliveries of a queue to one group."""
+    """Pause deliveries of a queue to one consumer group."""
     queues.order(url, queue, group, "pause", as_json)
 
 
 @command(app, "resume", "hark group resume billing orders")
 def resume(group: GroupName, queue: QueueName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Resume deliveries of a queue to one group."""
+    """Resume deliveries of a queue to one consumer group."""
     queues.order(url, queue, group, "resume", as_json)

@@ -1,4 +1,4 @@
-"""The lines of an export, put into a server one after the other."""
+"""Imports the lines of an export into a server."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ class _Item(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def _iso(moment: int) -> str:
-    """A time as the API reads it, with its microseconds."""
+    """Format a time for the API, with microseconds."""
     return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=moment)).isoformat()
 
 
 class _Start(msgspec.Struct, frozen=True):
-    """Where a group has to go on in a partition: at a message that was imported, or (without one) at the end."""
+    """The position of a group in a partition: at an imported message, or (without one) at the end."""
 
     first: bool = False
-    """It is the first message of the partition."""
+    """Whether it is the first message of the partition."""
     partition_id: str = ""
     message_id: str = ""
 
 
 class Importer:
-    """Takes the lines of one export.
+    """Processes the lines of one export.
 
-    Messages come first and groups last, so that an import that was cut short can be run again: messages that are there
-    are duplicates, and no group stands where it does not belong.
+    It pushes messages first and creates groups last, so that an interrupted import can be run again: messages that
+    exist are duplicates, and no group has a wrong position.
     """
 
     def __init__(self, url: str, queue: str | None) -> None:
         self.notes: list[str] = []
-        """What somebody should know who reads no documents."""
+        """Notes to print at the end."""
         self.expected: int | None = None
         self._url = url
         self._wanted = queue
@@ -80,32 +80,36 @@ class Importer:
         self._made_queue = False
         self._groups: dict[str, GroupLine] = {}
         self._known: set[str] = set()
-        """Groups that were there before."""
+        """Groups that existed before."""
         self._partition: str | None = None
         self._is_first = True
         """Whether the next message is the first one of its partition."""
         self._positions: dict[str, int] = {}
-        """By group, the offset from which on it has work in the partition that is being read, until that came."""
+        """By group, its next offset in the current partition, until a message at or after it is read."""
         self._starts: dict[str, dict[str, _Start]] = {}
-        """By group and partition, where to put it."""
+        """By group and partition, the position to set."""
         self._batch: list[_Item] = []
         self._marks: list[tuple[int, str, bool]] = []
-        """Which item of the batch is where a group starts, and whether it is the first of its partition."""
+        """The item of the batch at which a group starts, and whether it is the first of its partition."""
         self._bytes = 0
         self._counts: Counter[str] = Counter()
         self._ended = False
 
     @property
     def done(self) -> int:
-        """How many messages were dealt with."""
+        """The number of messages processed so far."""
         return self._counts.total()
 
     def take(self, line: ExportLine) -> None:
-        """The next line."""
+        """Process the next line."""
         if self._ended:
-            raise Failure("the file goes on after its end; import one export at a time", exit_code=USAGE)
+            raise Failure(
+                "the file has lines after the end of the export; import one export at a time", exit_code=USAGE
+            )
         if self._line is None and not isinstance(line, QueueLine):
-            raise Failure("the file does not begin with a queue: is it an export?", exit_code=USAGE)
+            raise Failure(
+                "the file does not begin with a queue; use a complete file that `hark export` wrote", exit_code=USAGE
+            )
         match line:
             case QueueLine():
                 self._begin(line)
@@ -119,20 +123,22 @@ class Importer:
                 self._flush()
                 self._ended = True
             case ErrorLine():
-                raise Failure(f"the export failed: {line.error}; export again", code=line.code)
+                raise Failure(
+                    f"the file has a failed export: {line.error}", code=line.code, hint="export the queue again"
+                )
 
     def finish(self) -> None:
-        """Make the groups and put them in their places."""
+        """Create the groups and set their positions."""
         if self._line is None:
-            raise Failure("the file is empty", exit_code=USAGE)
+            raise Failure("the file is empty; use a file that `hark export` wrote", exit_code=USAGE)
         if not self._ended:
             self._flush()
             self._set_bound(self._line)
             raise Failure(
-                f"the file is not whole: it stops after {self.done} messages, which are imported. No group was made; "
-                "export again, and import that"
+                f"the file is incomplete: it ends after {self.done} messages. These are imported, but no groups were "
+                "created; export the queue again and import the new file"
             )
-        # Nothing may be delivered before the groups stand where they did: a queue of ours can stop for so long.
+        # No message may be delivered before the positions are set: a queue that we created is paused meanwhile.
         if self._made_queue:
             self._order("pause")
         try:
@@ -141,33 +147,40 @@ class Importer:
         except Failure as failure:
             if not self._made_queue:
                 raise
-            again = f"{self._queue} is paused, and not all its groups are in their places: delete it and import again"
-            raise Failure(f"{failure}; {again}", exit_code=failure.exit_code) from failure
+            again = (
+                f"the queue {self._queue} is paused and some group positions are not set: "
+                "delete the queue and import again"
+            )
+            raise Failure(str(failure), hint=again, exit_code=failure.exit_code) from failure
         self._set_bound(self._line)
         if self._made_queue and not self._line.paused:
             self._order("resume")
 
     def summary(self) -> str:
-        """What became of it."""
+        """Describe the result."""
         counts = ", ".join(f"{count} {status}" for status, count in self._counts.items()) or "no messages"
-        return f"imported {self._queue}: {counts}; groups made: {', '.join(self._groups) or 'none'}"
+        return f"imported queue {self._queue}: {counts}; groups created: {', '.join(self._groups) or 'none'}"
 
     # Lines -------------------------------------------------------------------------------------------------
 
     def _begin(self, line: QueueLine) -> None:
         if self._line is not None:
-            raise Failure("the file has two queues; import one export at a time", exit_code=USAGE)
+            raise Failure("the file has more than one queue; import one export at a time", exit_code=USAGE)
         if line.format != FORMAT:
-            raise Failure(f"the export has format {line.format}, this hark reads {FORMAT}", exit_code=USAGE)
+            raise Failure(
+                f"the export has format {line.format}, and this version of Hark reads format {FORMAT}; "
+                "use the version of Hark that wrote it, or a newer one",
+                exit_code=USAGE,
+            )
         self._line, self._queue, self.expected = line, self._wanted or line.name, line.messages
         answer = send(self._url, "GET", path("resources", "queues", self._queue), query={"limit": 1})
         if answer.status == 404:
-            # Until the groups are there all messages count as waiting: the bound may be less than what is kept.
+            # Until the groups exist, all messages count as pending, which can be more than `maxSize` allows.
             self._configure(line, {name: value for name, value in line.options.items() if name != _BOUND})
             self._made_queue = True
             return
         call(self._url, "GET", path("resources", "queues", self._queue), query={"limit": 1})
-        self.notes.append(f"{self._queue} was there already and keeps its options")
+        self.notes.append(f"the queue {self._queue} already exists and keeps its options")
         known = call(self._url, "GET", path("consumer-groups"), query={"queue": self._queue})
         self._known = {group.name for group in known.read(list[answers.Group])}
 
@@ -181,7 +194,7 @@ class Importer:
 
     def _note_group(self, line: GroupLine) -> None:
         if line.name in self._known:
-            self.notes.append(f"the group {line.name} was there already and keeps its place")
+            self.notes.append(f"the group {line.name} already exists and keeps its position")
         else:
             self._groups[line.name] = line
             self._starts[line.name] = {}
@@ -225,7 +238,7 @@ class Importer:
             self._flush()
 
     def _place_groups(self, line: MessageLine) -> None:
-        """Groups that have work from this message on start here; the others at the end, for now."""
+        """Start groups here whose next offset is at or before this message; the others start at the end, for now."""
         for group, offset in list(self._positions.items()):
             if line.offset >= offset:
                 del self._positions[group]
@@ -242,7 +255,11 @@ class Importer:
         self._counts.update(outcome.status for outcome in outcomes)
         for outcome in outcomes:
             if outcome.status == "failed":
-                raise Failure(f"a message was refused: {outcome.error}; when that is mended, import again")
+                raise Failure(
+                    f"the server rejected a message: {outcome.error}",
+                    code=outcome.code,
+                    hint="solve this problem, then import the file again",
+                )
         for index, group, is_first in self._marks:
             pushed = outcomes[index]
             start = _Start(is_first, pushed.partition_id or "", pushed.message_id or "")
@@ -252,7 +269,7 @@ class Importer:
     # Groups ------------------------------------------------------------------------------------------------
 
     def _make_group(self, line: GroupLine) -> None:
-        # A group is made by its first pop. That gets nothing: the queue is paused, or the group wants only what is new.
+        # A first pop creates a group. It receives nothing: the queue is paused, or the group starts at new messages.
         contact = {
             "consumerGroup": line.name,
             "groupMode": line.mode,

@@ -14,30 +14,37 @@ from msgspec import Raw
 from hark.cli import answers
 from hark.cli.command import DEFAULT_URL, USAGE, Failure, Json, Url, Yes, command, confirm, make_app, not_empty
 from hark.cli.output import raw, say, table
-from hark.cli.remote import Problem, Query, call, decode, events, stream
+from hark.cli.remote import Problem, Query, call, decode, ended, events, stream
 from hark.keys import EXACT
 
 app = make_app(
-    "Read, write and watch keys and their values.",
+    "Read, write and watch keys in the key-value store.",
     """hark kv put users/ada '{"name": "Ada"}'""",
     "hark kv get users/ada",
     "hark kv list failed-charges",
     "hark kv watch --prefix failed-charges",
     "",
-    "A key is a path, as in users/ada/17, whose integers are numbers;",
-    """or a JSON array, as in '["users", "17"]', where types are exact.""",
+    "Write a key as a path, such as users/ada/17: digits become numbers.",
+    """Or write it as a JSON array, such as '["users", "17"]', with exact types.""",
 )
 
 _API = "/keyval/api"
 _DOTS = frozenset({".", ".."})
 _INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
-KeyName = Annotated[str, typer.Argument(metavar="KEY", callback=not_empty, show_default=False)]
-Prefix = Annotated[str | None, typer.Argument(metavar="[PREFIX]", show_default=False, help="All keys without one.")]
+KeyName = Annotated[
+    str, typer.Argument(metavar="KEY", callback=not_empty, help="Key: a path or a JSON array.", show_default=False)
+]
+Prefix = Annotated[
+    str | None, typer.Argument(metavar="PREFIX", help="Only keys below this key.", show_default="all keys")
+]
 
 
 @command(app, "get", "hark kv get users/ada", """hark kv get '["users", "17"]' --json""")
 def get(key: KeyName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Print the value of a key; with --json its whole entry."""
+    """Print the value of a key.
+
+    --json prints the key, the value and the version.
+    """
     answer = call(url, "GET", _route(key))
     if as_json:
         raw(answer.body)
@@ -55,14 +62,21 @@ def get(key: KeyName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 def put(
     *,
     key: KeyName,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="JSON.", show_default=False)] = None,
-    expires_in: Annotated[int | None, typer.Option(min=1, metavar="MS", help="Forget it after that time.")] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read the value from stdin.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="The value is text; store it as a JSON string.")] = False,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Value, as JSON.", show_default=False)] = None,
+    expires_in: Annotated[
+        int | None, typer.Option(min=1, metavar="MS", help="Time to live, in milliseconds.", show_default="unlimited")
+    ] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read the value from standard input.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Treat the value as text and store it as a JSON string.")
+    ] = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Set the value of a key; when it returns it is on stable storage."""
+    """Set the value of a key.
+
+    The value is on stable storage when the command returns.
+    """
     if stdin == (value is not None):
         raise typer.BadParameter("give either VALUE or --stdin")
     given = sys.stdin.buffer.read() if value is None else value.encode(errors="surrogateescape")
@@ -77,14 +91,14 @@ def put(
 def delete(
     *,
     key: KeyName,
-    tree: Annotated[bool, typer.Option("--tree", help="Delete all that is below it, too.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Also delete all keys below this key.")] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Delete a key, or with --tree the key and all keys below it."""
+    """Delete a key, or a key and all keys below it."""
     if tree:
-        confirm(f"Delete {key} and all keys below it?", yes)
+        confirm(f"Delete key {key} and all keys below it?", yes)
     answer = call(url, "DELETE", _route(key), query={"exact": not tree})
     if as_json:
         raw(answer.body)
@@ -97,14 +111,14 @@ def delete(
 def list_keys(
     *,
     prefix: Prefix = None,
-    start: Annotated[str | None, typer.Option(metavar="KEY", help="Begin at this key.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="KEY", help="End before this key.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The highest keys first.")] = False,
+    start: Annotated[str | None, typer.Option(metavar="KEY", help="First key of the list.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="KEY", help="Key before which the list ends.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of results.")] = 100,
+    reverse: Annotated[bool, typer.Option("--reverse", help="List the keys in descending order.")] = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List keys below a prefix with their values."""
+    """List keys and their values, in key order."""
     query: Query = {"prefix": prefix, "start": start, "end": end, "limit": limit, "reverse": reverse}
     answer = call(url, "GET", f"{_API}/keys", query=query)
     if as_json:
@@ -116,13 +130,15 @@ def list_keys(
             (_text(entry.key), (entry.versionstamp or "").lstrip("0"), bytes(entry.value))
             for entry in answer.read(list[answers.Entry])
         ),
-        empty="no keys",
+        empty="no keys match",
+        long=("Value", "Key"),
+        spare=("Version",),
     )
 
 
 @command(app, "count", "hark kv count", "hark kv count users")
 def count(prefix: Prefix = None, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Count the keys below a prefix."""
+    """Count all keys, or the keys below a prefix."""
     answer = call(url, "GET", f"{_API}/keys/count", query={"prefix": prefix})
     if as_json:
         raw(answer.body)
@@ -139,16 +155,27 @@ def count(prefix: Prefix = None, url: Url = DEFAULT_URL, as_json: Json = False) 
 )
 def watch(
     *,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", show_default=False)] = None,
-    prefix: Annotated[str | None, typer.Option(callback=not_empty, help="Watch what is below it, instead.")] = None,
-    new: Annotated[bool, typer.Option("--new", help="Leave out what is there now.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many changes.", show_default=False)] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Key to watch: a path or a JSON array.", show_default=False),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, metavar="KEY", help="Watch all keys below this key, instead of KEY."),
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Do not print the current values first.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N changes.", show_default="no limit")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Show keys as they change, those that are there at the start first. Ctrl-C ends it."""
+    """Print keys as they change, until you press Ctrl-C.
+
+    The command prints the current values first, unless --new is given.
+    """
     if bool(keys) == (prefix is not None):
-        raise typer.BadParameter("give either KEYs or --prefix")
+        raise typer.BadParameter("give either one or more KEYs, or --prefix")
     if prefix is None:
         route, query = f"{_API}/watch", {"keys": _json_text([_key(key) for key in keys or ()])}
     else:
@@ -166,7 +193,7 @@ def watch(
                     return
     except KeyboardInterrupt:
         return
-    raise Failure("the server ended the stream")
+    raise ended()
 
 
 def _show(change: Raw, as_json: bool) -> None:
@@ -174,7 +201,7 @@ def _show(change: Raw, as_json: bool) -> None:
         raw(bytes(change))
         return
     entry = decode(change, answers.Entry)
-    say(f"{_text(entry.key)}  {'gone' if entry.versionstamp is None else _text(entry.value)}")
+    say(f"{_text(entry.key)}  {'(deleted)' if entry.versionstamp is None else _text(entry.value)}")
 
 
 def _route(key: str) -> str:
@@ -183,23 +210,27 @@ def _route(key: str) -> str:
     if key.startswith("["):
         segments = [key]
     elif isinstance(_part(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
-        # A single word could be another route, and dots would be taken for a way up the path.
+        # A single word could name another route, and dots would be resolved as relative path segments.
         segments = [_json_text(_key(key))]
     return "/".join((_API, "keys", *(quote(segment, safe="") for segment in segments)))
 
 
 def _key(text: str) -> object:
-    """Read a key as the server reads it."""
+    """Parse a key as the server does."""
     if text.startswith("["):
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise Failure(f"{text} is not a JSON array: {error}", exit_code=USAGE) from None
+            raise Failure(
+                f"key {text} is not a JSON array: {error}; quote it for the shell, "
+                """such as '["users", "17"]'""",
+                exit_code=USAGE,
+            ) from None
     return [_part(part) for part in text.split("/") if part]
 
 
 def _part(text: str) -> str | int:
-    """Read a part as the server reads it: a larger integer is text, for no double is exactly that."""
+    """Parse a part of a key as the server does: an integer that a double cannot represent is text."""
     return int(text) if _INTEGER.fullmatch(text) and abs(int(text)) < EXACT else text
 
 
@@ -210,12 +241,12 @@ def _value(given: bytes, text: bool) -> Raw:
             return Raw(msgspec.json.encode(given.decode()))
         msgspec.json.decode(given)
     except UnicodeDecodeError as error:
-        raise Failure(f"the value is not UTF-8: {error}", exit_code=USAGE) from None
+        raise Failure(f"the value is not UTF-8: {error}; correct its encoding", exit_code=USAGE) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise Failure(
             f"the value is not JSON: {given[:80].decode(errors='replace')} ({error})\n"
-            'quote it for the shell, as in: hark kv put users/ada \'{"name": "Ada"}\'\n'
-            "or store it as text: hark kv put users/ada --text Ada",
+            'quote JSON for the shell: hark kv put users/ada \'{"name": "Ada"}\'\n'
+            "or store the value as text: hark kv put users/ada --text Ada",
             exit_code=USAGE,
         ) from None
     return Raw(given)

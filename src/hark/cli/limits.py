@@ -13,19 +13,30 @@ from hark.cli.output import details, raw
 from hark.cli.remote import call, path
 
 MaxInFlight = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Messages held unsettled at most.", show_default=False)
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="Maximum number of messages in flight; 0 for no limit.", show_default="unchanged"
+    ),
 ]
 RateLimit = Annotated[
-    float | None, typer.Option(min=0, metavar="N", help="Messages per second at most.", show_default=False)
+    float | None,
+    typer.Option(
+        min=0, metavar="N", help="Maximum number of messages per second; 0 for no limit.", show_default="unchanged"
+    ),
 ]
 RateBurst = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", help="Messages at once after a pause; else a second's.", show_default=False),
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Messages that can be delivered immediately after a pause; 0 for one second's worth.",
+        show_default="unchanged",
+    ),
 ]
 
 
 def register_limits(queues: typer.Typer, groups: typer.Typer) -> None:
-    """Add the commands to those of queues and of groups."""
+    """Add the commands to `hark queue` and `hark group`."""
     command(
         queues,
         "limits",
@@ -50,7 +61,10 @@ def limit_queue(
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Show how much all groups of a queue together may take, or change what is given; 0 is no bound."""
+    """Show or change the delivery limits of a queue.
+
+    The limits apply to all consumer groups of the queue together.
+    """
     answer = call(url, "GET", path("resources", "queues", queue), query={"limit": 1})
     shown = answer.read(answers.QueueDetails)
     options = shown.options
@@ -74,7 +88,7 @@ def limit_group(
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Show how much one group of a queue may take, or change what is given; 0 is no bound."""
+    """Show or change the delivery limits of a consumer group."""
     route = path("consumer-groups", group, "queues", queue, "limits")
     answer = call(url, "GET", route)
     limits = answer.read(answers.Limited).limits
@@ -88,20 +102,20 @@ def limit_group(
 
 
 def _given(max_in_flight: int | None, rate_limit: float | None, rate_burst: int | None) -> dict[str, Any]:
-    """The limits that were given, by the names of the API."""
+    """Return the limits to change, by their names in the API."""
     if rate_limit == 0 and rate_burst is None:
-        rate_burst = 0  # One that was set before has no meaning any more, and the server refuses it.
+        rate_burst = 0  # The server rejects a burst without a rate.
     named = {"maxInFlight": max_in_flight, "rateLimit": rate_limit, "rateBurst": rate_burst}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def _show(limits: answers.Limits) -> None:
     """Print limits for people."""
-    burst = limits.rate_burst or ("a second's" if limits.rate_limit else None)
+    burst = f"{limits.rate_burst} messages" if limits.rate_burst else "one second's worth"
     details(
         (
-            ("maxInFlight", limits.max_in_flight or "no bound"),
-            ("rateLimit", f"{limits.rate_limit:g} per second" if limits.rate_limit else "no bound"),
-            ("rateBurst", burst),
+            ("maxInFlight", f"{limits.max_in_flight} messages" if limits.max_in_flight else "no limit"),
+            ("rateLimit", f"{limits.rate_limit:g} messages per second" if limits.rate_limit else "no limit"),
+            ("rateBurst", burst if limits.rate_limit or limits.rate_burst else None),
         )
     )

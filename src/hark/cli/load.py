@@ -1,7 +1,7 @@
-"""A load generator over raw sockets, in a process of its own: it must cost less than the server it measures.
+"""A load generator over raw sockets, in a separate process: it must use less CPU than the server it measures.
 
-Closed loop: each connection sends its next request when the last one is answered. Open loop (`rate`): requests are due
-at fixed times, and latency counts from the time a request was due, so that a slow server can't hide it.
+Closed loop: each connection sends its next request after the response to the last one. Open loop (`rate`): requests are
+due at fixed times, and latency counts from the due time, so that the figures show every delay of a slow server.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 1000
     size: int = 256
     spread: bool = False
-    """Each message of a push goes to another partition; else each request has one partition."""
+    """Whether each message of a push goes to another partition; otherwise each request has one partition."""
     transaction_ids: bool = False
     auto_ack: bool = False
     shared: bool = False
-    """Pops are of a shared group: any number of them take from one partition at once."""
+    """Whether pops belong to a shared group: any number of them receive from one partition at the same time."""
     delay_ms: int = 0
-    """Pushed messages are delivered so much later."""
+    """Delivery delay of pushed messages."""
     claims: int = 1
-    """Partitions that one pop may take from."""
+    """Number of partitions that one pop can receive from."""
     wait: bool = False
-    """An empty pop waits on the server; else its connection ends, as the backlog is drained."""
+    """Whether an empty pop waits on the server; otherwise its connection ends, because the backlog is drained."""
     seconds: float = 5
     rate: float = 0
-    """Requests per second (open loop); 0: as fast as they are answered (closed loop)."""
+    """Requests per second (open loop); 0: as fast as the server responds (closed loop)."""
     requests: int = 0
-    """Stop after so many, whatever the time; 0: by time only."""
+    """Number of requests to stop after, whatever the time; 0: stop by time only."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stream did."""
+    """The result of one stream."""
 
     kind: str
     messages: int
@@ -93,7 +93,7 @@ _popped = msgspec.json.Decoder(_Popped)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` percent of the values do not exceed; 0 when there are none."""
+    """Return the smallest value that `percent` percent of the values do not exceed; 0 without values."""
     if not values:
         return 0.0
     rank = -(-len(values) * percent // 100)
@@ -101,12 +101,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def payload_of(size: int) -> bytes:
-    """A JSON object of exactly `size` bytes (at least 10)."""
+    """Make a JSON object of exactly `size` bytes (at least 10)."""
     return b'{"pad":"' + b"x" * max(0, size - 10) + b'"}'
 
 
 def push_bodies(load: Load) -> Iterator[bytes]:
-    """Bodies of pushes, without end, turning through the partitions."""
+    """Yield bodies of pushes without end, cycling through the partitions."""
     payload = payload_of(load.size)
     queue = msgspec.json.encode(load.queue)
     tag, serial = secrets.token_hex(10), count()
@@ -132,7 +132,7 @@ def push_bodies(load: Load) -> Iterator[bytes]:
 
 
 def ack_body(reply: bytes) -> tuple[bytes, int]:
-    """The body that acknowledges all messages of a pop's reply, and how many they are."""
+    """Make the body that acknowledges all messages of a pop, and count them."""
     messages = _popped.decode(reply).messages
     return msgspec.json.encode(_Acks(messages)), len(messages)
 
@@ -174,7 +174,7 @@ class Wire(asyncio.Protocol):
             self._reply.set_result((self._parser.get_status_code(), body))
 
     async def request(self, method: bytes, path: bytes, body: bytes = b"") -> Reply:
-        """Send one request and wait for its answer."""
+        """Send one request and wait for its response."""
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
         self._reply = asyncio.get_running_loop().create_future()
@@ -184,13 +184,13 @@ class Wire(asyncio.Protocol):
         return await self._reply
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
 
 class _Stream:
-    """Runs one `Load` and keeps its numbers."""
+    """Runs one `Load` and counts its results."""
 
     def __init__(self, load: Load, prefix: str) -> None:
         self.load = load
@@ -209,7 +209,7 @@ class _Stream:
         self.start = self.end = 0.0
 
     async def run(self, wires: Sequence[Wire]) -> Outcome:
-        """Load the connections until the time or the number of requests is over."""
+        """Send requests until the time or the number of requests is reached."""
         self.start = self.end = clock()
         await (self._open(wires) if self.load.rate else self._closed(wires))
         return Outcome(
@@ -255,13 +255,13 @@ class _Stream:
             await asyncio.wait_for(due_times.join(), GRACE_SECONDS)
         for worker in workers:
             worker.cancel()
-        # What has no answer yet waited until now: leaving it out would flatter a server that can't keep up.
+        # Requests without a response have waited until now: without them, a server that cannot keep up looks too good.
         now = clock()
         self.errors += len(unanswered)
         self.latencies += [(now - due) * 1e3 for due in unanswered]
 
     async def _step(self, wire: Wire, due: float) -> int:
-        """One push, or one pop with its ack; how many messages it moved."""
+        """Do one push, or one pop with its ack; return the number of messages."""
         try:
             got = await (self._push(wire) if self.load.kind == "push" else self._consume(wire))
         except (OSError, msgspec.DecodeError):
@@ -294,8 +294,8 @@ class _Stream:
 
 
 async def _sleep_until(due: float, exact: bool) -> None:
-    # Event loop timers are exact to a millisecond, so for single latencies the last stretch is spun.
-    while (left := due - clock()) > 0:  # noqa: ASYNC110 (time is what it waits for)
+    # Event loop timers are exact to a millisecond, so exact latencies need a busy wait at the end.
+    while (left := due - clock()) > 0:  # noqa: ASYNC110 (it waits for a time, not an event)
         await asyncio.sleep((left - 0.002 if left > 0.003 else 0) if exact else max(left, 0.001))
 
 
@@ -335,7 +335,7 @@ def _child(pipe: Connection, url: str, loads: bytes) -> None:
 
 
 def generate(url: str, *loads: Load) -> list[Outcome]:
-    """Run streams side by side in a process of their own; `ConnectionError` when there is no server."""
+    """Run streams side by side in a separate process; raises `ConnectionError` without a server."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(theirs, url, msgspec.json.encode(loads)), daemon=True)
@@ -344,7 +344,7 @@ def generate(url: str, *loads: Load) -> list[Outcome]:
     try:
         answer = msgspec.json.decode(ours.recv_bytes(), type=list[Outcome] | str)
     except EOFError:
-        answer = "the load generator died"
+        answer = "the load generator process ended unexpectedly"
     child.join()
     if isinstance(answer, str):
         raise ConnectionError(answer)

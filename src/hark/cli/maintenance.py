@@ -1,4 +1,4 @@
-"""`hark maintenance`: stop and resume all pushes or all pops of a store."""
+"""`hark maintenance`: stops and resumes all pushes or all pops of a store."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from hark.cli.output import raw, say
 from hark.cli.remote import call, path
 
 app = make_app(
-    "Stop all pushes or all pops, over restarts and on all servers of a store.",
+    "Stop or resume all pushes or all pops of a store.",
     "hark maintenance show",
     "hark maintenance push on",
     "hark maintenance pop off",
+    "",
+    "Maintenance applies to all servers on the same store, and survives restarts.",
 )
 
 
 class Switch(enum.StrEnum):
-    """Whether it is stopped."""
+    """Whether maintenance is on."""
 
     on = "on"
     off = "off"
 
 
-State = Annotated[Switch, typer.Argument(metavar="on|off", show_default=False)]
+State = Annotated[
+    Switch, typer.Argument(metavar="on|off", help="on to stop the requests, off to resume them.", show_default=False)
+]
 
 
 @command(app, "show", "hark maintenance show", "hark maintenance show --json | jq .maintenanceMode")
 def show(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Say whether pushes and pops are stopped."""
+    """Show whether maintenance is on for pushes and pops."""
     answer = call(url, "GET", path("system", "maintenance"))
     if as_json:
         raw(answer.body)
@@ -44,7 +48,10 @@ def show(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 
 @command(app, "push", "hark maintenance push on", "hark maintenance push off")
 def push(state: State, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Stop all pushes, which then get 503 with Retry-After, or let them go on."""
+    """Stop or resume all pushes.
+
+    While maintenance is on, pushes return status 503 with a Retry-After header.
+    """
     answer = call(url, "POST", path("system", "maintenance"), body={"enabled": state is Switch.on})
     if as_json:
         raw(answer.body)
@@ -54,7 +61,10 @@ def push(state: State, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 
 @command(app, "pop", "hark maintenance pop on", "hark maintenance pop off")
 def pop(state: State, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Stop all deliveries, so that pops answer empty, or let them go on."""
+    """Stop or resume all deliveries.
+
+    While maintenance is on, pops return no messages.
+    """
     answer = call(url, "POST", path("system", "maintenance", "pop"), body={"enabled": state is Switch.on})
     if as_json:
         raw(answer.body)
@@ -63,8 +73,8 @@ def pop(state: State, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 
 
 def _push_text(stopped: bool) -> str:
-    return "pushes  stopped: 503 maintenance" if stopped else "pushes  accepted"
+    return "pushes  stopped: they return status 503" if stopped else "pushes  accepted"
 
 
 def _pop_text(stopped: bool) -> str:
-    return "pops    stopped: they answer empty" if stopped else "pops    served"
+    return "pops    stopped: they return no messages" if stopped else "pops    accepted"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hark.cli.command import command, complain
+from hark.cli.command import Config, command, complain
 from hark.cli.output import say
 from hark.errors import InvalidSetting
 from hark.settings import Settings, load
@@ -24,33 +23,36 @@ def register_migrate(main: typer.Typer) -> None:
         "migrate",
         "hark migrate --engine postgresql://hark@localhost/hark --dry-run",
         "hark migrate --engine postgresql://hark@localhost/hark",
-        "hark migrate --post",
+        "hark migrate --engine postgresql://hark@localhost/hark --post",
     )(migrate)
 
 
 def migrate(
     *,
     engine: Annotated[
-        str | None, typer.Option(metavar="URL", help="postgresql://user:password@host:port/database.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+            show_default="the engine in the settings",
+        ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    config: Config = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the migrations without applying them.")] = False,
     post: Annotated[
-        bool, typer.Option("--post", help="Also remove what only older servers need: none may be running.")
+        bool, typer.Option("--post", help="Also remove parts that only older servers use; shut those down first.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the SQL too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the SQL.")] = False,
 ) -> None:
-    """Bring the schema of a PostgreSQL store up to date.
+    """Update the schema of a PostgreSQL store.
 
-    Servers do the same when they start, except for --post. A SQLite store needs no command.
+    A server applies the same migrations when it starts, except those of --post. Other stores need no command.
     """
     loaded = load({"engine": engine}, os.environ, config)
     for note in loaded.notes:
         complain(f"warning: {note}")
     if not loaded.settings.engine.startswith(("postgresql://", "postgres://")):
-        raise InvalidSetting("engine: hark migrate needs the URL of a PostgreSQL database: postgresql://...")
+        raise InvalidSetting("engine: the store is not a PostgreSQL database; use --engine postgresql://...")
     import asyncio
 
     steps = asyncio.run(_migrate(loaded.settings, post=post, dry_run=dry_run))

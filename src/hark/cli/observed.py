@@ -1,4 +1,4 @@
-"""The parts of answers about what goes on that commands show: who waits, who holds what and why, what was done."""
+"""The parts of responses about waiting consumers, leases, explanations, traces and the audit log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hark.cli.answers import NULL
 
 
 class Subscription(msgspec.Struct, rename="camel", kw_only=True):
-    """What somebody waits for."""
+    """The queue, partition or labels that a consumer waits for."""
 
     id: str
     queue: str | None = None
@@ -25,14 +25,14 @@ class Subscription(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class WaitingPop(Subscription, rename="camel", tag_field="kind", tag="pop", kw_only=True):
-    """A pop that waits."""
+    """A waiting pop."""
 
     waiting_since: str
     deadline: str
 
 
 class WaitingStream(msgspec.Struct, rename="camel", tag_field="kind", tag="stream", kw_only=True):
-    """A consumer by server-sent events or by WebSocket."""
+    """A consumer on server-sent events or WebSocket."""
 
     id: str
     waiting_since: str
@@ -44,21 +44,21 @@ class WaitingStream(msgspec.Struct, rename="camel", tag_field="kind", tag="strea
 
 
 class WaitingBrowser(msgspec.Struct, tag_field="kind", tag="browser", kw_only=True):
-    """Somebody who sees messages and takes none."""
+    """A queue browser, which reads messages without receiving them."""
 
     queue: str
     partition: str | None = None
 
 
 class Consumers(msgspec.Struct):
-    """A page of those who wait."""
+    """A page of waiting consumers."""
 
     consumers: list[WaitingPop | WaitingStream | WaitingBrowser]
     total: int
 
 
 class GroupReason(msgspec.Struct, rename="camel"):
-    """Why a message is where it is, for one group."""
+    """The state of a message for one group, with the reason."""
 
     consumer_group: str | None
     reason: str
@@ -66,7 +66,7 @@ class GroupReason(msgspec.Struct, rename="camel"):
 
 
 class Explained(msgspec.Struct, rename="camel"):
-    """A message, and why it is where it is."""
+    """A message with an explanation for each group."""
 
     message_id: str
     queue: str
@@ -78,14 +78,14 @@ class Explained(msgspec.Struct, rename="camel"):
 
 
 class Placed(msgspec.Struct, rename="camel"):
-    """Where a message is."""
+    """The partition of a message."""
 
     message_id: str
     partition_id: str
 
 
 class Lease(msgspec.Struct, rename="camel"):
-    """What a lease holds of one partition."""
+    """The messages of one partition that a lease holds."""
 
     queue: str
     partition: str
@@ -105,7 +105,7 @@ class Leases(msgspec.Struct, rename="camel"):
 
 
 class LaggingTrack(msgspec.Struct):
-    """Where a message of a group has waited long (snake_case on the wire)."""
+    """A group and a partition with an old message (snake_case on the wire)."""
 
     consumer_group: str
     queue_name: str
@@ -117,7 +117,7 @@ class LaggingTrack(msgspec.Struct):
 
 
 class TraceName(msgspec.Struct):
-    """A name that events were recorded under (snake_case on the wire, as all of traces)."""
+    """A name that events were recorded under (snake_case on the wire, like all of traces)."""
 
     trace_name: str
     trace_count: int
@@ -133,7 +133,7 @@ class TraceNames(msgspec.Struct):
 
 
 class TraceEvent(msgspec.Struct):
-    """An event, maybe with the message that it is about."""
+    """An event, with its message if known."""
 
     event_type: str
     created_at: str
@@ -153,7 +153,7 @@ class Traces(msgspec.Struct):
 
 
 class AuditRecord(msgspec.Struct, rename="camel"):
-    """Who did what to what, and how it ended."""
+    """One administrative action, with its subject, target and result."""
 
     at: str
     action: str

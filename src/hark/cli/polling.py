@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from hark.cli.command import command
+from hark.cli.command import Config, Json, command
 from hark.cli.output import raw, say, table
 from hark.settings import SETTINGS, Loaded, load, shown
 
@@ -24,7 +23,7 @@ _WITHOUT_EFFECT = {
 }
 
 Row = tuple[str, "Estimate"]
-"""When, and what polling costs then."""
+"""The state of a worker, and the cost of its polls in that state."""
 
 
 def register_polling(main: typer.Typer) -> None:
@@ -42,20 +41,25 @@ def polling(
     *,
     batch_ms: Annotated[
         float | None,
-        typer.Option("--batch-ms", help="Milliseconds that a batch takes; else the strategy's shortest interval."),
+        typer.Option(
+            "--batch-ms",
+            metavar="MS",
+            help="Time that a worker needs for a batch, in milliseconds.",
+            show_default="the shortest polling interval",
+        ),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Estimate the strategies of seed 002 instead.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare five example strategies instead of your settings.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
 ) -> None:
-    """Show the polling strategy of workers, where each part of it comes from, and what a worker's polls cost.
+    """Show the polling settings of workers and their cost.
 
-    An idle worker polls by the clock. A busy one polls back to back, once for each batch: its polls follow its work.
+    An idle worker polls at intervals. A busy worker polls once for each batch, without a pause.
     """
     if batch_ms is not None and not 0 < batch_ms <= 86_400_000:
-        raise typer.BadParameter("--batch-ms: expected a number of milliseconds above 0, at most 86400000")
+        raise typer.BadParameter(f"--batch-ms {batch_ms:g}: use a number of milliseconds above 0, at most 86400000")
     from hark.polling.choosing import strategy_from
     from hark.polling.cost import SEED_CASES, estimate
 
@@ -106,24 +110,26 @@ def _print_tables(loaded: Loaded, strategy: PollingStrategy, batch_seconds: floa
         ((name, f"{shown(loaded.settings, name)}", loaded.sources[name]) for name in _FIELDS if name not in idle),
     )
     say("")
-    _print_costs("A worker that is", rows)
+    _print_costs("Worker", rows)
     batch = batch_seconds or strategy.initial_interval()
-    say("")
-    say(f"Dollars: polls as GETs of {AWS_S3.name}, ${AWS_S3.get_per_thousand:g} for a thousand; a server takes none.")
     held = loaded.settings.pop.default_timeout_ms / 1000
-    say(f"Idle: a poll every {strategy.longest_interval():g} s; a server holds each for up to {held:g} s.")
-    say(f"Busy: polls back to back, one for each batch; counted as one every {batch * 1000:g} ms (--batch-ms).")
+    say("")
+    say(f"Cost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
+    say("      Polls of a Hark server are free.")
+    say(f"Idle: one poll every {strategy.longest_interval():g} s; a server holds an empty poll for up to {held:g} s.")
+    say(f"Busy: one poll for each batch, which takes {batch * 1000:g} ms here (--batch-ms).")
 
 
 def _print_comparison(rows: list[Row], as_json: bool) -> None:
     if as_json:
         raw(msgspec.json.encode({"perMonth": _estimates(rows)}))
     else:
-        _print_costs("Configuration", rows)
+        _print_costs("Strategy", rows)
 
 
 def _print_costs(title: str, rows: list[Row]) -> None:
     table(
-        (title, "Polls/month", "Dollars/month"),
+        (title, "Polls per month", "Dollars per month"),
         ((name, f"{cost.polls_per_month:,}", f"{cost.dollars_per_month:.2f}") for name, cost in rows),
+        right=("Polls per month", "Dollars per month"),
     )

@@ -15,21 +15,24 @@ from hark.cli.command import (
     Failure,
     GroupOption,
     Json,
-    PartitionOption,
+    MessageId,
+    MessageOrPartitionId,
+    OnlyPartition,
+    TransactionId,
     Url,
     command,
 )
 from hark.cli.output import raw, say, table
 from hark.cli.remote import call, path
 
-# What a server may let a pop wait at most by default, and how much later we give up on its answer.
+# The server's longest wait of a pop by default, and how much longer this command waits for the response.
 _LONGEST_WAIT_MS = 600_000
 _GRACE_SECONDS = 30.0
 _HINTS = 5
 
 
 class Status(StrEnum):
-    """What a consumer says of a message."""
+    """The outcome of a message."""
 
     completed = "completed"
     failed = "failed"
@@ -45,7 +48,7 @@ class Mode(StrEnum):
 
 
 class GroupMode(StrEnum):
-    """How a new group shares a queue among its consumers."""
+    """How a new group distributes messages among its consumers."""
 
     ordered = "ordered"
     shared = "shared"
@@ -58,7 +61,7 @@ def register_pop_ack_and_cancel(main: typer.Typer) -> None:
         "pop",
         "hark pop orders",
         "hark pop orders --group billing --batch 10 --wait --timeout 60000",
-        "hark pop mails --group senders --group-mode shared",
+        "hark pop emails --group senders --group-mode shared",
         "hark pop orders --auto-ack --json | jq '.messages[].data'",
         "hark pop --namespace shop --task invoices",
     )(pop)
@@ -66,43 +69,61 @@ def register_pop_ack_and_cancel(main: typer.Typer) -> None:
         main,
         "ack",
         "hark ack PARTITION_ID TRANSACTION_ID --lease LEASE_ID",
-        "hark ack PARTITION_ID TRANSACTION_ID --lease LEASE_ID --status failed --error 'no such customer'",
-        "hark ack PARTITION_ID TRANSACTION_ID --group billing --status dlq",
+        "hark ack MESSAGE_ID --status failed --error 'no such customer'",
         "hark ack MESSAGE_ID --status retry --delay 60000",
+        "hark ack MESSAGE_ID --group billing --status dlq",
     )(ack)
     command(main, "cancel", "hark cancel MESSAGE_ID")(cancel)
 
 
 def pop(
     *,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", show_default=False)] = None,
-    partition: PartitionOption = None,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)] = None,
+    partition: OnlyPartition = None,
     group: GroupOption = None,
     group_mode: Annotated[
-        GroupMode | None,
-        typer.Option(help="For a new group: one consumer per partition, in order; or any number, message by message."),
+        GroupMode | None, typer.Option(help="Delivery mode of a new group.", show_default="ordered")
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Messages at most.")] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="Partitions to take from, at most.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum number of messages.", show_default="1")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum number of partitions.", show_default="1")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a message if there is none.")] = False,
-    timeout: Annotated[int | None, typer.Option(min=0, metavar="MS", help="How long --wait waits.")] = None,
-    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Settle at delivery: at most once.")] = False,
-    consumer: Annotated[str | None, typer.Option(metavar="WHO", help="Who takes them, for `hark leases`.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Instead of QUEUE: all queues of a namespace.")] = None,
-    task: Annotated[str | None, typer.Option(help="Instead of QUEUE: all queues of a task.")] = None,
-    subscription_mode: Annotated[Mode | None, typer.Option(help="Where a new group starts.")] = None,
+    timeout: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="MS", help="Longest wait with --wait, in milliseconds.", show_default="30000"),
+    ] = None,
+    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Acknowledge at delivery (at most once).")] = False,
+    consumer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Consumer name for `hark leases`.", show_default="the client's address"),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Pop from all queues of this namespace, instead of QUEUE.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Pop from all queues of this task, instead of QUEUE.")
+    ] = None,
+    subscription_mode: Annotated[
+        Mode | None,
+        typer.Option(help="Start of a new group: all messages, or only new ones.", show_default="all"),
+    ] = None,
     subscription_from: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Where a new group starts: now, or an ISO 8601 time.")
+        str | None, typer.Option(metavar="TIME", help="Start of a new group: now, or an ISO 8601 time.")
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Take messages from a queue, or from all queues of a namespace or task.
+    """Receive messages from one queue or from several.
 
-    They are yours until you settle them with `hark ack` or their lease ends. Exits with 3 if there is none.
+    You hold a lease on the messages. Settle them with `hark ack` before the lease expires; otherwise they are delivered
+    again. In an ordered group, one consumer at a time receives from a partition. In a shared group, any number of
+    consumers do. The exit code is 3 if there is no message.
     """
     if (queue is None) == (namespace is None and task is None):
-        raise typer.BadParameter("give either a QUEUE, or --namespace and/or --task")
+        raise typer.BadParameter("give either QUEUE, or --namespace, --task or both")
     if partition is not None and queue is None:
         raise typer.BadParameter("--partition needs a QUEUE")
     if timeout is not None and not wait:
@@ -135,7 +156,8 @@ def pop(
     )
     messages = answer.read(answers.Popped).messages if answer.body else []
     if not messages:
-        raise Failure("there is nothing to pop now", exit_code=NOTHING)
+        where = f"queue {queue}" if queue is not None else "these queues"
+        raise Failure(f"no message to pop from {where}; add --wait to wait for one", exit_code=NOTHING)
     if as_json:
         raw(answer.body)
     else:
@@ -143,9 +165,9 @@ def pop(
 
 
 def _show_popped(messages: list[answers.Message], group: str | None, auto_ack: bool) -> None:
-    """Show what was popped, and how to settle it."""
+    """Print messages, and the commands that settle them."""
     table(
-        ("Queue", "Partition", "Offset", "Attempt", "Transaction", "Created", "Data"),
+        ("Queue", "Partition", "Offset", "Attempt", "Transaction ID", "Created", "Data"),
         (
             (
                 m.queue,
@@ -158,18 +180,20 @@ def _show_popped(messages: list[answers.Message], group: str | None, auto_ack: b
             )
             for m in messages
         ),
+        long=("Data",),
+        spare=("Created", "Offset", "Queue", "Attempt"),
     )
     if auto_ack:
         return
-    say("settle with:")
+    say("\nAcknowledge with:")
     for message in messages[:_HINTS]:
         say(f"  {_ack_line(message, group)}")
     if len(messages) > _HINTS:
-        say(f"  ... and {len(messages) - _HINTS} more (--json shows all ids)")
+        say(f"  ... and {len(messages) - _HINTS} more; use --json for the IDs of all messages")
 
 
 def _ack_line(message: answers.Message, group: str | None) -> str:
-    """Write the command that settles a message, ready to paste."""
+    """Return the command that acknowledges a message, ready to paste."""
     words = ["hark", "ack"]
     if message.lease_id:
         words += ["--lease", message.lease_id]
@@ -182,19 +206,26 @@ def _ack_line(message: answers.Message, group: str | None) -> str:
 
 def ack(
     *,
-    first: Annotated[str, typer.Argument(metavar="MESSAGE_ID | PARTITION_ID", show_default=False)],
-    transaction_id: Annotated[str | None, typer.Argument(show_default=False)] = None,
-    lease: Annotated[str | None, typer.Option(metavar="ID", help="The lease it was delivered under.")] = None,
+    first: MessageOrPartitionId,
+    transaction_id: TransactionId = None,
+    lease: Annotated[
+        str | None, typer.Option(metavar="LEASE_ID", help="Lease that the message was delivered under.")
+    ] = None,
     group: GroupOption = None,
-    status: Annotated[Status, typer.Option(help="What became of the message.")] = Status.completed,
-    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it failed.")] = None,
+    status: Annotated[Status, typer.Option(help="Outcome of the message.")] = Status.completed,
+    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Reason of the failure.")] = None,
     delay: Annotated[
-        int | None, typer.Option(min=0, metavar="MS", help="With failed or retry: when it comes again.")
+        int | None,
+        typer.Option(min=0, metavar="MS", help="Delay before redelivery, in milliseconds (failed or retry)."),
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Settle a message that was popped: completed, failed, retry or dlq."""
+    """Settle a message that you received with `hark pop`.
+
+    completed acknowledges the message. failed rejects it: it is delivered again, or dead-lettered after its last
+    attempt. retry delivers it again without counting an attempt. dlq dead-letters it immediately.
+    """
     if delay is not None and status not in (Status.failed, Status.retry):
         raise typer.BadParameter("--delay needs --status failed or --status retry")
     body = {
@@ -212,19 +243,22 @@ def ack(
         raw(answer.body)
     if not settled or not settled[0].success:
         refused = settled[0] if settled else answers.Settled(success=False)
-        raise Failure(refused.error or "the server did not settle it", code=refused.code)
+        raise Failure(refused.error or "the server did not settle the message", code=refused.code)
     if not as_json:
-        say("dead letter" if settled[0].dlq else f"settled as {status.value}")
+        say("dead-lettered" if settled[0].dlq else f"settled as {status.value}")
 
 
 def cancel(
-    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", show_default=False)],
+    message_id: MessageId,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Take back a message that nobody has got yet, such as a delayed one; what somebody has is left alone."""
+    """Cancel a message that no consumer has received yet.
+
+    For example, you can cancel a delayed message. The command fails if a consumer has received the message.
+    """
     answer = call(url, "POST", path("messages", message_id, "cancel"))
     if as_json:
         raw(answer.body)
     else:
-        say("cancelled")
+        say(f"cancelled message {message_id}")

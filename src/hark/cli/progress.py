@@ -1,4 +1,4 @@
-"""What a running worker shows: a live view on a terminal, log lines elsewhere, JSON for machines."""
+"""The progress of a running worker: a live view on a terminal, log lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("hark.work")
 
 _ESTIMATE_AFTER = 30.0
-"""Seconds of polling from which a month can be estimated."""
+"""Seconds of polling before the cost of a month is estimated."""
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One task in numbers, since the start."""
+    """The counts of one task since the start."""
 
     name: str
     done: int
@@ -34,7 +34,7 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     retried: int
     dead: int
     mean_ms: float | None
-    """How long it takes on average."""
+    """The average duration."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -62,11 +62,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     polls: int
     empty_polls: int
     dollars_per_month: float | None
-    """What it would cost to go on polling like this at an object store that takes money for each poll."""
+    """The cost of the same polling rate at an object store that charges for each request."""
 
 
 def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
-    """What is shown of a worker."""
+    """Make the view of a worker from its snapshot."""
     from hark.polling.cost import AWS_S3, MONTH_SECONDS
 
     totals = snapshot.totals
@@ -108,20 +108,20 @@ def _task_line(name: str, counts: Counts) -> TaskLine:
 
 
 class Display(Protocol):
-    """Where a worker's progress goes."""
+    """Shows the progress of a worker."""
 
     def shown(self) -> AbstractContextManager[object]:
-        """Be there for as long as the worker runs."""
+        """Return a context that is open while the worker runs."""
 
     def show(self, view: View) -> None:
-        """The worker looks like this now."""
+        """Show the current state."""
 
     def end(self, view: View) -> None:
-        """The worker looked like this when it ended."""
+        """Show the final state."""
 
 
 class _NowAndThen(ABC):
-    """A display of lines: not too many of them, and only if something happened."""
+    """A display of lines, limited in frequency, and only if the counts changed."""
 
     def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -129,11 +129,11 @@ class _NowAndThen(ABC):
         self._last: tuple[float, tuple[int, ...]] | None = None
 
     def shown(self) -> AbstractContextManager[object]:
-        """Nothing to hold open."""
+        """Return an empty context."""
         return nullcontext()
 
     def show(self, view: View) -> None:
-        """Write, if it is time and something changed."""
+        """Write a line if the interval is over and the counts changed."""
         now, counts = self._monotonic(), _counts(view)
         if self._last is None or (now - self._last[0] >= self._seconds and counts != self._last[1]):
             first, self._last = self._last is None, (now, counts)
@@ -141,11 +141,11 @@ class _NowAndThen(ABC):
 
     @abstractmethod
     def _write(self, view: View, first: bool) -> None:
-        """Write what there is to see."""
+        """Write one line."""
 
 
 class LogDisplay(_NowAndThen):
-    """A line of the log now and then; none at the start."""
+    """A log line at intervals; none at the start."""
 
     def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__(seconds, monotonic)
@@ -155,26 +155,26 @@ class LogDisplay(_NowAndThen):
             log.info("%s, %.1f/s", summary(view), view.per_second)
 
     def end(self, view: View) -> None:
-        """Log what came of it all."""
+        """Log the totals."""
         log.info("%s %s after %.1f s: %s", view.worker, view.state, view.seconds, summary(view))
 
 
 class JsonDisplay(_NowAndThen):
-    """A line of JSON whenever something happened, at most one a second, and one at the end."""
+    """A JSON line after changes, at most one per second, and one at the end."""
 
     def __init__(self, seconds: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__(seconds, monotonic)
 
-    def _write(self, view: View, first: bool) -> None:  # noqa: ARG002  # A log has no use for the first one.
+    def _write(self, view: View, first: bool) -> None:  # noqa: ARG002  # Only the log skips the first line.
         raw(msgspec.json.encode(view))
 
     def end(self, view: View) -> None:
-        """Print how it ended."""
+        """Print the totals."""
         raw(msgspec.json.encode(view))
 
 
 class LiveDisplay:
-    """A view that is drawn again and again in its place, under the log."""
+    """A view that is redrawn in place, below the log."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -182,15 +182,15 @@ class LiveDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=True)
 
     def shown(self) -> AbstractContextManager[object]:
-        """Take the lower part of the terminal, and give it back."""
+        """Use the lower part of the terminal while the context is open."""
         return self._live
 
     def show(self, view: View) -> None:
-        """Draw."""
+        """Redraw the view."""
         self._live.update(drawn(view), refresh=True)
 
     def end(self, view: View) -> None:
-        """Leave the last view behind, and a sentence."""
+        """Print the last view and a summary."""
         self._live.stop()
         self._live.console.print(drawn(view))
         self._live.console.print(
@@ -199,37 +199,38 @@ class LiveDisplay:
 
 
 def summary(view: View) -> str:
-    """The counts as a phrase; what did not happen is left out, but not what was done."""
+    """Return the counts as a phrase; zeros are left out, except for completed tasks."""
     counts = (
         ("running", view.running),
         ("stuck", view.stuck),
         ("failed", view.failed),
         ("retried", view.retried),
-        ("dead", view.dead),
+        ("dead-lettered", view.dead),
         ("discarded", view.discarded),
-        ("handed back", view.handed_back),
-        ("lost", view.lost),
+        ("returned to the queue", view.handed_back),
+        ("lost their lease", view.lost),
     )
-    return ", ".join((f"{view.done} done", *(f"{count} {name}" for name, count in counts if count)))
+    return ", ".join((f"{view.done} completed", *(f"{count} {name}" for name, count in counts if count)))
 
 
 def drawn(view: View) -> RenderableType:
-    """The view for a terminal."""
+    """Render the view for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
     where = f"queue {printable(view.queue)} at {printable(view.server)}"
     return Group(
         Text.assemble((view.state, "bold"), f"  {where}  for {_duration(view.seconds)}"),
-        Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f}/s: {summary(view)}"),
-        _table(view.tasks) if view.tasks else Text("no task has ended yet"),
+        Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f} tasks/s"),
+        Text(f"tasks: {summary(view)}"),
+        _table(view.tasks) if view.tasks else Text("no task has finished yet"),
         Text(_polling(view), "dim"),
     )
 
 
 def _polling(view: View) -> str:
-    cost = "" if view.dollars_per_month is None else f"; at S3 prices ${view.dollars_per_month:.2f} a month"
-    return f"{view.polls} polls, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}"
+    cost = "" if view.dollars_per_month is None else f"; on S3 ${view.dollars_per_month:.2f} per month"
+    return f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}"
 
 
 def _table(tasks: Sequence[TaskLine]) -> RenderableType:
@@ -239,7 +240,7 @@ def _table(tasks: Sequence[TaskLine]) -> RenderableType:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("Task")
-    for title in ("Done", "Failed", "Retried", "Dead", "Mean"):
+    for title in ("Completed", "Failed", "Retried", "Dead-lettered", "Mean time"):
         table.add_column(title, justify="right")
     for task in tasks:
         mean = "-" if task.mean_ms is None else f"{task.mean_ms:.1f} ms"

@@ -17,14 +17,15 @@ from hark.cli.command import (
     USAGE,
     Failure,
     Json,
-    PartitionOption,
     QueueName,
     Url,
     command,
     complain,
+    not_empty,
 )
 from hark.cli.output import raw, say, table
 from hark.cli.remote import call, path
+from hark.model import DEFAULT_PARTITION
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
@@ -32,7 +33,7 @@ _BATCH_BYTES = 4 * 1024 * 1024
 
 
 class Item(msgspec.Struct, rename="camel", kw_only=True):
-    """A message to push; the payload goes out as the bytes it came in."""
+    """A message to push; the payload is sent byte for byte."""
 
     queue: str
     payload: Raw
@@ -50,9 +51,10 @@ def register_push(main: typer.Typer) -> None:
         main,
         "push",
         """hark push orders '{"id": 17}'""",
-        """hark push orders '{"id": 17}' --partition customer-4 --transaction-id order-17""",
+        """hark push orders '{"id": 17}' --transaction-id order-17""",
+        """hark push orders '{"id": 17}' --partition customer-4""",
         "hark push reminders --text 'call back' --delay 60000",
-        """hark push orders '{"id": 17}' --keys-if-undelivered '[["failed", "orders", 17]]'""",
+        """hark push orders 17 --keys-if-undelivered '[["failed", 17]]'""",
         "hark push orders --stdin < orders.jsonl",
     )(push)
 
@@ -62,35 +64,52 @@ def push(
     queue: QueueName,
     payloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PAYLOAD", help="JSON, one message each.", show_default=False),
+        typer.Argument(metavar="PAYLOAD", help="Payload of a message, as JSON.", show_default=False),
     ] = None,
-    partition: PartitionOption = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTITION", callback=not_empty, help="Partition to push to.", show_default=DEFAULT_PARTITION
+        ),
+    ] = None,
     transaction_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="A second push with the same one is a duplicate.")
+        str | None,
+        typer.Option(
+            metavar="ID", help="Idempotency key: a second push with it is a duplicate.", show_default="random"
+        ),
     ] = None,
-    delay: Annotated[int | None, typer.Option(min=0, metavar="MS", help="Deliver it that much later.")] = None,
+    delay: Annotated[
+        int | None, typer.Option(min=0, metavar="MS", help="Delay before delivery, in milliseconds.", show_default="0")
+    ] = None,
     deliver_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Deliver it then: ISO 8601, UTC unless it says.")
+        str | None,
+        typer.Option(metavar="TIME", help="Earliest time of delivery (ISO 8601, UTC by default)."),
     ] = None,
-    priority: Annotated[int | None, typer.Option(min=0, max=9, help="For shared groups; higher first.")] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=0, max=9, metavar="N", help="Priority in shared groups; 9 is first.", show_default="0"),
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
             "--keys-if-undelivered",
             metavar="JSON",
-            help="Keys of the key-value store that get the payload if it becomes a dead letter: an array of arrays.",
+            help="JSON array of keys that get the payload if the message becomes a dead letter.",
         ),
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read payloads from stdin, one per line.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="Payloads are text; send them as JSON strings.")] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read payloads from standard input, one per line.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Treat payloads as text and send them as JSON strings.")] = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Push messages; when it returns they are on stable storage."""
+    """Push one or more messages to a queue.
+
+    The messages are on stable storage when the command returns. The first push to a queue creates it.
+    """
     if stdin == bool(payloads):
-        raise typer.BadParameter("give either PAYLOADs or --stdin")
+        raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
-        raise typer.BadParameter("--transaction-id is for one message: a second one would be its duplicate")
+        raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
     undelivered = UNSET if keys is None else _keys(keys)
 
     def item(payload: Raw) -> Item:
@@ -114,17 +133,17 @@ def push(
         outcomes = _push(url, items, as_json)
         if not as_json:
             _show(outcomes)
-        _check(Counter(outcome.status for outcome in outcomes))
+        _check(outcomes)
 
 
 def _keys(text: str) -> Raw:
-    """Check that keys are written as they have to be; what may be in them is for the server to say."""
+    """Check the syntax of keys; the server checks their content."""
     given = text.encode(errors="surrogateescape")
     try:
         msgspec.json.decode(given, type=list[list[str | float | bool]])
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise typer.BadParameter(
-            f'--keys-if-undelivered {text}: expected a JSON array of keys, such as \'[["failed", "orders", 17]]\''
+            f'--keys-if-undelivered {text}: not a JSON array of keys; use, for example, \'[["failed", "orders", 17]]\''
         ) from None
     return Raw(given)
 
@@ -136,12 +155,12 @@ def _payload(given: bytes, what: str, text: bool) -> Raw:
             return Raw(msgspec.json.encode(given.decode()))
         msgspec.json.decode(given)
     except UnicodeDecodeError as error:
-        raise Failure(f"{what} is not UTF-8: {error}", exit_code=USAGE) from None
+        raise Failure(f"{what} is not UTF-8: {error}; correct its encoding", exit_code=USAGE) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise Failure(
             f"{what} is not JSON: {given[:80].decode(errors='replace')} ({error})\n"
-            "quote it for the shell, as in: hark push orders '{\"id\": 17}'\n"
-            "or send it as text: hark push orders --text hello",
+            "quote JSON for the shell: hark push orders '{\"id\": 17}'\n"
+            "or send the payload as text: hark push orders --text hello",
             exit_code=USAGE,
         ) from None
     return Raw(given)
@@ -155,21 +174,24 @@ def _lines(text: bool) -> Iterator[Raw]:
 
 
 def _push_lines(url: str, items: Iterable[Item], as_json: bool) -> None:
-    """Push a stream in batches, so that its length does not matter."""
+    """Push a stream of any length, in batches."""
     counts: Counter[str] = Counter()
+    rejected: list[answers.Pushed] = []
     try:
         for batch in _batches(items):
-            counts.update(outcome.status for outcome in _push(url, batch, as_json))
+            outcomes = _push(url, batch, as_json)
+            counts.update(outcome.status for outcome in outcomes)
+            rejected += _rejected(outcomes)
     except Failure:
-        complain(f"so far: {_summary(counts)}")
+        complain(f"before this error: {_summary(counts)}")
         raise
     if not as_json:
         say(_summary(counts))
-    _check(counts)
+    _check(rejected, counts.total())
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Cut a stream into requests of a bounded number of items and bytes."""
+    """Split a stream into requests of a limited number of items and bytes."""
     batch: list[Item] = []
     size = 0
     for item in items:
@@ -191,19 +213,26 @@ def _push(url: str, items: list[Item], as_json: bool) -> list[answers.Pushed]:
 
 
 def _summary(counts: Counter[str]) -> str:
-    """Say how many messages came to what."""
-    return ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing pushed"
+    """Return the number of messages by status."""
+    return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no messages pushed"
 
 
 def _show(outcomes: list[answers.Pushed]) -> None:
-    """Show what became of each message."""
+    """Print the outcome of each message."""
     table(
-        ("Status", "Message ID", "Transaction", "Partition ID", "Error"),
+        ("Status", "Message ID", "Transaction ID", "Partition ID", "Error"),
         ((o.status, o.message_id, o.transaction_id, o.partition_id, o.error) for o in outcomes),
+        long=("Error",),
+        spare=("Transaction ID", "Partition ID"),
     )
 
 
-def _check(counts: Counter[str]) -> None:
-    """Fail if anything was not kept."""
-    if failed := sum(count for status, count in counts.items() if status not in ("queued", "duplicate")):
-        raise Failure(f"{failed} of {counts.total()} messages were refused")
+def _rejected(outcomes: list[answers.Pushed]) -> list[answers.Pushed]:
+    return [outcome for outcome in outcomes if outcome.status not in ("queued", "duplicate")]
+
+
+def _check(outcomes: list[answers.Pushed], total: int | None = None) -> None:
+    """Fail if the server rejected a message."""
+    if rejected := _rejected(outcomes):
+        count = f"{len(rejected)} of {len(outcomes) if total is None else total} messages"
+        raise Failure(f"the server rejected {count}; the first error is: {rejected[0].error}", code=rejected[0].code)

@@ -12,8 +12,8 @@ from hark.cli import answers
 from hark.cli.command import (
     DEFAULT_URL,
     Failure,
-    GroupOption,
     Json,
+    Limit,
     QueueName,
     Url,
     Yes,
@@ -21,19 +21,23 @@ from hark.cli.command import (
     complain,
     confirm,
     make_app,
+    not_empty,
 )
 from hark.cli.output import details, raw, say, table
 from hark.cli.remote import call, path
 from hark.model import QueueOptions
 
 app = make_app(
-    "List, make, change and delete queues.",
+    "List, create, change and delete queues.",
     "hark queue list",
     "hark queue create orders --set leaseTime=60 --set retryLimit=5",
     "hark queue delete orders",
 )
 
 _OPTIONS = {field.encode_name: field for field in msgspec.structs.fields(QueueOptions)}
+SomeOffset = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Number of results to skip.", show_default="0")
+]
 
 
 @command(
@@ -44,17 +48,24 @@ _OPTIONS = {field.encode_name: field for field in msgspec.structs.fields(QueueOp
     "hark queue list --json | jq '.queues[].name'",
 )
 def list_queues(
-    search: Annotated[str | None, typer.Option(help="Only queues with this in their name.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Only queues of this namespace.")] = None,
-    task: Annotated[str | None, typer.Option(help="Only queues of this task.")] = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Only queues whose deliveries are stopped.")] = False,
-    sort: Annotated[str | None, typer.Option(help="newest, name, or backlog: most waiting messages first.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Queues at most.", show_default=False)] = None,
-    offset: Annotated[int | None, typer.Option(min=0, help="Leave out so many before.", show_default=False)] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only queues whose name contains this text.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Only queues of this namespace.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="Only queues of this task.")] = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Only paused queues.")] = False,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="ORDER", help="Order: newest, name, or backlog (largest first).", show_default="newest"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum number of results.", show_default="10000")
+    ] = None,
+    offset: SomeOffset = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """List queues, newest first."""
+    """List queues with their message counts."""
     query = {
         "search": search,
         "namespace": namespace,
@@ -84,20 +95,23 @@ def list_queues(
             )
             for queue in answer.read(answers.Queues).queues
         ),
-        empty="no queues; a first push makes one: hark push orders '{\"id\": 1}'",
+        empty="no queues; the first push creates one: hark push orders '{\"id\": 1}'",
+        spare=("Created", "Task", "Total", "Namespace"),
     )
 
 
 @command(app, "show", "hark queue show orders", "hark queue show orders --search customer-4 --limit 10")
 def show(
     queue: QueueName,
-    search: Annotated[str | None, typer.Option(help="Only partitions with this in their name.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Partitions at most.")] = 100,
-    offset: Annotated[int | None, typer.Option(min=0, help="Leave out so many before.", show_default=False)] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only partitions whose name contains this text.")
+    ] = None,
+    limit: Limit = 100,
+    offset: SomeOffset = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Show one queue, its options and its partitions."""
+    """Show the counts, options and partitions of a queue."""
     answer = call(
         url, "GET", path("resources", "queues", queue), query={"search": search, "limit": limit, "offset": offset}
     )
@@ -120,8 +134,9 @@ def show(
             *shown.options.items(),
         )
     )
+    say("")
     table(
-        ("Partition", "Pending", "Processing", "Completed", "Dead", "Total", "Oldest", "Newest", "ID"),
+        ("Partition", "Pending", "Processing", "Completed", "Dead letters", "Total", "Oldest", "Newest", "ID"),
         (
             (
                 partition.name,
@@ -137,6 +152,7 @@ def show(
             for partition in shown.partitions
         ),
         empty="no partitions",
+        spare=("ID", "Newest", "Oldest", "Completed"),
     )
 
 
@@ -144,23 +160,29 @@ def show(
     app,
     "create",
     "hark queue create orders",
-    "hark queue create orders --namespace shop --set leaseTime=60 --set deadLetterQueue=false",
+    "hark queue create orders --namespace shop",
+    "hark queue create orders --set leaseTime=60 --set deadLetterQueue=false",
     "",
-    "Options for --set:",
+    "Options for --set (docs/http.md describes them):",
     *(f"  {name} (default {msgspec.json.encode(field.default).decode()})" for name, field in _OPTIONS.items()),
 )
 def create(
     *,
     queue: QueueName,
-    namespace: Annotated[str | None, typer.Option(help="A label to pop by.")] = None,
-    task: Annotated[str | None, typer.Option(help="A label to pop by.")] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the queue.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="Task of the queue.")] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="May be given many times.")
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="Queue option; repeat for more options."),
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Make a queue, or replace all options of one that exists (those not given get their defaults)."""
+    """Create a queue, or replace the options of an existing one.
+
+    Options that you do not set get their defaults, in an existing queue, too. With `hark pop`, consumers can receive
+    from all queues of a namespace or task.
+    """
     body: dict[str, Any] = {"queue": queue, "options": dict(_option(text) for text in options or ())}
     body |= {name: value for name, value in (("namespace", namespace), ("task", task)) if value is not None}
     answer = call(url, "POST", path("configure"), body=body)
@@ -169,50 +191,64 @@ def create(
         return
     configured = answer.read(answers.Configured)
     for name in configured.ignored_options:
-        complain(f"warning: the server does not know the option {name}")
-    say(f"configured {configured.queue}")
+        complain(f"warning: the server does not know the option {name} and ignored it")
+    say(f"configured queue {configured.queue}")
 
 
 def _option(text: str) -> tuple[str, object]:
-    """Read OPTION=VALUE; the name may be written leaseTime, lease_time or lease-time."""
+    """Parse OPTION=VALUE; the name can be written leaseTime, lease_time or lease-time."""
     given, equals, value = text.partition("=")
     key = given.replace("-", "").replace("_", "").lower()
     names = {name.lower(): name for name in _OPTIONS}
     if not equals or key not in names:
         near = difflib.get_close_matches(key, names, n=1)
-        hint = f"; did you mean {names[near[0]]}?" if near else "; hark queue create --help lists them"
-        raise typer.BadParameter(f"--set {text}: expected OPTION=VALUE with a known option{hint}")
+        hint = f"did you mean {names[near[0]]}?" if near else "hark queue create --help lists the options"
+        problem = "unknown option" if equals else "not OPTION=VALUE"
+        raise typer.BadParameter(f"--set {text}: {problem}; {hint}")
     field = _OPTIONS[names[key]]
     try:
         return names[key], msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as error:
-        raise typer.BadParameter(f"--set {text}: {error}") from None
+        raise typer.BadParameter(f"--set {text}: invalid value: {error}") from None
 
 
 @command(app, "delete", "hark queue delete orders", "hark queue delete orders --yes")
 def delete(queue: QueueName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
     """Delete a queue with its messages, groups and dead letters."""
-    confirm(f"Delete the queue {queue} with everything in it?", yes)
+    confirm(f"Delete queue {queue} with its messages, groups and dead letters?", yes)
     answer = call(url, "DELETE", path("resources", "queues", queue))
     if as_json:
         raw(answer.body)
     if not answer.read(answers.Done).existed:
-        raise Failure(f"there is no queue {queue}", code="not_found")
+        raise Failure(f"queue {queue} not found", code="not_found", hint="list the queues with: hark queue list")
     if not as_json:
-        say(f"deleted {queue}")
+        say(f"deleted queue {queue}")
 
 
 @command(app, "purge", "hark queue purge orders", "hark queue purge orders --group billing --yes")
 def purge(
     queue: QueueName,
-    group: GroupOption = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            callback=not_empty,
+            help="Acknowledge the messages for this consumer group only.",
+            show_default=False,
+        ),
+    ] = None,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Remove all messages of a queue, or settle all that one group of it has open."""
+    """Delete all messages of a queue; dead letters stay.
+
+    With --group, the messages stay in the queue, and only this consumer group does not receive them any more.
+    """
     confirm(
-        f"Remove all messages of {queue}?" if group is None else f"Settle all that {group} has open in {queue}?",
+        f"Delete all messages of queue {queue}?"
+        if group is None
+        else f"Acknowledge all messages of queue {queue} for group {group}?",
         yes,
     )
     order(url, queue, group, "purge", as_json)
@@ -220,7 +256,7 @@ def purge(
 
 @command(app, "pause", "hark queue pause orders")
 def pause(queue: QueueName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Stop deliveries of a queue; pushes go on."""
+    """Pause deliveries of a queue; pushes are still accepted."""
     order(url, queue, None, "pause", as_json)
 
 
@@ -240,4 +276,4 @@ def order(url: str, queue: str, group: str | None, verb: str, as_json: bool) -> 
         done = {"pause": "paused", "resume": "resumed", "purge": "purged"}[verb]
         purged = answer.read(answers.Done).purged
         count = "" if purged is None else f" ({purged} messages)"
-        say(f"{done} {queue if group is None else f'{group} in {queue}'}{count}")
+        say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")

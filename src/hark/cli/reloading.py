@@ -1,4 +1,4 @@
-"""`hark work --reload`: a parent that watches Python files and starts the worker anew when one changes."""
+"""`hark work --reload`: a parent process that watches Python files and restarts the worker when one changes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from types import FrameType
 from hark.cli.command import FAILED, Failure, complain
 
 _LOOK_MS = 200
-"""How often the parent looks whether the worker has ended by itself."""
+"""How often the parent checks whether the worker has ended."""
 
 
 def work_and_reload(arguments: Sequence[str], directory: Path) -> int:
-    """Run `hark work` with these arguments again and again until told to stop; answers the last exit code."""
+    """Run `hark work` with these arguments, and restart it after changes, until a signal; return its exit code."""
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
-        raise Failure("--reload needs the package watchfiles: pip install 'hark[reload]'") from None
+        raise Failure("--reload needs the package watchfiles; install it with: pip install 'hark[reload]'") from None
     stop = threading.Event()
     with _Child(arguments, directory, stop) as child, _signals(child, stop):
         for changes in watch(
@@ -34,19 +34,19 @@ def work_and_reload(arguments: Sequence[str], directory: Path) -> int:
             yield_on_timeout=True,
             raise_interrupt=False,
         ):
-            if not child.has_started:  # Only now: what changes from here on is seen.
-                complain(f"reload: watching {directory} for changes of Python files")
+            if not child.has_started:  # Only now: from here on, every change is noticed.
+                complain(f"reload: watching Python files in {directory}")
                 child.start()
             elif changes:
                 names = sorted({os.path.relpath(path, directory) for _, path in changes})
-                complain(f"reload: {', '.join(names)} changed, the worker starts anew")
+                complain(f"reload: {', '.join(names)} changed; restarting the worker")
                 child.restart()
             child.look()
         return child.wait()
 
 
 class _Child:
-    """The worker's process: in a group of its own, so that Ctrl-C reaches it once, through the parent."""
+    """The worker's process, in a separate process group, so that Ctrl-C reaches it once, through the parent."""
 
     def __init__(self, arguments: Sequence[str], directory: Path, stop: threading.Event) -> None:
         self._command = [sys.executable, "-m", "hark", "work", *arguments]
@@ -56,7 +56,7 @@ class _Child:
         self._told = False
 
     def __enter__(self) -> _Child:
-        # The worker reads from one end and stops when nobody holds the other: so it never outlives its parent.
+        # The worker reads from one end and stops when the other end is closed: so it never outlives its parent.
         self._held, self._life = os.pipe()
         return self
 
@@ -68,11 +68,11 @@ class _Child:
 
     @property
     def has_started(self) -> bool:
-        """Whether there ever was a process."""
+        """Whether a process was ever started."""
         return self._process is not None
 
     def start(self) -> None:
-        """Begin, unless it is all over."""
+        """Start the process, unless a signal has arrived."""
         if self._stop.is_set():
             return
         self._told = False
@@ -84,33 +84,34 @@ class _Child:
         )
 
     def restart(self) -> None:
-        """Stop it gracefully, and start the next."""
+        """Shut the process down gracefully, and start the next."""
         self.signal(signal.SIGTERM)
         self.wait()
         self.start()
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if the process still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
     def look(self) -> None:
-        """Say once that it has ended by itself."""
+        """Report once that the process has ended."""
         if self._stop.is_set():
             return
         if self._process is not None and self._process.poll() is not None and not self._told:
             self._told = True
-            complain(f"reload: the worker ended with {self._process.returncode}; it starts again when a file changes")
+            code = self._process.returncode
+            complain(f"reload: the worker ended with exit code {code}; it restarts when a file changes")
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the process; return its exit code."""
         code = 0 if self._process is None else self._process.wait()
         return code if code >= 0 else FAILED
 
 
 @contextmanager
 def _signals(child: _Child, stop: threading.Event) -> Iterator[None]:
-    """Hand signals on: the first stops gracefully, the second at once, as without --reload."""
+    """Forward signals: the first starts a graceful shutdown, the second an immediate one, as without --reload."""
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         stop.set()
@@ -125,7 +126,7 @@ def _signals(child: _Child, stop: threading.Event) -> Iterator[None]:
 
 
 def stop_with(parent: int) -> None:
-    """In the worker's process: stop gracefully when the parent is gone, however it ended."""
+    """In the worker's process: shut down gracefully when the parent has ended."""
 
     def watch() -> None:
         os.read(parent, 1)

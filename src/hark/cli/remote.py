@@ -1,4 +1,4 @@
-"""The server, as commands see it: one request, one answer, and errors that say what to do."""
+"""Requests to the server: one request, one response, and errors that say what to do next."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Query = Mapping[str, str | int | bool | None]
 API = "/api/v1"
 TIMEOUT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
-"""Servers say something on a stream every 15 seconds."""
+"""Longest silence on a stream: servers send at least a ping every 15 seconds."""
 _PART_BYTES = 64 * 1024
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the server said: its JSON, byte for byte."""
+    """A response of the server, with its JSON byte for byte."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
-    """By their names in small letters."""
+    """By lower-case name."""
 
     def read(self, shape: type[T]) -> T:
         """Decode the body."""
@@ -43,11 +43,13 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
-    """Decode what a server said; one that says something else is not Hark."""
+    """Decode a response; a server that sends something else is not Hark."""
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"the server's answer is not Hark's: {error}; check --url or HARK_URL") from error
+        raise Failure(
+            f"the response is not from a Hark server of this version: {error}", hint="check --url and HARK_URL"
+        ) from error
 
 
 class Problem(msgspec.Struct):
@@ -60,12 +62,12 @@ class Problem(msgspec.Struct):
 def path(*segments: str) -> str:
     """Make a path under the API; an empty segment would name another route."""
     if not all(segments):
-        raise Failure("names and ids must not be empty", exit_code=USAGE)
+        raise Failure("a name or an ID is empty; names and IDs must not be empty", exit_code=USAGE)
     return "/".join((API, *(quote(segment, safe="") for segment in segments)))
 
 
 def is_local(url: str) -> bool:
-    """Say whether a server's URL means this machine."""
+    """Tell whether a server's URL means this machine."""
     try:
         return urlsplit(url).hostname in LOOPBACK
     except ValueError:
@@ -81,7 +83,7 @@ def call(
     body: object = None,
     timeout: float = TIMEOUT_SECONDS,
 ) -> Answer:
-    """Send one request; raise `Failure` with the server's own words if it is refused."""
+    """Send one request; raise `Failure` with the server's error text if the server rejects it."""
     answer = send(url, method, route, query=query, body=body, timeout=timeout)
     if answer.status >= 400:
         raise _refusal(url, method, route, answer.status, answer.body)
@@ -89,13 +91,16 @@ def call(
 
 
 def _refusal(url: str, method: str, route: str, status: int, body: bytes) -> Failure:
-    """Say no in the server's own words, if it is one of ours."""
+    """Make a failure from an error response, with the server's text if it is a Hark server."""
     try:
         problem = msgspec.json.decode(body, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Failure(f"{url} answered {status} to {method} {route}; is it a Hark server?")
-    more = "; give one with --token or HARK_TOKEN" if status == 401 else ""
-    return Failure(problem.error + more, code=problem.code)
+        return Failure(
+            f"{url} returned status {status} for {method} {route}, without an error text of Hark",
+            hint="check --url and HARK_URL, and any proxy in between",
+        )
+    hint = "pass an API token with --token or HARK_TOKEN" if status == 401 else ""
+    return Failure(problem.error, code=problem.code, hint=hint)
 
 
 def send(
@@ -107,14 +112,14 @@ def send(
     body: object = None,
     timeout: float = TIMEOUT_SECONDS,
 ) -> Answer:
-    """Send one request and give back the answer, whatever its status; `None` in a query means absent."""
+    """Send one request and return the response, whatever its status; `None` in a query means absent."""
     with _opened(url, method, route, query, body, timeout) as response:
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Answer(response.status, response.read(), headers)
 
 
 def stream(url: str, route: str, *, query: Query, silence: float = SILENCE_SECONDS) -> Iterator[bytes]:
-    """Give the parts of an answer as they come; a server that says nothing for so many seconds is not there."""
+    """Yield the parts of a response as they arrive; fail after that many seconds of silence."""
     with _opened(url, "GET", route, query, None, silence) as response:
         if response.status >= 400:
             raise _refusal(url, "GET", route, response.status, response.read())
@@ -123,7 +128,7 @@ def stream(url: str, route: str, *, query: Query, silence: float = SILENCE_SECON
 
 
 def events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Give the names and the data of server-sent events."""
+    """Yield the names and the data of server-sent events."""
     rest = b""
     for part in parts:
         *complete, rest = (rest + part).split(b"\n\n")
@@ -132,13 +137,18 @@ def events(parts: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
             yield fields.get(b"event", b"message").decode(), fields.get(b"data", b"")
 
 
+def ended() -> Failure:
+    """Make the failure of a stream that the server ended."""
+    return Failure("the server closed the stream, for example because it shuts down; run the command again")
+
+
 class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Takes every status for an answer: neither an exception nor a way to somewhere else."""
+    """Returns every status as a response: no exceptions, no redirects."""
 
     def http_response(
         self, request: urllib.request.Request, response: http.client.HTTPResponse
     ) -> http.client.HTTPResponse:
-        """Hand it on."""
+        """Return the response unchanged."""
         del request
         return response
 
@@ -149,11 +159,11 @@ class _AsItIs(urllib.request.HTTPErrorProcessor):
 def _opened(
     url: str, method: str, route: str, query: Query | None, body: object, timeout: float
 ) -> Iterator[http.client.HTTPResponse]:
-    """Send a request and give the answer to be read; errors on the way say what to do."""
-    # The standard library, because it is there at once: a command is one request, and should not take longer.
+    """Send a request and give the response to read; connection errors say what to do."""
+    # The standard library, because it loads fast: a command is one request and must start quickly.
     handlers: list[urllib.request.BaseHandler] = [_AsItIs()]
     if is_local(url):
-        # A proxy from the environment has no business between us and our own machine.
+        # Requests to this machine do not go through a proxy from the environment.
         handlers.append(urllib.request.ProxyHandler({}))
     handlers += _trust(url)
     try:
@@ -168,7 +178,7 @@ def _opened(
 
 
 def _request(url: str, method: str, route: str, query: Query | None, body: object) -> urllib.request.Request:
-    """Make a request of what the API is asked."""
+    """Build the HTTP request."""
     parts = {name: _text(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
     headers = {} if body is None else {"Content-Type": "application/json"}
@@ -181,17 +191,17 @@ def _request(url: str, method: str, route: str, query: Query | None, body: objec
         whole = url.rstrip("/") + route + (f"?{urlencode(parts)}" if parts else "")
         return urllib.request.Request(whole, data=content, headers=headers, method=method)
     except (ValueError, http.client.InvalidURL) as error:
-        expected = "expected something like http://127.0.0.1:6632"
+        expected = "use a URL such as http://127.0.0.1:6632"
         if url.startswith("s3://"):
-            expected = "this command needs one; start it on the bucket with: hark serve --engine s3://..."
+            expected = "this command needs a server; start one on the bucket with: hark serve --engine s3://..."
         raise Failure(
-            f"{url!r} is not the URL of a server (--url, HARK_URL): {expected}",
+            f"{url!r} is not the URL of a server (--url, HARK_URL); {expected}",
             exit_code=USAGE,
         ) from error
 
 
 def _trust(url: str) -> Iterator[urllib.request.BaseHandler]:
-    """Whom to trust, if that was said."""
+    """Trust the certificate authority that the user named, if any."""
     if isinstance(url, ServerUrl) and url.ca_file is not None:
         yield urllib.request.HTTPSHandler(context=_usable(trusting, url.ca_file, "--ca-file, HARK_CA_FILE"))
 
@@ -204,16 +214,20 @@ def _usable(check: Callable[[str, str], T], value: str, name: str) -> T:
 
 
 def _text(value: str | int | bool) -> str:
-    """Write a query value as the API reads it."""
+    """Format a query value for the API."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unreachable(url: str, error: str | BaseException, timeout: float, *, connecting: bool) -> str:
-    """Say why there is no answer, and what to do about it."""
+    """Describe why there is no response, and what to do next."""
     if isinstance(error, TimeoutError):
-        return f"no answer from {url} within {timeout:g} seconds"
+        return f"no response from {url} within {timeout:g} seconds\n{_check(url)}"
     if isinstance(error, ssl.SSLError):
         return refused_by_tls(url, error)
     if connecting:
-        return f"no server at {url}: {error}\nstart one with: hark serve"
-    return f"the connection to {url} broke: {error or type(error).__name__}; is it a Hark server?"
+        return f"cannot connect to {url}: {error}\nstart a server with `hark serve`, or check --url and HARK_URL"
+    return f"the connection to {url} was lost: {error or type(error).__name__}\n{_check(url)}"
+
+
+def _check(url: str) -> str:
+    return f"check the server with: hark doctor --url {url}"

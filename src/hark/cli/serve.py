@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from hark.cli.command import command, complain
+from hark.cli.command import DEFAULTS, Config, Data, LogFormat, LogLevel, command, complain
 from hark.cli.output import raw, table
 from hark.settings import SETTINGS, Loaded, load, shown
 
@@ -24,51 +23,60 @@ def register_serve(main: typer.Typer) -> None:
         "hark serve --engine memory",
         "hark serve --engine postgresql://hark@localhost/hark --workers 4",
         "hark serve --engine s3://bucket/queues",
-        "hark serve --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem",
+        "hark serve --tls-certificate cert.pem --tls-key key.pem",
         "hark serve --config hark.toml --show-settings",
     )(serve)
 
 
 def serve(
     *,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on; 0 takes a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on.", show_default=DEFAULTS.host)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="Port to listen on; 0 for a free port.", show_default=str(DEFAULTS.port)),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="sqlite:///file.db, postgresql://..., s3://... or memory; else a file under --data."
+            metavar="URL",
+            help="Store URL: sqlite:///FILE, postgresql://..., s3://... or memory.",
+            show_default="a SQLite file in --data",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="The directory for what is kept.")] = None,
+    data: Data = None,
     workers: Annotated[
-        int | None, typer.Option(help="Server processes on the port; several need PostgreSQL or S3.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of server processes; more than 1 needs PostgreSQL or S3.",
+            show_default=str(DEFAULTS.workers),
+        ),
     ] = None,
     tls_certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
+        str | None, typer.Option(metavar="FILE", help="Certificate file for HTTPS (PEM).")
     ] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's private key (PEM).")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key file for HTTPS (PEM).")] = None,
     insecure_bind: Annotated[
         bool | None,
-        typer.Option(
-            "--insecure-bind", help="Listen where other machines can connect, although nobody is asked for a token."
-        ),
+        typer.Option("--insecure-bind", help="Allow connections from other machines without authentication."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto (text on a terminal, else JSON), text or json.")] = None,
+    config: Config = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="Print every setting and where it came from, and exit.")
+        bool, typer.Option("--show-settings", help="Print all settings with their sources, and exit.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --show-settings: print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, with --show-settings.")] = False,
 ) -> None:
-    """Serve queues over HTTP until told to stop.
+    """Start a server.
 
-    Settings come from hark.toml, then HARK_* variables, then these flags; docs/settings.md lists them all.
+    Options take precedence over HARK_* variables, which take precedence over hark.toml. docs/settings.md lists all
+    settings. Ctrl-C or SIGTERM shuts the server down gracefully.
     """
     if as_json and not show_settings:
-        raise typer.BadParameter("--json goes with --show-settings")
+        raise typer.BadParameter("--json needs --show-settings")
     flags = {
         "host": host,
         "port": port,
@@ -93,14 +101,18 @@ def serve(
 
 
 def _show(loaded: Loaded, as_json: bool) -> None:
-    """Print every setting, its value (no secrets) and its source."""
+    """Print all settings with their values (no secrets) and sources."""
     rows = [(name, shown(loaded.settings, name), loaded.sources[name]) for name in SETTINGS]
     if as_json:
         raw(msgspec.json.encode({name: {"value": value, "source": source} for name, value, source in rows}))
     else:
-        table(("Setting", "Value", "Source"), ((name, _text(value), source) for name, value, source in rows))
+        table(
+            ("Setting", "Value", "Source"),
+            ((name, _text(value), source) for name, value, source in rows),
+            long=("Value",),
+        )
 
 
 def _text(value: object) -> str:
-    """Write a value for the table; an empty one shows as a dash."""
+    """Format a value for the table; an empty one is shown as a dash."""
     return "" if value == () else str(value)

@@ -1,4 +1,4 @@
-"""The server that a command talks to: its URL, and along with it the token and whom to trust."""
+"""The server that a command talks to: its URL, with the token and the trusted certificate authority."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ P = ParamSpec("P")
 
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="HARK_TOKEN", metavar="TOKEN", help="Who asks; the variable hides it from others."),
+    typer.Option("--token", envvar="HARK_TOKEN", metavar="TOKEN", help="API token."),
 ]
 CaFile = Annotated[
     str | None,
-    typer.Option("--ca-file", envvar="HARK_CA_FILE", metavar="FILE", help="With https: the authority to trust."),
+    typer.Option("--ca-file", envvar="HARK_CA_FILE", metavar="FILE", help="CA certificates to trust (PEM), for https."),
 ]
 
 
 class ServerUrl(str):
-    """A URL that carries what its server wants to see; wherever it is printed, it is the URL alone."""
+    """A URL with the credentials for its server; printing it shows the URL only."""
 
     token: str | None = None
     ca_file: str | None = None
 
     @classmethod
     def of(cls, url: str, token: str | None, ca_file: str | None) -> ServerUrl:
-        """A URL with what goes along."""
+        """Make a URL with its token and certificate authority."""
         server = cls(url)
         server.token, server.ca_file = token, ca_file
         return server
 
 
 def connecting(function: Callable[P, None]) -> Callable[P, None]:
-    """Give a command with a `url` the options --token and --ca-file; it finds their values in its URL."""
+    """Add the options --token and --ca-file to a command that has a `url`, which then carries their values."""
     signature = inspect.signature(function, eval_str=True)
     if "url" not in signature.parameters:
         return function
@@ -52,11 +52,13 @@ def connecting(function: Callable[P, None]) -> Callable[P, None]:
         function(*given.args, **given.kwargs)
 
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        inspect.Parameter(name, signature.parameters["url"].kind, default=None, annotation=annotation)
         for name, annotation in own.items()
     ]
+    parameters = list(signature.parameters.values())
+    after = list(signature.parameters).index("url") + 1
     with_access.__annotations__ = {**inspect.get_annotations(function, eval_str=True), **own}
-    with_access.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])  # type: ignore[attr-defined]  # functions have it, and typer looks at it
+    with_access.__signature__ = signature.replace(parameters=[*parameters[:after], *more, *parameters[after:]])  # type: ignore[attr-defined]  # functions have it, and typer reads it
     return with_access
 
 

@@ -1,4 +1,4 @@
-"""`hark tail`: messages as they come, without taking them."""
+"""`hark tail`: prints messages as they arrive, without receiving them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from hark.cli import answers
-from hark.cli.command import DEFAULT_URL, Failure, Json, PartitionOption, QueueName, Url, command
+from hark.cli.command import DEFAULT_URL, Failure, Json, OnlyPartition, QueueName, Url, command
 from hark.cli.output import raw, say
-from hark.cli.remote import Problem, Query, decode, events, path, stream
+from hark.cli.remote import Problem, Query, decode, ended, events, path, stream
 
 
 def register_tail(main: typer.Typer) -> None:
@@ -26,13 +26,23 @@ def register_tail(main: typer.Typer) -> None:
 def tail(
     *,
     queue: QueueName,
-    partition: PartitionOption = None,
-    start: Annotated[str, typer.Option("--from", metavar="WHERE", help="head, tail, or an ISO 8601 time.")] = "tail",
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages.", show_default=False)] = None,
+    partition: OnlyPartition = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="START", help="Start: head (oldest message), tail (new messages) or an ISO 8601 time."
+        ),
+    ] = "tail",
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N messages.", show_default="no limit")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Show messages of a queue as they come, and take none of them. Ctrl-C ends it."""
+    """Print messages of a queue as they arrive, until Ctrl-C.
+
+    The command reads messages without receiving them: consumers still get all of them.
+    """
     query: Query = {"browse": True, "from": start, "partition": partition}
     shown = 0
     try:
@@ -50,7 +60,7 @@ def tail(
                     return
     except KeyboardInterrupt:
         return
-    raise Failure("the server ended the stream")
+    raise ended()
 
 
 def _show(message: answers.Message) -> None:

@@ -1,4 +1,4 @@
-"""`hark token`: the API tokens of a server, in a file that it looks at; no server is needed."""
+"""`hark token`: the API tokens in the token file of a server; works without a running server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from hark.cli.command import Yes, command, complain, confirm, make_app
+from hark.cli.command import Config, Data, Json, Yes, command, complain, confirm, make_app
 from hark.cli.output import raw, table
 from hark.clock import SECOND, Clock, SystemClock
 from hark.settings import load
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from hark.access.tokens import Token
 
 app = make_app(
-    "Make, list and revoke the API tokens of a server.",
-    "hark token create billing --role read-write --queues 'orders.*' --queues mail --expires 90d",
+    "Create, list and revoke the API tokens of a server.",
+    "hark token create billing --queues 'orders.*' --expires 90d",
     "hark token list",
     "hark token revoke k7m2qx4d",
     "",
-    "They are in tokens.json under --data (setting auth.tokens_file), where the server notices changes",
-    "within a second. From the first one on, it lets nobody in without a token.",
+    "Tokens are stored in tokens.json in the data directory (auth.tokens_file).",
+    "A running server notices changes within a second.",
+    "Once the file has a token, the server requires a token from every client.",
 )
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -36,15 +37,10 @@ _MOST_SECONDS = 3_153_600_000
 """A hundred years."""
 
 RoleName = Literal["read-only", "read-write", "admin"]
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="The directory of the server's data.")]
-Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 class _Shown(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A token as it may be shown."""
+    """The parts of a token that can be shown."""
 
     id: str
     name: str
@@ -54,37 +50,48 @@ class _Shown(msgspec.Struct, rename="camel", omit_defaults=True):
     expires_at: object
     expired: bool
     token: str = ""
-    """Its text, right after it was made."""
+    """The token itself, only when it is created."""
 
 
 @command(
     app,
     "create",
     "hark token create billing",
-    "hark token create billing --role read-write --queues 'orders.*' --queues mail --expires 90d",
+    "hark token create billing --queues 'orders.*' --queues mail --expires 90d",
     "hark token create ci --role read-only --quiet > token.txt",
     "hark token create ops --role admin --data /var/lib/hark",
 )
 def create(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Whose it is; stamped on what it pushes.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of the client; the server records it with pushed messages.", show_default=False
+        ),
     ],
-    role: Annotated[RoleName, typer.Option(help="What it may do.")] = "read-write",
+    role: Annotated[RoleName, typer.Option(help="Role of the token.")] = "read-write",
     queues: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", help="Only queues like this, with * and ?; may be repeated.", show_default="all"
+            metavar="PATTERN",
+            help="Queues that the token can use; * and ? are wildcards. Repeat for more patterns.",
+            show_default="all queues",
         ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When it ends: 90d, 12h, 30m, 2w.", show_default="never")
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", show_default="unlimited"
+        ),
     ] = None,
     data: Data = None,
     config: Config = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the token and nothing else.")] = False,
-    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Make a token and print it, this one time: only a hash of it is kept."""
+    """Create an API token and print it.
+
+    Copy the token now: the server stores only its hash, so it cannot be shown again.
+    """
     from hark.access.identity import ALL_QUEUES, Role
     from hark.access.tokens import make_token
 
@@ -112,13 +119,14 @@ def create(
         return
     if not quiet:
         what = f"{token.role}, {_queues(token)}, {_end(token)}"
-        complain(f"made the token {token.id} for {token.name} ({what}) in {file.path}; keep it, it is not shown again:")
+        complain(f"created token {token.id} for {token.name} ({what}) in {file.path}")
+        complain("copy the token now, it cannot be shown again:")
     typer.echo(texts[0])
 
 
 @command(app, "list", "hark token list", "hark token list --data /var/lib/hark --json")
-def list_tokens(data: Data = None, config: Config = None, as_json: AsJson = False) -> None:
-    """List the tokens: whose they are, what they may do, and when they end."""
+def list_tokens(data: Data = None, config: Config = None, as_json: Json = False) -> None:
+    """List the API tokens with their roles, queues and expiry."""
     clock = SystemClock()
     file = _file(data, config)
     tokens = list(file.read().values())
@@ -136,25 +144,34 @@ def list_tokens(data: Data = None, config: Config = None, as_json: AsJson = Fals
         )
         for token in tokens
     ]
-    table(("Id", "Name", "Role", "Queues", "Created", "Expires"), rows, empty=f"there are no tokens in {file.path}")
+    table(
+        ("ID", "Name", "Role", "Queues", "Created", "Expires"),
+        rows,
+        empty=f"no tokens in {file.path}; create one with: hark token create NAME",
+        long=("Queues",),
+        spare=("Created",),
+    )
 
 
 @command(app, "revoke", "hark token revoke k7m2qx4d", "hark token revoke k7m2qx4d --yes")
 def revoke(
     identifier: Annotated[
-        str, typer.Argument(metavar="ID", help="The 8 characters after hark_ in the token.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ID", help="ID of the token: the 8 characters after hark_ in the token.", show_default=False
+        ),
     ],
     data: Data = None,
     config: Config = None,
     yes: Yes = False,
 ) -> None:
-    """Take a token back: servers refuse it within a second."""
+    """Revoke an API token; servers reject it within a second."""
     file = _file(data, config)
     token = file.read().get(identifier)
     if token is not None:
-        confirm(f"Revoke the token {token.id} of {token.name}?", yes)
+        confirm(f"Revoke token {token.id} of {token.name}?", yes)
     token = file.remove(identifier)
-    complain(f"revoked the token {token.id} of {token.name}")
+    complain(f"revoked token {token.id} of {token.name}")
 
 
 def _file(data: str | None, config: Path | None) -> TokenFile:
@@ -164,11 +181,13 @@ def _file(data: str | None, config: Path | None) -> TokenFile:
 
 
 def _seconds(text: str) -> int:
-    """How long a text such as 90d says."""
+    """Parse a duration such as 90d."""
     match = _LASTING.fullmatch(text)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _MOST_SECONDS:
-        raise typer.BadParameter(f"--expires: expected a time such as 90d, 12h, 30m or 2w, got {text!r}")
+        raise typer.BadParameter(
+            f"--expires {text}: not a duration of at most 100 years; use a duration such as 12h, 90d or 2w"
+        )
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""`hark top` and `hark settings`: what goes on in a server, and what it runs with."""
+"""`hark top` and `hark settings`: the current activity and the settings of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from hark.cli.command import DEFAULT_URL, Failure, Json, Url, command
 from hark.cli.output import raw, say, table
-from hark.cli.remote import Problem, call, decode, events, path, stream
+from hark.cli.remote import Problem, call, decode, ended, events, path, stream
 
 _CLEAR = "\x1b[H\x1b[J"
 
@@ -22,7 +22,7 @@ def register_watching(main: typer.Typer) -> None:
 
 
 class _Part(msgspec.Struct, rename="camel"):
-    """A part of an answer."""
+    """A part of a response."""
 
 
 class _BusyQueue(_Part):
@@ -68,11 +68,14 @@ class _Sample(_Part, kw_only=True):
 
 def top(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Show it once and stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one sample and exit.")] = False,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Show what goes on, every second: rates, backlog, latency, the busiest queues. Ctrl-C ends it."""
+    """Show the activity of a server, until Ctrl-C.
+
+    Every second, the command shows rates, backlog, latency and the busiest queues.
+    """
     try:
         for name, body in events(stream(url, path("events"), query={})):
             if name == "error":
@@ -88,7 +91,7 @@ def top(
                 return
     except KeyboardInterrupt:
         return
-    raise Failure("the server ended the stream")
+    raise ended()
 
 
 def _show(sample: _Sample, *, clear: bool) -> None:
@@ -96,27 +99,27 @@ def _show(sample: _Sample, *, clear: bool) -> None:
         typer.echo(_CLEAR, nl=False)
     waiting = sample.waiting
     rows = (
-        ("per second", "pushed", sample.pushed_per_second),
+        ("Messages/s", "pushed", sample.pushed_per_second),
         ("", "delivered", sample.delivered_per_second),
         ("", "settled", sample.settled_per_second),
         ("", "failed", sample.failed_per_second),
-        ("messages", "backlog", sample.backlog),
+        ("Messages", "backlog", sample.backlog),
         ("", "in flight", sample.in_flight),
         ("", "dead letters", sample.dead_letters),
-        ("", "oldest waits, s", sample.oldest_waiting_seconds),
-        ("latency", "p50, ms", sample.latency_ms.p50),
-        ("", "p99, ms", sample.latency_ms.p99),
-        ("there are", "queues", sample.queues),
+        ("", "oldest waiting (s)", sample.oldest_waiting_seconds),
+        ("Latency", "p50 (ms)", sample.latency_ms.p50),
+        ("", "p99 (ms)", sample.latency_ms.p99),
+        ("Store", "queues", sample.queues),
         ("", "partitions", sample.partitions),
-        ("waiting", "pops", None if waiting is None else waiting.pops),
+        ("Waiting", "pops", None if waiting is None else waiting.pops),
         ("", "streams", None if waiting is None else waiting.streams),
-        ("", "browsers", None if waiting is None else waiting.browsers),
+        ("", "queue browsers", None if waiting is None else waiting.browsers),
     )
     for verb, stopped in (("pushes", sample.maintenance.push), ("pops", sample.maintenance.pop)):
         if stopped:
-            say(f"MAINTENANCE {verb} are stopped")
+            say(f"MAINTENANCE: all {verb} are stopped; resume with: hark maintenance {verb[:-1]} off")
     for kind, what, value in rows:
-        say(f"{kind:<11} {what:<16} {'-' if value is None else value:>12}")
+        say(f"{kind:<11} {what:<18} {'-' if value is None else value:>12}")
     say("")
     table(
         ("Busiest queues", "Pushed/s", "Delivered/s", "Settled/s"),
@@ -124,7 +127,7 @@ def _show(sample: _Sample, *, clear: bool) -> None:
             (queue.queue, queue.pushed_per_second, queue.delivered_per_second, queue.settled_per_second)
             for queue in sample.busiest
         ),
-        empty="no queue was busy in the last ten seconds",
+        empty="no queue was active in the last 10 seconds",
     )
 
 
@@ -140,14 +143,14 @@ class _Settings(_Part):
 
 
 def settings(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Show the settings of a running server; keys and passwords are hidden."""
+    """Show the settings of a running server, without secrets."""
     answer = call(url, "GET", path("system", "settings"))
     if as_json:
         raw(answer.body)
         return
     shown = answer.read(_Settings)
-    say(f"version  {shown.version}")
-    table(("Setting", "Value"), ((one.name, _text(one.value)) for one in shown.settings))
+    say(f"Hark {shown.version}, store {shown.engine}\n")
+    table(("Setting", "Value"), ((one.name, _text(one.value)) for one in shown.settings), long=("Value",))
 
 
 def _text(value: object) -> str:

@@ -9,10 +9,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from hark.cli.command import USAGE, Failure, command, complain
+from hark.cli.command import DEFAULTS, USAGE, Config, Failure, LogFormat, LogLevel, command, complain
 from hark.settings import Loaded, load
 
 Strategy = Literal["adaptive", "fixed"]
+_HEALTH_HOST = "127.0.0.1"
+_WORKER = DEFAULTS.worker
+_POLLING = _WORKER.polling
+
+
+def _or_program(value: object) -> str:
+    """Describe a default that the worker's own program can change."""
+    return f"{value}, unless the program sets it"
 
 
 def register_work(main: typer.Typer) -> None:
@@ -26,10 +34,14 @@ def register_work(main: typer.Typer) -> None:
         "hark work app:make_worker --burst --json",
         "hark work app:worker --polling adaptive --max-interval-ms 30000",
         "",
-        "Ctrl-C or SIGTERM: no more tasks are taken, and the running ones have --grace seconds to end; what has",
-        "not ended then is handed back at once. A second one hands back now, a third one kills.",
-        "Exit codes: 0 stopped as asked, or nothing left to do with --burst; 1 could not start, or left tasks",
-        "behind that would not end (they run again elsewhere); 2 wrong usage or settings.",
+        "Shutdown: after Ctrl-C or SIGTERM, the worker receives no more tasks and gives",
+        "running tasks --grace seconds to finish. It then returns unfinished tasks to",
+        "the queue. A second signal returns them immediately. A third signal ends the",
+        "process.",
+        "",
+        "Exit codes: 0 after a shutdown, or with --burst when the queue is empty;",
+        "1 if the worker cannot start, or if tasks did not stop (another worker runs",
+        "them again); 2 invalid usage or settings.",
     )(work)
 
 
@@ -37,43 +49,90 @@ def work(
     *,
     place: Annotated[
         str,
-        typer.Argument(metavar="MODULE:ATTRIBUTE", help="A hark.Worker, or a function that makes one; else `worker`."),
+        typer.Argument(
+            metavar="MODULE:ATTRIBUTE",
+            help="Worker to run: a hark.Worker, or a function that returns one. MODULE alone means MODULE:worker.",
+        ),
     ],
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Tasks at a time; else what the worker's program says.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            metavar="N",
+            help="Maximum number of tasks at the same time.",
+            show_default=_or_program(_WORKER.concurrency),
+        ),
     ] = None,
     polling: Annotated[
-        Strategy | None, typer.Option(help="How it rests after it found nothing.", show_default=False)
+        Strategy | None,
+        typer.Option(help="Polling strategy of an idle worker.", show_default=_or_program(_POLLING.strategy)),
     ] = None,
-    min_interval_ms: Annotated[float | None, typer.Option(help="Adaptive: where rests begin.")] = None,
-    max_interval_ms: Annotated[float | None, typer.Option(help="Adaptive: the longest rest.")] = None,
-    backoff_multiplier: Annotated[float | None, typer.Option(help="Adaptive: how fast rests grow.")] = None,
-    interval_ms: Annotated[float | None, typer.Option(help="Fixed: each rest.")] = None,
+    min_interval_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            help="Shortest adaptive polling interval, in milliseconds.",
+            show_default=f"{_POLLING.min_interval_ms:g}",
+        ),
+    ] = None,
+    max_interval_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            help="Longest adaptive polling interval, in milliseconds.",
+            show_default=f"{_POLLING.max_interval_ms:g}",
+        ),
+    ] = None,
+    backoff_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR",
+            help="Growth of the adaptive polling interval after each empty poll.",
+            show_default=f"{_POLLING.backoff_multiplier:g}",
+        ),
+    ] = None,
+    interval_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS", help="Fixed polling interval, in milliseconds.", show_default=f"{_POLLING.interval_ms:g}"
+        ),
+    ] = None,
     grace: Annotated[
-        float | None, typer.Option(min=0, max=86_400, help="Seconds that running tasks get when it stops.")
+        float | None,
+        typer.Option(
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
+            help="Time for running tasks to finish at shutdown, in seconds.",
+            show_default=_or_program(f"{_WORKER.grace_seconds:g}"),
+        ),
     ] = None,
     health_port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Answer GET /health and /metrics there.")
+        int | None,
+        typer.Option(
+            min=1, max=65_535, metavar="PORT", help="Port for GET /health and GET /metrics.", show_default="none"
+        ),
     ] = None,
     health_host: Annotated[
-        str | None, typer.Option(help="The address of that port; else 127.0.0.1.", show_default=False)
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST),
     ] = None,
-    burst: Annotated[bool, typer.Option("--burst", help="End when nothing is left to do.")] = False,
-    reload: Annotated[bool, typer.Option("--reload", help="Start anew when a Python file here changes.")] = False,
-    no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="Log lines instead of a live view, on a terminal too.")
+    burst: Annotated[bool, typer.Option("--burst", help="Exit when the queue is empty.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when a Python file below the current directory changes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print progress as lines of JSON.")] = False,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto (text on a terminal, else JSON), text or json.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings; else HARK_CONFIG, else ./hark.toml.")
-    ] = None,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Print log lines instead of a live view.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one line per update.")] = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    config: Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run the worker of an application until told to stop.
+    """Run the worker of an application.
 
-    Settings come from hark.toml ([worker]), then HARK_* variables, then these flags; docs/settings.md lists them all.
+    Options take precedence over the worker's own program, then HARK_* variables, then [worker] in hark.toml.
+    docs/settings.md lists all settings.
     """
     flags = {
         "worker.concurrency": concurrency,
@@ -90,37 +149,37 @@ def work(
     loaded = load(flags, os.environ, config)
     _refuse_without_effect(loaded)
     if health_host is not None and not loaded.settings.worker.health_port:
-        raise typer.BadParameter("--health-host goes with --health-port, and there is none")
+        raise typer.BadParameter("--health-host needs --health-port, or the setting worker.health_port")
     if reload:
         from hark.cli.reloading import work_and_reload
 
         raise typer.Exit(work_and_reload(_arguments_without_reload(), Path.cwd()))
     for note in loaded.notes:
         complain(f"warning: {note}")
-    if config is not None:  # The worker reads settings itself, as it does when it is run without `hark`.
+    if config is not None:  # The worker itself reads the settings, as it does without the command line.
         os.environ["HARK_CONFIG"] = str(config)
     if parent is not None:
         from hark.cli.reloading import stop_with
 
         stop_with(parent)
     raise typer.Exit(
-        _run(place, loaded, health_host or "127.0.0.1", burst=burst, live=not no_progress, as_json=as_json)
+        _run(place, loaded, health_host or _HEALTH_HOST, burst=burst, live=not no_progress, as_json=as_json)
     )
 
 
 def _refuse_without_effect(loaded: Loaded) -> None:
-    """A flag of the other strategy would do nothing, and whoever gives it expects something."""
+    """Reject options of the other polling strategy, which would have no effect."""
     strategy = loaded.settings.worker.polling.strategy
     other = "fixed" if strategy == "adaptive" else "adaptive"
     fields = ("interval_ms",) if other == "fixed" else ("min_interval_ms", "max_interval_ms", "backoff_multiplier")
     for field in fields:
         source = loaded.sources[f"worker.polling.{field}"]
         if source.startswith("--"):
-            raise typer.BadParameter(f"{source} goes with --polling {other}, but polling is {strategy}")
+            raise typer.BadParameter(f"{source} needs --polling {other}; the polling strategy is {strategy}")
 
 
 def _arguments_without_reload() -> list[str]:
-    """What this process was called with, for the one that does the work."""
+    """Return the arguments of this process, for the worker's process."""
     given = sys.argv[sys.argv.index("work") + 1 :]
     return [argument for argument in given if argument != "--reload"]
 
@@ -132,8 +191,8 @@ def _run(place: str, loaded: Loaded, health_host: str, *, burst: bool, live: boo
     worker = find_worker(place, Path.cwd())
     if not worker.tasks:
         raise Failure(
-            f"{place!r} has no tasks, so all that waits for it would fail; "
-            "is the module imported that has its @worker.task functions?",
+            f"{place!r} has no tasks, so every message in its queue would fail; "
+            "import the module that has its @worker.task functions",
             exit_code=USAGE,
         )
     options = options_of(loaded, health_host=health_host, burst=burst)

@@ -1,4 +1,4 @@
-"""Runs a worker from the shell: its log, its progress, its end."""
+"""Runs a worker from the command line, with its log and its progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.25
 
 
 def run(worker: Worker, options: WorkerRunOptions, settings: Settings, *, live: bool, as_json: bool) -> int:
-    """Run until it ends; the exit code."""
+    """Run the worker until it ends; return the exit code."""
     display = _display(settings, live=live and sys.stdout.isatty(), as_json=as_json)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         summary = runner.run(_work(worker, options, display))
@@ -39,7 +39,7 @@ def run(worker: Worker, options: WorkerRunOptions, settings: Settings, *, live: 
 
 
 def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOptions:
-    """What the flags say; about the rest the worker's program and the settings decide, as they do without `hark`."""
+    """Return the options given as flags; the worker's program and the settings decide the others."""
     settings = loaded.settings.worker
     flags = {name for name, source in loaded.sources.items() if source.startswith("--")}
     return WorkerRunOptions(
@@ -54,10 +54,10 @@ def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOpt
 async def _work(
     worker: Worker, options: WorkerRunOptions, display: Display, monotonic: Callable[[], float] = time.monotonic
 ) -> Summary:
-    """Run, and show how it goes; what is shown last is what came of it."""
+    """Run the worker and show its progress; the last view shows the totals."""
     server, began = worker.client.caller.transport.url, monotonic()
     running = asyncio.create_task(worker.run(options))
-    await asyncio.sleep(0)  # It begins: from now on there is something to see, however short it is.
+    await asyncio.sleep(0)  # The worker starts: from now on it has statistics, even in a short run.
     last: Snapshot | None = None
     with display.shown():
         while not running.done():
@@ -66,7 +66,7 @@ async def _work(
                 if last is None:
                     _announce(worker, snapshot, server)
                 elif snapshot.stopping and not last.stopping and snapshot.running:
-                    log.info("once more (Ctrl-C or SIGTERM) hands back now what still runs")
+                    log.info("shutting down; press Ctrl-C again to return running tasks to the queue immediately")
                 last = snapshot
                 display.show(view_of(snapshot, server=server, seconds=monotonic() - began))
             await asyncio.wait((running,), timeout=_LOOK_SECONDS)
@@ -85,9 +85,9 @@ async def _work(
 
 
 def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
-    names = ", ".join(sorted(worker.tasks)) or "no tasks at all"
+    names = ", ".join(sorted(worker.tasks)) or "none"
     log.info(
-        "%s works on queue %s at %s, %d at a time: %s",
+        "%s started: queue %s at %s, concurrency %d, tasks: %s",
         snapshot.worker_id,
         snapshot.queue,
         server,
@@ -97,7 +97,7 @@ def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
 
 
 def _display(settings: Settings, *, live: bool, as_json: bool) -> Display:
-    """Where progress goes, with the log beside it and not through it."""
+    """Choose the display of progress, and send the log to a place where it does not disturb it."""
     if not live or as_json:
         log_to(sys.stderr, settings.log_level, settings.log_format, None, add_task_fields)
         return JsonDisplay() if as_json else LogDisplay()
@@ -110,13 +110,13 @@ def _display(settings: Settings, *, live: bool, as_json: bool) -> Display:
 
 
 class ConsoleLog(logging.Handler):
-    """Prints above what is drawn live."""
+    """Prints log lines above the live view."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a line, whatever is in it."""
-        # Errors may quote what others sent, which must not steer the terminal.
+        """Print a log line."""
+        # Errors can quote text from other programs, which must not control the terminal.
         self._console.print(printable(self.format(record)), markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The fluent builder: every method answers a copy with one more thing said."""
+"""The fluent builder: every method returns a copy with one more option."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _MANY = 1_000_000_000
 
 
 class Builder:
-    """Says which messages of which queue, and how they are taken; what it is, it stays."""
+    """Options that select messages and say how to consume them. Builders are immutable: every method returns a copy.
+
+    You can keep a builder and extend it later. An invalid value raises `InvalidInput` immediately.
+    """
 
     __slots__ = ("_choices",)
 
@@ -37,7 +40,7 @@ class Builder:
         self._choices = choices
 
     def _copy(self, choices: Choices) -> Self:
-        """The same with other choices; subclasses that have more than choices hand it on."""
+        """A copy with other choices. Subclasses with more attributes pass them on."""
         return type(self)(choices)
 
     def _with(self, **changes: object) -> Self:
@@ -53,108 +56,140 @@ class Builder:
         return f"{type(self).__name__}({', '.join(said)})"
 
     def queue(self, name: str) -> Self:
-        """The queue."""
+        """Select the queue by its name."""
         return self._with(queue=a_name(name, "queue"))
 
     def partition(self, name: str) -> Self:
-        """One partition: pushes go there, consumers take from nowhere else."""
+        """Use one partition only: pushes go to it, and consumers receive from it alone. Pushes default to `Default`."""
         return self._with(partition=a_name(name, "partition"))
 
     def namespace(self, name: str) -> Self:
-        """Consume from all queues of a namespace; or the namespace to configure the queue with."""
+        """Consume from all queues in a namespace, if no queue is named.
+
+        For a named queue, this is the namespace that `configure` gives it.
+        """
         return self._with(namespace=a_name(name, "namespace"))
 
     def task(self, name: str) -> Self:
-        """Consume from all queues of a task; or the task to configure the queue with."""
+        """Consume from all queues with a task label, if no queue is named.
+
+        For a named queue, this is the task label that `configure` gives it.
+        """
         return self._with(task=a_name(name, "task"))
 
     def group(self, name: str = QUEUE_MODE, mode: GroupMode | None = None) -> Self:
-        """Consume as a group: every group sees every message. `mode` is how its members share, fixed at first use."""
+        """Consume as a member of a consumer group. Every group receives every message.
+
+        `mode` applies when the group is new and is fixed from then on. In an `"ordered"` group, one consumer at a time
+        works through a partition in order. In a `"shared"` group, each message goes to any free consumer. None leaves
+        the choice to the server, which creates ordered groups. Without a name, it selects the default group of the
+        queue.
+        """
         return self._with(group=a_name(name, "group"), group_mode=a_group_mode(mode))
 
     def batch(self, size: int) -> Self:
-        """Take so many messages at a time, at most."""
+        """Receive at most this many messages per request, 1 to 10,000. The default is 1."""
         return self._with(batch=an_integer(size, "batch", 1, MAX_BATCH))
 
     def partitions(self, count: int) -> Self:
-        """Take a batch from so many partitions, at most."""
+        """Fill a batch from at most this many partitions, 1 to 10,000. The default is 1."""
         return self._with(partitions=an_integer(count, "partitions", 1, MAX_BATCH))
 
     def wait(self, enabled: bool = True) -> Self:
-        """Wait at the server for the first message. Unsaid, `pop` does not, `consume` and `messages` do."""
+        """Wait at the server until a message arrives. By default `pop` does not wait; `consume` and `messages` do."""
         return self._with(wait=a_switch(enabled, "wait"))
 
     def timeout(self, ms: int) -> Self:
-        """How long one request waits at the server, in milliseconds."""
+        """How long one request waits at the server, in milliseconds: 0 to 600,000. The default is 30,000."""
         return self._with(timeout_ms=an_integer(ms, "timeout", 0, MAX_TIMEOUT_MS))
 
     def concurrency(self, count: int) -> Self:
-        """Run so many handlers of `consume` at a time; each takes batches of its own."""
+        """Number of `consume` handlers that run at the same time, 1 to 10,000. The default is 1."""
         return self._with(concurrency=an_integer(count, "concurrency", 1, 10_000))
 
     def limit(self, count: int) -> Self:
-        """End after so many messages in all."""
+        """Stop `consume` or `messages` after this many messages in total. The default is no limit."""
         return self._with(limit=an_integer(count, "limit", 1, _MANY))
 
     def idle(self, ms: int) -> Self:
-        """End when nothing came for so many milliseconds."""
+        """Stop `consume` or `messages` when no message has arrived for this many milliseconds. The default is never."""
         return self._with(idle_ms=an_integer(ms, "idle", 1, _MANY))
 
     def each(self, enabled: bool = True) -> Self:
-        """Give the handler of `consume` one message at a time, also with a larger batch."""
+        """Call the `consume` handler with one message at a time, also if `batch` is larger than 1."""
         return self._with(each=a_switch(enabled, "each"))
 
     def auto_ack(self, enabled: bool = True) -> Self:
-        """Settled by the server as it is delivered: at most once, no lease, nothing to ack."""
+        """Let the server acknowledge messages when it delivers them: at most once delivery.
+
+        Such messages have no lease and need no settlement. A message is lost if its consumer crashes. The default is
+        off.
+        """
         return self._with(auto_ack=a_switch(enabled, "auto_ack"))
 
     def renew_lease(self, enabled: bool = True, interval_ms: int | None = None) -> Self:
-        """Renew the leases of what is in hand, also while a handler blocks the loop.
+        """Renew the leases of received messages until they are settled, also while a handler blocks the event loop.
 
-        Unsaid, `consume` and `messages` do, with leases of 30 seconds unless `lease` says otherwise, so that a
-        consumer that dies is soon replaced. They are renewed at a third of their time, or every `interval_ms`.
+        `consume` and `messages` do this by default. Their leases last 30 seconds unless `lease` sets another time, so
+        another consumer soon takes over after a crash. Leases are renewed after a third of their time, or every
+        `interval_ms` milliseconds. After `pop`, leases are renewed inside `async with message` by default, and from
+        delivery on with `renew_lease(True)`. `renew_lease(False)` turns renewal off.
         """
         every = None if interval_ms is None else an_integer(interval_ms, "interval_ms", 1, MAX_LEASE_SECONDS * 1000)
         return self._with(renew=a_switch(enabled, "renew_lease"), renew_ms=every)._consistent()
 
     def lease(self, seconds: int) -> Self:
-        """Hold what is taken for so long, instead of the queue's `leaseTime`."""
+        """How long the consumer holds received messages, in seconds: 1 to 315,360,000.
+
+        The default is 30 seconds for `consume` and `messages`, which renew leases, and the `leaseTime` of the queue for
+        `pop`.
+        """
         return self._with(lease_seconds=an_integer(seconds, "lease", 1, MAX_LEASE_SECONDS))._consistent()
 
     def polling(self, enabled: bool = True) -> Self:
-        """Ask again and again (`poll_interval`) instead of waiting at the server."""
+        """Poll at a fixed interval (`poll_interval`) instead of waiting at the server. The default is off."""
         return self._with(polling=a_switch(enabled, "polling"))
 
     def poll_interval(self, ms: int) -> Self:
-        """How long to pause after an empty answer with `polling(True)`, in milliseconds."""
+        """How long to pause after an empty response with `polling(True)`, in milliseconds. The default is 1000."""
         return self._with(poll_ms=an_integer(ms, "poll_interval", 1, _MANY))
 
     def subscription_mode(self, mode: str) -> Self:
-        """Where a new group starts: `all` or `new`."""
+        """Where a new consumer group starts: `"all"` (with the oldest stored message) or `"new"` (with the next push).
+
+        `"from_beginning"` and `"new-only"` are other names for the same. The server's setting
+        `pop.default_subscription` is the default.
+        """
         return self._with(subscription_mode=a_subscription_mode(mode))
 
     def subscription_from(self, moment: str | datetime) -> Self:
-        """Where a new group starts: `now`, or after a time."""
+        """Start a new consumer group after this time: `"now"`, an ISO 8601 string, or a datetime with a time zone."""
         return self._with(subscription_from=a_beginning(moment))
 
     def consumer_priority(self, priority: int) -> Self:
-        """Among those who wait, higher ones are served first."""
+        """Priority among waiting consumers, -1000 to 1000: consumers with a higher priority are served first.
+
+        The default is 0.
+        """
         low, high = -MAX_CONSUMER_PRIORITY, MAX_CONSUMER_PRIORITY
         return self._with(consumer_priority=an_integer(priority, "consumer_priority", low, high))
 
     def consumer(self, name: str) -> Self:
-        """What this consumer is called where leases and those who wait are shown; unsaid, it is its address."""
+        """The name of this consumer in lists of leases and waiting consumers, 1 to 255 bytes.
+
+        The default is the subject of its token and its address.
+        """
         return self._with(consumer=a_name(name, "consumer"))
 
     def _consistent(self) -> Self:
         interval, lease = self._choices.renew_ms, self._choices.lease_seconds
         if interval is not None and lease is not None and interval >= lease * 1000:
-            raise InvalidInput(f"interval_ms: expected less than the lease of {lease} s, got {interval}")
+            raise InvalidInput(f"interval_ms: expected less than the lease of {lease} s, got {interval} ms")
         return self
 
 
 class ClientBuilder(Builder, Generic[C]):
-    """A builder whose verbs need a client, the async or the sync one."""
+    """A builder with a client, async or sync."""
 
     __slots__ = ("_client",)
 

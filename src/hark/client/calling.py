@@ -1,4 +1,4 @@
-"""Calls of a server: requests that are tried again as long as that is safe, answers decoded, refusals raised."""
+"""Calls to a server: retry requests where that is safe, decode responses and raise errors."""
 
 from __future__ import annotations
 
@@ -21,58 +21,64 @@ _encode = msgspec.json.Encoder().encode
 _SAFE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _FROM_A_GATEWAY = frozenset({502, 503, 504})
 _MOST_DOUBLINGS = 60
-"""More would leave the range of numbers, and no delay is that long."""
+"""More doublings would overflow, and no delay is that long."""
 
 
 class CallPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often, and how long, a call is tried again."""
+    """How failed calls are retried, for `hark.connect(..., retry=CallPolicy(...))`.
+
+    The client retries calls that the server rejects temporarily (429, 503) and calls that did not reach the server. It
+    repeats a call whose reply was lost only if that is safe.
+    """
 
     attempts: int = 7
-    """In all; 1: never again."""
+    """Maximum number of attempts in total, default 7. 1 means no retry."""
     first_delay: float = 0.05
+    """Delay in seconds before the first retry, default 0.05. It doubles with each further retry."""
     max_delay: float = 2.0
-    """Seconds between attempts: doubled each time, with half of it at random; longer if the server asks for it."""
+    """Maximum delay in seconds between attempts, default 2. Delays are shortened by up to half at random, and
+    extended if the server requests it."""
     give_up_after: float = 30.0
-    """Seconds after the first attempt, from which on none begins."""
+    """Seconds after the first attempt after which no new attempt starts, default 30."""
 
     def __post_init__(self) -> None:
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
-            raise InvalidInput(f"attempts: expected an integer from 1 on, got {self.attempts!r}")
+            raise InvalidInput(f"attempts: expected an integer of at least 1, got {self.attempts!r}")
         for name in ("first_delay", "max_delay", "give_up_after"):
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not seconds >= 0:
-                raise InvalidInput(f"{name}: expected seconds from 0 on, got {seconds!r}")
+                raise InvalidInput(f"{name}: expected a number of seconds of at least 0, got {seconds!r}")
 
     def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
-        """Seconds before the next attempt, after so many failures; `chance` is from 0 to 1."""
+        """The delay in seconds before the next attempt, after this many failures. `chance` returns 0 to 1."""
         doublings = min(failures - 1, _MOST_DOUBLINGS)
         return min(self.max_delay, self.first_delay * 2.0**doublings) * (0.5 + chance() / 2)
 
 
 class CallOptions(TypedDict, total=False):
-    """What a call may have beside its method and its route."""
+    """Options of a call beside its method and route."""
 
     query: Query | None
     body: object
-    """Written as JSON."""
+    """Encoded as JSON."""
     raw_body: bytes | None
     seconds: float
-    """Until an attempt must have its answer."""
+    """Time limit of one attempt in seconds."""
     safe: bool | None
-    """Doing it twice is doing it once, so it may be tried again when the reply was lost."""
+    """The request can be repeated after a lost reply, because a repetition has no further effect."""
     final: Set[str]
-    """Codes of refusals that are not waited out."""
+    """Error codes that are not retried."""
 
 
 class _Problem(msgspec.Struct):
-    """The body of an error."""
+    """The body of an error response."""
 
     error: str
     code: str
 
 
 def path(*segments: str) -> str:
-    """A path under /api/v1, each segment percent-encoded."""
+    """A path under /api/v1, with percent-encoded segments."""
     for segment in segments:
         if not isinstance(segment, str):
             raise InvalidInput(f"{segment!r}: expected a string")
@@ -100,11 +106,11 @@ def _check_query(query: Query) -> None:
 
 
 def _no_text(error: UnicodeEncodeError) -> InvalidInput:
-    return InvalidInput(f"half of a surrogate pair is no character, got {error.object[:40]!r}")
+    return InvalidInput(f"expected valid text, got half of a surrogate pair in {error.object[:40]!r}")
 
 
 class Caller:
-    """Sends requests over a transport and reads the answers."""
+    """Sends requests over a transport and decodes the responses."""
 
     def __init__(
         self,
@@ -121,10 +127,10 @@ class Caller:
         self._chance = chance
 
     async def call(self, method: str, route: str, **options: Unpack[CallOptions]) -> Answer:
-        """Send; the answer is a 2xx. Raises the server's refusal, or `ConnectionFailed`.
+        """Send a request. Returns a 2xx response; raises the server's error, or `ConnectionFailed`.
 
-        A refusal that passes (429, 503) is waited out, as the retry policy says. So is a lost connection if the
-        request did not go out, or is `safe`. By default that is so for GET, PUT and DELETE.
+        Temporary errors (429, 503) are retried by the retry policy. A lost connection is retried if the request was not
+        sent, or if it is `safe`. By default GET, PUT and DELETE are safe.
         """
         body, content = options.get("body"), options.get("raw_body")
         if content is None and body is not None:
@@ -159,12 +165,12 @@ class Caller:
             await self._sleep(pause)
 
     async def read(self, shape: type[T], method: str, route: str, **options: Unpack[CallOptions]) -> T:
-        """Send, and decode the answer."""
+        """Send a request and decode the response."""
         return decode((await self.call(method, route, **options)).body, shape)
 
 
 def _may_try_again(failure: HarkError, safe: bool) -> bool:
-    """Whether a failure passes, and the request had no effect or may have it twice."""
+    """Whether a failure is temporary, and the request had no effect or can be repeated."""
     if not failure.retryable:
         return False
     lost = failure.sent if isinstance(failure, ConnectionFailed) else failure.code == "outcome_unknown"
@@ -172,20 +178,22 @@ def _may_try_again(failure: HarkError, safe: bool) -> bool:
 
 
 def refusal(answer: Answer, request: Request) -> HarkError:
-    """The error that an answer other than a 2xx means."""
+    """The error of a response that is not a 2xx."""
     try:
         problem = msgspec.json.decode(answer.body, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = f"{request.method} {request.path} was answered {answer.status}; is that a Hark server?"
-        # Somebody in between could not reach the server, or lost it: nobody knows what it did.
+        text = f"{request.method} {request.path} returned status {answer.status} without a Hark error; check the URL"
+        # A proxy could not reach the server, or lost the connection, so the outcome is unknown.
         code = "outcome_unknown" if answer.status in _FROM_A_GATEWAY else "not_hark"
         return error_of(answer.status, code, text, answer.retry_after)
     return error_of(answer.status, problem.code, problem.error, answer.retry_after)
 
 
 def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
-    """Decode what a server said; one that says something else is not Hark."""
+    """Decode a response. An invalid one does not come from a Hark server."""
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(f"the server's answer is not Hark's: {error}; check the URL", code="not_hark") from error
+        raise HarkError(
+            f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
+        ) from error

@@ -1,4 +1,4 @@
-"""What a user chose on a builder: checked when it is said, so that the error points at the line that is wrong."""
+"""The options that a user chose on a builder, checked when they are set, so that the error points at the right line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hark.errors import InvalidInput
 from hark.model import GroupMode
 
 RENEWED_LEASE_SECONDS = 30
-"""Of leases that are renewed anyway: when their consumer dies, somebody else has the messages this much later."""
+"""Lease time of leases that are renewed. If their consumer crashes, another one receives the messages after this
+time."""
 MAX_TIMEOUT_MS = 600_000
 MAX_LEASE_SECONDS = 315_360_000
 MAX_BATCH = 10_000
@@ -19,7 +20,7 @@ MAX_CONSUMER_PRIORITY = 1000
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages of which queue, and how they are taken. None is what was not said."""
+    """Which messages of which queue to consume, and how. None means not chosen."""
 
     queue: str | None = None
     partition: str | None = None
@@ -50,38 +51,38 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_name(self) -> str:
-        """The queue, for what needs one."""
+        """The name of the queue, for operations that need one."""
         if self.queue is None:
-            raise InvalidInput('queue: this needs the name of a queue: client.queue("orders")')
+            raise InvalidInput('queue: this operation needs a queue name; use client.queue("orders")')
         return self.queue
 
     @property
     def renewed_seconds(self) -> int | None:
-        """How long a renewed lease is taken for; None when leases are not renewed."""
+        """The lease time in seconds of renewed leases. None if leases are not renewed."""
         if self.renew is False or self.auto_ack:
             return None
         if self.lease_seconds is not None:
             return self.lease_seconds
-        # Renewed at a third of its time.
+        # Leases are renewed after a third of their time.
         return RENEWED_LEASE_SECONDS if self.renew_ms is None else max(1, math.ceil(3 * self.renew_ms / 1000))
 
 
 def a_switch(value: object, field: str) -> bool:
-    """True or false."""
+    """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise InvalidInput(f"{field}: expected True or False, got {value!r}")
     return value
 
 
 def an_integer(value: object, field: str, low: int, high: int) -> int:
-    """A whole number within bounds."""
+    """Check that a value is an integer within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(f"{field}: expected an integer from {low} to {high}, got {value!r}")
     return value
 
 
 def a_group_mode(value: object) -> GroupMode | None:
-    """`ordered`, `shared`, or as the server has it."""
+    """Check a group mode: `ordered`, `shared`, or None for the stored mode."""
     match value:
         case None | "ordered" | "shared":
             return value
@@ -89,7 +90,7 @@ def a_group_mode(value: object) -> GroupMode | None:
 
 
 def a_subscription_mode(value: object) -> str:
-    """Where a new group starts."""
+    """Check the subscription mode, which says where a new group starts."""
     modes = ("all", "from_beginning", "new", "new-only")
     if value not in modes:
         raise InvalidInput(f"subscription_mode: expected one of {', '.join(modes)}, got {value!r}")
@@ -97,10 +98,11 @@ def a_subscription_mode(value: object) -> str:
 
 
 def a_beginning(value: object) -> str:
-    """The time after which a new group starts, as the server reads it."""
+    """The time after which a new group starts, in the format of the API."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise InvalidInput(f"subscription_from: the time needs a time zone (datetime.now(UTC)), got {value!r}")
+            text = f"expected a datetime with a time zone (datetime.now(UTC)), got {value!r}"
+            raise InvalidInput(f"subscription_from: {text}")
         return value.astimezone(UTC).isoformat()
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"subscription_from: expected 'now', an ISO 8601 time or a datetime, got {value!r}")

@@ -1,4 +1,4 @@
-"""The client: everything of a server, over one transport."""
+"""The client: access to everything that a server offers, over one transport."""
 
 from __future__ import annotations
 
@@ -36,16 +36,20 @@ from hark.polling import PollingStrategy
 
 _PLAIN_POLL_MS = 1000
 _HURRY_SECONDS = 1.0
-"""For each step of closing, when that was cancelled."""
+"""Time limit in seconds of each closing step after `close` was cancelled."""
 
 
 class Client:
-    """A client of one server, or of several that are equal. It belongs to the event loop that first uses it.
+    """A client of one server, or of several servers on the same store. `hark.connect` creates it.
 
     ```python
     async with hark.connect("http://localhost:6632") as client:
         await client.queue("orders").push({"id": 1})
     ```
+
+    A client belongs to the event loop that first uses it, and any number of coroutines can share it. Create one client
+    per program, not one per request. All methods raise `ConnectionFailed` if no server answers, and another `HarkError`
+    if the server rejects the request.
     """
 
     def __init__(
@@ -61,9 +65,9 @@ class Client:
         self.caller = Caller(transport, retry)
         self._polling = polling or PollingStrategy.adaptive()
         self.sockets = sockets
-        """Whether messages come over WebSockets."""
+        """Whether messages are delivered over WebSockets."""
         self.headers = headers
-        """Of the WebSockets; requests have those of the transport."""
+        """Headers for WebSocket connections. The transport adds the headers of other requests."""
         self._on_open = on_open
         self._opened = self._closed = False
         self._holds = Holds(transport, retry)
@@ -71,20 +75,20 @@ class Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self.buffers = Buffers(lambda: self.pusher)
 
-    # Parts, made when they are first needed ----------------------------------------------------------------
+    # Parts, created on first use ---------------------------------------------------------------------------
 
     @cached_property
     def pusher(self) -> Pusher:
-        """Sends pushes; concurrent ones share a request."""
+        """Sends pushes. Concurrent pushes share a request."""
         return Pusher(self.caller)
 
     @cached_property
     def settler(self) -> Settler:
-        """Sends settlements; concurrent ones share a request."""
+        """Sends settlements. Concurrent settlements share a request."""
         return Settler(self.caller)
 
     async def keeper(self) -> LeaseKeeper:
-        """Renews leases, from a thread of its own."""
+        """The lease keeper, which renews leases in a separate thread."""
         return await self._holds.keeper()
 
     @cached_property
@@ -94,37 +98,43 @@ class Client:
 
     @cached_property
     def admin(self) -> Admin:
-        """The server, and all its queues and messages."""
+        """Administration of the server: queues, messages, leases, waiting consumers, health and maintenance mode."""
         return Admin(self.caller)
 
     @cached_property
     def groups(self) -> Groups:
-        """The consumer groups."""
+        """Administration of consumer groups: list, seek, pause, purge, limit and delete."""
         return Groups(self.caller)
 
     @cached_property
     def traces(self) -> Traces:
-        """What consumers recorded about messages."""
+        """Trace events that consumers recorded about messages."""
         return Traces(self.caller)
 
     def queue(self, name: str | None = None) -> Queue:
-        """A queue to push to or to take from; without a name, say `namespace` or `task` to take from several."""
+        """A queue to push to and to consume from.
+
+        Without a name, call `namespace` or `task` on the result to consume from all queues with that label.
+        """
         return Queue(self, Choices(queue=None if name is None else a_name(name, "queue")))
 
     def transaction(self) -> Transaction:
-        """Pushes, settlements and writes of keys that happen whole or not at all."""
+        """A new transaction of pushes, settlements and key-value writes.
+
+        The server applies all of it or nothing. Use it as `async with client.transaction() as transaction`.
+        """
         return Transaction(self.caller)
 
     def dlq(self, queue: str | None = None, group: str | None = None) -> DeadLetters:
-        """The dead letters of all queues, or of one."""
+        """The dead letters of one queue and one consumer group. None means all queues, or all groups."""
         return DeadLetters(self.caller, queue, group)
 
-    # What queues need --------------------------------------------------------------------------------------
+    # Used by queues ----------------------------------------------------------------------------------------
 
     async def pop(self, choices: Choices) -> list[Message]:
-        """One pop, as a builder says."""
+        """One pop request with these choices."""
         self._check_open()
-        # Held from the start if that was said; else not before somebody works on one.
+        # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
         seconds = choices.renewed_seconds if choices.renew else None
         wish = wish_of(choices, wait=choices.wait or False, lease_seconds=seconds or choices.lease_seconds)
         source = PollSource(self.caller, wish, self.settler.give_back)
@@ -136,12 +146,12 @@ class Client:
         return await self._desk.receive(delivered, choices, wish.lease_seconds, begin=seconds is not None)
 
     def iterate(self, choices: Choices) -> Messages:
-        """Messages one by one, as a builder says."""
+        """Iterate over messages with these choices."""
         wish = self._lasting_wish(choices)
         return Messages(lambda: self._supply(choices, wish), self._retire, choices)
 
     def consume(self, choices: Choices, handler: Handler) -> Consumption:
-        """Messages into a handler, as a builder says."""
+        """Consume messages into a handler with these choices."""
         wish = self._lasting_wish(choices)
         return Consumption(lambda: self._supply(choices, wish), choices, handler)
 
@@ -163,44 +173,48 @@ class Client:
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
         source, desk = self._source(wish)
-        # A poll that does not wait would find nothing before the ack, and rest; a socket needs no poll at all.
+        # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
         overlaps = wish.wait and desk is self._desk
         supply = Supply(desk, source, choices, wish.lease_seconds, strategy, self._supplies.discard, overlaps=overlaps)
         self._supplies.add(supply)
         return supply
 
     def _source(self, wish: Wish) -> tuple[Source, Desk]:
-        """Where messages come from, and where they are settled: over the same socket, if there is one."""
+        """The source of messages and the session that settles them. With WebSockets both use the same socket."""
         if self.sockets and wish.wait and wish.timeout_ms:
             source = SocketSource(self.caller, wish, headers=self.headers)
             return source, Desk(self.caller, source.settler, self._holds)
         return PollSource(self.caller, wish, self.settler.give_back), self._desk
 
     def _retire(self, left: Supply | Source) -> None:
-        """Close what nobody takes from any more."""
+        """Close a supply or source that has no consumer any more."""
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # From open to close ------------------------------------------------------------------------------------
+    # Opening and closing -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Make ready what has to be; entering the context does it."""
+        """Prepare the transport: a server in this process starts here. Entering the context calls this."""
         self._check_open()
         if not self._opened and self._on_open is not None:
             await self._on_open()
         self._opened = True
 
     async def flush(self) -> None:
-        """Send all that is buffered, and wait for what is on its way. Raises what could not be sent."""
+        """Send all buffered messages and wait until all pushes and settlements in flight have an answer.
+
+        Raises `FlushFailed` if buffered messages could not be sent.
+        """
         await self.buffers.flush()
         await self.pusher.drain()
         await self.settler.drain()
 
     async def close(self) -> None:
-        """Send what is buffered, hand back what was not begun, and hang up. Raises what could not be sent.
+        """Send buffered messages, release messages that no handler has started, and close all connections.
 
-        It does not wait for handlers: `stop` a consumption and await it first, else what they have in hand comes again.
+        `close` does not wait for running handlers: call `stop` on a consumption and await it first. Otherwise their
+        messages are redelivered when their leases expire. Raises `FlushFailed` if buffered messages could not be sent.
         """
         if self._closed:
             return
@@ -214,8 +228,8 @@ class Client:
         ]
         failure: BaseException | None = None
         for step in steps:
-            # One that fails must not keep the others from being done. Who cancels this is in a hurry, but threads and
-            # connections must not outlive it.
+            # A step that fails must not prevent the others. A caller that cancels `close` must not wait long, but
+            # threads and connections must not outlive the client.
             hurry = isinstance(failure, asyncio.CancelledError)
             try:
                 async with asyncio.timeout(_HURRY_SECONDS if hurry else None):
@@ -235,7 +249,7 @@ class Client:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HarkError("the client is closed; connect again", code="client_closed")
+            raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
 
     async def __aenter__(self) -> Self:
         await self.open()

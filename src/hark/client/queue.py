@@ -1,4 +1,4 @@
-"""A queue as producers and consumers see it: the builder with its verbs."""
+"""The queue as producers and consumers use it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ _MAX_BUFFER_MS = 3_600_000
 
 
 class Queue(ClientBuilder["Client"]):
-    """A queue, or several by their labels: push to it, take from it, administer it.
+    """A queue to push to, consume from and administer. `client.queue("orders")` creates it.
 
     ```python
     orders = client.queue("orders").partition("customer-7")
     await orders.push({"id": 1})
+    async for message in orders.group("billing").messages():
+        async with message:
+            print(message.data)
     ```
+
+    Methods such as `partition`, `group` and `batch` return a copy with that option.
     """
 
     __slots__ = ()
@@ -40,25 +45,40 @@ class Queue(ClientBuilder["Client"]):
     # Producers ---------------------------------------------------------------------------------------------
 
     async def push(self, data: object, **options: Unpack[PushOptions]) -> Pushed:
-        """Push one message; when this returns it is on stable storage. Concurrent pushes share a request.
+        """Push a message and wait until it is stored.
 
-        An option that it has not is a `TypeError`, one that is wrong an `InvalidInput`, and nothing is sent.
+        `data` is any value that msgspec can encode as JSON; a `msgspec.Raw` is sent byte for byte. The options are the
+        fields of `PushOptions`: `key`, `delay`, `deliver_at`, `priority`, `ttl`, `retry_delays`, `keys_if_undelivered`
+        and `trace_id`. The first push creates the queue and the partition. Concurrent pushes share a request. You can
+        safely repeat a push with the same `key`: the second one returns the status `duplicate`.
+
+        Raises `InvalidInput` if the data or an option is invalid, `TypeError` for an unknown option (nothing is sent in
+        both cases), and `Overloaded` with the code `queue_full` if the queue is full.
         """
         return await self._client.pusher.push(self.message(data, **options))
 
     async def push_many(self, items: Iterable[object]) -> list[Pushed]:
-        """Push many, in order; each is data, or what `message` made of data and options."""
+        """Push several messages in order. Returns their results in the same order.
+
+        Each item is data, or a message with options from `message`. All messages are tried; if some are rejected, the
+        first error is raised. Pushing all of them again with the same keys is safe.
+        """
         return await self._client.pusher.push_many([self._message(item) for item in _several(items)])
 
     def message(self, data: object, **options: Unpack[PushOptions]) -> NewMessage:
-        """A message with options of its own, for `push_many`."""
+        """Build a message with push options, for `push_many`. The options are those of `push`."""
         return new_message(self._choices.queue_name, data, partition=self._choices.partition, **options)
 
     def _message(self, item: object) -> NewMessage:
         return item if isinstance(item, NewMessage) else self.message(item)
 
     def buffer(self, max_items: int = 100, max_ms: int = 1000) -> BufferedQueue:
-        """Pushes that return at once, and are sent when there are `max_items` or after `max_ms`."""
+        """Push through a buffer: pushes return immediately, and messages are sent together.
+
+        The buffer is sent when it has `max_items` messages (1 to 10,000, default 100), or `max_ms` milliseconds after
+        the first one (1 to 3,600,000, default 1000). Buffered messages are not stored yet: they are lost if the program
+        crashes.
+        """
         choices = self._with(
             buffer_items=an_integer(max_items, "max_items", 1, MAX_BATCH),
             buffer_ms=an_integer(max_ms, "max_ms", 1, _MAX_BUFFER_MS),
@@ -68,21 +88,32 @@ class Queue(ClientBuilder["Client"]):
     # Consumers ---------------------------------------------------------------------------------------------
 
     async def pop(self) -> list[Message]:
-        """Take what is there, up to `batch` messages, in one request; with `wait`, wait for the first one.
+        """Receive up to `batch` messages with one request. Returns an empty list if there are none.
 
-        They are yours for the queue's lease time, or as `lease` says, and renewed inside `async with message`.
+        With `wait`, the request waits for the first message, `timeout` milliseconds at most. You hold the messages for
+        the lease time of the queue, or of `lease`. Inside `async with message` the lease is renewed.
         """
         return await self._client.pop(self._choices)
 
     def messages(self) -> Messages:
-        """Messages one by one, without end: `async for message in ...messages(): async with message: ...`."""
+        """Iterate over messages. The iteration is endless, unless `limit` or `idle` ends it.
+
+        ```python
+        async for message in client.queue("orders").group("billing").messages():
+            async with message:
+                print(message.data)
+        ```
+
+        When the iteration ends, messages that were received but not yet returned are released.
+        """
         return self._client.iterate(self._choices)
 
     def consume(self, handler: Handler) -> Consumption:
-        """Handle messages until `limit`, `idle` or `stop` end it: `await queue.consume(handler)`.
+        """Call a handler for each message, until `limit`, `idle` or `stop` ends it: `await queue.consume(handler)`.
 
-        The handler gets one message when `batch` is 1 or with `each()`, else the list of a batch. What it gets is acked
-        when it returns and nacked with the error when it raises; `concurrency` handlers run at a time.
+        The handler is an async function, or a function that does not block. It gets one message if `batch` is 1 or with
+        `each()`, otherwise the list of messages of a batch. When it returns, its messages are acknowledged. When it
+        raises, they are rejected with the error text and the traceback. `concurrency` handlers run at the same time.
         """
         return self._client.consume(self._choices, handler)
 
@@ -90,70 +121,76 @@ class Queue(ClientBuilder["Client"]):
 
     @property
     def admin(self) -> QueueAdmin:
-        """All verbs about the queue as a whole."""
+        """Administration of this queue: options, statistics, pause, purge and delete."""
         return QueueAdmin(self._client.caller, self._choices.queue_name)
 
     async def configure(self, **options: Unpack[QueueOptionsGiven]) -> ConfiguredQueue:
-        """Make the queue with the labels and these options, or replace them all: what is not given gets its default."""
+        """Create the queue, or replace its labels and all of its options.
+
+        Options that you do not give get their default. The labels come from `namespace` and `task`. To change single
+        options, use `admin.change`. The options are those of `QueueOptionsGiven`, for example `lease_time=60` or
+        `retry_limit=5`.
+        """
         return await self.admin.configure(namespace=self._choices.namespace, task=self._choices.task, **options)
 
     async def create(self) -> ConfiguredQueue:
-        """Make the queue, with default options; it is also made by the first push."""
+        """Create the queue with default options, or reset them. The first push creates a queue, too."""
         return await self.configure()
 
     async def delete(self) -> bool:
-        """Remove the queue with messages, groups and dead letters; whether it was there."""
+        """Delete the queue with its messages, groups and dead letters. Returns whether the queue existed."""
         return await self.admin.delete()
 
     async def pause(self) -> None:
-        """Stop deliveries; pushes and settlements go on."""
+        """Stop deliveries from the queue. Pushes and settlements still work."""
         await self.admin.pause()
 
     async def resume(self) -> None:
-        """Let deliveries go on."""
+        """Start deliveries from the queue again."""
         await self.admin.resume()
 
     async def purge(self) -> int:
-        """Remove all messages, held ones too; how many that were."""
+        """Remove all messages of the queue, also messages in flight. Returns their number. Dead letters stay."""
         return await self.admin.purge()
 
     async def stats(self) -> QueueStats:
-        """The queue with its counts, options and partitions."""
+        """The queue with its message counts, its options and its partitions."""
         return await self.admin.stats()
 
     async def depth(self) -> Depth:
-        """What the group, or the one that is furthest behind, has left to do."""
+        """The backlog of the selected group. Without a group: of the group that is furthest behind."""
         return await self.admin.depth(self._choices.group)
 
     async def limits(self) -> Limits:
-        """How much all groups together may take; 0: no bound."""
+        """The limits that all groups of the queue share. 0 means no limit."""
         return await self.admin.limits()
 
     def dlq(self) -> DeadLetters:
-        """The dead letters of the queue, or of the group."""
+        """The dead letters of the queue, or of the selected group."""
         return DeadLetters(self._client.caller, self._choices.queue, self._choices.group)
 
 
 class BufferedQueue(ClientBuilder["Client"]):
-    """A queue whose pushes return at once; `flush` sends them, and tells of what failed."""
+    """A queue whose pushes return immediately. `flush` sends the buffered messages and raises the errors."""
 
     __slots__ = ()
 
     async def push(self, data: object, **options: Unpack[PushOptions]) -> None:
-        """Put a message into the buffer; waits only when that is full. Not stored before it was flushed.
+        """Add a message to the buffer. Waits only if the buffer is full: it holds 10 times `max_items` messages.
 
-        Raises `FlushFailed` if messages before this one could not be sent; then this one was not taken.
+        The message is not stored before the buffer is sent. Raises `FlushFailed` if earlier messages could not be sent;
+        this message was then not added.
         """
         await self._buffer().add(Queue(self._client, self._choices).message(data, **options))
 
     async def push_many(self, items: Iterable[object]) -> None:
-        """Put many into the buffer, in order; each is data, or what `Queue.message` made."""
+        """Add several messages to the buffer in order. Each item is data, or a message from `Queue.message`."""
         queue, buffer = Queue(self._client, self._choices), self._buffer()
         for item in _several(items):
             await buffer.add(queue._message(item))
 
     async def flush(self) -> None:
-        """Send all that is buffered; raises `FlushFailed` for what could not be sent."""
+        """Send all buffered messages and wait until they are stored. Raises `FlushFailed` if some could not be sent."""
         await self._buffer().flush()
 
     def _buffer(self) -> Buffer:
@@ -163,7 +200,9 @@ class BufferedQueue(ClientBuilder["Client"]):
 
 
 def _several(items: Iterable[object]) -> Iterable[object]:
-    """A text or an object can be iterated over too, but nobody means its letters or its keys."""
+    """Reject strings and mappings: they are iterable, but their characters or keys are not the messages meant."""
     if isinstance(items, (str, bytes, Mapping)):
-        raise InvalidInput(f"items: expected several messages, got a {type(items).__name__}; push() takes one")
+        raise InvalidInput(
+            f"items: expected a list of messages, got a {type(items).__name__}; use push() for a single message"
+        )
     return items

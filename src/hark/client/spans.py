@@ -1,4 +1,4 @@
-"""The spans of a client: `push QUEUE` and `process QUEUE`. Imported only where OpenTelemetry is."""
+"""The spans of a client: `push QUEUE` and `process QUEUE`. Imported only if OpenTelemetry is in use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _w3c = TraceContextTextMapPropagator()
 
 
 def current_context() -> Mapping[str, str] | None:
-    """The W3C headers of the current span; None when there is none."""
+    """The W3C headers of the current span. None if there is no span."""
     if not trace.get_current_span().get_span_context().is_valid:
         return None
     carrier: dict[str, str] = {}
@@ -39,14 +39,14 @@ def current_context() -> Mapping[str, str] | None:
 
 
 def with_context(message: NewMessage) -> NewMessage:
-    """The message with the context of the current span, if there is one and the message has none."""
+    """The message with the context of the current span, unless there is no span or the message has a context."""
     if message.traceparent is not None or (context := current_context()) is None:
         return message
     return msgspec.structs.replace(message, **context)
 
 
 def push_span(messages: Sequence[NewMessage]) -> Push | None:
-    """A span for a push by a program that is in a span itself."""
+    """A span for a push, if the program is in a span itself."""
     if not messages or any(message.traceparent is not None for message in messages):
         return None
     if not trace.get_current_span().get_span_context().is_valid:
@@ -76,7 +76,7 @@ class _Push:
         return self
 
     def done(self, pushed: Sequence[Pushed]) -> None:
-        """The server took them."""
+        """Record that the server stored the messages."""
         if len(pushed) == 1:
             self._span.set_attribute("messaging.message.id", pushed[0].id)
 
@@ -88,7 +88,7 @@ class _Push:
 
 @contextmanager
 def process_span(messages: Sequence[Delivered]) -> Iterator[Note]:
-    """A span around the work on messages: the child of the push of one, linked to those of many."""
+    """A span around the processing of messages: a child of one message's push, or linked to several pushes."""
     first = messages[0]
     attributes = _attributes("process", "process", first.queue)
     attributes["messaging.consumer.group.name"] = first.consumer_group
@@ -102,7 +102,7 @@ def process_span(messages: Sequence[Delivered]) -> Iterator[Note]:
     else:
         attributes["messaging.batch.message_count"] = len(messages)
         links = _links(messages)
-    # What is raised within is noted by whoever knows what it means: a retry that was asked for is no error.
+    # The caller records exceptions, because it knows their meaning: a requested retry is not an error.
     with _tracer(trace.get_tracer_provider()).start_as_current_span(
         f"process {first.queue}",
         parent,
@@ -136,7 +136,7 @@ def _attributes(name: str, kind: str, queue: str) -> dict[str, AttributeValue]:
 
 
 def _context_of(message: Delivered) -> Context | None:
-    """The context that a message carries; what can't be read is as if there were none."""
+    """The trace context of a message. An unreadable context counts as none."""
     if message.traceparent is None:
         return None
     carrier = {"traceparent": message.traceparent}

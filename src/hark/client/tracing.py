@@ -1,6 +1,6 @@
-"""Traces of the program that the client is part of, if that uses OpenTelemetry; else nothing is done, and at no cost.
+"""OpenTelemetry support: active only in a program that uses OpenTelemetry, and free of cost in any other.
 
-Only a program that has imported OpenTelemetry can have spans, so that this never imports it by itself.
+Only a program that imported OpenTelemetry can have spans, so this module never imports it first.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _API = "opentelemetry.trace"
 
 Note = Callable[[str, BaseException | None], None]
-"""Says how the work on messages ended, and by what error."""
+"""Records how the processing of messages ended, and the error if there was one."""
 
 
 def headers() -> Mapping[str, str] | None:
-    """What a request says about the trace that it belongs to."""
+    """The trace headers of a request."""
     if _API not in sys.modules:
         return None
     from hark.client.spans import current_context
@@ -32,7 +32,7 @@ def headers() -> Mapping[str, str] | None:
 
 
 def stamped(message: NewMessage) -> NewMessage:
-    """The message with the context of the current span, if there is one and the message has none."""
+    """The message with the context of the current span, unless there is no span or the message has a context."""
     if _API not in sys.modules:
         return message
     from hark.client.spans import with_context
@@ -41,7 +41,7 @@ def stamped(message: NewMessage) -> NewMessage:
 
 
 def pushing(messages: Sequence[NewMessage]) -> Push | None:
-    """A span around a push; None when nobody would see it, or the messages belong to a trace already."""
+    """A span around a push. None if there is no current span, or if the messages belong to a trace."""
     if _API not in sys.modules:
         return None
     from hark.client.spans import push_span
@@ -50,7 +50,7 @@ def pushing(messages: Sequence[NewMessage]) -> Push | None:
 
 
 def processing(messages: Sequence[Delivered]) -> AbstractContextManager[Note]:
-    """A span around the work on messages that were delivered together, in the trace of whoever pushed them."""
+    """A span around the processing of messages that were delivered together, in the trace of their producer."""
     if _API not in sys.modules:
         return _UNTRACED
     from hark.client.spans import process_span
@@ -62,7 +62,7 @@ class Push(Protocol):
     """A push within a span."""
 
     messages: Sequence[NewMessage]
-    """The messages; within the span they have its context."""
+    """The messages. Within the span they carry its context."""
 
     def __enter__(self) -> Push: ...
 
@@ -71,7 +71,7 @@ class Push(Protocol):
     ) -> None: ...
 
     def done(self, pushed: Sequence[Pushed]) -> None:
-        """The server took them."""
+        """Record that the server stored the messages."""
 
 
 def _note_nothing(_outcome: str, _error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Names, times and values that users give: checked before they go out, so that the error points at what is wrong."""
+"""Checks of names, times and values before they are sent, so that the error points at the invalid argument."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def a_name(value: object, field: str) -> str:
-    """A name of 1 to 255 bytes of UTF-8."""
+    """Check a name: 1 to 255 bytes of UTF-8."""
     if not isinstance(value, str):
         raise InvalidInput(f"{field}: expected a string, got {value!r}")
     if not value:
         raise InvalidInput(f"{field}: must not be empty")
     if "\0" in value:
         raise InvalidInput(f"{field}: must not contain a NUL character")
-    # To ask whether it is ASCII takes no time, however long it is.
+    # isascii() takes constant time, whatever the length.
     size = len(value) if value.isascii() else _bytes_of(value, field)
     if size > MAX_NAME_BYTES:
         raise InvalidInput(f"{field}: expected at most {MAX_NAME_BYTES} bytes of UTF-8, got {size}")
@@ -36,37 +36,37 @@ def _bytes_of(text: str, field: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidInput(f"{field}: half of a surrogate pair is no character, got {text[:40]!r}") from None
+        raise InvalidInput(f"{field}: contains half of a surrogate pair, got {text[:40]!r}") from None
 
 
 def a_function(value: F, field: str) -> F:
-    """Something to call."""
+    """Check that a value can be called."""
     if not callable(value):
         raise InvalidInput(f"{field}: expected a function, got {value!r}")
     return value
 
 
 def name_of(function: object) -> str:
-    """What people call a function."""
+    """The short name of a function, for messages."""
     return str(getattr(function, "__qualname__", repr(function))).rpartition(".")[2]
 
 
 def json_value(value: object, field: str) -> msgspec.Raw:
-    """A value as JSON; a `msgspec.Raw` goes out byte for byte."""
+    """A value as JSON. A `msgspec.Raw` is sent byte for byte."""
     if isinstance(value, msgspec.Raw):
         return value
     try:
         written = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"{field}: can't be written as JSON: {error}") from error
-    # It is written as null, which nobody would notice.
+        raise InvalidInput(f"{field}: cannot be encoded as JSON: {error}") from error
+    # The encoder writes NaN and infinity as null, which would go unnoticed.
     if b"null" in written and not _is_finite(msgspec.to_builtins(value, enc_hook=_leave_out)):
-        raise InvalidInput(f"{field}: has a number that JSON does not have (NaN or infinity)")
+        raise InvalidInput(f"{field}: contains NaN or infinity, which JSON cannot represent")
     return msgspec.Raw(written)
 
 
 def _leave_out(_part: object) -> None:
-    """Raw JSON within other data has no numbers of ours."""
+    """Skip raw JSON within other data: it contains no Python numbers."""
 
 
 def _is_finite(value: object) -> bool:
@@ -80,7 +80,7 @@ def _is_finite(value: object) -> bool:
 
 
 def milliseconds(value: float | timedelta, field: str, low: float, high: float) -> int:
-    """A number of seconds within bounds, or a timedelta, as milliseconds."""
+    """Convert seconds within bounds, or a timedelta, to milliseconds."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
         raise InvalidInput(f"{field}: expected a number of seconds or a timedelta, got {value!r}")

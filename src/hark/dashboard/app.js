@@ -1,11 +1,11 @@
-// The shell: which page is shown, by the part of the address after the #, and what is around it.
+// The shell: selects the page from the part of the address after the #, and draws the navigation around it.
 //
 // A page is a module pages/NAME.js with `async function show(page)`, which fills page.root. It draws a frame before it
-// waits for anything. What it throws is shown in its place. `page` has
+// waits for anything. If it throws, the shell shows the error in its place. `page` has
 //   root        the element to fill; new for every visit
 //   params      segments of the address behind the page's own, decoded: #/queues/a%2Fb/groups -> ["a/b", "groups"]
 //   query       URLSearchParams of the address
-//   signal      aborted when the person leaves the page: give it to requests and listeners
+//   signal      aborted when the user leaves the page: pass it to requests and listeners
 //   setTitle(text)      setQuery({name: value})   changes the address without another visit; "" removes a name
 
 import { left } from "./lib/api.js";
@@ -69,7 +69,7 @@ async function visit() {
   try {
     const [list, one] = PAGES[first] ?? [];
     const name = params.length ? one : list;
-    if (!name) throw new Error("There is no such page.");
+    if (!name) throw new Error("This page does not exist.");
     const number = visits;
     const [module] = await Promise.all([import(`./pages/${name}.js`), first === "login" ? null : session()]);
     if (number !== visits) return;
@@ -84,8 +84,8 @@ async function visit() {
 }
 
 function explain(error) {
-  if (error.code === "forbidden" || error.code === "queue_not_allowed") return [heading("You may not see this", { lead: error.message })];
-  return [heading("That did not work", { lead: error.message }), button("Try again", { icon: "refresh", on: visit })];
+  if (error.code === "forbidden" || error.code === "queue_not_allowed") return [heading("Permission required", { lead: error.message })];
+  return [heading("This page could not be loaded", { lead: error.message }), button("Try again", { icon: "refresh", on: visit })];
 }
 
 // The old page stays until the new one has something to show. At the first visit the focus is left where it is.

@@ -1,7 +1,7 @@
-// Runs before the first paint, so that the page does not flash in the wrong colours. See lib/theme.js for the switch.
+// Runs before the first paint, so that the page does not flash in the wrong colours. lib/theme.js switches themes.
 try {
   const theme = localStorage.getItem("hark-theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // Storage may be forbidden; then the colours are those of the system.
+  // Storage can be disabled; then the theme of the system applies.
 }

@@ -1,19 +1,19 @@
-"""The engine protocol: what every store of Hark must do, verb by verb, and what each verb guarantees.
+"""The engine protocol: the verbs that every store implements, and the guarantees of each verb.
 
-Rules that hold for all verbs:
+Rules for all verbs:
 
-- A verb takes a batch and commits it once. It answers each item on its own, by position: a refused item never
-  disturbs its neighbours. An item that can't be judged at all is answered with a `HarkError` in its place.
-- When a verb returns, its effect is on stable storage, except where it says otherwise (leases).
-- The time is the engine's clock, given at construction, as are ids; nothing sleeps.
-- What is due is applied first: a verb never sees a lease that has expired, nor a delay that is over, as pending.
-- When the store itself fails the verb raises `EngineFailure`, and nothing of the batch happened. With the code
-  `outcome_unknown` the way to the store broke in the middle: it happened or not, and nobody here can say.
-- Hints go to the listener on the event loop after the commit that caused them, when what they tell of can be popped.
-  A pop that found nothing because a change was not done yet is answered before the hint of that change, or looks
-  again. `HintBook` lists what each verb tells.
+- A verb takes a batch and commits it once. It answers each item separately, by position: a rejected item never
+  affects other items. An item that cannot be processed at all is answered with a `HarkError` in its position.
+- When a verb returns, its effect is on stable storage, unless its text says otherwise (leases).
+- The engine's clock, given at construction, determines the time. No verb sleeps.
+- Due changes are applied first: no verb treats an expired lease as held, or a message as delayed after its due time.
+- If the store fails, the verb raises `EngineFailure`, and the batch has no effect. With the code `outcome_unknown` the
+  connection to the store was lost during the call, and the batch may or may not have taken effect.
+- The listener receives hints on the event loop after the commit that caused them, when the messages can be popped. A
+  pop that found nothing because a change was not yet committed returns before the hint of that change, or looks again.
+  `HintBook` lists the hints of each verb.
 
-The rule numbers are those of `docs/rules.md`.
+The rule numbers refer to `docs/rules.md`.
 """
 
 from __future__ import annotations
@@ -81,204 +81,205 @@ KeyListener = Callable[[KeyNews], None]
 
 
 def ignore_keys(news: KeyNews) -> None:
-    """What is told of keys when nobody watches them."""
+    """The key listener if no client watches keys."""
 
 
 class KeyValueEngine(Protocol):
-    """The key-value half of a store (rule 25).
+    """The key-value part of a store (rule 25).
 
-    It shares the transactions of the queue: a dead letter and the values under its keys are one commit, a `KeyWrite`
-    may carry messages, and a `Transaction` a `KeyWrite`. An entry whose time is over is not there, removed or not.
-    After the commit of whatever changed keys (also of a dead letter) the key listener is told which.
+    It shares the transactions of the queues: a dead letter and the values under its keys are one commit, a `KeyWrite`
+    can contain messages, and a `Transaction` can contain a `KeyWrite`. An expired entry does not exist for any verb,
+    even before it is removed. After every commit that changes keys, the key listener receives the changed keys.
     """
 
     async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
-        """The entries of these keys; None where there is none, or where it has expired."""
+        """The entries of these keys; None for a key without an entry or with an expired one."""
 
     async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
-        """Entries below prefixes, in the order of their keys; the cost depends on what is returned."""
+        """Entries below prefixes, in key order. The cost depends on the number of returned entries."""
 
     async def count_keys(self, prefix: Key) -> int:
-        """How many entries are below a prefix."""
+        """The number of entries below a prefix."""
 
     async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
-        """Apply each request whole or not at all, if all its checks hold; the mutations in their order.
+        """Apply each request completely if all its checks hold, otherwise not at all. Mutations apply in order.
 
-        One new version for all that a request writes; versions never repeat. A mutation that does not fit what is
-        stored (a sum of something that is not a number) is refused with `Conflict`, code `value_mismatch`, and the text
-        names `mutations[i]`. Its messages are pushed with it: one that is refused (queue full) refuses the request with
-        the error of its code, a duplicate is a success.
+        All entries that a request writes get one new version; versions never repeat. A mutation that does not match
+        the stored value (such as a sum with a text) rejects the request with `Conflict`, code `value_mismatch`, and the
+        text names `mutations[i]`. The messages of a request are pushed in the same commit: a rejected message (queue
+        full) rejects the request with the error of its code; a duplicate counts as a success.
         """
 
     async def sweep_keys(self, limit: int = 1000) -> int:
-        """Remove entries whose time is over, at most `limit`; how many. Hygiene: nobody sees them anyway."""
+        """Remove at most `limit` expired entries. Returns their number. Expired entries are invisible in any case."""
 
     async def key_stats(self) -> KeyStats:
-        """How many entries there are, and how many bytes of keys and values; may be a little old."""
+        """The number of entries, and the bytes of keys and values. The result can be up to a minute old."""
 
 
 class Engine(KeyValueEngine, Protocol):
-    """A store with the rules of the queue."""
+    """A store that implements the rules of queues."""
 
     @property
     def shared(self) -> bool:
-        """Whether other servers work on the same store.
+        """Whether other servers can use the same store.
 
-        Then hints tell of what this server did, not of all that happened: whoever waits must also look now and then.
-        And what was read once, such as flags, may have been changed by another server since.
+        If so, hints cover only the changes of this server, so waiting consumers must also poll. Values that were read
+        once, such as flags, can be changed by another server.
         """
 
     @property
     def follows(self) -> bool:
-        """Whether it reads all that other servers on the store do, and hints and key news tell of that too.
+        """Whether the engine follows all changes of other servers, so that its hints and key news include them.
 
-        Then nobody needs to look for himself. And it commits all calls that wait together: the more of them it has at
-        a time, the better.
+        If so, waiting consumers need not poll. Such an engine commits all waiting calls together, so larger groups of
+        calls are more efficient.
         """
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
-        """Open the store; raises `StoreUnusable` rather than start on something it can't trust."""
+        """Open the store. Raises `StoreUnusable` if the store is damaged, locked or not a Hark store."""
 
     async def close(self) -> None:
-        """Finish what was accepted and let go of the store."""
+        """Finish the accepted calls, then close the store."""
 
     async def ping(self) -> None:
-        """Raise unless the store can be reached now."""
+        """Raise an error unless the store is available now."""
 
     async def store_metrics(self) -> dict[str, float]:
-        """Numbers about the store itself, by names that are the engine's own; cheap enough to be asked for often."""
+        """Metrics of the store, with engine-specific names. They are cheap to read."""
 
     # Messages ----------------------------------------------------------------------------------------------
 
     async def push(self, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
         """Append messages (rules 1-7).
 
-        Makes queues and partitions that are missing. Offsets are dense and become visible in order. A
-        transaction id that is retained in the partition answers `duplicate` with the first message's id. A full
-        queue answers `failed` with code `queue_full`. A message whose `sealed` contradicts the queue's
-        encryption answers `failed` with code `sealing_mismatch`: refresh the options and push again.
+        Creates missing queues and partitions. Offsets have no gaps and become visible in order. A push with a
+        transaction id that the partition still stores returns `duplicate` and the id of the first message. A push to a
+        full queue returns `failed` with code `queue_full`. A message whose `sealed` contradicts the queue's encryption
+        returns `failed` with code `sealing_mismatch`: read the options again and retry the push.
         """
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
-        """Lease messages (rules 8-11, 20), one lease per request.
+        """Lease messages to a consumer (rules 8-11, 20), one lease per request.
 
-        In a shared group the lease is on each message by itself: any number of requests take from one partition, in the
-        order priority, time of availability, offset; what they hold is settled in any order, and what expires costs
-        each message an attempt. `max_in_flight` and `rate_limit` of queue and group are enforced here, over all
-        servers: a request gets what is left of them, or nothing, with the reason `max_in_flight` or `rate_limited`.
+        In a shared group each message has its own lease: any number of consumers can receive messages from one
+        partition, ordered by priority, time of availability and offset. They can settle the messages in any order. An
+        expired lease uses one attempt of each message. `max_in_flight` and `rate_limit` of the queue and the group
+        apply across all servers: a request receives at most the remaining number, or nothing with the reason
+        `max_in_flight` or `rate_limited`.
 
-        A lease need not survive a crash. With `auto_ack` the messages are settled, durably, before the answer.
-        The first contact of a group with a queue is durable before the answer, even when that is empty.
+        A lease may be lost in a crash. With `auto_ack` the messages are durably settled before the verb returns. The
+        first pop of a group from a queue durably creates the group before the verb returns, even without messages.
         """
 
     async def settle(self, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
-        """Complete, fail, retry or dead-letter (rules 12-15).
+        """Settle messages: complete, fail, retry or dead-letter them (rules 12-15).
 
-        The items of one request are judged by the leases as they stood before it. Refusals: `not_found`,
-        `lease_expired`, `lease_invalid`, `not_leased`, `dead_lettered`. `completed` of what is completed already is a
-        success, also when the message has been removed since.
+        All items of one request are checked against the leases before the request. Rejection codes: `not_found`,
+        `lease_expired`, `lease_invalid`, `not_leased`, `dead_lettered`. Completing a completed message succeeds, even
+        if the message has been removed.
         """
 
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
-        """Apply each transaction whole or not at all (rule 22). A duplicate push is a success."""
+        """Apply each transaction completely or not at all (rule 22). A duplicate push counts as a success."""
 
     async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
-        """Extend leases, each over all partitions that share it (rule 17). Not durable, as leases are not."""
+        """Renew leases, each for all its partitions (rule 17). A renewal may be lost in a crash, like the lease."""
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
-        """When these leases end as things are now; None: over, or never was."""
+        """The expiry times of these leases; None for a lease that expired, was released or never existed."""
 
     async def release(self, lease_ids: Sequence[str]) -> None:
-        """Give back what a consumer never received; uncounted (rule 17). Unknown leases are ignored."""
+        """Release messages that a consumer never received; uses no attempt (rule 17). Ignores unknown leases."""
 
     async def expire(self, limit: int = 1000) -> Expired:
-        """Apply what is due among leases, stamped with the time it was due; idempotent (rule 16)."""
+        """Expire due leases, with their expiry as the time of the change. Idempotent (rule 16)."""
 
     async def collect(self, limit: int = 1000) -> Collected:
-        """One bounded step of retention (rule 23)."""
+        """Run one limited step of retention (rule 23)."""
 
     async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
-        """Messages of partitions from offsets on, in offset order, for those who take nothing.
+        """Read messages of partitions in offset order, without receiving them (queue browsers).
 
-        Every stored message is there, whatever groups have done with it: settled, leased, delayed or past its time to
-        live, until it is removed; but not what was requeued for one group only (rule 19). Nothing is seen before all
-        that has lower offsets is (rule 3), so whoever goes on from `next_offset` gets each message once. Offsets
-        without a message are stepped over. Changes nothing: no group is made, nothing counts as seen or delivered. An
-        answer ends at `limit` stored messages or about 1 MiB; it may hold fewer, even none, and have `more`. A queue or
-        partition that does not exist has no messages.
+        Returns every stored message: settled, leased, delayed or expired, until it is removed. It leaves out messages
+        that were requeued for one group only (rule 19). A message becomes visible only after all messages with lower
+        offsets (rule 3), so a reader that continues at `next_offset` reads each message once. Offsets without a message
+        are skipped. The call changes nothing: it creates no group, and no message counts as delivered. An answer ends
+        at `limit` stored messages or about 1 MiB. It can contain fewer messages, even none, and still have `more`. A
+        queue or partition that does not exist has no messages.
         """
 
     async def positions(
         self, queue: str, start: BrowseFrom, partition: str | None = None, touched_since: int | None = None
     ) -> list[Position]:
-        """Where a browser begins to read, in each partition of a queue or in the one named; [] if there is none.
+        """The start offsets of a queue browser, for each partition of a queue or for the named one; [] if none exists.
 
-        With a time it is the first message created after it. `touched_since`: only partitions that may have got
-        messages since that time, as far as that is cheap to tell; some others may be among them.
+        If `start` is a time, the offset is that of the first message created after it. `touched_since` limits the
+        result to partitions that may have received messages since that time; it can include some others.
         """
 
     async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
-        """Remove messages that nobody has been given yet, delayed or not.
+        """Remove messages that no consumer has received, delayed or not.
 
-        `leased`: some group holds it or has used attempts of it; `settled`: some group is done with it.
+        Other outcomes: `leased` if a group holds the message or has used an attempt; `settled` if a group settled it.
         """
 
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
-        """Remove messages, leased or not; consumers step over them. False: there was none."""
+        """Remove messages, leased or not; deliveries skip them. False for a message that does not exist."""
 
     # Queues ------------------------------------------------------------------------------------------------
 
     async def configure(self, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
-        """Make queues, or replace all options of those that exist; also makes the partition `Default`."""
+        """Create queues with the partition `Default`, or replace all options of existing queues."""
 
     async def make_queues(self, specs: Sequence[QueueSpec]) -> None:
-        """Make those of these queues that do not exist; the others stay as they are."""
+        """Create the queues that do not exist. Existing queues do not change."""
 
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
-        """Remove queues with everything in them, groups included. False: there was none."""
+        """Delete queues with their messages and groups. False for a queue that does not exist."""
 
     async def purge(self, queue: str, group: str | None = None) -> int:
-        """Remove a queue's messages, leased ones too; or, for one group, settle all that it has open."""
+        """Remove all messages of a queue, including leased ones; or, with a group, settle its whole backlog."""
 
     async def pause(self, queue: str, group: str | None, paused: bool) -> bool:
-        """Stop or resume deliveries of a queue, or of one group of it. False: there is no such thing."""
+        """Pause or resume deliveries of a queue, or of one group. False if it does not exist."""
 
     async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
         """The named queues that exist, or all of them."""
 
     async def queue_stats(self, where: QueueFilter) -> QueuePage:
-        """A page of queues with counts; its cost is that of the queues on it."""
+        """A page of queues with counts. The cost depends on the number of queues on the page."""
 
     async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
-        """One step of a look at all partitions, at most `limit` of them: what is stored and what is open in them.
+        """One step of a survey of all partitions, at most `limit` of them: stored and unsettled messages.
 
-        As this server has it: nothing that is due is applied first, and nothing is asked for that costs money.
+        It uses the local view of this server: it applies no due changes first, and sends no billed requests.
         """
 
     async def census(self) -> Census:
-        """How many queues, dead letters and messages on leases there are; as this server has it, like `survey`."""
+        """The numbers of queues, dead letters and leased messages, from the local view of this server."""
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
     ) -> list[PartitionStats]:
-        """Partitions of a queue by name, a page of them."""
+        """A page of the partitions of a queue, by name."""
 
     # Groups ------------------------------------------------------------------------------------------------
 
     async def seek(self, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
-        """Move cursors (rule 21); open leases of the group are void there."""
+        """Move the cursors of groups (rule 21). The leases of the group on these partitions become invalid."""
 
     async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
-        """Drop a group's cursors in one queue or all, and its subscription if asked."""
+        """Delete a group's cursors in one queue or in all, and optionally its subscription."""
 
     async def limit_group(self, queue: str, group: str, limits: Limits) -> bool:
-        """Bound what one group of a queue may take, from now on. False: there is no such group."""
+        """Set the limits of one group of a queue. False if the group does not exist."""
 
     async def resubscribe(self, group: str, since: int) -> int:
-        """Change the stored start of a group in all its queues; existing cursors stay. How many there were."""
+        """Change the stored start of a group in all its queues. Cursors do not change. Returns the number of queues."""
 
     async def group_stats(self, group: str | None = None, queue: str | None = None) -> list[GroupStats]:
-        """Groups, one entry per (group, queue)."""
+        """Statistics of groups, one entry per group and queue."""
 
     async def track_stats(
         self,
@@ -288,9 +289,9 @@ class Engine(KeyValueEngine, Protocol):
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
     ) -> list[TrackStats]:
-        """Places of groups in partitions, or in those of these names.
+        """Positions of groups in all partitions, or in the named ones.
 
-        With `min_lag_seconds`, those whose oldest message waits that long.
+        `min_lag_seconds` limits the result to positions whose oldest pending message is at least that old.
         """
 
     # Dead letters ------------------------------------------------------------------------------------------
@@ -299,10 +300,10 @@ class Engine(KeyValueEngine, Protocol):
         """A page of dead letters."""
 
     async def requeue(self, ids: Sequence[str]) -> Answers[str]:
-        """Put dead letters back in front of their partition for their group only; the new message ids (rule 19)."""
+        """Requeue dead letters at the front of their partition, for their group only. Returns the new ids (rule 19)."""
 
     async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
-        """Remove dead letters (limit and offset do not apply); how many."""
+        """Delete dead letters (limit and offset do not apply). Returns their number."""
 
     # Looking -----------------------------------------------------------------------------------------------
 
@@ -313,7 +314,7 @@ class Engine(KeyValueEngine, Protocol):
         """One message, by transaction id or message id, with its payload."""
 
     async def trace(self, traces: Sequence[NewTrace]) -> Answers[str]:
-        """Record events about messages; their ids. `NotFound` where there is no such message."""
+        """Record trace events of messages. Returns their ids, or `NotFound` for a message that does not exist."""
 
     async def traces(
         self,
@@ -323,43 +324,43 @@ class Engine(KeyValueEngine, Protocol):
         limit: int = 100,
         offset: int = 0,
     ) -> tuple[list[Trace], int]:
-        """Events of one message, oldest first, or of one name, newest first; and how many there are in all."""
+        """Trace events of one message, oldest first, or of one name, newest first; and their total number."""
 
     async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
-        """Names that events were recorded under, and how many there are."""
+        """Names of trace events, and the total number of names."""
 
     async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
-        """What is known of messages, for those who ask why they were not delivered; changes nothing.
+        """The facts that explain why messages were not delivered. The call changes no message.
 
-        What is due is applied first (rule 16). A message that was removed is explained as far as something is known of
-        it; `NotFound`, code `message_not_found`, for an id that never was a message's, or whose queue is gone. The cost
-        does not depend on how many messages there are.
+        Due changes are applied first (rule 16). For a removed message the result has the facts that are still known. An
+        id that never belonged to a message, or whose queue was deleted, returns `NotFound`, code `message_not_found`.
+        The cost does not depend on the number of messages.
         """
 
     async def leases(self, where: LeaseFilter) -> Leases:
-        """A page of the live leases, one entry for each partition that a lease holds messages of.
+        """A page of the active leases, one entry for each partition of a lease.
 
-        Leases that gave their partition back with a failure or a retry (rule 14) hold nobody up: they are not here.
+        It leaves out leases that a failure or a retry released in their partition (rule 14): they block no delivery.
         """
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
-        """The queues that partitions, or the partitions of messages, are in; None: there is none. Cheap."""
+        """The queues of partitions or messages, by id; None for an unknown id. Cheap."""
 
     # Other servers -----------------------------------------------------------------------------------------
 
     def hear(self, hints: Sequence[Hint]) -> list[Hint]:
-        """Believe what another server on the same store said that it did, and answer whom to tell here; never raises.
+        """Apply the hints of a peer on the same store, and return the hints for this server's consumers. Never raises.
 
-        The answer has the form of the hints that this server's own verbs give. [] where nobody shares the store.
+        The result has the same form as hints of this server's verbs. [] if the store is not shared.
         """
 
     async def peer_secret(self) -> bytes:
-        """32 random bytes that all servers of the store share, made when first asked for."""
+        """32 random bytes that all servers of the store share, created at the first call."""
 
     # The server's own notes --------------------------------------------------------------------------------
 
     async def read_flags(self) -> dict[str, bool]:
-        """Switches that outlive a restart, such as maintenance."""
+        """Flags that survive a restart, such as maintenance."""
 
     async def write_flag(self, name: str, value: bool) -> None:
-        """Set such a switch."""
+        """Set a flag."""

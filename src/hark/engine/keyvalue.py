@@ -1,6 +1,6 @@
-"""What the key-value halves of the engines have in common: ranges, values that are combined, refusals.
+"""Shared code of the key-value part of all engines: ranges, combined values, rejections.
 
-PostgreSQL combines values in `keyvalue.sql`, by the same rules and to the same bytes.
+PostgreSQL combines values in `keyvalue.sql`, by the same rules and with the same bytes as the result.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from hark.keys import EXACT, encode_key, prefix_bounds
 from hark.model import KeyMutation, KeyRange, KeyStats, KeyWritten, PushOutcome, Transaction, TransactionOutcome
 
 TOLD_ONE_BY_ONE = 1000
-"""Keys that one deletion tells of; of more than that it says that any may be gone."""
+"""Maximum number of keys in the notification of one deletion; above it, the notification covers every key."""
 
 CHECK_FAILED = "check_failed"
 VALUE_MISMATCH = "value_mismatch"
 NO_NUMBER, NO_STORED_NUMBER, NOT_EXACT, NO_ARRAY, NO_STORED_ARRAY, TOO_LONG = 1, 2, 3, 4, 5, 6
 LONGEST_ARRAY = 16 << 20
-"""Bytes that a value may grow to by appending: each append writes all of it again, and everybody waits for that."""
+"""Maximum size in bytes of an appended value: each append rewrites the whole value, and other writes wait for it."""
 _MISMATCHES: dict[int, str] = {
-    NO_NUMBER: "the value is no number that is exact (integers up to 2^53)",
-    NO_STORED_NUMBER: "what is stored is no number that is exact (integers up to 2^53)",
-    NOT_EXACT: "the result is no number that is exact (integers up to 2^53)",
-    NO_ARRAY: "the value is no array",
-    NO_STORED_ARRAY: "what is stored is no array",
-    TOO_LONG: f"the array would be longer than {LONGEST_ARRAY} bytes; begin another key",
+    NO_NUMBER: "the value is not an exact number (integers up to 2^53)",
+    NO_STORED_NUMBER: "the stored value is not an exact number (integers up to 2^53)",
+    NOT_EXACT: "the result is not an exact number (integers up to 2^53)",
+    NO_ARRAY: "the value is not an array",
+    NO_STORED_ARRAY: "the stored value is not an array",
+    TOO_LONG: f"the array would be longer than {LONGEST_ARRAY} bytes; use another key",
 }
 
 _SPACE = b" \t\n\r"
@@ -42,14 +42,14 @@ _COUNT_AGAIN = 60 * SECOND
 
 
 class Misfit(Exception):
-    """A mutation does not fit what is stored."""
+    """A mutation that cannot be applied to the stored value."""
 
     def __init__(self, why: int) -> None:
         super().__init__(mismatch_text(why))
 
 
 def bounds(wanted: KeyRange) -> tuple[bytes, bytes]:
-    """The first encoded key of a range, and the first one behind it."""
+    """The first encoded key of a range, and the first encoded key after it."""
     low, high = prefix_bounds(wanted.prefix)
     if wanted.start is not None:
         low = max(low, encode_key(wanted.start))
@@ -68,7 +68,7 @@ def bounds(wanted: KeyRange) -> tuple[bytes, bytes]:
 
 
 def combine(kind: str, stored: bytes | None, value: bytes) -> bytes:
-    """What `sum`, `min`, `max`, `append` or `prepend` make of a stored value; raises `Misfit`."""
+    """Apply `sum`, `min`, `max`, `append` or `prepend` to a stored value. Raises `Misfit`."""
     if kind in ("append", "prepend"):
         return _joined(kind, stored, value)
     number = _number(value)
@@ -88,7 +88,7 @@ def combine(kind: str, stored: bytes | None, value: bytes) -> bytes:
 
 
 def _number(text: bytes) -> int | float | None:
-    """The number in a JSON text; None if it is something else, or not exact."""
+    """The number in a JSON text, or None if it is not a number or not exact."""
     match = _NUMBER.fullmatch(text.strip(_SPACE))
     if match is None:
         return None
@@ -101,7 +101,7 @@ def _number(text: bytes) -> int | float | None:
 
 
 def _text(number: float) -> bytes:
-    """A number in JSON, always in the same way."""
+    """A number as canonical JSON."""
     if abs(number) <= EXACT and number == int(number):
         return b"%d" % int(number)
     text = repr(float(number))
@@ -112,7 +112,7 @@ def _text(number: float) -> bytes:
 
 
 def _joined(kind: str, stored: bytes | None, value: bytes) -> bytes:
-    """Two arrays as one; their elements keep their bytes."""
+    """Concatenate two arrays. The elements keep their bytes."""
     new = _elements(value)
     if new is None:
         raise Misfit(NO_ARRAY)
@@ -126,7 +126,7 @@ def _joined(kind: str, stored: bytes | None, value: bytes) -> bytes:
 
 
 def _elements(text: bytes) -> bytes | None:
-    """What is between the brackets of an array."""
+    """The bytes between the brackets of an array."""
     array = text.strip(_SPACE)
     return array[1:-1].strip(_SPACE) if array.startswith(b"[") else None
 
@@ -135,14 +135,14 @@ def _elements(text: bytes) -> bytes | None:
 
 
 def joined(request: Transaction) -> Transaction:
-    """A transaction with the messages of its key-value part among its operations, behind the others."""
+    """A transaction whose operations end with the messages of its key-value part."""
     if request.keys is None or not request.keys.messages:
         return request
     return Transaction([*request.operations, *request.keys.messages], request.required_leases, request.keys)
 
 
 def parted(request: Transaction, outcome: TransactionOutcome) -> TransactionOutcome:
-    """The outcome of such a transaction, with what became of those messages beside the keys."""
+    """The outcome of a joined transaction, with the results of those messages moved to the key-value part."""
     if outcome.success and outcome.keys is not None and len(outcome.results) > len(request.operations):
         own = len(request.operations)
         pushed = [one for one in outcome.results[own:] if isinstance(one, PushOutcome)]
@@ -155,27 +155,27 @@ def parted(request: Transaction, outcome: TransactionOutcome) -> TransactionOutc
 
 
 def failed_check(index: int) -> TransactionOutcome:
-    """A transaction of which nothing happened, since a key has another version."""
-    text = f"checks[{index}]: the key has another version"
+    """The outcome of a transaction that was not applied because a key has another version."""
+    text = f"checks[{index}]: the key has another version; read it again and retry"
     return TransactionOutcome(False, (), CHECK_FAILED, text, keys=KeyWritten(False, failed_check=index))
 
 
 def misfit(index: int, mutation: KeyMutation, why: str) -> TransactionOutcome:
-    """A transaction of which nothing happened, since a mutation does not fit what is stored."""
-    text = f"mutations[{index}]: {mutation.kind} is not possible: {why}"
+    """The outcome of a transaction that was not applied because a mutation does not match the stored value."""
+    text = f"mutations[{index}]: cannot apply {mutation.kind}: {why}"
     return TransactionOutcome(False, (), VALUE_MISMATCH, text, keys=KeyWritten(False))
 
 
 def mismatch_text(why: int) -> str:
-    """Why a mutation does not fit, by its number."""
+    """The text for a mismatch number."""
     return _MISMATCHES[why]
 
 
 def written_of(outcome: TransactionOutcome) -> KeyWritten | HarkError:
-    """What `write_keys` answers, by the transaction that it was done in."""
+    """The result of `write_keys`, from the outcome of its transaction."""
     if outcome.keys is not None and (outcome.success or outcome.code == CHECK_FAILED):
         return outcome.keys
-    text = outcome.error or "the request was refused"
+    text = outcome.error or "the request was rejected"
     if outcome.code == "queue_full":
         return Overloaded(text, code=outcome.code)
     return Conflict(text, code=outcome.code)
@@ -185,7 +185,7 @@ def written_of(outcome: TransactionOutcome) -> KeyWritten | HarkError:
 
 
 class StatsMemory:
-    """Counts entries, and remembers the answer for a while where there are many."""
+    """Counts entries, and caches the result for a minute if the count is large."""
 
     def __init__(self, count: Callable[[], Awaitable[KeyStats]]) -> None:
         self._count = count
@@ -193,7 +193,7 @@ class StatsMemory:
         self._counted_at = 0
 
     async def stats(self, now: int) -> KeyStats:
-        """How much there is, or was a minute ago."""
+        """The statistics, at most a minute old."""
         known = self._known
         if known is None or known.entries < _MANY_ENTRIES or not 0 <= now - self._counted_at < _COUNT_AGAIN:
             known = self._known = await self._count()

@@ -1,4 +1,4 @@
-"""The access log: a line for every request, when it is over. It is in front of the application only if asked for."""
+"""The access log: one line for each request, written when the request ends. It is off by default."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UPGRADED = 101
 
 
 class AccessLog:
-    """The application, with a line in the log for each request: what, who, how it ended, how long it took."""
+    """The application with an access log: method, route, status, duration, size, subject and client address."""
 
     def __init__(self, app: App, timer: Callable[[], float] = perf_counter) -> None:
         self._app = app
         self._timer = timer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, and log it."""
+        """Serve one request and log it."""
         started = self._timer()
         answer = _Answer()
 
@@ -55,11 +55,11 @@ class AccessLog:
 
 
 class _Answer:
-    """What a client got."""
+    """Status and size of a response."""
 
     def __init__(self) -> None:
         self.status: int | None = None
-        """None: the client left, or the request failed, before there was one."""
+        """None: the client disconnected or the request failed before the response began."""
         self.size = 0
 
     def note(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Acknowledgements: how they look on the wire, and their checks."""
+"""Acknowledgements: the form of the HTTP API and its checks."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hark.ids import has_place
 from hark.model import QUEUE_MODE, Settlement, SettleOutcome
 
 MAX_ERROR_CHARACTERS = 10_000
-"""Longer error texts are cut: they are for people."""
+"""Longer error texts are cut."""
 
 ACK_TEXTS = {
     "acknowledgments": "acknowledgments array is required",
     "transactionId": "Each acknowledgment must have a valid transactionId string",
     "partitionId": "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
 }
-"""The words of the contract, for `decode_json`."""
+"""Error texts that clients rely on, for `decode_json`."""
 
 _WAITING = ("failed", "retry")
-"""What a message comes again after."""
+"""Statuses after which the message is redelivered."""
 
 
 class AckBody(msgspec.Struct, gc=False, rename="camel"):
-    """What a consumer says of one message."""
+    """An acknowledgement, rejection, retry or dead-lettering of one message."""
 
     transaction_id: str | None = None
     partition_id: str | None = None
@@ -38,14 +38,14 @@ class AckBody(msgspec.Struct, gc=False, rename="camel"):
 
 
 class AckBatchBody(msgspec.Struct, gc=False, rename="camel"):
-    """What a consumer says of many; one group for all."""
+    """Acknowledgements of several messages of one consumer group."""
 
     acknowledgments: list[AckBody]
     consumer_group: str | None = None
 
 
 class AckAnswer(msgspec.Struct, gc=False, omit_defaults=True, rename="camel"):
-    """What became of a settlement, on the wire."""
+    """The result of one acknowledgement."""
 
     index: int
     transaction_id: str
@@ -59,7 +59,7 @@ class AckAnswer(msgspec.Struct, gc=False, omit_defaults=True, rename="camel"):
 
 
 def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
-    """The checked settlements; errors name them as `where[index].field`, or by the field alone without `where`."""
+    """Return checked settlements. Errors name a field as `where[index].field`, or as `field` without `where`."""
     name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
     settlements = []
     for index, ack in enumerate(acks):
@@ -73,25 +73,25 @@ def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> li
 
 
 def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
-    """One checked settlement; without a partition if it names the message by its id."""
+    """Return one checked settlement. It has no partition if it names the message by its id."""
     if not ack.transaction_id:
         text = f"{where}transactionId: {ACK_TEXTS['transactionId']}" if where else "transactionId is required"
         raise InvalidInput(text)
-    # The id of a message says where it is; a transaction id means nothing outside of its partition.
+    # A message id contains its partition; a transaction id is unique only within its partition.
     if not ack.partition_id and not has_place(ack.transaction_id):
         required = "partitionId is required to ensure message uniqueness"
         raise InvalidInput(f"{where}partitionId: {ACK_TEXTS['partitionId']}" if where else required)
     status = check_status(ack.status or "completed", f"{where}status")
     if ack.delay is not None:
         if status not in _WAITING:
-            raise InvalidInput(f"{where}delay: only with status failed or retry, got {status}")
+            raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
         check_int(ack.delay, f"{where}delay", 0, MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
     return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
 
 
 def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:
-    """What became of settlements, in their order."""
+    """Return the results of settlements, in the order of the request."""
     return [
         AckAnswer(
             index,

@@ -1,4 +1,4 @@
-"""The ASGI application: each request finds its operation in one table, and what goes wrong is answered in one way."""
+"""The ASGI application: one table of operations, and one form of error responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hark.settings import Settings
 
 
 class App:
-    """Everything that Hark answers over HTTP; endpoints find it as `request.app`."""
+    """The HTTP application of a server. Endpoints find it as `request.app`."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class App:
 
     @cached_property
     def openapi(self) -> bytes:
-        """The OpenAPI document."""
+        """The OpenAPI document as JSON."""
         return encode(document(self.table))
 
     def route_of(self, scope: Scope) -> str:
-        """The pattern that the path of a request fits, or what stands for none."""
+        """Return the route pattern that matches the path of a request, or `NO_ROUTE`."""
         try:
             return self._router.find(scope).route
         except HarkError:
             return NO_ROUTE
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
-        """Serve one request. (Not a coroutine itself: every level costs at every turn of the loop.)"""
+        """Serve one request. (It is not a coroutine itself, because each level of coroutines costs time.)"""
         current_scope.set(scope)
         route = NO_ROUTE
         try:

@@ -7,7 +7,7 @@ from hark.http.responses import Receive
 
 
 async def read_whole(receive: Receive, most: int) -> bytes:
-    """The whole body, if it has at most so many bytes."""
+    """Return the whole body; raises `BodyTooLarge` if it has more than `most` bytes."""
     event = await receive()
     body: bytes = event.get("body", b"")
     if not event.get("more_body"):
@@ -21,7 +21,7 @@ async def read_whole(receive: Receive, most: int) -> bytes:
             raise _too_large(most)
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise InvalidInput("the client left before its request was complete")
+            raise InvalidInput("the client disconnected before the request body was complete")
         parts.append(event.get("body", b""))
         size += len(parts[-1])
     if size > most:
@@ -30,4 +30,4 @@ async def read_whole(receive: Receive, most: int) -> bytes:
 
 
 def _too_large(most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request body is over {most} bytes (max_body_bytes); send smaller batches")
+    return BodyTooLarge(f"the request body is over {most} bytes (setting max_body_bytes); send smaller batches")

@@ -1,4 +1,4 @@
-"""Who takes messages, in words for people: what a consumer calls itself, or else who it is known to be."""
+"""The name of a consumer for people: the name it gives itself, else its token and address."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from hark.http.params import NameParam
 from hark.model import PopRequest
 
 CONSUMER = NameParam(
-    "consumer", "What the consumer is called where leases are shown; if it is not given, its token and its address."
+    "consumer",
+    "Name of the consumer, shown with its leases. The default is the name of its token and its address.",
 )
 
 
 def named(request: PopRequest, scope: Mapping[str, Any]) -> PopRequest:
-    """The same wish with a name: its own, or that of who asks."""
+    """Return the request with a consumer name: its own, or that of the caller."""
     return request if request.consumer else replace(request, consumer=caller(scope))
 
 
 def caller(scope: Mapping[str, Any]) -> str:
-    """The subject of the token, if there is one, and the address that the request comes from, if it has one."""
+    """Return the subject of the token and the client address, as far as they are known."""
     subject, client = identity_of(scope).subject, scope.get("client")
     if client is None or not client[0]:
         return subject[:MAX_NAME_BYTES]

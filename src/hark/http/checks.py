@@ -1,4 +1,4 @@
-"""Checks of what arrives over HTTP; each error names the field it is about."""
+"""Checks of HTTP input. Each error names the field that is invalid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 MAX_NAME_BYTES = 255
 MAX_NUMBER = 2**53 - 1
-"""The largest integer that every JSON reader keeps exact."""
+"""The largest integer that every JSON parser represents exactly."""
 
 _MAX_TIME_MS = 253_402_300_799_999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,8 +49,8 @@ _PLACE = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 
 
 def check_name(value: str, field: str) -> str:
-    """The name of a queue, partition or group: 1 to 255 bytes, no NUL."""
-    # A character has at most four bytes, so that short names need no encoding.
+    """Check the name of a queue, partition or group: 1 to 255 bytes, no NUL."""
+    # A character has at most four bytes, so the length of short names is known without encoding them.
     if 0 < len(value) < 64 and "\0" not in value:
         return value
     if not value:
@@ -59,18 +59,18 @@ def check_name(value: str, field: str) -> str:
 
 
 def check_text(value: str, field: str) -> str:
-    """Text that is kept as an identifier and may be empty: at most 255 bytes, no NUL."""
+    """Check an identifier that may be empty: at most 255 bytes, no NUL."""
     if "\0" in value:
         raise InvalidInput(f"{field}: must not contain a NUL character")
-    # A lone surrogate can't come from JSON nor from a path, and has no bytes that could be counted or kept.
+    # Lone surrogates cannot come from JSON or from a path.
     size = len(value.encode("utf-8", "surrogatepass"))
     if size > MAX_NAME_BYTES:
-        raise InvalidInput(f"{field}: at most {MAX_NAME_BYTES} bytes of UTF-8, got {size}")
+        raise InvalidInput(f"{field}: must be at most {MAX_NAME_BYTES} bytes of UTF-8, got {size}")
     return value
 
 
 def check_status(value: str, field: str) -> Status:
-    """What a consumer says of a message; `success` is the old word for `completed`."""
+    """Check the status of an acknowledgement; `success` is an alias of `completed`."""
     status = _STATUSES.get(value)
     if status is None:
         raise InvalidInput(f"{field}: expected completed, failed, retry or dlq, got {short(value)}")
@@ -78,14 +78,14 @@ def check_status(value: str, field: str) -> Status:
 
 
 def check_int(value: int, field: str, low: int, high: int) -> int:
-    """An integer within bounds."""
+    """Check an integer against its bounds."""
     if low <= value <= high:
         return value
     raise InvalidInput(f"{field}: expected an integer from {low} to {high}, got {short(value)}")
 
 
 def short(value: object) -> str:
-    """A value as an error text shows it: on one line and never long."""
+    """Return a value for an error text: on one line and at most 60 characters."""
     text = ascii(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -94,7 +94,7 @@ def short(value: object) -> str:
 
 
 def parse_time(text: str, field: str) -> int:
-    """Microseconds of an ISO 8601 time (UTC unless it says otherwise) or of integer milliseconds."""
+    """Return the microseconds of an ISO 8601 time (UTC unless it has an offset) or of integer milliseconds."""
     if _INTEGER.fullmatch(text):
         return check_int(int(text), field, 0, _MAX_TIME_MS) * MILLISECOND
     try:
@@ -110,12 +110,12 @@ def parse_time(text: str, field: str) -> int:
 
 
 def parse_moment(value: str | int, field: str) -> int:
-    """Microseconds of a time in a JSON body: text as in `parse_time`, or an integer of milliseconds."""
+    """Return the microseconds of a time in a JSON body: text as in `parse_time`, or integer milliseconds."""
     return parse_time(value if isinstance(value, str) else str(value), field)
 
 
 def format_time(us: int) -> str:
-    """A time as text, with microseconds; called for every delivered message."""
+    """Format a time with microseconds; called for every delivered message."""
     if us < SECOND:
         return f"{_second_text(str(us // SECOND))}.{us % SECOND:06d}Z"
     digits = str(us)
@@ -123,12 +123,12 @@ def format_time(us: int) -> str:
 
 
 def format_time_ms(us: int) -> str:
-    """A time as text, with milliseconds."""
+    """Format a time with milliseconds."""
     return f"{_second_text(str(us // SECOND))}.{us % SECOND // MILLISECOND:03d}Z"
 
 
-# Messages of one answer are mostly of the same few seconds. By digits, not by number: cutting text in two is
-# cheaper than a division, a remainder and their formatting.
+# Messages of one response mostly share a few seconds. Splitting the digits as text is cheaper than a division, a
+# remainder and their formatting.
 @lru_cache(maxsize=4096)
 def _second_text(seconds: str) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
@@ -138,16 +138,16 @@ def _second_text(seconds: str) -> str:
 
 
 def query_params(query_string: bytes) -> dict[str, str]:
-    """The parameters of a query string; of one that is given twice the first counts."""
+    """Return the parameters of a query string. If a parameter is given twice, the first value counts."""
     try:
         pairs = parse_qsl(query_string.decode(), keep_blank_values=True, errors="strict")
     except (UnicodeDecodeError, ValueError):
-        raise InvalidInput("the query string is not valid UTF-8") from None
+        raise InvalidInput("the query string is not valid UTF-8; percent-encode the parameters as UTF-8") from None
     return dict(reversed(pairs))
 
 
 def int_param(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    """An integer parameter within bounds."""
+    """Return an integer parameter, checked against its bounds."""
     text = query.get(name)
     if text is None:
         return default
@@ -157,7 +157,7 @@ def int_param(query: Mapping[str, str], name: str, default: int, low: int, high:
 
 
 def bool_param(query: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """A switch: true, 1, false, 0, or empty for false."""
+    """Return a boolean parameter: true, 1, false, 0, or empty for false."""
     text = query.get(name)
     if text is None:
         return default
@@ -169,41 +169,41 @@ def bool_param(query: Mapping[str, str], name: str, default: bool = False) -> bo
 
 
 def name_param(query: Mapping[str, str], name: str) -> str | None:
-    """A name, or None when the parameter is absent or empty."""
+    """Return a name, or None when the parameter is absent or empty."""
     text = query.get(name)
     return check_name(text, name) if text else None
 
 
 def time_param(query: Mapping[str, str], name: str) -> int | None:
-    """A time in microseconds, or None when the parameter is absent or empty."""
+    """Return a time in microseconds, or None when the parameter is absent or empty."""
     text = query.get(name)
     return parse_time(text, name) if text else None
 
 
 def path_segments(raw_path: bytes) -> list[str]:
-    """The segments of a path, split before they are decoded: so a name may contain a slash, as %2F."""
+    """Return the segments of a path, split before decoding, so that a name may contain a slash as %2F."""
     try:
         if b"%" not in raw_path:
             return raw_path.decode().split("/")[1:]
         return [unquote_to_bytes(segment).decode() for segment in raw_path.split(b"/")[1:]]
     except UnicodeDecodeError:
-        raise InvalidInput("the path is not valid UTF-8") from None
+        raise InvalidInput("the path is not valid UTF-8; percent-encode names in the path as UTF-8") from None
 
 
 # Bodies ----------------------------------------------------------------------------------------------------
 
 
 def raw_default(value: msgspec.Raw) -> Any:
-    """What a raw field of a body has that is not given. (As a mere default it could not be written in a schema.)"""
+    """Return a field with a raw default. (A plain default could not be written into a schema.)"""
     return msgspec.field(default_factory=lambda: value)
 
 
 def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:
-    """Decode a body; `what` names it in errors, `texts` has better words for what is wrong with a field."""
+    """Decode a body. `what` names it in errors; `texts` has error texts by field."""
     if not body:
         raise InvalidInput("Empty request body")
     try:
-        # Parts that stay raw would keep bytes that no JSON reader accepts back.
+        # Raw parts would otherwise keep bytes that are not valid UTF-8.
         if not body.isascii():
             body.decode()
         return msgspec.json.decode(body, type=type)
@@ -218,7 +218,7 @@ def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] 
 
 
 def explain(text: str, what: str, texts: Mapping[str, str] | None = None) -> str:
-    """Say what a decoder complained about as `items[3].priority: expected an integer, got a string`."""
+    """Rewrite a decoder error as `items[3].priority: expected an integer, got a string`."""
     place = ""
     if match := _PLACE.fullmatch(text):
         text, place = match.groups()
@@ -236,7 +236,7 @@ def explain(text: str, what: str, texts: Mapping[str, str] | None = None) -> str
 
 
 def _type_names(types: str) -> str:
-    # null means absent everywhere, so that it is noise where something else is expected; an integer is a number.
+    # null means absent everywhere, so error texts leave it out; an integer is also a number.
     noise = {"null", "int"} if "float" in types else {"null"}
     names = [name for name in types.split(" | ") if name not in noise] or ["null"]
     return " or ".join(_TYPE_NAMES.get(name, name) for name in names)

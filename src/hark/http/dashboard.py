@@ -1,4 +1,4 @@
-"""The pages of the dashboard: files that are part of the package, read once and served from memory."""
+"""The files of the dashboard: part of the package, read once and served from memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INDEX = "index.html"
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A file as it goes out, plain and compressed; the tags tell the two apart, as strong ones must."""
+    """A file, plain and compressed. The two have different tags, as strong entity tags must."""
 
     type: str
     plain: bytes
@@ -35,22 +35,25 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def show_dashboard(request: Request) -> Response:
-    """The dashboard, a page for people."""
+    """Get the dashboard. Returns the HTML page of the dashboard."""
     return _serve(request, _INDEX)
 
 
 async def show_asset(request: Request) -> Response:
-    """A file of the dashboard: styles, scripts, its icon."""
+    """Get a file of the dashboard. Returns a style sheet, a script or an image of the dashboard."""
     return _serve(request, "/".join(request.path_params["path"]))
 
 
 def _serve(request: Request, path: str) -> Response:
     page = _pages().get(path)
     if page is None:
-        raise NotFound(f"no such route: {request.method} {request.url.path}", code="route_not_found")
+        raise NotFound(
+            f"no such route: {request.method} {request.url.path}; GET /openapi.json lists the routes",
+            code="route_not_found",
+        )
     packed = _takes_gzip(request.headers.get("accept-encoding", ""))
     tag = page.packed_tag if packed else page.tag
-    # Browsers keep what they got and ask each time whether it is still that: a new version is never half old.
+    # Web browsers revalidate cached files on each use, so that all files are of the same version.
     headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
     if _knows(request.headers.get("if-none-match", ""), tag):
         return Response(status_code=304, headers=headers)
@@ -93,7 +96,7 @@ def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
 
 def _page(path: str, content: bytes) -> Page:
     name = hashlib.sha256(content).hexdigest()[:32]
-    # Without a time in it, the same content is compressed to the same bytes by all servers.
+    # Without a modification time, all servers compress the same content to the same bytes.
     packed = gzip.compress(content, mtime=0)
     return Page(_TYPES[path.rpartition(".")[2]], content, packed, f'"{name}"', f'"{name}-gzip"')
 

@@ -1,6 +1,6 @@
-"""The hot routes, from ASGI straight to the broker: push, pop, ack, ack/batch.
+"""The hot routes, which call the broker without a web framework: push, pop, ack, ack/batch.
 
-A framework costs more than all of Hark's own work on a small request, so these four do without one.
+On a small request a framework costs more time than all work of Hark.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from hark.model import NewMessage
 from hark.settings import Settings
 
 _POP_CACHE = 4096
-"""Consumers ask the same question over and over: its parsed form is kept, if it is not long."""
+"""Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """What became of a pushed item, on the wire."""
+    """The result of one pushed message."""
 
     index: int
     transaction_id: str | None
@@ -61,7 +61,7 @@ _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
 
 
 class HotRoutes:
-    """The four routes, bound to a broker."""
+    """The hot routes, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
@@ -71,7 +71,7 @@ class HotRoutes:
         self._recall_pop = lru_cache(_POP_CACHE)(lambda place, query: parse_pop(place, query, settings))
 
     def table(self) -> Table:
-        """The routes."""
+        """Return the table of these routes."""
         return {
             "/api/v1/push": {
                 "POST": write(
@@ -112,7 +112,11 @@ class HotRoutes:
     # Push --------------------------------------------------------------------------------------------------
 
     async def push(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Store messages; each is answered on its own."""
+        """Push messages.
+
+        Stores messages durably and creates missing queues and partitions. The response has one result for each item,
+        in the order of the request, with the status `queued`, `duplicate` or `failed`.
+        """
         try:
             body = await read_whole(receive, self._max_body)
             messages = self._messages(body)
@@ -121,7 +125,9 @@ class HotRoutes:
                 carry(scope, messages)
             outcomes = await self._broker.push(messages) if messages else []
             if outcomes and outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
-                raise Overloaded(outcomes[0].error or "the queue is full", code="queue_full")
+                raise Overloaded(
+                    outcomes[0].error or "the queue is full (option maxSize); retry later", code="queue_full"
+                )
             answer = encode(
                 [
                     PushAnswer(
@@ -155,20 +161,26 @@ class HotRoutes:
     def _check_number(self, field: str, number: int) -> None:
         if number > self._max_batch:
             raise InvalidInput(
-                f"{field}: at most {self._max_batch} in one request (limits.max_batch), got {number}",
+                f"{field}: at most {self._max_batch} in one request (setting limits.max_batch), got {number}; "
+                "send smaller batches",
                 code="batch_too_large",
             )
 
     # Pop ---------------------------------------------------------------------------------------------------
 
     async def pop(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take messages; waits for some if it is to."""
+        """Receive messages.
+
+        Leases messages to a consumer, in a consumer group. With `wait=true` the request waits until a message is
+        available or `timeout` is over. Returns 204 without a body if no message is available. Acknowledge each message
+        with the `leaseId` before the lease expires.
+        """
         try:
             place, query = place_in_path(scope), scope["query_string"]
             asked: Pop = (
                 self._recall_pop(place, query) if len(query) <= _KEPT_BYTES else parse_pop(place, query, self._settings)
             )
-            await receive()  # The (empty) body; from now on receive tells of nothing but the client's leaving.
+            await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
             wish = named(asked.request, scope)
             result = await self._broker.pop(wish, asked.wait_seconds, asked.priority, lambda: wait_until_left(receive))
             if not result.messages:
@@ -184,7 +196,12 @@ class HotRoutes:
     # Ack ---------------------------------------------------------------------------------------------------
 
     async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Settle a message."""
+        """Acknowledge a message.
+
+        Settles one message: `completed` acknowledges it, `failed` rejects it and uses an attempt, `retry` returns it
+        without using an attempt, `dlq` dead-letters it. The response has one result. A refused acknowledgement, such as
+        one under an expired lease, returns 200 with `success` false.
+        """
         try:
             body = await read_whole(receive, self._max_body)
             try:
@@ -200,7 +217,11 @@ class HotRoutes:
             await send_json(send, 200, answer)
 
     async def ack_batch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Settle many messages; each is answered on its own."""
+        """Acknowledge several messages.
+
+        Settles messages of one consumer group. The response has one result for each acknowledgement, in the order of
+        the request.
+        """
         try:
             body = await read_whole(receive, self._max_body)
             try:

@@ -1,4 +1,4 @@
-"""How requests were answered: by route, method and status, and how long it took until the answer began."""
+"""Counts responses by route, method and status, and the time until each response began."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hark.http.responses import Event, Send
 from hark.http.routes.table import WEBSOCKET
 
 MOST_ROUTES = 100
-"""Routes (with a method) that are counted one by one; those that are asked for later are summed up as `other`."""
+"""Number of routes (with a method) that have separate counters; further routes are counted together as `other`."""
 MOST_STATUSES = 400
-"""Combinations of route, method and status that are; later ones are summed up as `other`."""
+"""Number of combinations of route, method and status with separate counters; further ones count as `other`."""
 OTHER = "other"
 NO_ROUTE = "none"
-"""What stands for the route of a request that has none."""
+"""The route label of requests that match no route."""
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET))
 _UPGRADED = 101
-"""The status of a WebSocket that was accepted."""
+"""The status of an accepted WebSocket."""
 
 
 class Answers:
-    """The answers of one route and method."""
+    """Counters of one route and method."""
 
     __slots__ = ("seconds", "statuses")
 
@@ -34,27 +34,27 @@ class Answers:
 
 
 class Requests:
-    """The numbers of one server."""
+    """Request counters of one server process."""
 
     def __init__(self, timer: Callable[[], float] = perf_counter) -> None:
         self._timer = timer
         self.routes: dict[tuple[str, str], Answers] = {}
-        """By route and method."""
+        """Counters by route and method."""
         self.odd = 0
-        """Answers whose status is not counted by itself."""
+        """Responses beyond the number of separate status counters."""
         self._statuses = 0
 
     def noting(self, route: str, method: str, send: Send) -> Send:
-        """A `send` that notes how the request was answered.
+        """Return a `send` that counts the response.
 
-        Every request pays for every line of this; a plain function makes no coroutine of its own.
+        This runs for every request. It is a plain function because a coroutine would cost more.
         """
         answers = self.routes.get((route, method)) or self._admit(route, method)
         timer = self._timer
         started = timer()
 
         def noted(event: Event) -> Coroutine[Any, Any, None]:
-            if "status" in event:  # Only the beginning of an answer has one.
+            if "status" in event:  # Only the first event of a response has a status.
                 seconds, status = timer() - started, event["status"]
                 spread = answers.seconds
                 spread.counts[bisect_left(CALL_SECONDS, seconds)] += 1
@@ -70,7 +70,7 @@ class Requests:
         return noted
 
     def _admit(self, route: str, method: str) -> Answers:
-        """The numbers of a route that is asked for the first time. Who invents methods gets no place of his own."""
+        """Return the counters of a new route. Unknown methods share one counter."""
         key = (route, method if method in _METHODS else OTHER)
         if key not in self.routes and len(self.routes) >= MOST_ROUTES:
             key = (OTHER, OTHER)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the table of routes: what is not in the one is not in the other."""
+"""Generates the OpenAPI document from the table of routes, so that the two always agree."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from typing import Any
 import msgspec
 
 from hark._version import __version__
+from hark.access.identity import Role
 from hark.http.answers.common import ErrorAnswer
 from hark.http.checks import MAX_NAME_BYTES
+from hark.http.fields import PATH_TEXTS, describe_fields
 from hark.http.routes.table import JSON, WEBSOCKET, Failure, Operation, Table
 
 VERSION = "3.1.0"
 _REF = "#/components/schemas/{name}"
 _KEYVAL = "/keyval/api"
 _NAMES = re.compile(r"\{(\w+)(:path)?\}")
-_SENTENCE = re.compile(r"(.+?[.:;])(?:\s|$)", re.DOTALL)
+_SENTENCE = re.compile(r"(.+?\.)(?:\s|$)", re.DOTALL)
 
 _TAGS = {
-    "pages": "The dashboard.",
-    "server": "The server itself: health, numbers, maintenance.",
-    "messages": "Push messages, take them, settle them.",
-    "queues": "Queues and what is in them.",
-    "groups": "Consumer groups: where they are and what they may take.",
-    "dead letters": "Messages that could not be delivered.",
-    "traces": "Events that consumers record about messages.",
-    "work queues": "Work queues of the key-value API.",
-    "keys": "Keys and their values.",
+    "pages": "The files of the dashboard.",
+    "server": "Health, metrics, statistics, settings and maintenance of the server.",
+    "messages": "Push, receive, acknowledge and inspect messages.",
+    "queues": "Create, list, pause, purge and delete queues.",
+    "groups": "List, seek, pause, limit and delete consumer groups.",
+    "dead letters": "List, requeue and delete messages that could not be delivered.",
+    "traces": "Record and list trace events about messages.",
+    "work queues": "Work queues of the key-value API: each message goes to one of many consumers.",
+    "keys": "Keys and values of the key-value store.",
 }
 _TAG_OF = {
     "push": "messages",
@@ -49,31 +51,39 @@ _TAG_OF = {
     "dlq": "dead letters",
     "traces": "traces",
 }
-"""By the first word of the path behind /api/v1; whatever else there is concerns the server."""
+"""Tag by the first word of the path after /api/v1. All other routes have the tag `server`."""
 
 _STATUS_TEXTS = {
-    101: "The connection is a WebSocket now.",
-    200: "It is done.",
-    201: "It is stored.",
-    204: "There is nothing.",
-    304: "What the client has is still right.",
-    400: "The request is wrong.",
-    401: "There is no token, or none that is known.",
-    403: "The token may not do this.",
-    404: "There is no such thing.",
-    409: "It contradicts what is stored.",
-    413: "The body is too large.",
-    429: "Too much is waiting; try again later.",
-    501: "This server does not have that.",
-    503: "Not now; try again later.",
+    101: "The server switched the connection to the WebSocket protocol.",
+    200: "The request succeeded.",
+    201: "The data is stored durably.",
+    204: "No message is available.",
+    304: "The cached copy of the client is current.",
+    400: "The request is invalid.",
+    401: "The token is missing, unknown, expired or revoked.",
+    403: "The request is not allowed.",
+    404: "The requested object does not exist.",
+    409: "The request conflicts with the stored state.",
+    413: "The request body is too large.",
+    429: "The server or the queue is at its limit; retry later.",
+    501: "The server does not support this feature.",
+    503: "The service is unavailable; retry later.",
 }
 
 
+_ABOUT = (
+    "Hark is a durable message queue. Requests and responses are JSON in UTF-8. Times in responses are ISO 8601 "
+    "in UTC. Times in requests are ISO 8601 (UTC unless they have an offset) or integer milliseconds since 1970. "
+    "Every error response has a text for people in `error` and a stable code for programs in `code`."
+)
+
+
 def document(table: Table) -> dict[str, object]:
-    """The OpenAPI document of a table of routes."""
+    """Return the OpenAPI document of a table of routes."""
     operations = list(_operations(table))
     types = list(_types(operation for _, _, operation in operations))
     found, components = msgspec.json.schema_components(types, schema_hook=_of_any, ref_template=_REF)
+    describe_fields(components)
     schemas = _Schemas(types, found)
     ids = _ids(operations)
     paths: dict[str, dict[str, object]] = {}
@@ -90,7 +100,7 @@ def document(table: Table) -> dict[str, object]:
         }
     return {
         "openapi": VERSION,
-        "info": {"title": "Hark", "version": __version__, "description": "A durable message queue."},
+        "info": {"title": "Hark", "version": __version__, "description": _ABOUT},
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
@@ -110,7 +120,7 @@ def _operations(table: Table) -> Iterator[tuple[str, str, Operation]]:
 
 
 class _Schemas:
-    """The schemas of types, looked up by equality: a type such as `list[X]` is another object each time."""
+    """Schemas by type. Types are compared by equality, because `list[X]` is a different object each time."""
 
     def __init__(self, types: list[Any], schemas: tuple[dict[str, Any], ...]) -> None:
         self._known = list(zip(types, schemas, strict=True))
@@ -120,9 +130,9 @@ class _Schemas:
 
 
 def _of_any(type: Any) -> dict[str, Any]:
-    """The schema of what msgspec has none for: `object`, where all JSON is taken and looked at later."""
+    """Return the schema of `object`, which msgspec does not support: any JSON, checked later."""
     if type is object:
-        return {"description": "Any JSON."}  # An empty schema would count as none.
+        return {"description": "Any JSON value."}  # msgspec treats an empty schema as missing.
     raise NotImplementedError
 
 
@@ -138,7 +148,7 @@ def _types(operations: Iterator[Operation]) -> Iterator[Any]:
 
 
 def _ids(operations: list[tuple[str, str, Operation]]) -> list[str]:
-    """Names for operations: those of their functions, with words of the path where one function has several."""
+    """Return operation ids: the function names, with words of the path where a function has several routes."""
     paths = [path for path, _, _ in operations]
     names = [_function_name(path, operation) for path, _, operation in operations]
     names = _told_apart(names, paths, lambda path: ["of", *found] if (found := _names_in(path)) else [])
@@ -174,8 +184,14 @@ def _texts(operation: Operation) -> dict[str, str]:
     text = " ".join((operation.endpoint.__doc__ or "").split())
     sentence = _SENTENCE.match(text)
     summary = sentence[1].rstrip(".:;") if sentence else text
-    needs = "" if operation.role is None else f" Needs the role {operation.role.text}."
-    return {"summary": summary, "description": text + needs}
+    rest = text[len(summary) :].lstrip(".").strip() or text
+    return {"summary": summary, "description": f"{rest}{_needs(operation.role)}"}
+
+
+def _needs(role: Role | None) -> str:
+    if role is None:
+        return " Requires no token."
+    return f" Requires {'' if role is Role.ADMIN else 'at least '}the role {role.text}."
 
 
 # Parameters and bodies -------------------------------------------------------------------------------------
@@ -184,13 +200,12 @@ def _texts(operation: Operation) -> dict[str, str]:
 def _path_parameters(path: str) -> Iterator[dict[str, object]]:
     for name, rest in _NAMES.findall(path):
         schema = {"type": "string", "minLength": 1} | ({} if rest else {"maxLength": MAX_NAME_BYTES})
-        text = {"description": "All segments that are left, one or more."} if rest else {}
-        yield {"name": name, "in": "path", "required": True, "schema": schema, **text}
+        yield {"name": name, "in": "path", "required": True, "description": PATH_TEXTS[name], "schema": schema}
 
 
 def _query_parameters(operation: Operation) -> Iterator[dict[str, object]]:
     for param in operation.query:
-        yield {"name": param.name, "in": "query", "description": param.meaning, "schema": param.schema()}
+        yield {"name": param.name, "in": "query", "description": param.described(), "schema": param.schema()}
 
 
 def _body(operation: Operation, schemas: _Schemas) -> dict[str, object]:
@@ -217,7 +232,7 @@ def _responses(operation: Operation, schemas: _Schemas) -> Mapping[str, object]:
 
 
 def _failures(operation: Operation) -> dict[int, list[str]]:
-    """The codes of errors by status: those of the operation, and those that all like it may answer with."""
+    """Error codes by status: those of the operation, and those that all operations share."""
     common = [
         Failure(400, "invalid_input"),
         Failure(403, "cross_origin"),

@@ -1,4 +1,4 @@
-"""Query parameters: their names, what they may be, and what they mean, said once for the code and for the document."""
+"""Query parameters: name, meaning, type and bounds, defined once for the code and for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -27,101 +27,119 @@ Query = Mapping[str, str]
 
 
 class Param(msgspec.Struct, frozen=True):
-    """A parameter whose text is taken as it is; empty means absent."""
+    """A text parameter without further checks. An empty value counts as absent."""
 
     name: str
     meaning: str
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
+        """Return the JSON schema of the parameter."""
         return {"type": "string"}
 
+    def described(self) -> str:
+        """Return the description for the OpenAPI document: the meaning, and the default and bounds if it has any."""
+        return self.meaning
+
     def text(self, query: Query) -> str | None:
-        """Its text, or None when it is absent or empty."""
+        """Return the text, or None when it is absent or empty."""
         return query.get(self.name) or None
 
 
 class IntParam(Param, frozen=True):
-    """An integer within bounds."""
+    """An integer between two bounds."""
 
     default: int
     low: int
     high: int
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
-        # A default that nobody could ask for stands for what is done without the parameter.
+        """Return the JSON schema of the parameter."""
+        # A default outside the bounds means that the parameter has no default value.
         default = {"default": self.default} if self.low <= self.default <= self.high else {}
         return {"type": "integer", "minimum": self.low, "maximum": self.high, **default}
 
+    def described(self) -> str:
+        """Return the description for the OpenAPI document, with the default and the bounds."""
+        has_default = self.low <= self.default <= self.high
+        bounds = f"From {self.low} to {self.high}."
+        return f"{self.meaning} {bounds} The default is {self.default}." if has_default else f"{self.meaning} {bounds}"
+
     def of(self, query: Query) -> int:
-        """Its value."""
+        """Return the value."""
         return int_param(query, self.name, self.default, self.low, self.high)
 
 
 class BoolParam(Param, frozen=True):
-    """A switch."""
+    """A boolean."""
 
     default: bool = False
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
+        """Return the JSON schema of the parameter."""
         return {"type": "string", "enum": ["true", "false", "1", "0", ""], "default": str(self.default).lower()}
 
+    def described(self) -> str:
+        """Return the description for the OpenAPI document, with the default."""
+        return f"{self.meaning} The default is {str(self.default).lower()}."
+
     def of(self, query: Query) -> bool:
-        """Its value."""
+        """Return the value."""
         return bool_param(query, self.name, self.default)
 
 
 class NameParam(Param, frozen=True):
-    """The name of a queue, a partition, a group or a label."""
+    """The name of a queue, a partition, a consumer group, a namespace or a task."""
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
+        """Return the JSON schema of the parameter."""
         return {"type": "string", "maxLength": MAX_NAME_BYTES}
 
     def of(self, query: Query) -> str | None:
-        """Its value, or None when it is absent or empty."""
+        """Return the value, or None when it is absent or empty."""
         return name_param(query, self.name)
 
 
 class IdParam(Param, frozen=True):
-    """An id: one that nothing has is an answer, not an error."""
+    """An id. An unknown id is not an error of the request."""
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
+        """Return the JSON schema of the parameter."""
         return {"type": "string", "maxLength": MAX_NAME_BYTES}
 
     def of(self, query: Query) -> str | None:
-        """Its value, or None when it is absent or empty."""
+        """Return the value, or None when it is absent or empty."""
         return check_text(query.get(self.name, ""), self.name) or None
 
 
 class TimeParam(Param, frozen=True):
-    """A time: ISO 8601, or milliseconds since 1970."""
+    """A time: ISO 8601, or integer milliseconds since 1970."""
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
+        """Return the JSON schema of the parameter."""
         return {"type": "string"}
 
     def of(self, query: Query) -> int | None:
-        """Its value in microseconds, or None when it is absent or empty."""
+        """Return the value in microseconds, or None when it is absent or empty."""
         return time_param(query, self.name)
 
 
 class ChoiceParam(Param, frozen=True):
-    """One of a few words."""
+    """One of several fixed words."""
 
     choices: tuple[str, ...]
     default: str | None = None
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema; empty means absent."""
+        """Return the JSON schema of the parameter. An empty value counts as absent."""
         default = {} if self.default is None else {"default": self.default}
         return {"type": "string", "enum": ["", *self.choices], **default}
 
+    def described(self) -> str:
+        """Return the description for the OpenAPI document, with the default if there is one."""
+        return self.meaning if self.default is None else f"{self.meaning} The default is `{self.default}`."
+
     def of(self, query: Query) -> str | None:
-        """Its value, or the default when it is absent or empty."""
+        """Return the value, or the default when it is absent or empty."""
         text = query.get(self.name)
         if not text:
             return self.default
@@ -131,19 +149,19 @@ class ChoiceParam(Param, frozen=True):
 
 
 class Paging(NamedTuple):
-    """Which part of a list is wanted."""
+    """The parameters of a page of a list."""
 
     limit: IntParam
     offset: IntParam
 
     def of(self, query: Query) -> tuple[int, int]:
-        """How many entries, and how many to leave out before them."""
+        """Return the number of entries to return and the number of entries to skip."""
         return self.limit.of(query), self.offset.of(query)
 
 
 def paging(default: int = 100, most: int = MAX_PAGE) -> Paging:
-    """The parameters of a list."""
+    """Return the parameters of a list: `limit` and `offset`."""
     return Paging(
-        IntParam("limit", "How many entries at most.", default, 1, most),
-        IntParam("offset", "How many entries to leave out before them.", 0, 0, MAX_NUMBER),
+        IntParam("limit", "Maximum number of entries to return.", default, 1, most),
+        IntParam("offset", "Number of entries to skip.", 0, 0, MAX_NUMBER),
     )

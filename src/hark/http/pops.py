@@ -1,4 +1,4 @@
-"""Pops: their parameters and their answer."""
+"""Pops: parameters and response."""
 
 from __future__ import annotations
 
@@ -24,53 +24,68 @@ MAX_PARTITIONS = 10_000
 MAX_PRIORITY = 1000
 GROUP_MODES: tuple[GroupMode, ...] = ("ordered", "shared")
 
-_QUEUE = NameParam("queue", "The queue, where it is not in the path; `namespace` or `task` will do as well.")
-_PARTITION = NameParam("partition", "Only this partition of the queue.")
-_NAMESPACE = NameParam("namespace", "Any queue of this namespace.")
-_TASK = NameParam("task", "Any queue of this task.")
-_GROUP = NameParam("consumerGroup", "The group to take messages for; if it is not given, the default one.")
-_GROUP_MODE = ChoiceParam(
-    "groupMode", "How a group that is new takes messages: in order, or shared by all its consumers.", GROUP_MODES
+_QUEUE = NameParam("queue", "Receive messages of this queue. Give `queue`, `namespace` or `task`.")
+PARTITION = NameParam(
+    "partition", "Receive messages of this partition only. Requires a queue. The default is any partition."
 )
-_PARTITIONS = IntParam("partitions", "From how many partitions at most.", 1, 1, MAX_PARTITIONS)
-_AUTO_ACK = BoolParam("autoAck", "Whether messages are done when they are delivered.")
+_NAMESPACE = NameParam("namespace", "Receive messages of any queue in this namespace. Ignored if a queue is given.")
+_TASK = NameParam("task", "Receive messages of any queue with this task. Ignored if a queue is given.")
+_GROUP = NameParam(
+    "consumerGroup", f"Consumer group that receives the messages. The default is the default group, `{QUEUE_MODE}`."
+)
+_GROUP_MODE = ChoiceParam(
+    "groupMode",
+    "Mode of a new consumer group. `ordered`: one consumer at a time receives a partition, in order. `shared`: the "
+    "consumers of the group share the messages of a partition. The default is `ordered`. An existing group keeps its "
+    "mode; another value returns 409.",
+    GROUP_MODES,
+)
+_PARTITIONS = IntParam("partitions", "Maximum number of partitions to receive from.", 1, 1, MAX_PARTITIONS)
+_AUTO_ACK = BoolParam(
+    "autoAck", "Acknowledge the messages at delivery, without a lease. Each message is delivered at most once."
+)
 _SUBSCRIPTION_MODE = ChoiceParam(
     "subscriptionMode",
-    "Where a new group starts: at the first message that is there, or with those that come from now on.",
+    "Where a new consumer group starts. `all` or `from_beginning`: at the oldest stored message. `new` or `new-only`: "
+    "with messages pushed from now on. `timestamp`: at the time in `subscriptionFrom`. The default is the setting "
+    "`pop.default_subscription`.",
     ("all", "new", "new-only", "from_beginning", "timestamp"),
 )
-_SUBSCRIPTION_FROM = Param("subscriptionFrom", "Where a new group starts: `now`, or a time.")
+_SUBSCRIPTION_FROM = Param(
+    "subscriptionFrom",
+    "Where a new consumer group starts: `now`, or a time. The group receives messages created after this time.",
+)
 _LEASE_TIME = IntParam(
-    "leaseTime", "Seconds to hold the messages; if it is not given, as the queue says.", 0, 1, MAX_SECONDS
+    "leaseTime", "Length of the lease, in seconds. The default is the queue option `leaseTime`.", 0, 1, MAX_SECONDS
 )
 _PRIORITY = IntParam(
     "consumerPriority",
-    "Of those who wait, the ones with the highest are served first.",
+    "Priority among waiting consumers. Consumers with a higher number receive messages first.",
     0,
     -MAX_PRIORITY,
     MAX_PRIORITY,
 )
-_WAIT = BoolParam("wait", "Whether to wait for a message if there is none.")
-_AUTOPILOT = BoolParam("autopilot", f"The same as `batch={AUTOPILOT_BATCH}`, if that is not given.")
-_CONFLATION = ChoiceParam("conflation", "This server does not have it; only `false` is taken.", ("false", "0"))
+WAIT = BoolParam("wait", "Wait until a message is available, for at most `timeout` milliseconds.")
+_AUTOPILOT = BoolParam("autopilot", f"Use a `batch` of {AUTOPILOT_BATCH}, unless `batch` is given.")
+_CONFLATION = ChoiceParam("conflation", "Not supported. Other values than `false` return 501.", ("false", "0"))
 
-_PLACE = (_QUEUE, _PARTITION, _NAMESPACE, _TASK)
+_PLACE = (_QUEUE, PARTITION, _NAMESPACE, _TASK)
 
 Place = tuple[str | None, str | None]
-"""A queue and a partition of it; None: any."""
+"""A queue and one of its partitions. None means any."""
 
 
 class Pop(msgspec.Struct, frozen=True):
-    """A pop and how long it may wait."""
+    """A pop request and how long it waits."""
 
     request: PopRequest
     wait_seconds: float
     priority: int = 0
-    """Of those who wait, the ones with the highest are served first."""
+    """Waiting consumers with a higher number receive messages first."""
 
 
 class WireDelivery(msgspec.Struct, gc=False, rename="camel"):
-    """A message in the answer to a pop."""
+    """A delivered message."""
 
     id: str
     transaction_id: str
@@ -91,7 +106,7 @@ class WireDelivery(msgspec.Struct, gc=False, rename="camel"):
 
 
 class PopReply(msgspec.Struct, gc=False, rename="camel"):
-    """The answer to a pop that got something; the top-level partition is that of the first message."""
+    """The messages that a pop received. The partition at the top level is that of the first message."""
 
     success: bool
     queue: str
@@ -104,7 +119,7 @@ class PopReply(msgspec.Struct, gc=False, rename="camel"):
 
 
 def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tuple[Param, ...]:
-    """The parameters of everything that takes messages; those of the place where it is not in the path."""
+    """Return the parameters of all routes that receive messages. `place`: including queue and partition."""
     return (
         *(_PLACE if place else ()),
         _GROUP,
@@ -122,45 +137,46 @@ def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tup
 
 
 def pop_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
-    """The parameters of a pop."""
+    """Return the parameters of a pop."""
     taking = taking_params(settings, settings.pop.default_batch, place=place)
-    return (*taking, _WAIT, timeout_param(settings), _AUTOPILOT)
+    return (*taking, WAIT, timeout_param(settings), _AUTOPILOT)
 
 
 def batch_param(settings: Settings, default: int) -> IntParam:
-    """How many messages at once."""
-    return IntParam("batch", "How many messages at most.", default, 1, settings.limits.max_batch)
+    """Return the parameter for the number of messages."""
+    return IntParam("batch", "Maximum number of messages to receive at a time.", default, 1, settings.limits.max_batch)
 
 
 def timeout_param(settings: Settings) -> IntParam:
-    """How long to wait."""
+    """Return the parameter for the longest wait."""
     pop = settings.pop
-    return IntParam("timeout", "Milliseconds to wait at most.", pop.default_timeout_ms, 0, pop.max_timeout_ms)
+    meaning = "Maximum time to wait, in milliseconds. Used only with `wait=true`."
+    return IntParam("timeout", meaning, pop.default_timeout_ms, 0, pop.max_timeout_ms)
 
 
 def parse_pop(place: Place, query_string: bytes, settings: Settings) -> Pop:
-    """The pop that a path, which may name a place, and a query string ask for."""
+    """Return the pop of a path, which may name a queue, and a query string."""
     try:
         query = dict(reversed(parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")))
     except UnicodeDecodeError:
-        raise InvalidInput("the query string is not valid UTF-8") from None
+        raise InvalidInput("the query string is not valid UTF-8; percent-encode the parameters as UTF-8") from None
     place = place_of(place, query)
     default_batch = AUTOPILOT_BATCH if _AUTOPILOT.of(query) else settings.pop.default_batch
     timeout = timeout_param(settings).of(query)
     request = pop_request(query, place, default_batch, settings)
-    return Pop(request, timeout / 1000 if _WAIT.of(query) else 0, priority_param(query))
+    return Pop(request, timeout / 1000 if WAIT.of(query) else 0, priority_param(query))
 
 
 def pop_request(query: Mapping[str, str], place: Place, default_batch: int, settings: Settings) -> PopRequest:
-    """What the parameters of a pop, or of anything else that takes messages, ask for."""
+    """Return the request of a pop, or of another route that receives messages."""
     queue, partition = place
     namespace = task = None
     if queue is None:
         namespace, task = _NAMESPACE.of(query), _TASK.of(query)
         if namespace is None and task is None:
-            raise InvalidInput("queue, namespace or task is required: say what to pop from")
+            raise InvalidInput("queue, namespace or task is required: name the queues to receive messages from")
     if (_CONFLATION.text(query) or "false") not in _CONFLATION.choices:
-        raise Refused("conflation: this server does not have it (yet); leave it out")
+        raise Refused("conflation: this server does not support it; leave the parameter out")
     return PopRequest(
         queue=queue,
         partition=partition,
@@ -178,18 +194,18 @@ def pop_request(query: Mapping[str, str], place: Place, default_batch: int, sett
 
 
 def priority_param(query: Mapping[str, str]) -> int:
-    """The priority of a consumer among those who wait."""
+    """Return the priority of a consumer among the waiting consumers."""
     return _PRIORITY.of(query)
 
 
 def place_in_path(scope: Scope) -> Place:
-    """The place that the path names, as it is written there."""
+    """Return the queue and partition in the path, unchecked."""
     params = scope["path_params"]
     return params.get("queue"), params.get("partition")
 
 
 def place_of(named: Place, query: Mapping[str, str]) -> Place:
-    """The place that a path names, checked, or else the one that parameters name."""
+    """Return the queue and partition in the path, checked, or else those in the parameters."""
     queue, partition = named
     if queue is None:
         return place_in_query(query)
@@ -197,13 +213,13 @@ def place_of(named: Place, query: Mapping[str, str]) -> Place:
 
 
 def place_in_query(query: Mapping[str, str]) -> Place:
-    """The place that parameters name."""
+    """Return the queue and partition in the parameters."""
     queue = _QUEUE.of(query)
-    return queue, _PARTITION.of(query) if queue is not None else None
+    return queue, PARTITION.of(query) if queue is not None else None
 
 
 def _subscription(query: Mapping[str, str], default: str) -> Subscription:
-    """Where a new group starts; the clients' words `new-only` and `from_beginning` mean what they say."""
+    """Return where a new group starts. Clients also send `new-only` for `new` and `from_beginning` for `all`."""
     since = _SUBSCRIPTION_FROM.text(query)
     if since and since != "now":
         return Subscription("timestamp", parse_time(since, _SUBSCRIPTION_FROM.name))
@@ -214,7 +230,7 @@ def _subscription(query: Mapping[str, str], default: str) -> Subscription:
 
 
 def pop_reply(request: PopRequest, result: PopResult) -> PopReply:
-    """The answer to a pop that got something."""
+    """Return the response to a pop that received messages."""
     first = result.messages[0]
     return PopReply(
         True,
@@ -229,7 +245,7 @@ def pop_reply(request: PopRequest, result: PopResult) -> PopReply:
 
 
 def wire_messages(group: str, result: PopResult) -> list[WireDelivery]:
-    """The messages that a consumer of a group got, as they go out."""
+    """Return delivered messages in the form of the HTTP API."""
     lease_id = result.lease_id
     created_at, created_text = -1, ""
     messages = []

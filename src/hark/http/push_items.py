@@ -1,4 +1,4 @@
-"""Pushed items: how they look on the wire, and their checks (rule 6)."""
+"""Pushed items: the form of the HTTP API and its checks (rule 6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_DELAY_MS = 10 * YEAR_MS
 MAX_TTL_MS = 100 * YEAR_MS
 
 NO_PAYLOAD = msgspec.Raw(NULL_PAYLOAD)
-"""What an item has that came without a payload; told apart by identity from an explicit null."""
+"""The payload of an item without one; compared by identity to distinguish it from an explicit null."""
 _NO_KEYS = msgspec.Raw(b"null")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
@@ -42,11 +42,11 @@ ITEM_TEXTS = {
     "transactionId": "TransactionId must be a string",
     "traceId": "TraceId must be a string",
 }
-"""The words of the contract, for `decode_json`."""
+"""Error texts that clients rely on, for `decode_json`."""
 
 
 class PushItem(msgspec.Struct, gc=False, rename="camel"):
-    """A message as a producer sends it."""
+    """A message to push."""
 
     queue: str
     partition: str = DEFAULT_PARTITION
@@ -64,17 +64,17 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
 
 
 class PushBody(msgspec.Struct, gc=False):
-    """The body of a push."""
+    """The messages to push."""
 
     items: list[PushItem]
 
 
 _ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
-"""A character has at most four bytes, so that a name this short needs no counting."""
+"""A character has at most four bytes, so a name this short is within the limit."""
 
 
 class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=True):
-    """A message without options, as nearly all are: what there is to check of it is checked while it is decoded."""
+    """A message without options, the common case. Decoding performs all checks."""
 
     queue: _ShortName
     partition: _ShortName = DEFAULT_PARTITION
@@ -83,7 +83,7 @@ class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=
 
 
 class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The body of a push of such messages."""
+    """A push of messages without options."""
 
     items: list[PlainItem]
 
@@ -92,8 +92,8 @@ _decode_plain = msgspec.json.Decoder(PlainBody).decode
 
 
 def plain_messages(body: bytes) -> list[NewMessage] | None:
-    """The messages of a body in which all are plain and right; None: look again, item by item."""
-    # Strings of raw payloads are not looked into, and names must not contain NUL. (Looking for one byte is cheap.)
+    """Return the messages of a body if all are valid and have no options; None: check the items one by one."""
+    # Names must not contain NUL. (The search for a single byte is cheap.)
     if not body.isascii() or (b"\\" in body and b"\\u0000" in body):
         return None
     try:
@@ -104,14 +104,14 @@ def plain_messages(body: bytes) -> list[NewMessage] | None:
         NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items
     ]
     for message in messages:
-        # What is too short for so many pairs of brackets can't be too deep.
+        # A shorter payload cannot have that many pairs of brackets.
         if len(message.payload) > 2 * MAX_DEPTH and payload_too_deep(message.payload):
             return None
     return messages
 
 
 def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessage:
-    """The checked message; errors name it as `where[index].field`."""
+    """Return the checked message. Errors name a field as `where[index].field`."""
     where = f"{where}[{index}]"
     payload = bytes(item.payload)
     message = NewMessage(
@@ -121,7 +121,7 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
         check_text(item.transaction_id, f"{where}.transactionId") or None,
     )
     if payload_too_deep(payload):
-        raise InvalidInput(f"{where}.payload: nested too deeply, at most {MAX_DEPTH} levels")
+        raise InvalidInput(f"{where}.payload: must be nested at most {MAX_DEPTH} levels deep")
     if item.trace_id:
         if not _UUID.fullmatch(item.trace_id):
             raise InvalidInput(f"{where}.traceId: expected a UUID, got {short(item.trace_id)}")
@@ -146,10 +146,10 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
 
 
 def check_context(traceparent: str, tracestate: str, where: str) -> str:
-    """The trace context that a message is to carry."""
+    """Return the checked trace context of a message."""
     if not is_traceparent(traceparent):
         raise InvalidInput(
-            f"{where}.traceparent: expected version-traceid-spanid-flags in small hexadecimal digits (W3C Trace "
+            f"{where}.traceparent: expected version-traceid-spanid-flags in lower-case hexadecimal digits (W3C Trace "
             f"Context), got {short(traceparent)}"
         )
     if tracestate and not is_tracestate(tracestate):
@@ -164,7 +164,7 @@ def _check_backoff(schedule: list[int], field: str) -> tuple[int, ...]:
 
 
 def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
-    """The checked keys that get the payload of a message if it can't be delivered; null means none."""
+    """Return the checked keys that receive the payload of an undeliverable message; null means none."""
     value = bytes(given)
     if value == b"null":
         return ()
@@ -174,19 +174,19 @@ def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
         raise InvalidInput(f"{field}: {error}") from None
 
 
-# Maps brackets to +1 and -1 (as signed bytes), and all else but the quote away.
+# Maps brackets to +1 and -1 (as signed bytes); all other characters except quotes are removed.
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
 def payload_too_deep(payload: bytes) -> bool:
-    """Whether valid JSON is nested deeper than 256 levels."""
+    """Return whether valid JSON is nested deeper than 256 levels."""
     if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
         return False
     if b"\\" in payload:
         payload = _ESCAPED.sub(b"", payload)
-    # With escapes gone each quote opens or closes a string, so that every other part is outside of strings.
+    # Without escapes each quote opens or closes a string, so every other part is outside of strings.
     outside = b"".join(payload.translate(None, _NOT_BRACKETS).split(b'"')[::2])
     steps = memoryview(outside.translate(_BRACKETS)).cast("b")
     return max(accumulate(steps), default=0) > MAX_DEPTH

@@ -1,4 +1,4 @@
-"""Renewals of leases: their bounds, and what is answered to those that ask for many at once."""
+"""Lease renewals: bounds, and the renewal of several leases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SECONDS = 10 * 365 * 86_400
 
 
 class RenewalAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What became of one lease that was to be held longer."""
+    """The result of one lease renewal."""
 
     lease_id: str
     success: bool
@@ -27,15 +27,17 @@ class RenewalAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def renewal_seconds(seconds: int | None) -> int:
-    """How long a renewal is for, from now on."""
+    """Return the checked length of a renewal, in seconds from now."""
     return DEFAULT_SECONDS if seconds is None else check_int(seconds, "seconds", 1, MAX_SECONDS)
 
 
 async def renew_all(broker: Broker, lease_ids: Sequence[str], seconds: int | None, most: int) -> list[RenewalAnswer]:
-    """Renew many leases, which share calls to the store; one that is gone is an answer, by position."""
+    """Renew several leases in shared calls to the store. The results have the order of the leases."""
     if len(lease_ids) > most:
         raise InvalidInput(
-            f"leaseIds: at most {most} at once (limits.max_batch), got {len(lease_ids)}", code="batch_too_large"
+            f"leaseIds: at most {most} in one request (setting limits.max_batch), got {len(lease_ids)}; "
+            "send smaller batches",
+            code="batch_too_large",
         )
     wanted = renewal_seconds(seconds)
     for index, lease_id in enumerate(lease_ids):

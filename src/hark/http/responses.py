@@ -1,4 +1,4 @@
-"""Answers of the raw ASGI routes: JSON bodies and errors."""
+"""Responses of the raw ASGI routes: JSON bodies and errors."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _INTERNAL = "internal"
 
 
 async def send_json(send: Send, status: int, body: bytes, *extra: Header) -> None:
-    """A JSON answer whose body is ready."""
+    """Send a JSON response."""
     headers = [JSON_HEADER, NOSNIFF, (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, *extra: Header) -> bool:
-    """A JSON answer for a client that may leave before it has all of it; False: it left.
+    """Send a JSON response; return False if the client disconnected before it received all of it.
 
-    A large body goes out in parts: a transport whose buffer is full makes `send` wait, and who leaves meanwhile is
-    noticed before the last part.
+    A large body is sent in parts. `send` waits while the buffer of the transport is full, so that a disconnected client
+    is detected before the last part.
     """
     if has_left(receive):
         return False
@@ -48,7 +48,7 @@ async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, 
     await send({"type": "http.response.start", "status": status, "headers": headers})
     for start in range(0, len(body), _PART_BYTES):
         if start:
-            # A write that failed makes nobody wait, and the event loop tells of it in its next turn.
+            # A failed write does not wait; the event loop reports it in its next turn.
             await asyncio.sleep(0)
             if has_left(receive):
                 return False
@@ -59,7 +59,7 @@ async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, 
 
 
 def has_left(receive: Receive) -> bool:
-    """Whether the client is gone already: one step of `receive` answers at once only then."""
+    """Return whether the client has disconnected: only then does one step of `receive` return immediately."""
     step = receive().__await__()
     try:
         next(step)
@@ -70,19 +70,19 @@ def has_left(receive: Receive) -> bool:
 
 
 async def wait_until_left(receive: Receive) -> None:
-    """Return when the client is gone, or has all of its answer."""
+    """Return when the client has disconnected or has received the whole response."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_empty(send: Send) -> None:
-    """204: there is nothing."""
+    """Send 204 without a body."""
     await send({"type": "http.response.start", "status": 204, "headers": [NO_STORE]})
     await send({"type": "http.response.body", "body": b""})
 
 
 def error_body(error: HarkError) -> dict[str, str]:
-    """The body of every error; that of a defect of ours has what to look for in the log."""
+    """Return the body of an error response. Internal errors include the request id, to find them in the log."""
     body = {"error": error.text, "code": error.code}
     if error.code == _INTERNAL and (request_id := request_ids.current_request_id()):
         body["requestId"] = request_id
@@ -90,7 +90,7 @@ def error_body(error: HarkError) -> dict[str, str]:
 
 
 def error_headers(error: HarkError) -> dict[str, str]:
-    """When to try again, for errors that pass; what to try instead, for wrong methods and missing tokens."""
+    """Return the headers of an error response: request id, retry-after, allow and www-authenticate."""
     headers = {}
     if request_id := request_ids.current_request_id():
         headers["x-request-id"] = request_id
@@ -104,7 +104,7 @@ def error_headers(error: HarkError) -> dict[str, str]:
 
 
 async def send_error(send: Send, error: HarkError, *, close: bool = False) -> None:
-    """An error as every route answers it; `close` where the rest of the body will not be read."""
+    """Send an error response. `close`: close the connection, because the rest of the body is not read."""
     body = encode(error_body(error))
     headers = [JSON_HEADER, NOSNIFF, NO_STORE, (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
@@ -115,28 +115,28 @@ async def send_error(send: Send, error: HarkError, *, close: bool = False) -> No
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: HarkError) -> None:
-    """Answer a request that goes no further; a WebSocket is refused before it is one."""
+    """Reject a request. A WebSocket is rejected before the connection is upgraded."""
     if scope["type"] == "http":
         await send_error(send, error)
         return
-    await receive()  # That somebody wants to connect.
+    await receive()  # The connect event.
     headers = [JSON_HEADER, *((name.encode(), value.encode()) for name, value in error_headers(error).items())]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": encode(error_body(error))})
 
 
 async def send_failure(send: Send, error: Exception) -> None:
-    """Whatever went wrong, as an error."""
+    """Send any exception as an error response."""
     known = known_error(error)
     await send_error(send, known, close=isinstance(known, BodyTooLarge))
 
 
 def known_error(error: Exception) -> HarkError:
-    """What a client hears of whatever went wrong."""
+    """Return an exception as the error that the client receives."""
     return error if isinstance(error, HarkError) else internal_error(error)
 
 
 def internal_error(error: Exception) -> HarkError:
-    """What a client hears of a defect of ours; the log hears the rest."""
-    log.error("a request failed because of a bug", exc_info=error)
-    return HarkError("internal error; it has been logged", code=_INTERNAL)
+    """Log an unexpected exception, and return the error that the client receives."""
+    log.error("a request failed because of a bug; please report it", exc_info=error)
+    return HarkError("internal error; the log of the server has the details", code=_INTERNAL)

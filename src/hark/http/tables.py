@@ -1,4 +1,4 @@
-"""All routes in one table."""
+"""The table of all routes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _THEMES = (
 
 
 def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table:
-    """All of them, those that are bound to a broker first."""
+    """Return all routes; the routes that are bound to a broker come first."""
     bound = (
         HotRoutes(broker, settings),
         EventStreams(broker, settings, ping_seconds),

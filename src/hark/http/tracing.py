@@ -1,4 +1,4 @@
-"""Spans of requests, by OpenTelemetry. It is in front of the application only if the settings say so."""
+"""OpenTelemetry spans of requests. They are off unless the settings enable them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_ERROR = 500
 
 
 class Traced:
-    """An application with a span around each request: the child of the span that the request came from."""
+    """An application with a span around each request. The span of the client is the parent."""
 
     def __init__(
         self, app: Callable[[Scope, Receive, Send], Awaitable[object]], route_of: Callable[[Scope], str], tracer: Tracer
@@ -53,7 +53,7 @@ def _note(span: Span, status: int) -> None:
 
 
 def _parent(scope: Scope) -> Context:
-    """The context that the headers name. Never one that happens to be current: a request belongs to its client."""
+    """Return the trace context of the headers, never the current context of the process."""
     wanted = (b"traceparent", b"tracestate")
     carrier = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in wanted}
     return _w3c.extract(carrier, Context())

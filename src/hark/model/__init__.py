@@ -1,7 +1,7 @@
-"""The nouns of Hark, as the layers hand them to each other.
+"""The data types that the layers of Hark share.
 
-Times are integer microseconds since the epoch; durations say their unit in their name. Names of queues,
-partitions and groups are plain text, checked where they enter. Payloads are JSON bytes, never decoded.
+Times are integer microseconds since the epoch; durations have their unit in their name. Names of queues, partitions
+and groups are text that the HTTP layer has checked. Payloads are JSON bytes and are never decoded.
 """
 
 from hark.model.admin import (

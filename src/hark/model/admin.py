@@ -1,4 +1,4 @@
-"""What administrators ask for and see."""
+"""Data types of administration: filters, statistics, dead letters, messages and traces."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ QueueSort = Literal["newest", "name"]
 
 
 class Seek(msgspec.Struct, frozen=True, kw_only=True):
-    """Move a group of a queue: exactly one of `to_end`, `timestamp`, `offset`."""
+    """A seek of a consumer group. Exactly one of `to_end`, `timestamp` and `offset` is set."""
 
     queue: str
     group: str
     partition: str | None = None
     to_end: bool = False
     timestamp: int | None = None
-    """The next message is the first one created after this time."""
+    """The next message is the first message created after this time."""
     offset: int | None = None
-    """The next message is the one at this offset."""
+    """The next message is the message at this offset."""
 
 
 class SeekOutcome(msgspec.Struct, frozen=True):
-    """How many partitions a seek moved, and the next offset of the last one."""
+    """The number of partitions that a seek moved, and the next offset of the last one."""
 
     partitions: int
     next_offset: int | None = None
 
 
 class GroupDeletion(msgspec.Struct, frozen=True):
-    """How much of a group was deleted."""
+    """The number of deleted positions and subscriptions of a group."""
 
     partitions: int
     subscriptions: int
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """What `expire` did, and when it has to be called next."""
+    """The number of leases that `expire` processed, and when it must be called next."""
 
     leases: int
     next_due: int | None
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """How many messages a step of retention looked at and removed; `more` if it did not get to the end."""
+    """The number of messages that a retention step examined and removed; `more` if it did not reach the end."""
 
     examined: int
     removed: int
@@ -57,7 +57,7 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters; absent fields match all."""
+    """A filter of dead letters. Absent fields match all."""
 
     queue: str | None = None
     group: str | None = None
@@ -65,17 +65,17 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: int | None = None
     until: int | None = None
     ids: Sequence[str] | None = None
-    """Dead letters' own ids, or the ids of the messages that died."""
+    """Ids of dead letters, or ids of their messages."""
     search: str | None = None
-    """What the error contains; capital letters of ASCII count as small ones."""
+    """Text that the error contains, without regard to the case of ASCII letters."""
     payloads: bool = True
-    """False: payloads are null, for those who only want to know which ones there are."""
+    """False: payloads are null."""
     limit: int = 100
     offset: int = 0
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that could not be delivered to a group."""
+    """A message that could not be delivered to a consumer group."""
 
     id: str
     message_id: str
@@ -95,14 +95,14 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """A page of dead letters, newest failure first, and how many match in all."""
+    """A page of dead letters, the newest failure first, and the number of all matches."""
 
     items: Sequence[DeadLetter]
     total: int
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """Messages by state; `pending` and `processing` as the group that is furthest behind sees them."""
+    """Message counts by state; `pending` and `processing` are those of the group that is furthest behind."""
 
     total: int = 0
     pending: int = 0
@@ -113,7 +113,7 @@ class Counts(msgspec.Struct, kw_only=True):
 
 
 class PartitionStats(msgspec.Struct, kw_only=True):
-    """A partition and its messages by state."""
+    """A partition and its message counts."""
 
     id: str
     name: str
@@ -124,11 +124,11 @@ class PartitionStats(msgspec.Struct, kw_only=True):
 
 
 class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which queues, in which order; absent fields match all."""
+    """A filter of queues, and their order. Absent fields match all."""
 
     names: Sequence[str] | None = None
     search: str | None = None
-    """What the name contains."""
+    """Text that the name contains."""
     namespace: str | None = None
     task: str | None = None
     paused: bool | None = None
@@ -138,55 +138,55 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStats(msgspec.Struct, kw_only=True):
-    """A queue and its messages by state."""
+    """A queue and its message counts."""
 
     info: QueueInfo
     partitions: int
     counts: Counts
     expired: int = 0
-    """Messages not delivered because their time to live was over."""
+    """Messages that expired before they were delivered."""
     discarded: int = 0
-    """Messages without retries left, dropped because the queue keeps no dead letters."""
+    """Messages discarded after their last attempt, because the queue keeps no dead letters."""
 
 
 class QueuePage(msgspec.Struct, frozen=True):
-    """A page of queues, and how many match in all."""
+    """A page of queues, and the number of all matches."""
 
     items: Sequence[QueueStats]
     total: int
 
 
 class Depth(msgspec.Struct, frozen=True, gc=False):
-    """Some partitions of a queue, and what one group has open in them; without a group, what is stored in them."""
+    """Some partitions of a queue, and their unsettled messages of a group, or all stored messages without a group."""
 
     queue: str
     group: str | None
     partitions: int
     messages: int
     oldest: int | None
-    """When the oldest of these messages was created; unknown without a group, unless the queue has none at all."""
+    """Creation time of the oldest of these messages; unknown without a group, unless the queue has no groups."""
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """One step of a look at all partitions: entries of one queue follow each other, also from step to step."""
+    """One step of a survey of all partitions. Entries of a queue are adjacent, also across steps."""
 
     depths: Sequence[Depth]
     next: tuple[int, str] | None
-    """Where the next step goes on; None: this was the last."""
+    """Where the next step continues; None: this was the last step."""
 
 
 class Census(msgspec.Struct, frozen=True):
-    """What a store has besides messages that wait."""
+    """Counts of queues, dead letters and messages in flight."""
 
     queues: int
     dead_letters: Mapping[str, int]
-    """By queue, those that have any."""
+    """By queue, without zeros."""
     in_flight: Mapping[tuple[str, str], int]
-    """Messages on leases by queue and group, those that have any."""
+    """Messages in flight by queue and group, without zeros."""
 
 
 class GroupStats(msgspec.Struct, kw_only=True):
-    """A group of a queue."""
+    """A consumer group of a queue."""
 
     group: str
     queue: str
@@ -196,18 +196,18 @@ class GroupStats(msgspec.Struct, kw_only=True):
     last_seen: int
     paused: bool
     lag: int
-    """Messages not yet settled."""
+    """Unsettled messages."""
     partitions_with_lag: int
     oldest_waiting: int | None
-    """Creation time of the oldest message not yet settled."""
+    """Creation time of the oldest unsettled message."""
     leases: int
     in_flight: int = 0
-    """Messages that are on leases."""
+    """Messages in flight."""
     limits: Limits = Limits()
 
 
 class TrackStats(msgspec.Struct, kw_only=True):
-    """A group's place in a partition."""
+    """The position of a consumer group in a partition."""
 
     group: str
     queue: str
@@ -222,7 +222,7 @@ class TrackStats(msgspec.Struct, kw_only=True):
 
 
 class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages; absent fields match all."""
+    """A filter of messages. Absent fields match all."""
 
     queue: str | None = None
     partition: str | None = None
@@ -236,7 +236,7 @@ class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupView(msgspec.Struct, kw_only=True):
-    """What one group has done with one message."""
+    """The state of a message in a consumer group."""
 
     group: str
     state: MessageState
@@ -246,7 +246,7 @@ class GroupView(msgspec.Struct, kw_only=True):
 
 
 class MessageView(msgspec.Struct, kw_only=True):
-    """A stored message as an administrator sees it."""
+    """A stored message with its state in each consumer group."""
 
     id: str
     transaction_id: str
@@ -265,12 +265,12 @@ class MessageView(msgspec.Struct, kw_only=True):
     deliver_at: int | None
     groups: Sequence[GroupView]
     payload: msgspec.Raw | None = None
-    """Only when one message is asked for."""
+    """Set only in the response for a single message."""
     sealed: bool = False
 
 
 class NewTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a consumer records about a message."""
+    """A trace event that a consumer records about a message."""
 
     partition_id: str
     transaction_id: str
@@ -281,7 +281,7 @@ class NewTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded event."""
+    """A recorded trace event."""
 
     id: str
     event: str
@@ -298,7 +298,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceName(msgspec.Struct, frozen=True):
-    """A name that events were recorded under."""
+    """A trace name with counts."""
 
     name: str
     traces: int

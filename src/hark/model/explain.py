@@ -1,4 +1,4 @@
-"""What a store knows of one message, for those who ask why it was not delivered; and who holds what."""
+"""Facts about one message, which explain why it was not delivered; and lists of leases."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hark.model.words import GroupMode
 
 
 class Explain(msgspec.Struct, frozen=True):
-    """Which message to explain: for one group, or for all that the queue has."""
+    """The message to explain, for one group or for all groups of the queue."""
 
     message_id: str
     group: str | None = None
 
 
 class MessageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it is stored, or what is left of it."""
+    """A stored message, or the known facts of a removed message."""
 
     id: str
     queue: str
@@ -27,53 +27,54 @@ class MessageFacts(msgspec.Struct, frozen=True, kw_only=True):
     partition_id: str
     offset: int
     namespace: str = ""
-    """Of the queue, as is the next."""
+    """Label of the queue, like `task`."""
     task: str = ""
     stored: bool = True
-    """False: it was removed. What follows is known then only where there is a dead letter of it."""
+    """False: it was removed. The following fields are then known only if there is a dead letter of it."""
     transaction_id: str | None = None
     created_at: int | None = None
     priority: int = 0
     deliver_at: int | None = None
-    """When its delay is over, if it was pushed with one; also when that is past."""
+    """End of its delay, if it was pushed with one; it may be in the past."""
     expires_at: int | None = None
-    """When its time to live is over: its own, else the queue's (a requeued one has only its own)."""
+    """End of its time to live: its own, else that of the queue (a requeued message has only its own)."""
     owner: str | None = None
-    """The only group that it is for: it was a dead letter of that group, which may have been deleted since ("")."""
+    """The only group that receives it: it was requeued from the dead letters of that group. Empty if the group was
+    deleted."""
     retries_allowed: int = 0
-    """How long its retry schedule is: its own, else the queue's."""
+    """Number of retries of its retry schedule: its own, else that of the queue."""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A live lease that keeps others from a message."""
+    """The current lease on a message."""
 
     lease_id: str
     consumer: str
-    """Who holds it, as the pop said; empty: it did not say."""
+    """Name of the consumer that holds it; empty: not known."""
     since: int | None
-    """When it was given; None: not known any more."""
+    """Start of the lease; None: not known any more."""
     until: int
 
 
 class Retrying(msgspec.Struct, frozen=True):
-    """A message that used attempts, or that its consumer gave back."""
+    """A message that used attempts, or whose lease was released."""
 
     attempts: int
-    """How many were used; 0: it was given back uncounted."""
+    """Number of used attempts; 0: the lease was released without using one."""
     due: int
-    """When it may be delivered again; also when that is past."""
+    """Time of the next delivery attempt; it may be in the past."""
     error: str | None
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that an ordered group has to take before another one of the partition."""
+    """An earlier message of the partition that an ordered group must receive first."""
 
     message_id: str
     offset: int
     held: Held | None = None
     retry: Retrying | None = None
     deliver_at: int | None = None
-    """When its delay is over, or when it is old enough, whichever is later."""
+    """End of its delay, or the time when it is old enough, whichever is later."""
 
 
 class DeadFacts(msgspec.Struct, frozen=True):
@@ -86,7 +87,7 @@ class DeadFacts(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a group came to be done with a message that nobody completed."""
+    """How a message ended for a group without an acknowledgement."""
 
     kind: Literal["discarded", "expired"]
     at: int
@@ -95,66 +96,66 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound that lets nothing more be delivered now (rule 8)."""
+    """A limit that currently prevents deliveries (rule 8)."""
 
     reason: Literal["rate_limited", "max_in_flight"]
     scope: Literal["queue", "group"]
     limit: float
     """Messages per second, or messages in flight."""
     in_flight: int = 0
-    """For `max_in_flight`: how many there are."""
+    """For `max_in_flight`: the current number of messages in flight."""
     until: int | None = None
-    """For `rate_limited`: when the next one may be delivered."""
+    """For `rate_limited`: when the next message can be delivered."""
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One group and one message. What does not apply has its default.
+    """Facts about one message in one group. Facts that do not apply have their default.
 
-    Engines look at a bounded number of messages, however many there are. What is past and what is to come is for the
-    reader to compare with `Facts.at`, but for `ahead`, `window_until` and `limited`, which are as of then.
+    Engines examine a bounded number of messages. Times are to be compared with `Facts.at`, except that `ahead`,
+    `window_until` and `limited` already apply at that time.
     """
 
     group: str
     mode: GroupMode | None = None
-    """None: nobody has ever asked for messages under this name."""
+    """None: no consumer has ever requested messages for this group."""
     paused: bool = False
     last_seen: int = 0
-    """When it was last noted that somebody of the group asked; it is noted about once an hour."""
+    """Last recorded request of the group; it is recorded about once an hour."""
     begins_after: int | None = None
-    """The message was created before the group began, at this time; None: it was not."""
+    """Start of the group, if the message was created before it; else None."""
     settled: bool = False
-    """It is done with the message: the message is at or below its cursor, in what is settled beyond that, or (shared)
-    passed and no exception. Nobody has anything to do with one that is not stored."""
+    """The group has settled the message: the message is at or below its cursor, among the settled messages beyond it,
+    or (shared) passed and not an exception. A message that is not stored counts as settled."""
     settled_at: int | None = None
-    """When it last settled something of the partition."""
+    """When the group last settled a message of the partition."""
     dead: DeadFacts | None = None
     ending: Ending | None = None
-    """Remembered for the last 10,000 of them since the server started, on the server where it happened."""
+    """Kept for the last 10,000 messages since the server started, on the server where it happened."""
     held: Held | None = None
-    """The message itself is on a live lease, which (ordered) keeps the partition."""
+    """The current lease on the message; in an ordered group it covers the partition."""
     retry: Retrying | None = None
-    """What is known of the message's own attempts."""
+    """The attempts of the message."""
     ahead: Ahead | None = None
-    """Ordered, and not held itself: what is in its way. On a leased partition the first message that the lease holds;
-    else the first unsettled one before it that is not due (among the first 1,000); else the first unsettled one before
-    it, by name only, as it is not in its way for long. None: it is the next one."""
+    """In an ordered group, if the message is not leased: the earlier message that blocks it. On a leased partition this
+    is the first message of the lease; else the first earlier unsettled message that is not due (among the first 1,000);
+    else the first earlier unsettled message, without a cause. None: the message is next."""
     ahead_messages: int = 0
-    """Ordered: how many unsettled messages are before it."""
+    """In an ordered group: number of earlier unsettled messages."""
     window_until: int | None = None
-    """When the queue's window buffer lets the partition be delivered; None: no window is open."""
+    """When the window buffer of the queue allows delivery of the partition; None: no window is open."""
     limited: Limited | None = None
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a store knows of a message, at one moment."""
+    """All facts that a store knows about a message at one time."""
 
     at: int
-    """When, by the engine's clock."""
+    """The time, by the clock of the engine."""
     message: MessageFacts
     options: QueueOptions
     queue_paused: bool
     groups: Sequence[GroupFacts]
-    """By name: all groups of the queue, or the one that was asked for (also when there is no such group)."""
+    """Ordered by name: all groups of the queue, or the requested group (also if it does not exist)."""
 
 
 Reason = Literal[
@@ -180,30 +181,30 @@ Reason = Literal[
     "not_asked",
     "ready",
 ]
-"""Why a message has not been delivered to a group, or settled by it."""
+"""Why a message was not delivered to a group, or not settled by it."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a message is where it is, for one group."""
+    """The explanation of the state of a message for one group."""
 
     group: str | None
-    """None: the queue has no group at all."""
+    """None: the queue has no groups."""
     reason: Reason
     text: str
     """One sentence for people."""
     data: Mapping[str, object]
-    """The same for programs, by the names of the HTTP API; times are text."""
+    """The same as data for programs, by the names of the HTTP API; times are text."""
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """A message, and why it is where it is for each group that was asked for."""
+    """A message, and the explanation of its state for each requested group."""
 
     message: MessageFacts
     explanations: Sequence[Explanation]
 
 
 class LeaseFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which leases; absent fields match all."""
+    """A filter of leases. Absent fields match all."""
 
     queue: str | None = None
     partition: str | None = None
@@ -213,7 +214,7 @@ class LeaseFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a live lease holds of one partition."""
+    """The part of a lease that concerns one partition."""
 
     lease_id: str
     queue: str
@@ -225,13 +226,13 @@ class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
     since: int | None
     until: int
     messages: int
-    """How many it still holds here."""
+    """Number of its messages in this partition that are still leased."""
     first_message_id: str
-    """The one of them with the lowest offset."""
+    """The message of these with the lowest offset."""
 
 
 class Leases(msgspec.Struct, frozen=True):
-    """A page of live leases, oldest first, and how many match in all."""
+    """A page of leases, the oldest first, and the number of all matches."""
 
     items: Sequence[HeldPart]
     total: int

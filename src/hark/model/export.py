@@ -1,7 +1,7 @@
-"""A queue as lines of JSON: what `GET .../export` writes and `hark import` reads.
+"""The export format of a queue as lines of JSON: `GET .../export` writes it and `hark import` reads it.
 
-The lines of a file: the queue, its groups, then for each partition where the groups stand in it and its messages in
-order, and at last `end`. A file without that line is not whole.
+The lines of a file are: the queue, its groups, then for each partition the positions of the groups and its messages in
+order, and at last `end`. A file without that line is incomplete.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FORMAT = 1
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="type", omit_defaults=True):
-    """What all lines have."""
+    """Base class of all lines."""
 
 
 class QueueLine(_Line, frozen=True, kw_only=True, tag="queue"):
-    """The first line: which queue it is."""
+    """The first line: the queue."""
 
     format: int
     name: str
@@ -29,25 +29,25 @@ class QueueLine(_Line, frozen=True, kw_only=True, tag="queue"):
     task: str
     paused: bool = False
     options: dict[str, Any]
-    """By their names in the HTTP API; only those that are not as by default."""
+    """Options that differ from their defaults, by their names in the HTTP API."""
     messages: int
-    """About how many will follow."""
+    """Approximate number of messages that follow."""
     dead_letters: int = 0
-    """How many there are; they are not in the file."""
+    """Number of dead letters of the queue; the file does not contain them."""
 
 
 class GroupLine(_Line, frozen=True, kw_only=True, tag="group"):
-    """A group of the queue."""
+    """A consumer group of the queue."""
 
     name: str
     mode: GroupMode
     paused: bool = False
     limits: Limits | None = None
-    """None: no bound."""
+    """None: no limits."""
 
 
 class PositionLine(_Line, frozen=True, kw_only=True, tag="position"):
-    """A group is done with all of a partition that is before an offset, and maybe with some of what follows."""
+    """The position of a group: it has settled all messages before the offset, and possibly some of the others."""
 
     group: str
     partition: str
@@ -74,13 +74,13 @@ class MessageLine(_Line, frozen=True, kw_only=True, tag="message"):
 
 
 class EndLine(_Line, frozen=True, kw_only=True, tag="end"):
-    """The last line: how many messages there were."""
+    """The last line: the number of messages."""
 
     messages: int
 
 
 class ErrorLine(_Line, frozen=True, kw_only=True, tag="error"):
-    """Instead of the last line: why there is no more."""
+    """Replaces the last line if the export failed: the reason."""
 
     error: str
     code: str

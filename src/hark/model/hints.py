@@ -1,4 +1,4 @@
-"""News that there may be work."""
+"""Notifications that messages may be ready."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Literal
 import msgspec
 
 News = Literal["message", "free"]
-"""Messages arrived; or something else made work ready: a lease ended, a retry fell due, a seek, new options."""
+"""`message`: messages arrived. `free`: something else made messages ready, such as an expired lease or a seek."""
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """News that there may be work in a queue. Losing one costs latency, never a message."""
+    """A notification that messages of a queue may be ready. A lost hint costs latency, never a message."""
 
     queue: str
     group: str | None = None
-    """Whom it concerns; None: every group but those in `told`."""
+    """The group that it concerns; None: every group except those in `told`."""
     partitions: tuple[str, ...] | None = None
-    """Where; None: anywhere in the queue."""
+    """The partitions that it concerns; None: any partition of the queue."""
     news: News = "free"
     told: tuple[str, ...] = ()
-    """Groups that this does not concern: they have hints of their own, or can't take what came."""
+    """Groups that it does not concern: they have separate hints, or cannot receive the messages."""
     ended: tuple[str, ...] = ()
-    """Leases that are over."""
+    """Leases that ended."""
     counts: tuple[int, ...] = ()
-    """For a shared group: about how many messages there are to take in each of `partitions`; (): one look each.
+    """For a shared group: approximate number of ready messages in each of `partitions`; (): one poll each.
 
-    In an arrival for every group: how many came; who takes them is up to the group."""
+    For an arrival for every group: number of new messages."""

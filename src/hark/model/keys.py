@@ -1,4 +1,4 @@
-"""The key-value store: keys, entries, and writes that happen together."""
+"""The key-value store: keys, entries, and atomic writes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from hark.model.words import NULL_PAYLOAD, Key
 
 
 class KeyEntry(msgspec.Struct, frozen=True):
-    """A stored value; its version changes with every write."""
+    """A stored value. Its version changes with every write."""
 
     key: Key
     value: msgspec.Raw
     version: int
     expires_at: int | None = None
     sealed_by: str | None = None
-    """The queue whose key the value is encrypted with: it is the payload of a message that could not be delivered."""
+    """The queue whose key encrypts the value: it is the payload of an undeliverable message."""
 
 
 class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Strict descendants of a prefix (all keys for an empty one), a page of them."""
+    """A page of the keys below a prefix (all keys for an empty prefix)."""
 
     prefix: Key = ()
     start: Key | None = None
-    """The first key that may be among them."""
+    """The first key of the range, inclusive."""
     end: Key | None = None
-    """The first key behind them that may not."""
+    """The end of the range, exclusive."""
     after: Key | None = None
-    """Go on behind this key: towards higher ones, or with `reverse` towards lower ones."""
+    """Continue after this key: with higher keys, or with lower keys if `reverse`."""
     limit: int = 100
     reverse: bool = False
 
 
 class KeyCheck(msgspec.Struct, frozen=True):
-    """A version that a key must have for a write to happen; None: it must be absent."""
+    """A condition of a write: the key must have this version; None: the key must not exist."""
 
     key: Key
     version: int | None
@@ -47,16 +47,16 @@ class KeyMutation(msgspec.Struct, frozen=True, kw_only=True):
     """A change of one key."""
 
     kind: Literal["set", "delete", "delete_tree", "sum", "min", "max", "append", "prepend"]
-    """`delete_tree`: the key and all its descendants. `sum`, `min`, `max`: of a number and what is stored, exact for
-    integers up to 2^53. `append`, `prepend`: the elements of an array. These five start with the value where there is
-    none, and clear an expiry."""
+    """`delete_tree`: the key and all keys below it. `sum`, `min`, `max`: of the value and the stored number, exact for
+    integers up to 2^53. `append`, `prepend`: the elements of an array. The last five set the value if the key does not
+    exist, and remove its expiry."""
     key: Key
     value: bytes = NULL_PAYLOAD
     ttl_ms: int | None = None
 
 
 class KeyWrite(msgspec.Struct, frozen=True):
-    """Checks, changes and messages that happen together or not at all."""
+    """Checks, changes and messages that are applied together or not at all."""
 
     checks: Sequence[KeyCheck] = ()
     mutations: Sequence[KeyMutation] = ()
@@ -64,25 +64,25 @@ class KeyWrite(msgspec.Struct, frozen=True):
 
 
 class KeyWritten(msgspec.Struct, frozen=True):
-    """The version of all that was written, or the first check that failed."""
+    """The new version of all written keys, or the first check that failed."""
 
     success: bool
     version: int | None = None
     failed_check: int | None = None
     deleted: int = 0
-    """How many entries its deletions removed."""
+    """Number of deleted entries."""
     messages: Sequence[PushOutcome] = ()
 
 
 class KeyNews(msgspec.Struct, frozen=True):
-    """News that keys were written or removed. Losing one costs latency, never a change."""
+    """A notification that keys changed. A lost notification costs latency, never a change."""
 
     keys: tuple[Key, ...] | None
-    """Which; None: any."""
+    """The changed keys; None: any key."""
 
 
 class KeyStats(msgspec.Struct, frozen=True):
-    """How much there is in the key-value store."""
+    """The size of the key-value store."""
 
     entries: int
     bytes: int

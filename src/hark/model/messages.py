@@ -1,4 +1,4 @@
-"""Messages on their way in and out: push, pop, read."""
+"""Messages in push, pop and read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hark.model.words import DEFAULT_PARTITION, NULL_PAYLOAD, QUEUE_MODE, GroupM
 
 
 class NewMessage(msgspec.Struct, gc=False):
-    """A message to push. Checked by the HTTP layer; the engine gives it its offset."""
+    """A message to push. The HTTP layer checks it, and the engine assigns its offset."""
 
     queue: str
     partition: str = DEFAULT_PARTITION
@@ -25,16 +25,16 @@ class NewMessage(msgspec.Struct, gc=False):
     delay_ms: int = 0
     deliver_at: int | None = None
     backoff_ms: tuple[int, ...] | None = None
-    """The message's own retry schedule; None: the queue's."""
+    """Retry schedule of the message; None: that of the queue."""
     ttl_ms: int | None = None
     undelivered_keys: tuple[Key, ...] = ()
-    """Keys of the key-value store that get the payload if it can't be delivered (`keysIfUndelivered`)."""
+    """Keys of the key-value store that receive the payload if it cannot be delivered (`keysIfUndelivered`)."""
     trace_context: str | None = None
-    """The W3C trace context of whoever pushed it (see `trace_context.py`)."""
+    """The W3C trace context of the producer (see `trace_context.py`)."""
 
     @property
     def has_options(self) -> bool:
-        """Whether it is more than a payload with a transaction id and a producer."""
+        """Whether it has options in addition to the payload, the transaction id and the producer."""
         return not (
             self.trace_id is None
             and not self.delay_ms
@@ -49,7 +49,7 @@ class NewMessage(msgspec.Struct, gc=False):
 
 
 class PushOutcome(msgspec.Struct, gc=False):
-    """What became of one pushed message."""
+    """The result of one pushed message."""
 
     status: Literal["queued", "duplicate", "failed"]
     transaction_id: str | None
@@ -60,15 +60,15 @@ class PushOutcome(msgspec.Struct, gc=False):
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """Where a group starts that is seen for the first time."""
+    """Where a new group starts."""
 
     mode: SubscriptionMode = "all"
     since: int | None = None
-    """For `timestamp`: messages after this time."""
+    """For `timestamp`: the group receives messages after this time."""
 
 
 class PopRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One consumer's wish for messages. Either `queue`, or `namespace` and/or `task`."""
+    """A request of a consumer for messages: of a `queue`, or of all queues with a `namespace` and/or a `task`."""
 
     queue: str | None = None
     partition: str | None = None
@@ -81,16 +81,16 @@ class PopRequest(msgspec.Struct, frozen=True, kw_only=True):
     auto_ack: bool = False
     subscription: Subscription = Subscription()
     lease_ms: int | None = None
-    """How long to hold what it gets, unless the queue has a `lock_duration`; None: the queue's `lease_time`."""
+    """Length of the lease, unless the queue has a `lock_duration`; None: the `lease_time` of the queue."""
     patient: bool = False
-    """Whoever asks is told when there is more, so that "nothing" need not be the last word: a store far away may
-    answer by what it has heard of."""
+    """The caller is notified of new messages. So a remote store may respond from its local state, even if that is
+    slightly out of date."""
     consumer: str = ""
-    """Who asks, in words for people: shown with the lease."""
+    """Name of the consumer for people, shown with the lease."""
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """A message in a consumer's hands."""
+    """A delivered message."""
 
     id: str
     transaction_id: str
@@ -105,13 +105,13 @@ class Delivery(msgspec.Struct, gc=False):
     offset: int
     priority: int
     attempt: int
-    """1 for the first delivery; failed and expired ones count."""
+    """1 for the first delivery; failed deliveries and expired leases count."""
     trace_context: str | None = None
-    """The W3C trace context of whoever pushed it."""
+    """The W3C trace context of the producer."""
 
 
 class StoredMessage(Delivery, gc=False):
-    """A message as it is stored, for those who read it without taking it: also what it was pushed with."""
+    """A stored message with its options, read without receiving it."""
 
     deliver_at: int | None = None
     expires_at: int | None = None
@@ -133,20 +133,20 @@ EmptyReason = Literal[
 
 
 class PopResult(msgspec.Struct, gc=False):
-    """What a pop got: messages under one lease, or none and why."""
+    """The result of a pop: messages under one lease, or the reason why there are none."""
 
     messages: Sequence[Delivery] = ()
     lease_id: str = ""
     partitions: int = 0
     reason: EmptyReason = ""
     look_again_at: int | None = None
-    """When empty: the earliest known time at which something may be ready (a hint for those who wait)."""
+    """When empty: the earliest known time at which a message may be ready."""
     expires_at: int | None = None
-    """When the lease ends, unless it is renewed."""
+    """When the lease expires, unless it is renewed."""
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """A browser's wish for messages of one partition, from an offset on; it takes nothing."""
+    """A request of a queue browser for messages of one partition, starting at an offset."""
 
     queue: str
     partition: str
@@ -155,21 +155,21 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadResult(msgspec.Struct, gc=False):
-    """Messages in offset order (`attempt` is 0), and the offset to go on from."""
+    """Messages in the order of their offsets (`attempt` is 0), and the offset to continue from."""
 
     messages: Sequence[StoredMessage]
     next_offset: int
     more: bool
-    """Whether there may be more behind them now."""
+    """Whether there may be more messages after them now."""
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
-    """Where a browser stands in a partition."""
+    """The position of a queue browser in a partition."""
 
     partition: str
     offset: int
-    """The next one to read."""
+    """The next offset to read."""
 
 
 BrowseFrom = Literal["head", "tail"] | int
-"""Where a browser starts: the oldest retained message, only what comes from now on, or after a time."""
+"""Where a queue browser starts: at the oldest stored message, with new messages only, or after a time."""

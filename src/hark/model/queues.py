@@ -1,69 +1,125 @@
-"""Queues and what they do with their messages."""
+"""Queues and their options."""
 
 from __future__ import annotations
 
+from typing import Annotated, get_type_hints
+
 import msgspec
+from msgspec import Meta
 
 
 class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a queue does with its messages; the field names are those of the HTTP API."""
+    """The options of a queue. The HTTP API uses the same names in camel case."""
 
-    lease_time: int = 300
-    """Seconds that a consumer holds what it popped."""
-    retry_limit: int = 3
-    """Retries after the first attempt, before the dead letters."""
-    retry_delay: int = 0
-    """Milliseconds before the first retry."""
-    retry_multiplier: float = 1
-    """What each further retry multiplies the delay by."""
-    retry_max_delay: int = 3_600_000
-    """The longest delay between retries, in milliseconds."""
-    delayed_processing: int = 0
-    """Seconds that a message must be old before it is delivered."""
-    window_buffer: int = 0
-    """Seconds without a push before a partition is delivered (at the longest 10 times that)."""
-    priority: int = 0
-    """Pops over several queues take from the highest first."""
-    max_size: int = 0
-    """Messages not yet done by the slowest group, beyond which pushes are refused; 0: no bound."""
-    ttl: int = 0
-    """Seconds after which a message that was not delivered is no longer; 0: never."""
-    dead_letter_queue: bool = True
-    """False: nothing is ever kept as a dead letter."""
-    dlq_after_max_retries: bool = True
-    """False: a message without retries left is discarded and counted."""
-    retention_enabled: bool = False
-    """Whether the next two have effect."""
-    retention_seconds: int = 0
-    """Age at which messages are removed, consumed or not; 0: never."""
-    completed_retention_seconds: int = 0
-    """Age at which messages that every group has settled are removed; 0: the server's default."""
-    max_wait_time_seconds: int = 0
-    """Age at which messages that some group has not settled are removed; 0: never."""
-    encryption_enabled: bool = False
-    """Payloads are encrypted at rest."""
-    max_in_flight: int = 0
-    """Messages that all groups together may hold on leases at most; 0: no bound."""
-    rate_limit: float = 0
-    """Messages per second that are delivered at most, to all groups together; 0: no bound."""
-    rate_burst: int = 0
-    """Messages that may be delivered at once after a pause; 0: as many as `rate_limit` allows in a second."""
-    drop_settled: bool = False
-    """Messages are removed as soon as every group has settled them."""
-    lock_duration: int = 0
-    """Milliseconds that a consumer of the key-value API holds what it got; 0: the server's `queue.lock_duration`."""
+    lease_time: Annotated[int, Meta(description="Length of a lease, in seconds.")] = 300
+    retry_limit: Annotated[
+        int, Meta(description="Number of retries after the first attempt, before a message is dead-lettered.")
+    ] = 3
+    retry_delay: Annotated[int, Meta(description="Delay before the first retry, in milliseconds.")] = 0
+    retry_multiplier: Annotated[float, Meta(description="Factor by which the delay grows with each further retry.")] = 1
+    retry_max_delay: Annotated[int, Meta(description="Maximum delay before a retry, in milliseconds.")] = 3_600_000
+    delayed_processing: Annotated[
+        int, Meta(description="Minimum age of a message at its delivery, in seconds. 0: no minimum.")
+    ] = 0
+    window_buffer: Annotated[
+        int,
+        Meta(
+            description="Time without a push after which a partition is delivered, in seconds. Delivery starts at the "
+            "latest after 10 times this time. 0: immediately."
+        ),
+    ] = 0
+    priority: Annotated[
+        int, Meta(description="Priority of the queue in pops by namespace or task. Higher numbers come first.")
+    ] = 0
+    max_size: Annotated[
+        int,
+        Meta(
+            description="Maximum number of messages that the slowest consumer group has not settled. Further "
+            "pushes are "
+            "refused. 0: no limit."
+        ),
+    ] = 0
+    ttl: Annotated[
+        int, Meta(description="Time to live of a message, in seconds. Older messages are not delivered. 0: no limit.")
+    ] = 0
+    dead_letter_queue: Annotated[
+        bool, Meta(description="Keep dead letters. False: undeliverable messages are discarded.")
+    ] = True
+    dlq_after_max_retries: Annotated[
+        bool,
+        Meta(description="Dead-letter a message after its last attempt. False: the message is discarded and counted."),
+    ] = True
+    retention_enabled: Annotated[
+        bool, Meta(description="Enable the options retentionSeconds and completedRetentionSeconds.")
+    ] = False
+    retention_seconds: Annotated[
+        int, Meta(description="Age at which messages are removed, settled or not, in seconds. 0: never.")
+    ] = 0
+    completed_retention_seconds: Annotated[
+        int,
+        Meta(
+            description="Age at which messages that every consumer group has settled are removed, in seconds. 0: the "
+            "server setting retention.completed_seconds."
+        ),
+    ] = 0
+    max_wait_time_seconds: Annotated[
+        int,
+        Meta(
+            description="Age at which messages that some consumer group has not settled are removed, in seconds. "
+            "0: never."
+        ),
+    ] = 0
+    encryption_enabled: Annotated[bool, Meta(description="Encrypt payloads at rest.")] = False
+    max_in_flight: Annotated[
+        int,
+        Meta(description="Maximum number of messages in flight. For a queue: of all groups together. 0: no limit."),
+    ] = 0
+    rate_limit: Annotated[
+        float,
+        Meta(
+            description="Maximum number of messages delivered per second. For a queue: to all groups together. "
+            "0: no limit."
+        ),
+    ] = 0
+    rate_burst: Annotated[
+        int,
+        Meta(
+            description="Maximum number of messages delivered at the same time after a pause; requires "
+            "rateLimit. 0: the "
+            "number that rateLimit allows in one second, at least 1."
+        ),
+    ] = 0
+    drop_settled: Annotated[
+        bool, Meta(description="Remove a message as soon as every consumer group has settled it.")
+    ] = False
+    lock_duration: Annotated[
+        int,
+        Meta(
+            description="Length of a lease of the key-value API, in milliseconds. 0: the server setting "
+            "queue.lock_duration."
+        ),
+    ] = 0
+
+
+_TEXTS = get_type_hints(QueueOptions, include_extras=True)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How much a group may take; 0: no bound. The names mean what they do in `QueueOptions`."""
+    """The limits of a consumer group of a queue. 0 means no limit. They have the meaning of the queue options."""
 
     max_in_flight: int = 0
     rate_limit: float = 0
     rate_burst: int = 0
 
 
+def texts_of(options: type[QueueOptions | Limits]) -> dict[str, str]:
+    """Return the descriptions of options, by their names in the HTTP API."""
+    fields = msgspec.structs.fields(options)
+    return {field.encode_name: _TEXTS[field.name].__metadata__[0].description for field in fields}
+
+
 class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as a user wants it."""
+    """A queue to create or configure."""
 
     name: str
     namespace: str = ""
@@ -72,7 +128,7 @@ class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as it is stored."""
+    """A stored queue."""
 
     id: str
     name: str
@@ -82,4 +138,4 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     paused: bool
     partition_id: str | None = None
-    """The id of the partition `Default`, in the answer to `configure`."""
+    """The id of the partition `Default`, in the response to `configure`."""

@@ -1,4 +1,4 @@
-"""What consumers say of messages, and transactions."""
+"""Settlements (acknowledgements, rejections, retries, dead-letterings), transactions and lease renewals."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hark.model.words import QUEUE_MODE, Status
 
 
 class Settlement(msgspec.Struct, gc=False):
-    """What a consumer says of one message. Without `lease_id` the group must hold it on a live lease."""
+    """A settlement of one message. Without `lease_id` the message must be leased to a consumer of the group."""
 
     transaction_id: str
-    """Also the id of the message itself."""
+    """The transaction id of the message, or the message id."""
     partition_id: str = ""
-    """May be left out when `transaction_id` is the id of the message: that says where it is."""
+    """Can be empty if `transaction_id` is a message id, which contains the partition."""
     status: Status = "completed"
     lease_id: str | None = None
     error: str | None = None
     delay_ms: int | None = None
-    """With `retry`: how long to wait first. With `failed`: how long to wait instead of what the schedule says."""
+    """Delay before the redelivery. With `failed` it replaces the delay of the retry schedule."""
     group: str = QUEUE_MODE
 
 
 class SettleOutcome(msgspec.Struct, gc=False):
-    """What became of one settlement. Refused ones have a code, a text, and changed nothing."""
+    """The result of one settlement. A refused settlement has a code and a text, and changed nothing."""
 
     transaction_id: str
     success: bool
@@ -39,25 +39,25 @@ class SettleOutcome(msgspec.Struct, gc=False):
     lease_released: bool = False
     dead_lettered: bool = False
     lease_id: str | None = None
-    """The lease that it was held under; None where it changed nothing."""
+    """The lease of the message; None if the settlement changed nothing."""
 
 
 CancelOutcome = Literal["cancelled", "not_found", "leased", "settled"]
-"""What became of a wish to take a message back before anybody gets it."""
+"""The result of a cancellation."""
 
 
 class Transaction(msgspec.Struct):
-    """Pushes and settlements that happen together or not at all, in this order."""
+    """Pushes and settlements that are applied together or not at all, in this order."""
 
     operations: Sequence[NewMessage | Settlement]
     required_leases: Sequence[str] = ()
-    """Leases that must be live; a settlement without a lease id must be held under one of them."""
+    """Leases that must not have expired; a settlement without a lease id must belong to one of them."""
     keys: KeyWrite | None = None
-    """What is checked and written in the key-value store; its messages count as operations behind the others."""
+    """Checks and writes of the key-value store; its messages count as operations after the others."""
 
 
 class TransactionOutcome(msgspec.Struct):
-    """Whether a transaction was applied, with one outcome per operation (up to the one that failed)."""
+    """Whether a transaction was applied, with one result per operation (up to the failed operation)."""
 
     success: bool
     results: Sequence[PushOutcome | SettleOutcome]
@@ -65,18 +65,18 @@ class TransactionOutcome(msgspec.Struct):
     error: str | None = None
     failed_index: int | None = None
     keys: KeyWritten | None = None
-    """What became of the key-value part; with a failed check the transaction has the code `check_failed`."""
+    """The result of the key-value part. If a check failed, the transaction has the code `check_failed`."""
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """A wish to hold a lease longer: until now + seconds, if that is later."""
+    """A renewal of a lease until `seconds` from now, unless it already lasts longer."""
 
     lease_id: str
     seconds: int = 60
 
 
 class RenewOutcome(msgspec.Struct, frozen=True):
-    """The lease's new end, or why it has none."""
+    """The new expiry of the lease, or the reason of the failure."""
 
     success: bool
     expires_at: int | None = None

@@ -1,11 +1,11 @@
-"""Words and names that all nouns share."""
+"""Constants and types that the model shares."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 QUEUE_MODE = "__QUEUE_MODE__"
-"""The group of those who name none."""
+"""The default group: that of consumers which name none."""
 DEFAULT_PARTITION = "Default"
 NULL_PAYLOAD = b"null"
 

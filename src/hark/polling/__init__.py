@@ -1,7 +1,7 @@
-"""Adaptive polling: how often a consumer looks for work, and what that costs.
+"""Adaptive polling: how often a consumer polls for work, and what that costs.
 
-`strategy.py` says how long to rest, `poller.py` rests, `metrics.py` counts, `cost.py` estimates, and `choosing.py`
-finds the strategy that run options, environment and hark.toml ask for.
+`strategy.py` calculates pauses, `poller.py` waits, `metrics.py` counts, `cost.py` estimates, and `choosing.py` selects
+the strategy from run options, environment and hark.toml.
 """
 
 from hark.polling.choosing import strategy_from

@@ -1,4 +1,4 @@
-"""Which strategy is in effect: run options, then the environment, then hark.toml, then the default."""
+"""Selects the polling strategy: run options, then the environment, then hark.toml, then the default."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from hark.settings import Settings
 
 
 def strategy_from(settings: Settings, given: PollingStrategy | None = None) -> PollingStrategy:
-    """The strategy of run options as a whole, if there is one, else that of the settings, joined field by field.
+    """The strategy from the run options, otherwise from the settings.
 
-    Where no strategy is given in code, `settings` come from `hark.settings.load({}, os.environ)`. Fields that do
-    not belong to the strategy in effect play no part.
+    If no strategy is given in code, `settings` come from `hark.settings.load({}, os.environ)`. Fields that do not
+    belong to the selected strategy are ignored.
     """
     if given is not None:
         return given

@@ -1,4 +1,4 @@
-"""What polling costs, in four numbers, as text for Prometheus."""
+"""Four metrics of polling, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ _METRICS = (
 
 
 class PollMetrics(msgspec.Struct):
-    """The numbers of one poller, or of several that share it."""
+    """The metrics of one poller, or of several that share them."""
 
     interval_seconds: float = 0.0
+    """Current poll interval in seconds."""
     polls: int = 0
+    """Number of polls."""
     empty: int = 0
+    """Number of polls that found no work."""
     backoffs: int = 0
+    """Number of times the poll interval grew."""
 
     def text(self, labels: Mapping[str, str] = NO_LABELS) -> str:
-        """The numbers in the text format of Prometheus."""
+        """The metrics in the text format of Prometheus."""
         return prometheus_text([(labels, self)])
 
 
 def prometheus_text(pollers: Iterable[tuple[Mapping[str, str], PollMetrics]]) -> str:
-    """The numbers of several pollers, told apart by their labels: each metric once, with a line for each poller."""
-    # Slow to import: only those pay for it who are scraped.
+    """The metrics of several pollers with their labels."""
+    # Imported here, because it is slow to import and only needed for a scrape.
     from hark.prometheus import counter, gauge, text
 
     rows = list(pollers)

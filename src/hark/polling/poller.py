@@ -1,4 +1,4 @@
-"""The rests between polls of one loop.
+"""The pauses between polls of one loop.
 
     poller = Poller(PollingStrategy.adaptive())
     while not poller.stopped:
@@ -11,8 +11,8 @@
             poller.saw(bool(work))
         await poller.rest()
 
-A loop that finds work polls back to back: `rest` only gives others their turn. After empty polls the rests are
-min x multiplier, min x multiplier^2 and so on up to the longest. `wake` ends a rest early, `stop` ends them all.
+A loop that finds work polls without pauses: `rest` only yields to other tasks. After empty polls the pauses are min x
+multiplier, min x multiplier^2 and so on, up to the maximum. `wake` ends a pause early, `stop` ends all of them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hark.polling.metrics import PollMetrics
 from hark.polling.strategy import PollingStrategy
 
 Pause = Callable[[asyncio.Event, float], Awaitable[None]]
-"""Waits until an event is set, for so many seconds at most."""
+"""Waits until an event is set, for a number of seconds at most."""
 
-# Errors have a backoff of their own: how long it lasts depends on who is ill, not on how much work there is.
+# Errors have a separate backoff, which does not depend on how much work there is.
 FIRST_ERROR_SECONDS = 0.1
 LONGEST_ERROR_SECONDS = 30.0
 ERROR_MULTIPLIER = 2.0
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, for so many seconds at most."""
+    """Wait for an event, for a number of seconds at most."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -45,7 +45,10 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
 
 
 class Poller:
-    """What one polling loop remembers. It belongs to one event loop; from a thread, use `call_soon_threadsafe`."""
+    """The state of one polling loop. Call `begin`, then `saw` or `failed`, then `rest`, for each poll.
+
+    A poller belongs to one event loop. From another thread, use `loop.call_soon_threadsafe`.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Poller:
 
     @property
     def interval(self) -> float:
-        """The seconds that the strategy has come to, without jitter."""
+        """The current interval in seconds, without jitter."""
         return self._interval
 
     @property
@@ -80,13 +83,13 @@ class Poller:
         return self._stopping.is_set()
 
     def begin(self) -> None:
-        """Say that a poll begins: who wakes the poller from now on may know of work that this poll misses."""
+        """Report the start of a poll. A later `wake` may announce work that this poll misses."""
         self.metrics.polls += 1
         if not self.stopped:
             self._woken.clear()
 
     def saw(self, found: bool) -> None:
-        """Say how a poll ended: with work that could be claimed, even if others were faster, or without."""
+        """Report the result of a poll: whether it found work, even if other consumers were faster."""
         self._last = "found" if found else "empty"
         self._error_seconds = self._retry_after = 0.0
         before, self._interval = self._interval, self.strategy.next_interval(self._interval, found)
@@ -95,20 +98,20 @@ class Poller:
         self.metrics.backoffs += not found and self._interval > before
 
     def failed(self, retry_after: float | None = None) -> None:
-        """Say that a poll failed, and how long the server asked to be left alone if it did."""
+        """Report a failed poll. `retry_after` are the seconds that the server asked to wait, or None."""
         self._last = "failed"
         self._retry_after = retry_after or 0.0
         longer = self._error_seconds * ERROR_MULTIPLIER
         self._error_seconds = min(max(longer, FIRST_ERROR_SECONDS), LONGEST_ERROR_SECONDS)
 
     async def rest(self, next_due: float | None = None, waited: float = 0.0) -> None:
-        """Sleep until the next poll should begin.
+        """Sleep until the next poll is due.
 
-        `next_due`: when the next message that is known of becomes due, by `monotonic`; it is not slept past.
-        `waited`: how many seconds the poll itself waited for work, at the server; they count as sleep.
+        `next_due` is the time, by `monotonic`, when the next known message is due; the poller does not sleep past it.
+        `waited` are the seconds that the poll itself waited at the server; they count as sleep.
         """
         if self._last == "failed":
-            # A hint heals nobody: only `stop` ends this rest.
+            # A wake-up does not repair an error, so only `stop` ends this pause.
             await self._sleep(self._stopping, max(self._jittered(self._error_seconds), self._retry_after))
             return
         seconds = 0.0
@@ -119,28 +122,28 @@ class Poller:
         await self._sleep(self._woken, seconds)
 
     def wake(self) -> None:
-        """Poll soon: there is work here, or there may be."""
+        """End the current pause: there may be work."""
         self._woken.set()
 
     def follow(self, strategy: PollingStrategy) -> None:
-        """Rest as another strategy says from now on, and begin with its first interval."""
+        """Use another strategy from now on, starting with its first interval."""
         self.strategy = strategy
         self._interval = self.metrics.interval_seconds = strategy.initial_interval()
         self.wake()
 
     def skip(self) -> None:
-        """Rest once more without a poll: what it would have told is known. Nothing is counted."""
+        """Pause once more without a poll, because its result is known. Nothing is counted."""
         self._last = "empty"
         if not self.stopped:
             self._woken.clear()
 
     def stop(self) -> None:
-        """End this rest and every later one at once."""
+        """End this pause and every later one immediately."""
         self._stopping.set()
         self._woken.set()
 
     def _until(self, due: float) -> float:
-        # What is due already and was not found must not make the loop spin.
+        # A message that is due and was not found must not make the loop spin.
         seconds = due - self._monotonic()
         return seconds if seconds > 0 else self.strategy.initial_interval()
 

@@ -1,7 +1,7 @@
-"""Polling strategies: how long a consumer rests after it looked for work.
+"""Polling strategies: how long a consumer pauses between polls.
 
-PollingStrategy.adaptive(max_interval_ms=30_000)   # rests longer and longer while there is nothing
-PollingStrategy.fixed(interval_ms=500)             # rests as long each time
+PollingStrategy.adaptive(max_interval_ms=30_000)   # longer and longer pauses while there is no work
+PollingStrategy.fixed(interval_ms=500)             # equal pauses
 """
 
 from __future__ import annotations
@@ -18,26 +18,35 @@ from hark.errors import InvalidInput
 Kind = Literal["adaptive", "fixed"]
 
 JITTER = 0.1
-"""The share by which a sleep is longer or shorter at random, so that consumers do not fall into step."""
+"""Share by which a pause is lengthened or shortened at random, so that consumers do not poll in step."""
 
 
 class PollingStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer does after it looked for work; the default is adaptive, from 100 ms up to 5 s.
+    """How long a consumer pauses after a poll that found no work. The default is adaptive, from 100 ms to 5 s.
 
-    It is made by `adaptive` or `fixed`. Intervals go in as milliseconds, fractions allowed, and come out as seconds.
+    Create it with `PollingStrategy.adaptive()` or `PollingStrategy.fixed()`. Arguments are milliseconds, methods return
+    seconds.
     """
 
     strategy: Kind = "adaptive"
+    """`adaptive` or `fixed`."""
     min_interval_ms: float = 100
+    """Adaptive: shortest interval in milliseconds."""
     max_interval_ms: float = 5000
+    """Adaptive: longest interval in milliseconds."""
     backoff_multiplier: float = 2.0
+    """Adaptive: factor by which each empty poll lengthens the interval. Above 1."""
     interval_ms: float = 500
+    """Fixed: interval in milliseconds."""
 
     @classmethod
     def adaptive(
         cls, *, min_interval_ms: float = 100, max_interval_ms: float = 5000, backoff_multiplier: float = 2.0
     ) -> PollingStrategy:
-        """Rest `min_interval_ms` times the multiplier after the first empty look, and longer after each further one."""
+        """Pause longer after each empty poll, up to `max_interval_ms`. A poll that finds work resets the interval.
+
+        The first pause is `min_interval_ms` times `backoff_multiplier`. Raises `InvalidInput` if a value is invalid.
+        """
         return cls(
             strategy="adaptive",
             min_interval_ms=min_interval_ms,
@@ -47,11 +56,11 @@ class PollingStrategy(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def fixed(cls, *, interval_ms: float = 500) -> PollingStrategy:
-        """Rest equally long after each empty look."""
+        """Pause for `interval_ms` milliseconds after each empty poll."""
         return cls(strategy="fixed", interval_ms=interval_ms)
 
     def __post_init__(self) -> None:
-        """Refuse what would spin, never grow, or mean nothing."""
+        """Reject intervals that would spin or never grow."""
         if self.strategy not in ("adaptive", "fixed"):
             raise InvalidInput(f"strategy: expected adaptive or fixed, got {self.strategy!r}")
         for name in ("min_interval_ms", "max_interval_ms", "interval_ms"):
@@ -66,7 +75,7 @@ class PollingStrategy(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def __repr__(self) -> str:
-        """Show it as it is made, without the fields that have no effect."""
+        """The call that creates it, without fields that have no effect."""
         if self.strategy == "fixed":
             return f"PollingStrategy.fixed(interval_ms={self.interval_ms:g})"
         return (
@@ -75,21 +84,21 @@ class PollingStrategy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def initial_interval(self) -> float:
-        """The seconds to begin with: the interval, or the shortest one."""
+        """The first interval in seconds: the fixed one, or the shortest."""
         return (self.interval_ms if self.strategy == "fixed" else self.min_interval_ms) / 1000
 
     def longest_interval(self) -> float:
-        """The seconds that an idle consumer ends up with: the interval, or the longest one."""
+        """The interval of an idle consumer in seconds: the fixed one, or the longest."""
         return (self.interval_ms if self.strategy == "fixed" else self.max_interval_ms) / 1000
 
     def next_interval(self, current: float, found: bool) -> float:
-        """The seconds after a look: the shortest again if it found work, else longer than before up to the longest."""
+        """The interval in seconds after a poll: the first one if it found work, otherwise a longer one."""
         if found or self.strategy == "fixed":
             return self.initial_interval()
         return min(current * self.backoff_multiplier, self.longest_interval())
 
     def apply_jitter(self, interval: float, random: Callable[[], float] = random_module.random) -> float:
-        """Make a sleep up to a tenth longer or shorter; never the interval that is remembered."""
+        """Lengthen or shorten a pause by up to 10 % at random."""
         return interval * (1 - JITTER + 2 * JITTER * random())
 
 

@@ -1,4 +1,4 @@
-"""Which engine the settings name, and what to call it."""
+"""Creates the engine that the settings name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 
 def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | None = None) -> Engine:
-    """The engine that the settings name; `polling` is for a store that has to be asked whether there is news."""
+    """The engine that the settings name. `polling` is for S3, which has to be polled for changes."""
     if is_postgres(settings):
         return _on_postgres(settings)
     if is_s3(settings):
@@ -26,9 +26,9 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
     path = sqlite_path(settings)
     if path is None:
         raise InvalidSetting(
-            f"engine: {shown(settings, 'engine')!r} is not an engine that this Hark has; use sqlite:///file.db, "
-            f"postgresql://user:password@host:port/database, s3://bucket/prefix, memory, or leave it empty for a file "
-            f"under {settings.data!r}"
+            f"engine: {shown(settings, 'engine')!r} is not supported; use sqlite:///file.db, "
+            f"postgresql://user:password@host:port/database, s3://bucket/prefix or memory, or leave it empty for a "
+            f"SQLite file in {settings.data!r}"
         )
     retention = settings.retention
     return SqliteEngine(
@@ -42,7 +42,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
 def _on_postgres(settings: Settings) -> Engine:
     from hark.engine.postgres import PostgresEngine
 
-    # Without a clock of ours: many servers share the database's.
+    # Without a local clock: all servers use the clock of the database.
     return PostgresEngine(
         settings.engine,
         completed_retention_seconds=settings.retention.completed_seconds,
@@ -65,15 +65,18 @@ def _on_s3(settings: Settings, clock: Clock, polling: PollingStrategy) -> Engine
 
 
 def refuse_company_on_sqlite(settings: Settings) -> None:
-    """A file has one server: whoever wants more than that should know, and not wonder why nothing comes of it."""
+    """Reject settings for several servers on SQLite: a SQLite file has one server process."""
     if is_postgres(settings) or is_s3(settings):
         return
     if settings.workers > 1:
-        raise InvalidSetting(f"workers: {settings.workers} server processes can't share one SQLite store; use 1")
+        raise InvalidSetting(
+            f"setting workers: {settings.workers} server processes cannot share one SQLite store; use 1, or use "
+            "PostgreSQL or S3"
+        )
     for name, value in (("peers", settings.peers), ("peer.port", settings.peer.port)):
         if value:
             raise InvalidSetting(
-                f"{name}: a SQLite store has one server, so it has no peers; leave it out, or use PostgreSQL or S3"
+                f"setting {name}: a SQLite store has one server and no peers; remove it, or use PostgreSQL or S3"
             )
 
 
@@ -88,7 +91,7 @@ def is_s3(settings: Settings) -> bool:
 
 
 def sqlite_path(settings: Settings) -> str | None:
-    """Where the SQLite engine keeps its data; None when the settings name another engine."""
+    """The path of the SQLite file, or None if the settings name another engine."""
     if not settings.engine:
         return str(Path(settings.data) / "hark.db")
     if settings.engine in ("memory", "memory://", "sqlite://:memory:", "sqlite:///:memory:"):
@@ -99,7 +102,7 @@ def sqlite_path(settings: Settings) -> str | None:
 
 
 def describe(settings: Settings) -> str:
-    """The store, in words and without a password."""
+    """The name of the store, without a password."""
     if is_postgres(settings):
         from hark.engine.postgres import failures
 

@@ -1,6 +1,6 @@
-"""What goes between a worker and its parent while both serve: questions for metrics, and the answers.
+"""The connection between a worker and its parent: requests for metrics, and the answers.
 
-Whoever is scraped asks the parent, the parent asks all workers, and puts together what they say.
+The scraped worker asks the parent; the parent asks all workers and merges their metrics.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hark.http.metrics.scrape import Load, Metrics
 from hark.serving.merging import Family, packed, unpacked
 
 LONGEST = 64 * 2**20
-"""Bytes of an answer."""
+"""Maximum size of an answer in bytes."""
 _ANSWER_SECONDS = 5.0
-"""How long a scrape waits for the other processes."""
+"""Time limit of a scrape for the other processes."""
 
 
 class Word(msgspec.Struct, omit_defaults=True):
-    """A question, or the answer to the other side's."""
+    """A request for metrics, or the answer to one."""
 
     numbers: list[Family] | None = None
-    """None: it is a question."""
+    """None in a request."""
 
 
 _decode = msgspec.json.Decoder(Word).decode
@@ -33,7 +33,7 @@ Answer = Callable[[], Awaitable[list[Family]]]
 
 
 class Line:
-    """One end of it."""
+    """One end of the connection."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer | None = None
@@ -41,12 +41,12 @@ class Line:
         self._reader = reader
         self._writer = writer
         self.answer = answer
-        """How questions of the other side are answered; None: not yet."""
+        """Answers requests of the other side; None until it is known."""
         self._asked: asyncio.Future[list[Family]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
     async def hear(self) -> None:
-        """Answer questions and take answers until the other side is gone."""
+        """Answer requests and receive answers until the other side exits."""
         try:
             while line := await self._reader.readline():
                 word = _decode(line)
@@ -59,14 +59,14 @@ class Line:
                     if not asked.done():
                         asked.set_result(word.numbers)
         except OSError:
-            pass  # It is gone too.
+            pass  # The other side exited.
         finally:
             if self._asked is not None and not self._asked.done():
-                self._asked.set_exception(ConnectionError("the other process is gone"))
-                self._asked.exception()  # Nobody may be waiting for it any more.
+                self._asked.set_exception(ConnectionError("the other process exited"))
+                self._asked.exception()  # Mark it as retrieved: no caller may be waiting for it any more.
 
     async def ask(self) -> list[Family]:
-        """What the other side says; those who ask at the same time share the answer. Raises `OSError` if it is gone."""
+        """The metrics of the other side. Concurrent callers share the answer. Raises `OSError` if it exited."""
         if self._asked is None:
             self._asked = asyncio.get_running_loop().create_future()
             self._say(Word())
@@ -81,7 +81,7 @@ class Line:
 
 
 def share(metrics: Metrics, line: Line, load: Load) -> None:
-    """Let the metrics of this process be part of those of all, and all of them be what a scraper gets."""
+    """Add the metrics of this process to those of all processes, and serve the sum to scrapers."""
 
     async def own() -> list[Family]:
         return packed(await metrics.collect(load))
@@ -91,7 +91,7 @@ def share(metrics: Metrics, line: Line, load: Load) -> None:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return unpacked(await line.ask())
         except (TimeoutError, OSError) as error:
-            text = "the other processes of this server do not answer; try again"
+            text = "the other processes of this server do not respond; retry"
             raise Unavailable(text, code="metrics_unavailable") from error
 
     line.answer = own

@@ -1,4 +1,4 @@
-"""The port: taken before anything else, by one process or for several."""
+"""The TCP port: bound before anything else, by one process or for several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKLOG = 4096
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that has the port to itself: a second server must fail before it touches the store."""
+    """A socket with exclusive use of the port: a second server must fail before it opens the store."""
     with _refusal(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -21,15 +21,15 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def reserved(host: str, port: int) -> socket.socket:
-    """A socket that nobody listens on and that keeps the port for `joined` ones of the same user."""
+    """A socket that does not listen, but reserves the port for `joined` sockets of the same user."""
     holder = bound(host, port)
-    # Only now: a socket that shares would not notice that another server listens on the port.
+    # Set after binding: with it, the socket would not notice another server on the port.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return holder
 
 
 def joined(family: int, host: str, port: int) -> socket.socket:
-    """One of several sockets on a reserved port; connections are spread over those that listen."""
+    """One of several sockets on a reserved port. The system distributes connections over the listening sockets."""
     with _refusal(host, port):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -37,7 +37,7 @@ def joined(family: int, host: str, port: int) -> socket.socket:
 
 
 def listen(listener: socket.socket) -> None:
-    """Take connections: they wait until somebody accepts them."""
+    """Start to queue connections, until the server accepts them."""
     host, port = listener.getsockname()[:2]
     with _refusal(host, port):
         listener.listen(BACKLOG)
@@ -66,6 +66,7 @@ def _refusal(host: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreUnusable(
-            f"can't listen on {host}:{port}: {error.strerror}; is another server running? choose another --port",
+            f"cannot listen on {host}:{port}: {error.strerror}; check whether another server is running, or choose "
+            "another --port",
             code="address_in_use",
         ) from error

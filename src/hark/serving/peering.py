@@ -1,4 +1,4 @@
-"""The UDP ports of the server processes: bound before they start, so that each has one and all are known."""
+"""The UDP ports of the server processes. They are bound before the processes start, so that all ports are known."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hark.errors import InvalidSetting, StoreUnusable
 from hark.settings import Address, Settings, peer_addresses
 
 DEFAULT_PORT = 6633
-"""Where a server with peers hears them, if it is not told."""
+"""The default port for notifications, if `peers` is set."""
 
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where this machine reaches a socket that is bound to all its addresses."""
+"""The local address of a socket that is bound to all addresses."""
 
 
 class Endpoint(NamedTuple):
-    """Where one server process hears its peers, and where they do."""
+    """The UDP socket of one server process, and the addresses of its peers."""
 
     udp: socket.socket
     others: tuple[Address, ...]
 
 
 def endpoints(settings: Settings) -> list[Endpoint]:
-    """One for each server process; none where there is nobody to hear.
+    """One endpoint for each server process, or none without peers.
 
-    The peers of a process are the other ones of this server, and those that the settings name.
+    The peers of a process are the other processes of this server, and the peers in the settings.
     """
     sockets = _sockets(settings)
     here = [_address(udp) for udp in sockets]
@@ -52,11 +52,14 @@ def _sockets(settings: Settings) -> list[socket.socket]:
     processes, host = settings.workers, settings.peer.host or settings.host
     first = settings.peer.port or (DEFAULT_PORT if settings.peers else 0)
     if first + processes > 65_536:
-        raise InvalidSetting(f"peer.port: {processes} processes need as many ports, from {first} to 65535")
+        raise InvalidSetting(
+            f"setting peer.port: {processes} processes need {processes} ports from {first} on, but 65535 is the last; "
+            "choose a lower port"
+        )
     if first:
         ports = list(range(first, first + processes))
     elif processes > 1:
-        # They talk to each other alone: any port will do, and nobody outside needs to reach it.
+        # Only the processes of this server notify each other, so any local port is suitable.
         host, ports = "127.0.0.1", [0] * processes
     else:
         return []
@@ -73,13 +76,13 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         with ExitStack() as unless_bound:
             udp = unless_bound.enter_context(socket.socket(family, kind, protocol))
-            # Not to be shared: of several sockets on a UDP port only one would hear.
+            # The port must not be shared: of several sockets on a UDP port only one receives a datagram.
             udp.bind(address)
             unless_bound.pop_all()
     except OSError as error:
         raise StoreUnusable(
-            f"can't hear peers on UDP {host}:{port}: {error.strerror}; is another server running? "
-            "choose another peer.port or peer.host",
+            f"cannot listen for peers on UDP {host}:{port}: {error.strerror}; check whether another server is running, "
+            "or choose another peer.port or peer.host",
             code="address_in_use",
         ) from error
     return udp

@@ -1,12 +1,12 @@
-"""Several server processes on one port: a parent that starts them, replaces what dies, and stops them together.
+"""Several server processes on one port: a parent starts them, replaces those that exit, and stops them together.
 
-Each worker is a whole server with a pool of its own (`process.py`). Between it and the parent there is one socket.
-The parent sends the settings over it, so that passwords and keys show in no list of processes. The worker answers once:
-it is ready, or why it can't be. After that they ask each other for metrics over it (`line.py`), and it tells each side
-that the other one is gone.
+Each worker is a complete server with its own connection pool (`process.py`). One socket connects it to the parent. The
+parent sends the settings over this socket, so that passwords and keys do not appear in the list of processes. The
+worker answers once: it is ready, or it reports an error. Afterwards both sides request metrics over the socket
+(`line.py`), and each side notices when the other one exits.
 
-Each worker is a peer of the others, at a UDP port of its own: of several sockets on one port only one would hear. The
-parent keeps these ports too, so that a worker that replaces another is found where that one was.
+Each worker is a peer of the others and has its own UDP port: of several sockets on one port only one would receive a
+datagram. The parent keeps these ports open, so that a replacement has the same address as the worker before it.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from hark.settings import Address, Settings
 log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 3.0
-"""How long a worker is waited for when it is asked for its metrics."""
+"""Time limit for the metrics of one worker."""
 _PAUSE_SECONDS = 1.0
-"""Before a worker that ended is replaced: it may end for a reason that lasts."""
+"""Pause before a worker is replaced: the cause of its exit can persist."""
 _MORE_SECONDS = 5.0
-"""What workers get beyond `stop_seconds`, which they keep to by themselves, before they are killed."""
+"""Time beyond `stop_seconds` before the parent kills a worker. Workers observe `stop_seconds` themselves."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Order(msgspec.Struct):
-    """What a worker is told."""
+    """The instructions for a worker."""
 
     settings: Settings
     family: int
     host: str
     port: int
     peer_fd: int
-    """Of the UDP socket at which it hears its peers."""
+    """File descriptor of the UDP socket for notifications from its peers."""
     peers: tuple[Address, ...]
 
 
 class Report(msgspec.Struct):
-    """What a worker answers: nothing else than that it is ready, or why it can't start."""
+    """The answer of a worker: it is ready (empty), or why it cannot start."""
 
     code: str = ""
     error: str = ""
 
 
 def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
-    """Run the workers until SIGINT or SIGTERM; `ready` is called with the address when all of them serve."""
+    """Run the workers until SIGINT or SIGTERM. Calls `ready` with the address when all of them are ready."""
     with ExitStack() as kept:
         holder = kept.enter_context(listening.reserved(settings.host, settings.port))
         settings = remembering(settings, holder)
@@ -104,15 +104,15 @@ async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], patie
 
 
 def _kill(workers: Sequence[Worker], patience: float) -> None:
-    """End those that are stuck. Nothing is lost by that: what was answered is stored."""
+    """Kill workers that hang. No acknowledged request is lost: it is stored before it is answered."""
     for worker in workers:
         if worker.lives_on:
-            log.error("worker %d did not stop within %g s; killing it", worker.number, patience)
+            log.error("worker %d did not shut down within %g s; killing it", worker.number, patience)
             worker.send(signal.SIGKILL)
 
 
 async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
-    """Start all; if one can't, it is likely that none can: raises what the first one said."""
+    """Start all workers. Raises the first error, because the other workers would most likely fail too."""
     starts = [asyncio.create_task(worker.start()) for worker in workers]
     try:
         await asyncio.gather(*starts)
@@ -126,9 +126,9 @@ async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
 
 
 async def _keep(worker: Worker, stop: asyncio.Event) -> None:
-    """Replace a worker whenever it ends, until told to stop."""
+    """Replace a worker whenever it exits, until the server shuts down."""
     while True:
-        if stop.is_set():  # It was about to be started when the others were told.
+        if stop.is_set():  # It was being started when the others got the signal.
             worker.send(signal.SIGTERM)
         why = f"ended with {_reason(await worker.ended())}"
         while not worker.serves:
@@ -144,7 +144,7 @@ async def _keep(worker: Worker, stop: asyncio.Event) -> None:
             try:
                 await worker.start()
             except HarkError as error:
-                why = f"can't start: {error}"
+                why = f"cannot start: {error}"
 
 
 def _reason(code: int) -> str:
@@ -152,16 +152,16 @@ def _reason(code: int) -> str:
 
 
 class Worker:
-    """A server process, as its parent sees it."""
+    """A server process, from the parent's view."""
 
     def __init__(self, number: int, order: Order) -> None:
         self.number = number
         self.serves = False
-        """Whether the process said that it is ready, and is not known to have ended."""
+        """Whether the process reported that it is ready, and has not exited since."""
         self.answer: Answer | None = None
         """How its questions are answered."""
         self.lives = 0
-        """How many processes there have been."""
+        """Number of processes so far."""
         self._order = order
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -169,7 +169,7 @@ class Worker:
         self._hearing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start a process and wait until it serves; raises what kept it from doing so."""
+        """Start a process and wait until it is ready. Raises the reason if it cannot start."""
         ours, theirs = socket.socketpair()
         with theirs:
             reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST)
@@ -188,7 +188,7 @@ class Worker:
         answer = await reader.readline()
         if not answer:
             reason = _reason(await self.ended())
-            raise StoreUnusable(f"a server process ended with {reason} before it was ready; the log says more")
+            raise StoreUnusable(f"a server process ended with {reason} before it was ready; see the log")
         report = msgspec.json.decode(answer, type=Report)
         if report.error:
             await self.ended()
@@ -200,24 +200,24 @@ class Worker:
         self._hearing = asyncio.create_task(self._line.hear())
 
     async def ask(self) -> list[Family]:
-        """What the process says of itself; raises `OSError` when it is not there, and `TimeoutError`."""
+        """The metrics of the process. Raises `OSError` if it does not run, and `TimeoutError`."""
         if self._line is None or not self.serves:
-            raise ConnectionError("there is no process")
+            raise ConnectionError("the process does not run")
         async with asyncio.timeout(_ANSWER_SECONDS):
             return await self._line.ask()
 
     @property
     def lives_on(self) -> bool:
-        """Whether there is a process, ready or not."""
+        """Whether the process runs, ready or not."""
         return self._process is not None and self._process.returncode is None
 
     def send(self, number: signal.Signals) -> None:
-        """Pass a signal on, if there is anybody to hear it."""
+        """Send a signal to the process, if it runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     async def ended(self) -> int:
-        """Wait for the end of the process; its exit code."""
+        """Wait until the process exits. Returns its exit code."""
         if self._process is None or self._writer is None:
             return 0
         code = await self._process.wait()
@@ -236,7 +236,7 @@ class Gathering:
         self._merger = Merger()
 
     async def everybody(self) -> list[Family]:
-        """Ask all of them; of one that does not answer what it said last counts."""
+        """Collect the metrics of all workers. For a worker that does not respond, its last metrics count."""
         await asyncio.gather(*(self._ask(worker) for worker in self._workers))
         return self._merger.merged()
 

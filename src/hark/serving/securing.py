@@ -1,4 +1,4 @@
-"""What keeps a server from those who have no business with it: authentication, loopback, TLS."""
+"""Access to a server: authentication, the loopback rule and TLS."""
 
 from __future__ import annotations
 
@@ -19,50 +19,56 @@ log = logging.getLogger(__name__)
 
 
 def make_authenticator(settings: Settings, clock: Clock, listener: socket.socket) -> Authenticator:
-    """Who may use a server on this socket; raises `InvalidSetting` if that were everybody on the network."""
+    """Authentication for a server on this socket. Raises `InvalidSetting` if other machines had access without it."""
     authenticator = Authenticator(settings, clock)
     if not authenticator.enabled and not _is_loopback(listener):
         host = listener.getsockname()[0]
         if not settings.insecure_bind:
             raise InvalidSetting(
-                f"host: {host} is open to other machines, and nobody is asked for a token; make one first "
-                f"(hark token create NAME --role admin --data {settings.data}), enable JWT (auth.jwt_enabled), or say "
-                "--insecure-bind (setting insecure_bind) if everybody who can connect may do everything"
+                f"setting host: other machines can reach {host}, but authentication is off; create a token "
+                f"(hark token create NAME --role admin --data {settings.data}), enable JWTs (auth.jwt_enabled), or use "
+                "--insecure-bind (insecure_bind) to give every client full access"
             )
-        log.warning("everybody who can connect to %s may do everything: there is no authentication", host)
+        log.warning(
+            "authentication is off: every client that can connect to %s has full access; create a token with "
+            "hark token create, or enable JWTs",
+            host,
+        )
     return authenticator
 
 
 def remembering(settings: Settings, listener: socket.socket) -> Settings:
-    """The settings for the processes of one server: once authentication is on, it is on in those that come later."""
+    """The settings for the processes of one server: if authentication is on now, it is on in all later processes."""
     if not make_authenticator(settings, SystemClock(), listener).enabled:
         return settings
     return msgspec.structs.replace(settings, auth=msgspec.structs.replace(settings.auth, required=True))
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext | None:
-    """TLS 1.2 or newer with the server's certificate; None without one. Raises `InvalidSetting`."""
+    """TLS 1.2 or newer with the server's certificate, or None without a certificate. Raises `InvalidSetting`."""
     if not tls.certificate:
         return None
     for name, path in (("certificate", tls.certificate), ("key", tls.key)):
         try:
             Path(path).read_bytes()
         except OSError as error:
-            raise InvalidSetting(f"setting tls.{name}: {path} can't be read: {error.strerror}") from error
+            raise InvalidSetting(
+                f"setting tls.{name}: cannot read {path}: {error.strerror}; check the path and its permissions"
+            ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise InvalidSetting(
-            f"setting tls.certificate: {tls.certificate} and {tls.key} are not a certificate and its private key, "
-            f"both in PEM and without a password: {error}"
+            f"setting tls.certificate: {tls.certificate} and {tls.key} are not a matching certificate and private key: "
+            f"{error}; both must be PEM files, and the key must have no password"
         ) from error
     return context
 
 
 def _no_password() -> str:
-    """Called for a key with a password; else OpenSSL would ask on the terminal, where nobody may be."""
+    """Called for a key with a password. Without this function OpenSSL would prompt on the terminal."""
     raise ValueError("the key has a password")
 
 

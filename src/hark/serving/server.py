@@ -1,4 +1,4 @@
-"""The server process: wires the layers, and runs them until told to stop."""
+"""The server process: connects the layers, and runs them until a signal to stop."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_LIMITS = Limits()
 EXIT_UNFINISHED = 75
-"""The process ended before its store did; the code is that of `sysexits.h` for what may work when tried again."""
+"""Exit code if the process ended before its store closed: EX_TEMPFAIL of `sysexits.h`."""
 HANDSHAKE_SECONDS = 10.0
-"""How long a client has for the handshake of TLS, before there is a connection that other bounds are for."""
+"""Time limit of a TLS handshake. Other limits apply to established connections."""
 _LEAST_FOR_THE_STORE = 1.0
-"""Seconds that the store gets to finish, also when requests took all the time there was."""
+"""Minimum time for the store to close, even if requests used up the whole time limit."""
 _OBJECTS_BETWEEN_LOOKS = 10_000
-"""How many more objects there must be before the interpreter looks for cycles among the young; 700 is its default."""
+"""Number of new objects before the interpreter collects young cycles; its default is 700."""
 _SWITCH_INTERVAL = 0.0003
-"""Seconds that a busy thread keeps the interpreter from the others; the default of 5 ms is longer than a commit.
-(Measured: batches of 100 and single pops gain a tenth over 1 ms, nothing loses.)"""
+"""Seconds before a busy thread yields the interpreter. The default of 5 ms is longer than a commit.
+(Measured: batches of 100 and single pops gain a tenth over 1 ms; no case is slower.)"""
 
 
 def serve(loaded: Loaded) -> None:
-    """Run a server until SIGINT or SIGTERM; raises `HarkError` when it can't start."""
+    """Run a server until SIGINT or SIGTERM. Raises `HarkError` if it cannot start."""
     settings = loaded.settings
     log_to_stderr(settings)
     check_security(settings.auth, settings.tls, loaded.sources)
@@ -73,20 +73,20 @@ def serve(loaded: Loaded) -> None:
 
 
 def log_to_stderr(settings: Settings, worker: int | None = None) -> None:
-    """Send the log to stderr; `worker` is the number of one of several processes."""
+    """Send the log to stderr. `worker` is the number of one of several processes."""
     fields = {} if worker is None else {"worker": worker}
     log_to(sys.stderr, settings.log_level, settings.log_format, fields, RequestIds())
-    logging.getLogger(WEBSOCKET_LOG).addFilter(is_worth_logging)  # Else there are lines for every connection.
+    logging.getLogger(WEBSOCKET_LOG).addFilter(is_worth_logging)  # Without it, every connection logs lines.
 
 
 def announce(settings: Settings, address: str) -> None:
-    """Say on stdout that requests are taken."""
-    # One write with its line end: without a buffer `print` makes two, and the log of a worker may come between them.
+    """Announce on stdout that the server accepts requests."""
+    # One write with its line end: without a buffer `print` makes two, and a worker can log between them.
     print(f"Hark {__version__} serves {describe(settings)} on {address}\n", end="", flush=True)
 
 
 def run(server: Coroutine[Any, Any, None]) -> None:
-    """Run a server on the event loop that is made for it."""
+    """Run a server on its event loop."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
     _allow_connections()
     with asyncio.Runner(loop_factory=ServerLoop) as runner:
@@ -94,17 +94,17 @@ def run(server: Coroutine[Any, Any, None]) -> None:
 
 
 class ServerLoop(uvloop.Loop):
-    """uvloop's, but who connects and then says nothing is given up in time, although TLS comes before HTTP."""
+    """uvloop with a time limit for TLS handshakes, which happen before the limits of HTTP apply."""
 
     async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
-        """Listen; uvicorn leaves it at the default of a minute for the handshake."""
+        """Listen. uvicorn would leave the handshake at its default time limit of a minute."""
         if named.get("ssl") is not None:
             named.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
         return cast(asyncio.Server, await super().create_server(*arguments, **named))
 
 
 def _allow_connections() -> None:
-    """Raise the number of open files as far as the system lets us: each consumer that waits is one."""
+    """Raise the limit of open files as far as the system allows: each waiting consumer needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -116,9 +116,9 @@ async def serve_on(
     endpoint: Endpoint | None,
     line: Line | None = None,
 ) -> None:
-    """Serve on a bound socket until a signal comes; `ready` is called when connections are taken.
+    """Serve on a bound socket until a signal arrives. Calls `ready` when the server accepts connections.
 
-    `line` goes to the parent of one of several processes.
+    `line` connects one of several processes to its parent.
     """
     clock = SystemClock()
     peers = make_peers(endpoint, settings, clock) if endpoint is not None else None
@@ -163,23 +163,26 @@ async def serve_on(
 
 
 def _look_for_cycles_less_often() -> None:
-    """What was made until now stays for good, and requests leave few cycles: to look for them is mostly in vain."""
+    """Collect garbage less often: the objects so far are permanent, and requests create few cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS)
 
 
 async def _close_in_time(broker: Broker, seconds: float) -> None:
-    """Close the broker, or end the process: a store that does not answer must not keep it for ever.
+    """Close the broker, or end the process if the store does not respond in time.
 
-    Nothing is lost by that. What was answered is stored, and what was not answered was not promised.
+    No acknowledged request is lost: it is stored before it is answered.
     """
     closing = asyncio.ensure_future(broker.close())
     done, _ = await asyncio.wait([closing], timeout=seconds)
     if not done:
-        log.error("the store did not finish within %.1f s (stop_seconds); ending without it", seconds)
+        log.error(
+            "the store did not close within %.1f s (stop_seconds); exiting anyway, no acknowledged request is lost",
+            seconds,
+        )
         logging.shutdown()
-        # Threads that wait for the store would hold up any other way to end.
+        # Threads that wait for the store would delay any other way to exit.
         os._exit(EXIT_UNFINISHED)
     await closing
 
@@ -193,7 +196,7 @@ def uvicorn_config(
     tls: ssl.SSLContext | None = None,
     stop_seconds: float = 10,
 ) -> uvicorn.Config:
-    """How Hark runs uvicorn; the benchmark's empty application runs the same way."""
+    """The configuration of uvicorn. The benchmark's empty application uses it too."""
     return uvicorn.Config(
         app,
         host=host,
@@ -206,7 +209,7 @@ def uvicorn_config(
         ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,
-        # Else whoever is on this machine could say in a header what address the audit log has for them.
+        # With proxy headers, a local client could forge its address in the audit log.
         proxy_headers=False,
         server_header=False,
         log_config=None,
@@ -218,7 +221,7 @@ def uvicorn_config(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but waiting pops are answered when it begins to stop, instead of holding it up."""
+    """uvicorn, but waiting pops return when the shutdown begins, instead of delaying it."""
 
     def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
         super().__init__(config)
@@ -226,12 +229,12 @@ class _Server(uvicorn.Server):
         self._stopping_since: float | None = None
 
     def seconds_stopping(self) -> float:
-        """How long ago it was told to stop."""
+        """Seconds since the shutdown began."""
         return 0 if self._stopping_since is None else time.monotonic() - self._stopping_since
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on a signal, but do not raise it again as uvicorn would: the store has to be closed first."""
+        """Stop on a signal, without raising it again as uvicorn does: the store must close first."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)

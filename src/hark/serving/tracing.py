@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry: the SDK, set up as its own variables say, and what of the server has spans."""
+"""OpenTelemetry traces: the SDK, configured by its own variables, and the spans of the server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, Tracer
 
 _VERBS = ("push", "settle", "transact")
-"""Verbs whose calls are begun by requests. (What waits for messages goes on for many of them, and for ever.)"""
+"""Verbs whose calls belong to requests. (Pops of waiting consumers serve many requests.)"""
 _MOST_LINKS = 32
 _CLOSE_SECONDS = 2.0
-"""How long a collector that does not answer holds up the end of a server."""
+"""Time limit at shutdown for a collector that does not respond."""
 
 
 def start_tracing(settings: Settings) -> Tracing | None:
-    """Spans of this process, if the settings want them; raises `InvalidSetting` without OpenTelemetry."""
+    """Spans of this process, if the settings enable them. Raises `InvalidSetting` without OpenTelemetry."""
     if not settings.otel.enabled:
         return None
     try:
@@ -36,7 +36,7 @@ def start_tracing(settings: Settings) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise InvalidSetting(
-            "setting otel.enabled: this needs OpenTelemetry; install it with: pip install 'hark[otel]'"
+            "setting otel.enabled: OpenTelemetry is missing; install it with: pip install 'hark[otel]'"
         ) from error
     provider = TracerProvider(resource=Resource.create(_resource()), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -71,7 +71,7 @@ class Tracing:
         return cast(Engine, _TracedEngine(engine, self._tracer))
 
     def close(self) -> None:
-        """Send what is left, unless nobody takes it."""
+        """Send the remaining spans, unless the collector does not respond."""
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(_CLOSE_SECONDS)

@@ -1,10 +1,9 @@
-"""Settings: hark.toml, then HARK_* variables, then flags; one typed tree, joined field by field.
+"""Settings: hark.toml, then HARK_* variables, then flags, merged field by field into one typed tree.
 
     loaded = load({"port": 7000}, os.environ)
     loaded.settings.port, loaded.sources["port"]  # (7000, "--port")
 
-`tree.py`, `security.py`, `s3.py` and `worker.py` say what settings there are, `table.py` lists them, `load.py` reads
-them.
+`tree.py`, `security.py`, `s3.py` and `worker.py` define the settings, `table.py` lists them, `load.py` loads them.
 """
 
 from hark.settings.addresses import Address, peer_addresses

@@ -1,4 +1,4 @@
-"""Addresses of peers, as `peers` lists them: `host:port`, or `host:first-last` for the processes of one server."""
+"""Peer addresses in the setting `peers`: `host:port`, or `host:first-last` for the processes of one server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENTRY = re.compile(
 
 
 def peer_addresses(entry: str) -> list[Address]:
-    """All that one entry stands for; raises `ValueError` when it is none."""
+    """All addresses of one entry. Raises `ValueError` if the entry is invalid."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise ValueError(f"{entry!r} is not host:port")
@@ -22,5 +22,5 @@ def peer_addresses(entry: str) -> list[Address]:
     first = int(match["first"])
     last = int(match["last"] or first)
     if not 1 <= first <= last <= 65_535 or last - first >= _MAX_PORTS:
-        raise ValueError(f"{entry!r} has no ports from 1 to 65535, the lowest first, {_MAX_PORTS} at most")
+        raise ValueError(f"{entry!r}: expected ports from 1 to 65535 in ascending order, at most {_MAX_PORTS} of them")
     return [(host, port) for port in range(first, last + 1)]

@@ -1,4 +1,4 @@
-"""How settings are described: the words that every part of the tree is written in."""
+"""Types and helpers for the definitions of settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Milliseconds = Annotated[int, Meta(ge=0, le=86_400_000)]
 
 
 def about(meaning: str, *aliases: str, expected: str = "", secret: bool = False, env: str = "") -> Meta:
-    """Describe a setting; of several aliases that are set, the first counts.
+    """Describe a setting. If several aliases are set, the first one wins.
 
-    An alias is the name of a variable; with a dot it is a name in hark.toml. `env` is the variable of a setting
-    whose place in the tree does not give its name.
+    An alias is an environment variable, or a name in hark.toml if it contains a dot. `env` replaces the variable name
+    that would be derived from the position in the tree.
     """
     extra = {"aliases": aliases, "expected": expected, "secret": secret, "env": env}
     return Meta(description=meaning, extra=extra)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the tree's structs."""
+    """Base class of all groups of settings."""

@@ -1,4 +1,4 @@
-"""Reading settings from their three sources, and saying clearly what is wrong with them."""
+"""Loads settings from hark.toml, the environment and flags, and explains invalid ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hark.settings.worker import POLL_INTERVAL
 
 DEFAULT_FILE = Path("hark.toml")
 
-# Variables of clients and of the command line, of the tests and of the benchmark: not settings of a server.
+# Variables of clients, the command line, the tests and the benchmark. They are not settings of a server.
 _NOT_SETTINGS = frozenset({"HARK_URL", "HARK_CONFIG", "HARK_TOKEN", "HARK_CA_FILE"})
 _NOT_SETTINGS_PREFIXES = ("HARK_TEST_", "HARK_BENCH_")
 
-# Prefixes that only the seeds use, so that an unknown name under them is surely meant for us.
+# Prefixes that only the earlier systems use. An unknown variable with one of them is meant for Hark.
 _SEED_PREFIXES = ("SIDECAR_", "QUEEN_UDP_", "QO_POLLING_")
 
 _STRATEGY = "worker.polling.strategy"
@@ -35,19 +35,19 @@ _NOT_ABOVE = (
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings, where each came from, and what a user should know about them."""
+    """Settings, the source of each, and warnings for the user."""
 
     settings: Settings
     sources: Mapping[str, str]
     """By dotted name: `default`, `hark.toml`, `HARK_PORT`, `PORT (alias)` or `--port`."""
     notes: tuple[str, ...] = ()
-    """Variables that look like settings and have no effect."""
+    """Warnings about variables that look like settings and have no effect."""
 
 
 def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | None = None) -> Loaded:
-    """Join hark.toml, the environment and flags (by dotted name, None: not given); raises `InvalidSetting`.
+    """Merge hark.toml, the environment and flags (by dotted name; None means not given). Raises `InvalidSetting`.
 
-    The file is `toml_path`, else what HARK_CONFIG names, else ./hark.toml if there is one.
+    The file is `toml_path`, otherwise the file that HARK_CONFIG names, otherwise ./hark.toml if it exists.
     """
     values: dict[str, object] = {}
     sources = dict.fromkeys(SETTINGS, "default")
@@ -56,8 +56,8 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
         for name, value, source in level:
             if name in said and values[name] != value:
                 raise InvalidSetting(
-                    f"setting {name}: {said[name]} says {_short(values[name])} and {source} means {_short(value)}; "
-                    "leave one of them out"
+                    f"setting {name}: {said[name]} sets {_short(values[name])}, but {source} implies {_short(value)}; "
+                    "remove one of them"
                 )
             values[name], sources[name], said[name] = value, source, source
     settings = msgspec.convert(_nested(values), Settings)
@@ -70,11 +70,11 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
 
 
 Found = tuple[str, object, str]
-"""A setting's dotted name, its checked value, and its source; a name that comes twice must have one value."""
+"""A setting's dotted name, its checked value, and its source. If a name occurs twice, both values must be equal."""
 
 
 def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
-    """Read the TOML file, if there is one."""
+    """Read the TOML file, if it exists."""
     if path is None and env.get("HARK_CONFIG"):
         path = Path(env["HARK_CONFIG"])
     if path is None:
@@ -85,14 +85,18 @@ def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
         with path.open("rb") as file:
             tree = tomllib.load(file)
     except OSError as error:
-        raise InvalidSetting(f"the settings file {path} can't be read: {error.strerror}") from error
+        raise InvalidSetting(
+            f"cannot read the settings file {path}: {error.strerror}; check the path and its permissions"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"the settings file {path} is not TOML: {error}") from error
+        raise InvalidSetting(f"the settings file {path} is not valid TOML: {error}") from error
     found: dict[str, str] = {}
     for key, value in _flat(tree, str(path)):
         name = FILE_ALIASES.get(key, key)
         if name in found:
-            raise InvalidSetting(f"setting {name}: {path} has it twice, as {found[name]} and as {key}")
+            raise InvalidSetting(
+                f"setting {name}: {path} sets it twice, as {found[name]} and as {key}; remove one of them"
+            )
         found[name] = key
         source = f"{path} (poll_interval)" if key in POLL_INTERVAL else str(path)
         yield name, _checked(SETTINGS[name], value, source, strict=True), source
@@ -101,29 +105,29 @@ def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
 
 
 def _flat(tree: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """List a TOML tree by dotted name; names that are not settings are errors."""
+    """List a TOML tree by dotted name. Names that are not settings are errors."""
     for key, value in tree.items():
         name = prefix + key
         is_part = any(known.startswith(name + ".") for known in SETTINGS)
         if is_part and isinstance(value, dict):
             yield from _flat(value, source, name + ".")
         elif is_part:
-            raise InvalidSetting(f"setting {name}: {source} gives it a value, expected a table: [{name}]")
+            raise InvalidSetting(f"setting {name}: {source} sets a single value, expected a table: [{name}]")
         elif name in SETTINGS or name in FILE_ALIASES:
             yield name, value
         else:
-            raise InvalidSetting(f"there is no setting {name!r}, but {source} has it{_nearest(name, SETTINGS)}")
+            raise InvalidSetting(f"unknown setting {name!r} in {source}{_nearest(name, SETTINGS)}")
 
 
 def _from_env(env: Mapping[str, str]) -> Iterator[Found]:
-    """Read HARK_* variables and, where there is none, aliases; an empty variable counts as not set."""
+    """Read HARK_* variables, or an alias if the HARK_* variable is not set. Empty variables count as not set."""
     known = {name for setting in SETTINGS.values() for name in (setting.env, *setting.aliases) if name[:5] == "HARK_"}
     for variable in sorted(env):
         if not variable.startswith("HARK_") or variable in known or variable in _NOT_SETTINGS:
             continue
         if not variable.startswith(_NOT_SETTINGS_PREFIXES):
             hint = _kubernetes(variable, env[variable]) or _nearest(variable, known)
-            raise InvalidSetting(f"there is no setting {variable}, but the environment has it{hint}")
+            raise InvalidSetting(f"unknown setting {variable} in the environment{hint}")
     for setting in SETTINGS.values():
         for variable in (setting.env, *setting.aliases):
             if text := env.get(variable, "").strip():
@@ -144,7 +148,7 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[Found]:
 
 
 def _checked(setting: Setting, value: object, source: str, *, strict: bool) -> object:
-    """Give a value its type; `strict` keeps TOML's types, else text may be a number or a list."""
+    """Convert a value to the setting's type. Unless `strict` (TOML), text can become a number or a list."""
     if isinstance(value, str) and setting.choices:
         candidate: object = value.lower()
     elif isinstance(value, str) and setting.many and not strict:
@@ -154,34 +158,37 @@ def _checked(setting: Setting, value: object, source: str, *, strict: bool) -> o
     try:
         return msgspec.convert(candidate, setting.type, strict=strict)
     except msgspec.ValidationError:
-        says = "has a wrong value (not shown)" if setting.secret else f"says {_short(value)}"
+        given = "invalid value (not shown)" if setting.secret else f"invalid value {_short(value)}"
         hint = _kubernetes(source, value)
-        raise InvalidSetting(f"setting {setting.name}: {source} {says}, expected {setting.expected}{hint}") from None
+        raise InvalidSetting(
+            f"setting {setting.name}: {given} from {source}, expected {setting.expected}{hint}"
+        ) from None
 
 
 def _check_not_above(settings: Settings, sources: Mapping[str, str], lower: str, upper: str) -> None:
-    """Refuse a default that the server itself would refuse in a request."""
+    """Reject a value above the setting that limits it."""
     value, bound = value_of(settings, lower), value_of(settings, upper)
     if value > bound:
         raise InvalidSetting(
-            f"setting {lower}: {sources[lower]} says {value}, expected at most {bound}, "
-            f"which is {upper} ({sources[upper]})"
+            f"setting {lower}: invalid value {value} from {sources[lower]}, expected at most {bound}, "
+            f"the value of {upper} ({sources[upper]})"
         )
 
 
 def _check_peers(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Refuse what is no address, now and not when it is first used."""
+    """Reject invalid peer addresses at start-up."""
     for entry in settings.peers:
         try:
             peer_addresses(entry)
         except ValueError:
             raise InvalidSetting(
-                f"setting peers: {sources['peers']} says {_short(entry)}, expected {SETTINGS['peers'].expected}"
+                f"setting peers: invalid value {_short(entry)} from {sources['peers']}, "
+                f"expected {SETTINGS['peers'].expected}"
             ) from None
 
 
 def _notes(env: Mapping[str, str]) -> Iterator[str]:
-    """Say which variables of the seeds have no effect, so that nothing is ignored in silence."""
+    """Warn about variables of earlier systems that have no effect."""
     aliases = {alias for setting in SETTINGS.values() for alias in setting.aliases}
     for variable in sorted(env):
         if variable.startswith(_SEED_PREFIXES) and variable not in aliases:
@@ -201,23 +208,23 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest what was probably meant."""
+    """Suggest the most similar name."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else "; see docs/settings.md for those that there are"
+    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all settings"
 
 
 def _kubernetes(variable: str, value: object) -> str:
-    """Explain the variables that Kubernetes invents for a Service named `hark`."""
+    """Explain the variables that Kubernetes generates for a Service named `hark`."""
     invented = variable.startswith(("HARK_SERVICE_", "HARK_PORT_")) or str(value).startswith("tcp://")
     if not (variable.startswith("HARK_") and invented):
         return ""
     return (
-        "; Kubernetes sets it for a Service named hark: give the pod `enableServiceLinks: false`, "
-        "or the Service another name"
+        "; Kubernetes sets this variable for a Service named hark: set `enableServiceLinks: false` in the pod, "
+        "or rename the Service"
     )
 
 
 def _short(value: object) -> str:
-    """Show a value without flooding the terminal."""
+    """Shorten a value to at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

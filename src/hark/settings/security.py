@@ -1,4 +1,4 @@
-"""The settings of who may use a server, and over what kind of connection."""
+"""Settings for authentication, TLS, CORS and the audit log."""
 
 from __future__ import annotations
 
@@ -11,39 +11,35 @@ from hark.errors import InvalidSetting
 from hark.settings.describing import Part, about
 
 MIN_SECRET_BYTES = 32
-"""Of a secret that HS256 signs with: a shorter one can be found by trying (RFC 7518, 3.2)."""
+"""Minimum length of an HS256 secret: a shorter one can be found by brute force (RFC 7518, 3.2)."""
 _A_FILE = "the path of a file"
 _KEYS = ("jwt_secret", "jwt_secret_file", "jwt_public_keys")
 ALIAS = " (alias)"
-"""How the source of a setting ends that has another server's name."""
+"""Suffix of the source of a setting that was set by an alias."""
 
 
 Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[^/?#@\s]+)\Z")]
 
 
 class Auth(Part, frozen=True):
-    """Who may use the server: those with an API token, or with a JWT."""
+    """Authentication by API token or JWT."""
 
     required: Annotated[
         bool,
-        about(
-            "Let nobody in without a token, even while there are no tokens; else a server asks for them when there is "
-            "a file of tokens, or JWT are enabled."
-        ),
+        about("Require authentication even without a token file or JWT."),
     ] = False
     tokens_file: Annotated[
         str,
         about(
-            "The file of API tokens, which `hark token` writes; empty: `tokens.json` under `data`. Naming it means "
-            "`required`.",
+            "File of API tokens. Setting it requires authentication. Empty: `tokens.json` in `data`.",
             expected=_A_FILE,
         ),
     ] = ""
-    jwt_enabled: Annotated[bool, about("Accept JWT that one of the keys below verifies.", "JWT_ENABLED")] = False
+    jwt_enabled: Annotated[bool, about("Accept JWTs that one of the keys below verifies.", "JWT_ENABLED")] = False
     jwt_secret: Annotated[
         str,
         about(
-            "The secret that JWT are signed with by HS256. A file keeps it better: `auth.jwt_secret_file`.",
+            "HS256 secret, at least 32 bytes. Prefer `auth.jwt_secret_file`.",
             "JWT_SECRET",
             expected="at least 32 bytes (make them with: openssl rand -hex 32)",
             secret=True,
@@ -51,30 +47,23 @@ class Auth(Part, frozen=True):
     ] = ""
     jwt_secret_file: Annotated[
         str,
-        about("The file of the secret that JWT are signed with by HS256, at least 32 bytes.", expected=_A_FILE),
+        about("File that contains the HS256 secret.", expected=_A_FILE),
     ] = ""
     jwt_public_keys: Annotated[
         tuple[str, ...],
         about(
-            "Files of public keys that verify JWT, each a PEM file or a JWKS: RSA keys for RS256, Ed25519 keys for "
-            "EdDSA; in the environment separated by commas.",
+            "Public key files, PEM or JWKS: RSA (RS256) or Ed25519 (EdDSA).",
             expected="a list of paths of files",
         ),
     ] = ()
-    jwt_issuer: Annotated[
-        str, about("What the claim `iss` of a JWT must be; empty: anything.", "JWT_ISSUER", expected="text")
-    ] = ""
-    jwt_audience: Annotated[
-        str, about("What the claim `aud` of a JWT must be or contain; empty: anything.", "JWT_AUDIENCE")
-    ] = ""
+    jwt_issuer: Annotated[str, about("Required `iss` claim. Empty: any.", "JWT_ISSUER", expected="text")] = ""
+    jwt_audience: Annotated[str, about("Required value in the `aud` claim. Empty: any.", "JWT_AUDIENCE")] = ""
     jwt_leeway_seconds: Annotated[
         int,
         Meta(ge=0, le=3600),
-        about("Seconds by which the clock of whoever issues JWT may differ.", "JWT_CLOCK_SKEW"),
+        about("Accepted clock difference to the JWT issuer, in seconds.", "JWT_CLOCK_SKEW"),
     ] = 30
-    public_metrics: Annotated[bool, about("Answer `/metrics` without a token, where everything else needs one.")] = (
-        False
-    )
+    public_metrics: Annotated[bool, about("Serve `/metrics` without authentication.")] = False
 
     def __repr__(self) -> str:
         """Hide the secret: settings end up in logs and tracebacks."""
@@ -83,81 +72,78 @@ class Auth(Part, frozen=True):
 
 
 class Tls(Part, frozen=True):
-    """The certificate of the server; with one it speaks HTTPS."""
+    """The certificate of the server. With a certificate the server uses HTTPS."""
 
     certificate: Annotated[
         str,
         about(
-            "The PEM file of the server's certificate and of those between it and the authority; empty: no TLS.",
+            "PEM file with the certificate chain. Empty: no TLS.",
             expected=_A_FILE,
         ),
     ] = ""
-    key: Annotated[
-        str, about("The PEM file of the certificate's private key, without a password.", expected=_A_FILE)
-    ] = ""
+    key: Annotated[str, about("PEM file with the private key, without a password.", expected=_A_FILE)] = ""
 
 
 class Cors(Part, frozen=True):
-    """Pages of other sites that may use the server."""
+    """Other web sites whose pages can use the server."""
 
     origins: Annotated[
         tuple[Origin, ...],
         about(
-            "Origins of pages of other sites that may use the server, such as `https://tools.example`, or `*` for all; "
-            "empty: none may. In the environment separated by commas.",
+            "Web origins that can use the API, such as `https://tools.example`, or `*`.",
             expected="a list of origins (https://host or https://host:port), or *",
         ),
     ] = ()
 
 
 class Audit(Part, frozen=True):
-    """Where it is written down what administrators did."""
+    """The audit log of administrative actions."""
 
     file: Annotated[
         str,
         about(
-            "A file that gets every record of the audit log as a line of JSON, beside the log; empty: none.",
+            "File for audit records as JSON lines, in addition to the log.",
             expected=_A_FILE,
         ),
     ] = ""
 
 
 def check_security(auth: Auth, tls: Tls, sources: Mapping[str, str]) -> None:
-    """Refuse halves of a whole, when a server starts; raises `InvalidSetting`.
+    """Reject incomplete combinations of settings when a server starts. Raises `InvalidSetting`.
 
-    Not when settings are loaded: workers load them too, among the variables of an application that may have a
-    JWT_SECRET of its own.
+    This check is not part of loading: workers load settings too, and the environment of their application can contain
+    an unrelated JWT_SECRET.
     """
     given = [f"auth.{name}" for name in _KEYS if getattr(auth, name)]
     enabled = sources["auth.jwt_enabled"]
     if auth.jwt_enabled and not given:
         raise InvalidSetting(
-            f"setting auth.jwt_enabled: {enabled} says true, but there is no key to verify JWT with; "
-            "give auth.jwt_secret_file (HS256) or auth.jwt_public_keys (RS256, EdDSA)"
+            f"setting auth.jwt_enabled: {enabled} is true, but no key to verify JWTs is set; "
+            "set auth.jwt_secret_file (HS256) or auth.jwt_public_keys (RS256, EdDSA)"
         )
     if auth.jwt_enabled and auth.jwt_secret and auth.jwt_secret_file:
-        raise InvalidSetting("setting auth.jwt_secret: there is auth.jwt_secret_file too; leave one of them out")
+        raise InvalidSetting("setting auth.jwt_secret: auth.jwt_secret_file is set too; remove one of them")
     for name in given:
         if enabled == "default" and not sources[name].endswith(ALIAS):
             raise InvalidSetting(
-                f"setting {name}: {sources[name]} gives it, but nothing says whether JWT are accepted; "
-                "set auth.jwt_enabled to true or to false"
+                f"setting {name}: {sources[name]} sets it, but auth.jwt_enabled is not set; "
+                "set auth.jwt_enabled to true or false"
             )
     for one, other in (("certificate", "key"), ("key", "certificate")):
         if getattr(tls, one) and not getattr(tls, other):
             raise InvalidSetting(
-                f"setting tls.{one}: {sources[f'tls.{one}']} gives it, but there is no tls.{other}; "
-                "a certificate and its key belong together"
+                f"setting tls.{one}: {sources[f'tls.{one}']} sets it, but tls.{other} is not set; "
+                "set both the certificate and its key"
             )
 
 
 def security_notes(auth: Auth, sources: Mapping[str, str], env: Mapping[str, str]) -> Iterator[str]:
-    """Say which variables about JWT have no effect: some are for other servers, one may be for another program."""
+    """Warn about JWT_* variables that have no effect."""
     enabled = sources["auth.jwt_enabled"]
     if not auth.jwt_enabled and enabled == "default" and sources["auth.jwt_secret"].endswith(ALIAS):
-        yield "JWT_SECRET has no effect: JWT are not accepted unless JWT_ENABLED is true"
+        yield "JWT_SECRET has no effect: set JWT_ENABLED=true to accept JWTs, or JWT_ENABLED=false to hide this warning"
     if auth.jwt_enabled and enabled.endswith(ALIAS):
         known = {source.removesuffix(ALIAS) for source in sources.values()}
         for variable in sorted(env):
             if variable.startswith("JWT_") and variable not in known:
-                yield f"{variable} is not a setting and has no effect; docs/security.md says what verifies JWT"
+                yield (f"{variable} is not a setting and has no effect; docs/security.md lists the settings for JWTs")

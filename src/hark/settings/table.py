@@ -1,4 +1,4 @@
-"""The settings as one table, made from the tree."""
+"""All settings as one table, derived from the tree."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SHORT_FLAGS = {"strategy": "polling", "grace_seconds": "grace"}
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: a setting, its names, and what it accepts."""
+    """One setting: its names, default and accepted values."""
 
     name: str
-    """Dotted, as in hark.toml."""
+    """The dotted name, as in hark.toml."""
     type: Any
     default: Any
     meaning: str
@@ -36,19 +36,19 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flag(self) -> str:
-        """The flag that sets it, where a command has one; those of `hark work` need not say whose they are."""
+        """The flag that sets it, where a command has one. Flags of `hark work` omit `worker` and `polling`."""
         name = self.name.removeprefix("worker.").removeprefix("polling.")
         return "--" + _SHORT_FLAGS.get(name, name).replace(".", "-").replace("_", "-")
 
 
 def _range(kind: str, of: inspect.IntType | inspect.FloatType) -> str:
-    """Say which numbers are accepted."""
+    """Describe the accepted range of numbers."""
     low, high = (f"{bound:.15g}" if bound is not None else None for bound in (of.ge, of.le))
     return f"{kind} from {low} to {high}" if low is not None and high is not None else kind
 
 
 def _expected(of: inspect.Type) -> str:
-    """Say in words what a type accepts."""
+    """Describe the values that a type accepts."""
     match of:
         case inspect.IntType():
             return _range("a whole number", of)
@@ -63,7 +63,7 @@ def _expected(of: inspect.Type) -> str:
 
 
 def _rows(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
-    """List the settings of a struct and of the structs in it, in their order."""
+    """List the settings of a struct and of its nested structs, in order."""
     for field in msgspec.structs.fields(struct):
         name = prefix + field.name
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -92,7 +92,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for se
 FILE_ALIASES: Mapping[str, str] = MappingProxyType(
     {alias: setting.name for setting in SETTINGS.values() for alias in setting.aliases if "." in alias}
 )
-"""Other names that settings have in hark.toml, and whose they are."""
+"""Alternative names in hark.toml, and the setting of each."""
 
 
 def value_of(settings: Settings, name: str) -> Any:
@@ -104,7 +104,7 @@ def value_of(settings: Settings, name: str) -> Any:
 
 
 def shown(settings: Settings, name: str) -> Any:
-    """Give a setting's value as it may be shown: no keys, no passwords."""
+    """Return a setting's value without keys and passwords, so that it can be shown."""
     value = value_of(settings, name)
     if SETTINGS[name].secret:
         return HIDDEN if value else value
@@ -112,6 +112,6 @@ def shown(settings: Settings, name: str) -> Any:
 
 
 def _without_passwords(text: str) -> str:
-    """A URL without what it says of secrets, before its host or in its query; passwords may have any characters."""
+    """Mask the passwords of a URL, before its host and in its query. A password can contain any character."""
     text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
     return re.sub(r"(://[^:@/]*):.*@", rf"\1:{HIDDEN}@", text)

@@ -1,8 +1,8 @@
-"""What settings there are: each field with its default, its bounds, its meaning and its aliases.
+"""The definition of every setting: its default, limits, meaning and aliases.
 
-This is the only place to add a setting, with s3.py for the S3 engine, security.py for who may use a server, and
-worker.py for workers: the names in hark.toml and in the environment, the checks, the texts of errors,
-`--show-settings` and the table in docs/settings.md follow from it.
+Settings are added here, in s3.py (the S3 engine), in security.py (authentication and TLS) or in worker.py (workers).
+The names in hark.toml and in the environment, the checks, the error texts, `--show-settings` and the table in
+docs/settings.md are derived from these definitions.
 """
 
 from __future__ import annotations
@@ -24,68 +24,65 @@ Key = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 
 class Batching(Part, frozen=True):
-    """How requests that wait at the same moment share one commit."""
+    """How concurrent requests share one commit."""
 
     max_items: Annotated[
-        Count, about("Items of one verb that share one commit at most.", "SIDECAR_MAX_ITEMS_PER_TX")
+        Count, about("Maximum number of items of one operation in a commit.", "SIDECAR_MAX_ITEMS_PER_TX")
     ] = 1000
     max_wait_ms: Annotated[
         float,
         Meta(ge=0, le=10_000),
         about(
-            "Milliseconds that an item waits at most for others to share its commit.",
+            "Maximum wait of an item for a shared commit, in milliseconds.",
             "SIDECAR_MICRO_BATCH_WAIT_MS",
         ),
     ] = 5.0
 
 
 class Limits(Part, frozen=True):
-    """What the server takes on before it refuses."""
+    """Limits above which the server rejects requests."""
 
-    max_batch: Annotated[Count, about("Items in one push, pop or ack at most; more is a 400.")] = 10_000
-    max_pending: Annotated[Count, about("Items of one verb that wait for a commit at most; more is a 429.")] = 20_000
-    max_waiting: Annotated[Count, about("Pops that wait for messages at most; more is a 429.")] = 20_000
-    max_streams: Annotated[
-        Count, about("SSE and WebSocket connections that take messages at most, and as many browsers; more is a 429.")
-    ] = 10_000
+    max_batch: Annotated[Count, about("Maximum number of items in one push, pop or ack. More: 400.")] = 10_000
+    max_pending: Annotated[
+        Count, about("Maximum number of items of one operation that wait for a commit. More: 429.")
+    ] = 20_000
+    max_waiting: Annotated[Count, about("Maximum number of waiting pops. More: 429.")] = 20_000
+    max_streams: Annotated[Count, about("Maximum number of streams; also of queue browsers. More: 429.")] = 10_000
     stalled_seconds: Annotated[
         float,
         Meta(ge=0.01, le=86_400),
-        about("Seconds that a streaming client may read nothing of what is written to it; then it is cut off."),
+        about("Seconds until the server disconnects a streaming client that reads nothing."),
     ] = 30.0
-    max_connections: Annotated[
-        Count, about("Connections that a server process has open at most, waiting ones too; more is a 503.")
-    ] = 20_000
+    max_connections: Annotated[Count, about("Maximum number of open connections per server process. More: 503.")] = (
+        20_000
+    )
     header_timeout_seconds: Annotated[
         float,
         Meta(ge=0.01, le=86_400),
-        about("Seconds that the head of a request may take to arrive; then it is a 408."),
+        about("Time limit for request headers, in seconds. Later: 408."),
     ] = 10.0
     body_timeout_seconds: Annotated[
         float,
         Meta(ge=0.01, le=86_400),
-        about(
-            "Seconds within which a body has to be complete, or else has to bring 1 KiB for each of them; then it is "
-            "a 408."
-        ),
+        about("Time limit for a request body, in seconds; bodies that average 1 KiB/s get longer. Later: 408."),
     ] = 30.0
 
 
 class Pop(Part, frozen=True):
-    """What a pop means that does not say."""
+    """Defaults and limits of pops."""
 
     default_batch: Annotated[
-        Count, about("Messages that a pop gets at most, if it does not say.", "DEFAULT_BATCH_SIZE")
+        Count, about("Maximum number of messages of a pop without `batch`.", "DEFAULT_BATCH_SIZE")
     ] = 1
     default_timeout_ms: Annotated[
         Milliseconds,
-        about("Milliseconds that a waiting pop waits, if it does not say.", "DEFAULT_TIMEOUT"),
+        about("Wait of a waiting pop without `timeout`, in milliseconds.", "DEFAULT_TIMEOUT"),
     ] = 30_000
-    max_timeout_ms: Annotated[Milliseconds, about("Milliseconds that a waiting pop may ask for at most.")] = 600_000
+    max_timeout_ms: Annotated[Milliseconds, about("Maximum `timeout` of a waiting pop, in milliseconds.")] = 600_000
     default_subscription: Annotated[
         DefaultSubscription,
         about(
-            "Where a new group starts, if its pop does not say: `all` messages, or only `new` ones.",
+            "Start of a new consumer group without a subscription option: `all` messages, or only `new` ones.",
             "DEFAULT_SUBSCRIPTION_MODE",
         ),
     ] = "all"
@@ -98,46 +95,46 @@ class Queue(Part, frozen=True):
         int,
         Meta(ge=1, le=315_360_000_000),
         about(
-            "Milliseconds that a consumer of the key-value API holds a message, if its queue does not say.",
+            "Default lease in the key-value API, in milliseconds.",
             "queue.lockDuration",
         ),
     ] = 30_000
     cleanup_interval: Annotated[
         Milliseconds,
         about(
-            "Milliseconds between two sweeps for locks and keys whose time is over; 0: none. They end in time anyway.",
+            "Milliseconds between removals of expired locks and keys. 0: never; they still expire on time.",
             "queue.cleanupInterval",
         ),
     ] = 60_000
     prefetch: Annotated[
         int,
         Meta(ge=1, le=10_000),
-        about("Messages that a listener of the key-value API holds unsettled at most, if it does not say."),
+        about("Default number of unsettled messages per key-value listener."),
     ] = 10
     ping_interval_ms: Annotated[
         int,
         Meta(ge=10, le=86_400_000),
-        about("Milliseconds without an event after which a listener of the key-value API gets a ping."),
+        about("Milliseconds between pings to an idle key-value listener."),
     ] = 15_000
 
 
 class Retention(Part, frozen=True):
-    """How long the server keeps what nobody needs any more."""
+    """How long the server keeps completed messages."""
 
     completed_seconds: Annotated[
         int,
         Meta(ge=0, le=3_153_600_000),
-        about("Seconds that messages settled by every group are kept, if their queue does not say."),
+        about("Default retention of messages that every group has settled, in seconds."),
     ] = 604_800
     idle_group_days: Annotated[
         int,
         Meta(ge=1, le=36_500),
-        about("Days without a pop after which a group no longer holds messages back."),
+        about("Days without a pop after which a group no longer delays retention."),
     ] = 30
     interval_ms: Annotated[
         int,
         Meta(ge=100, le=86_400_000),
-        about("Milliseconds between two rounds of retention.", "RETENTION_INTERVAL"),
+        about("Time between retention runs, in milliseconds.", "RETENTION_INTERVAL"),
     ] = 300_000
 
 
@@ -148,7 +145,7 @@ class Encryption(Part, frozen=True):
         str,
         Meta(pattern=r"^([0-9a-fA-F]{64})?\Z"),
         about(
-            "The key that payloads are encrypted with (AES-256-GCM); empty: encrypted queues are refused.",
+            "AES-256-GCM key for payloads, 64 hexadecimal digits. Empty: encrypted queues are rejected.",
             "QUEEN_ENCRYPTION_KEY",
             expected="64 hexadecimal digits (32 bytes; make one with: openssl rand -hex 32)",
             secret=True,
@@ -157,7 +154,7 @@ class Encryption(Part, frozen=True):
     old_keys: Annotated[
         tuple[Key, ...],
         about(
-            "Earlier keys, still used to read; in the environment separated by commas.",
+            "Earlier keys, used only to decrypt.",
             expected="a list of keys, each 64 hexadecimal digits",
             secret=True,
         ),
@@ -169,58 +166,54 @@ class Encryption(Part, frozen=True):
 
 
 class Postgres(Part, frozen=True):
-    """How a server talks to PostgreSQL."""
+    """Connections to PostgreSQL."""
 
     pool_size: Annotated[
         int,
         Meta(ge=1, le=1000),
-        about("Connections to PostgreSQL that each server process opens at most.", "SIDECAR_POOL_SIZE"),
+        about("Maximum number of PostgreSQL connections per server process.", "SIDECAR_POOL_SIZE"),
     ] = 8
     statement_timeout_ms: Annotated[
         int,
         Meta(ge=100, le=86_400_000),
-        about("Milliseconds after which PostgreSQL ends a call that takes too long."),
+        about("Time limit of one PostgreSQL call, in milliseconds."),
     ] = 30_000
     wait_ms: Annotated[
         Milliseconds,
-        about("Milliseconds that a call waits while all connections are busy or the database is away, before a 503."),
+        about("Wait for a free connection or an unavailable database before a 503, in milliseconds."),
     ] = 10_000
     prepared: Annotated[
         bool,
-        about(
-            "Use prepared statements and settings of the session; `false` behind a pooler that can't pass them on, "
-            "such as pgbouncer in transaction mode."
-        ),
+        about("Use prepared statements and session settings. `false` for pgbouncer in transaction mode."),
     ] = True
 
 
 class Otel(Part, frozen=True):
-    """Traces by OpenTelemetry."""
+    """OpenTelemetry traces."""
 
     enabled: Annotated[
         bool,
-        about(
-            "Send spans of requests and of calls of the store by OTLP; where to is said by the standard `OTEL_*` "
-            "variables. Needs `hark[otel]`."
-        ),
+        about("Export OpenTelemetry traces by OTLP. Needs `hark[otel]` and the `OTEL_*` variables."),
     ] = False
 
 
 class Fallback(Part, frozen=True):
-    """How often waiting pops look for themselves, in case the hint that there is work was lost."""
+    """How often waiting pops poll the store, in case a notification was lost."""
 
     initial_ms: Annotated[
         int,
         Meta(ge=1, le=86_400_000),
         about(
-            "Milliseconds between the first looks of a waiting pop.", "SIDECAR_POP_WAIT_INITIAL_MS", "POLL_DB_INTERVAL"
+            "Initial interval between fallback polls of a waiting pop, in milliseconds.",
+            "SIDECAR_POP_WAIT_INITIAL_MS",
+            "POLL_DB_INTERVAL",
         ),
     ] = 100
     threshold: Annotated[
         int,
         Meta(ge=0, le=1_000_000),
         about(
-            "Looks that found nothing before the time between them grows.",
+            "Empty fallback polls before the interval grows.",
             "SIDECAR_POP_WAIT_BACKOFF_THRESHOLD",
             "QUEUE_BACKOFF_THRESHOLD",
             "POLL_BACKOFF_THRESHOLD",
@@ -230,7 +223,7 @@ class Fallback(Part, frozen=True):
         float,
         Meta(ge=1, le=1000),
         about(
-            "What the time between two looks is multiplied by when it grows.",
+            "Growth factor of the interval.",
             "SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER",
             "QUEUE_BACKOFF_MULTIPLIER",
         ),
@@ -239,7 +232,7 @@ class Fallback(Part, frozen=True):
         int,
         Meta(ge=1, le=86_400_000),
         about(
-            "Milliseconds between two looks at most.",
+            "Maximum interval, in milliseconds.",
             "SIDECAR_POP_WAIT_MAX_MS",
             "QUEUE_MAX_POLL_INTERVAL",
             "POLL_MAX_INTERVAL",
@@ -248,50 +241,53 @@ class Fallback(Part, frozen=True):
     jitter: Annotated[
         float,
         Meta(ge=0, le=0.9),
-        about("The share by which the time between two looks is more or less at random."),
+        about("Random variation of the interval, as a fraction."),
     ] = 0.1
-    # Half of the first interval: keys that began at any moment look in at most 20 shared calls a second, and what is
-    # found without a hint is found 25 ms later on average.
+    # Half of the initial interval: keys poll in at most 20 shared calls a second, and a message without a hint is
+    # found 25 ms later on average.
     tick_ms: Annotated[
         int,
         Meta(ge=1, le=60_000),
-        about("Looks come at multiples of so many milliseconds, to share calls of the engine.", "POLL_WORKER_INTERVAL"),
+        about(
+            "Granularity of fallback polls, in milliseconds. Polls of one tick share engine calls.",
+            "POLL_WORKER_INTERVAL",
+        ),
     ] = 50
     concurrency: Annotated[
         Count,
-        about("Pairs of a queue and a group that are looked at in the same moment at most.", "POLL_WORKER_COUNT"),
+        about("Maximum number of queue and group pairs polled concurrently.", "POLL_WORKER_COUNT"),
     ] = 32
     cleanup_seconds: Annotated[
         int,
         Meta(ge=0, le=31_536_000),
         about(
-            "Seconds that the time between two looks is remembered when nobody waits any more.",
+            "Seconds to remember the interval after the last waiting pop.",
             "QUEUE_BACKOFF_CLEANUP_THRESHOLD",
         ),
     ] = 3600
 
 
 class Peer(Part, frozen=True):
-    """How servers on one store tell each other that there may be work."""
+    """Notifications between servers on the same store."""
 
     port: Annotated[
         int,
         Meta(ge=0, le=65_535),
         about(
-            "The UDP port at which this server hears its peers; worker processes take this one and those after it. "
-            "0: 6633 if there are `peers`, else none.",
+            "UDP port for notifications from peers; further server processes use the next ports. 0: 6633 "
+            "with `peers`, otherwise none.",
             "QUEEN_UDP_NOTIFY_PORT",
         ),
     ] = 0
     host: Annotated[
         str,
-        about("The address of that port; empty: that of `host`.", expected="a host name or an address"),
+        about("Address of that port. Empty: the value of `host`.", expected="a host name or an address"),
     ] = ""
     secret: Annotated[
         str,
         Meta(pattern=r"^(.{16,})?\Z"),
         about(
-            "What peers sign their datagrams with, the same for all; empty: one that the store keeps for them.",
+            "Shared secret that signs datagrams. Empty: a secret from the store.",
             expected="at least 16 characters (make them with: openssl rand -hex 32)",
             secret=True,
         ),
@@ -299,7 +295,7 @@ class Peer(Part, frozen=True):
     linger_ms: Annotated[
         float,
         Meta(ge=0, le=10_000),
-        about("Milliseconds that a hint to the peers waits for others to share its datagram."),
+        about("Wait of a notification for a shared datagram, in milliseconds."),
     ] = 2.0
 
     def __repr__(self) -> str:
@@ -308,54 +304,52 @@ class Peer(Part, frozen=True):
 
 
 class Settings(Part, frozen=True):
-    """Everything that a server or a worker can be told."""
+    """All settings of a server or a worker."""
 
     host: Annotated[
         str,
         Meta(min_length=1),
-        about("The address to listen on.", expected="a host name or an address"),
+        about("Address to listen on.", expected="a host name or an address"),
     ] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65_535), about("The port to listen on; 0 takes a free one.", "PORT")] = 6632
+    port: Annotated[int, Meta(ge=0, le=65_535), about("Port to listen on. 0 selects a free port.", "PORT")] = 6632
     insecure_bind: Annotated[
         bool,
-        about("Listen where others can connect (`host`) even without authentication; else that is refused."),
+        about("Allow a `host` that other machines can reach without authentication."),
     ] = False
     engine: Annotated[
         str,
         about(
-            "Where messages are kept: `sqlite:///file.db`, `postgresql://user:password@host:port/database`, "
-            "`s3://bucket/prefix` or `memory`; empty: `hark.db` under `data`.",
+            "Store: `sqlite:///file.db`, `postgresql://user:password@host:port/database`, "
+            "`s3://bucket/prefix` or `memory`. Empty: `hark.db` in `data`.",
             expected="the URL of an engine",
         ),
     ] = ""
     data: Annotated[
         str,
         Meta(min_length=1),
-        about("The directory for what is kept.", expected="the path of a directory"),
+        about("Directory of the default SQLite file and token file.", expected="the path of a directory"),
     ] = "./hark-data"
-    workers: Annotated[int, Meta(ge=1, le=1024), about("Server processes.", "NUM_WORKERS")] = 1
-    log_level: Annotated[LogLevel, about("The least important that is logged.")] = "info"
+    workers: Annotated[
+        int, Meta(ge=1, le=1024), about("Number of server processes. SQLite allows only 1.", "NUM_WORKERS")
+    ] = 1
+    log_level: Annotated[LogLevel, about("Lowest level that is logged.")] = "info"
     log_format: Annotated[
         LogFormat,
-        about("How lines of the log look: `text` for people, `json`, or `auto`: text on a terminal, else JSON."),
+        about("Log format: `text`, `json`, or `auto` (text on a terminal, otherwise JSON)."),
     ] = "auto"
-    access_log: Annotated[bool, about("Log a line for every request, at level `info`.")] = False
+    access_log: Annotated[bool, about("Log every request at level `info`.")] = False
     max_body_bytes: Annotated[
-        int, Meta(ge=1, le=2_147_483_647), about("Bytes in one request body at most; more is a 413.")
+        int, Meta(ge=1, le=2_147_483_647), about("Maximum size of a request body, in bytes. Larger: 413.")
     ] = 10_485_760
     stop_seconds: Annotated[
         float,
         Meta(ge=0.1, le=3600),
-        about(
-            "Seconds from being told to stop until the process ends: requests that run and the store finish in them, "
-            "the store in at least one."
-        ),
+        about("Time limit of a graceful shutdown, in seconds. The store always gets at least 1."),
     ] = 10.0
     peers: Annotated[
         tuple[str, ...],
         about(
-            "Other servers on the same store, to be told by UDP where there is work: `host:port`, or `host:first-last` "
-            "for all processes of one; in the environment separated by commas.",
+            "Peers to notify of new work by UDP: `host:port` or `host:first-last`.",
             "QUEEN_UDP_PEERS",
             expected="a list of host:port or host:first-last, with ports from 1 to 65535",
         ),
@@ -363,8 +357,7 @@ class Settings(Part, frozen=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         about(
-            "Names that the server may be reached by without authentication, beside `localhost` and its addresses; in "
-            "the environment separated by commas.",
+            "Accepted `Host` names besides `localhost` and `host`, on a loopback server without authentication.",
             expected="a list of host names",
         ),
     ] = ()

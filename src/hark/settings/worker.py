@@ -1,4 +1,4 @@
-"""The settings of workers, in the same file as those of servers; of them, a server on S3 uses `polling`."""
+"""Settings of workers. A server on S3 also uses `polling`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _INTERVAL = "a number of milliseconds above 0, at most 86400000"
 
 _OLD_NAMES = ("worker.poll_interval", "HARK_POLL_INTERVAL", "QO_POLL_INTERVAL")
 POLL_INTERVAL = frozenset(_OLD_NAMES)
-"""Old names of `worker.polling.interval_ms`; whoever uses one of them wants fixed polling."""
+"""Old names of `worker.polling.interval_ms`. Each of them also sets the strategy to `fixed`."""
 
 
 class Polling(Part, frozen=True):
-    """How often a worker looks for work, and any process on S3 for what others wrote."""
+    """How often an idle worker polls for work, and a process on S3 polls its bucket."""
 
     strategy: Annotated[
         Strategy,
         about(
-            "How a worker rests after it found nothing: `adaptive`, longer and longer, or `fixed`.",
+            "Polling interval: `adaptive` (grows while idle) or `fixed`.",
             "QO_POLLING_STRATEGY",
             env="HARK_POLLING_STRATEGY",
         ),
@@ -32,7 +32,7 @@ class Polling(Part, frozen=True):
     min_interval_ms: Annotated[
         Interval,
         about(
-            "Adaptive: milliseconds from which the rests grow.",
+            "Adaptive: initial interval, in milliseconds.",
             "QO_POLLING_MIN_INTERVAL_MS",
             env="HARK_POLLING_MIN_INTERVAL_MS",
             expected=_INTERVAL,
@@ -41,7 +41,7 @@ class Polling(Part, frozen=True):
     max_interval_ms: Annotated[
         Interval,
         about(
-            "Adaptive: milliseconds of a rest at most.",
+            "Adaptive: maximum interval, in milliseconds.",
             "QO_POLLING_MAX_INTERVAL_MS",
             env="HARK_POLLING_MAX_INTERVAL_MS",
             expected=_INTERVAL,
@@ -51,7 +51,7 @@ class Polling(Part, frozen=True):
         float,
         Meta(gt=1, le=1000),
         about(
-            "Adaptive: what a rest is multiplied by to give the next.",
+            "Adaptive: growth factor of the interval.",
             "QO_POLLING_BACKOFF_MULTIPLIER",
             env="HARK_POLLING_BACKOFF_MULTIPLIER",
             expected="a number above 1, at most 1000",
@@ -60,7 +60,7 @@ class Polling(Part, frozen=True):
     interval_ms: Annotated[
         Interval,
         about(
-            "Fixed: milliseconds of each rest. The names with `poll_interval` set the strategy to `fixed` as well.",
+            "Fixed: interval in milliseconds. The `poll_interval` aliases also set the strategy to `fixed`.",
             "QO_POLLING_INTERVAL_MS",
             *_OLD_NAMES,
             env="HARK_POLLING_INTERVAL_MS",
@@ -70,20 +70,18 @@ class Polling(Part, frozen=True):
 
 
 class Worker(Part, frozen=True):
-    """What a worker does that its program does not say."""
+    """Defaults for a worker; its run options override them."""
 
-    concurrency: Annotated[int, Meta(ge=1, le=10_000), about("Tasks that a worker runs at once at most.")] = 10
+    concurrency: Annotated[int, Meta(ge=1, le=10_000), about("Maximum number of concurrent tasks.")] = 10
     grace_seconds: Annotated[
         float,
         Meta(ge=0, le=86_400),
-        about("Seconds that running tasks have to finish when a worker stops; then they are handed back."),
+        about("Time for running tasks to finish at shutdown, in seconds. Then their messages are released."),
     ] = 30
     lease_seconds: Annotated[
         int,
         Meta(ge=1, le=86_400),
-        about("Seconds that a worker holds a task between two renewals at most: if it dies, others wait so long."),
+        about("Lease of a running task, renewed by the worker, in seconds."),
     ] = 30
-    health_port: Annotated[
-        int, Meta(ge=0, le=65_535), about("The port at which a worker answers `/health` and `/metrics`; 0: none.")
-    ] = 0
+    health_port: Annotated[int, Meta(ge=0, le=65_535), about("Port for `/health` and `/metrics`. 0: none.")] = 0
     polling: Polling = Polling()

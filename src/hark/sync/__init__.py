@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same names, and every call waits.
+"""The client for programs without an event loop: the same names, with blocking calls.
 
     import hark.sync
 
@@ -8,7 +8,7 @@
             with message:
                 charge(message.data)
 
-The async client does the work, on an event loop in a thread of its own; any number of threads may share a client.
+The async client does the work, on an event loop in a separate thread. Any number of threads can share a client.
 """
 
 from hark.sync.client import Client, connect

@@ -1,4 +1,4 @@
-"""The sync client: the async one behind a portal."""
+"""The sync client: the async client behind a portal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hark.engine.api import Engine
 
 _EXIT_SECONDS = 5.0
-"""How long a program that ends waits for a client that it did not close."""
+"""Maximum number of seconds that a program waits at its exit for a client that it did not close."""
 
 
 def connect(
@@ -41,7 +41,15 @@ def connect(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Client:
-    """A sync client of a server; close it when you are done, or use it as a context manager. As `hark.connect`."""
+    """Connect to a Hark server with a blocking client. The arguments are those of `hark.connect`.
+
+    ```python
+    with hark.sync.connect("http://localhost:6632") as client:
+        client.queue("orders").push({"id": 1})
+    ```
+
+    Use the client as a context manager, or call `close` at the end. Raises `InvalidInput` if an argument is invalid.
+    """
     inner = connect_async(
         target,
         token=token,
@@ -56,16 +64,23 @@ def connect(
 
 
 class Client:
-    """A client whose calls wait; any number of threads may share it."""
+    """A client with blocking calls. `hark.sync.connect` creates it, and any number of threads can share it.
+
+    All methods raise `ConnectionFailed` if no server answers, and another `HarkError` if the server rejects the
+    request.
+    """
 
     def __init__(self, inner: AsyncClient, portal: Portal) -> None:
         self.inner = inner
         self.portal = portal
-        # For a program that forgets to close it: what it has buffered is not lost.
+        # For programs that do not close the client: buffered messages are not lost.
         atexit.register(self._close_at_exit)
 
     def queue(self, name: str | None = None) -> Queue:
-        """A queue to push to or to take from; without a name, say `namespace` or `task` to take from several."""
+        """A queue to push to and to consume from.
+
+        Without a name, call `namespace` or `task` on the result to consume from all queues with that label.
+        """
         return Queue(self, Choices(queue=None if name is None else a_name(name, "queue")))
 
     @property
@@ -75,32 +90,38 @@ class Client:
 
     @property
     def admin(self) -> Admin:
-        """The server, and all its queues and messages."""
+        """Administration of the server: queues, messages, leases, waiting consumers, health and maintenance mode."""
         return Admin(self.inner.admin, self.portal)
 
     @property
     def groups(self) -> Groups:
-        """The consumer groups."""
+        """Administration of consumer groups: list, seek, pause, purge, limit and delete."""
         return Groups(self.inner.groups, self.portal)
 
     @property
     def traces(self) -> Traces:
-        """What consumers recorded about messages."""
+        """Trace events that consumers recorded about messages."""
         return Traces(self.inner.traces, self.portal)
 
     def transaction(self) -> Transaction:
-        """Pushes, settlements and writes of keys that happen whole or not at all."""
+        """A new transaction of pushes, settlements and key-value writes.
+
+        The server applies all of it or nothing. Use it as `with client.transaction() as transaction`.
+        """
         return Transaction(self.inner.transaction(), self.portal)
 
     def dlq(self, queue: str | None = None, group: str | None = None) -> DeadLetters:
-        """The dead letters of all queues, or of one."""
+        """The dead letters of one queue and one consumer group. None means all queues, or all groups."""
         return DeadLetters(self.inner.dlq(queue, group), self.portal)
 
     flush = blocking(AsyncClient.flush)
     _open = blocking(AsyncClient.open)
 
     def close(self) -> None:
-        """Send what is buffered, hand back what was not begun, and hang up. Raises what could not be sent."""
+        """Send buffered messages, release messages that no handler has started, and close all connections.
+
+        Raises `FlushFailed` if buffered messages could not be sent.
+        """
         self._end(self.inner.close)
 
     def _close_at_exit(self) -> None:

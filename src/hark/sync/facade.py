@@ -1,4 +1,4 @@
-"""How an async class becomes a sync one: a line for each method, with the types of the original.
+"""Converts an async class to a sync one: one line for each method, with the types of the original.
 
 class Traces(Part[AsyncTraces]):
     add = blocking(AsyncTraces.add)
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Facade(Protocol[A_co]):
-    """Something sync in front of something async."""
+    """A sync object around an async one."""
 
     @property
     def inner(self) -> A_co:
@@ -28,7 +28,7 @@ class Facade(Protocol[A_co]):
 
     @property
     def portal(self) -> Portal:
-        """Where it works."""
+        """The portal that runs it."""
 
 
 class Part(Generic[A]):
@@ -40,7 +40,7 @@ class Part(Generic[A]):
 
 
 class blocking(Generic[A, P, R]):  # Reads like a decorator.
-    """A coroutine method as one that waits."""
+    """Converts a coroutine method to a blocking one."""
 
     def __init__(self, method: Callable[Concatenate[A, P], Coroutine[object, object, R]]) -> None:
         self._method = method
@@ -54,7 +54,7 @@ class blocking(Generic[A, P, R]):  # Reads like a decorator.
 
 
 class iterating(Generic[A, P, R]):
-    """A method that answers an async iterator as one that answers an iterator."""
+    """Converts a method that returns an async iterator to one that returns an iterator."""
 
     def __init__(self, method: Callable[Concatenate[A, P], AsyncIterator[R]]) -> None:
         self._method = method
@@ -68,7 +68,7 @@ class iterating(Generic[A, P, R]):
 
 
 class fluent(Generic[A, P]):
-    """A method that answers its own object, as one that answers the facade."""
+    """Converts a method that returns its own object to one that returns the facade."""
 
     def __init__(self, method: Callable[Concatenate[A, P], A]) -> None:
         self._method = method

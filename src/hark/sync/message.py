@@ -1,4 +1,4 @@
-"""A message in the hands of a program without an event loop."""
+"""A delivered message in a program without an event loop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from hark.sync.portal import Portal
 
 
 class Message(Received):
-    """A message in a consumer's hands, to be settled once: by `with`, or by `ack`, `nack` and their like.
+    """A delivered message. Settle it once: with `with`, or with `ack`, `nack`, `retry` or `dead_letter`.
 
-    `with message:` acks at its end, and nacks with the error when it ends by an exception, which goes on. Ctrl-C hands
-    the message back, uncounted. Meanwhile its lease is renewed.
+    ```python
+    for message in client.queue("orders").group("billing").messages():
+        with message:
+            print(message.data)
+    ```
+
+    At the end of the `with` block the message is acknowledged. If the block raises, the message is rejected with the
+    error text and the traceback, and the exception propagates. Ctrl-C releases the message without counting an attempt.
+    Inside the block the lease is renewed.
     """
 
     __slots__ = ("inner", "portal")
@@ -37,16 +44,16 @@ class Message(Received):
 
     @property
     def settled(self) -> Status | None:
-        """What was said of it; None as long as it is open."""
+        """The settlement: `completed`, `failed`, `retry` or `dlq`. None while the message is not settled."""
         return self.inner.settled
 
     @property
     def lost(self) -> bool:
-        """Whether its lease is known to have ended: somebody else may have it by now."""
+        """Whether the lease is known to have expired: another consumer may have received the message."""
         return self.inner.lost
 
     def __enter__(self) -> Self:
-        """Begin: its lease is renewed from now on."""
+        """Start to renew the lease."""
         self.begin()
         self.inner.open_span()
         return self
@@ -54,7 +61,7 @@ class Message(Received):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle it, unless that was done inside."""
+        """Settle the message, unless the block settled it."""
         try:
             self._leave(error)
         finally:

@@ -1,4 +1,4 @@
-"""The sync faces of what a client has beside queues."""
+"""The blocking versions of the parts of a client beside queues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hark.sync.portal import Portal
 
 
 class Admin(Part[AsyncAdmin]):
-    """The server, and all its queues and messages."""
+    """Administration of the server and of single messages, `client.admin`."""
 
     queues = blocking(AsyncAdmin.queues)
     namespaces = blocking(AsyncAdmin.namespaces)
@@ -51,7 +51,7 @@ class Admin(Part[AsyncAdmin]):
 
 
 class Groups(Part[AsyncGroups]):
-    """The consumer groups."""
+    """Administration of consumer groups, `client.groups`."""
 
     list = blocking(AsyncGroups.list)
     get = blocking(AsyncGroups.get)
@@ -67,7 +67,7 @@ class Groups(Part[AsyncGroups]):
 
 
 class Traces(Part[AsyncTraces]):
-    """What consumers recorded about messages."""
+    """Trace events about messages, `client.traces`."""
 
     add = blocking(AsyncTraces.add)
     of = blocking(AsyncTraces.of)
@@ -76,7 +76,7 @@ class Traces(Part[AsyncTraces]):
 
 
 class DeadLetters(Part[AsyncDeadLetters]):
-    """The dead letters of all queues, of one queue, or of one group; iterate for all of them."""
+    """The dead letters of all queues, of one queue, or of one group. Iterate over it for all of them."""
 
     def __iter__(self) -> Iterator[DeadLetter]:
         return self.all()
@@ -91,7 +91,7 @@ class DeadLetters(Part[AsyncDeadLetters]):
 
 
 class QueueAdmin(Part[AsyncQueueAdmin]):
-    """One queue as an administrator handles it."""
+    """Administration of one queue, `client.queue("orders").admin`."""
 
     configure = blocking(AsyncQueueAdmin.configure)
     change = blocking(AsyncQueueAdmin.change)
@@ -110,19 +110,22 @@ class QueueAdmin(Part[AsyncQueueAdmin]):
 
 
 class Atomic(AsyncAtomic):
-    """A write of many keys, with checks, that happens whole or not at all."""
+    """An atomic write to the key-value store: `client.kv.atomic()` creates it, `commit` applies it."""
 
     def __init__(self, caller: Caller, portal: Portal) -> None:
         super().__init__(caller)
         self._portal = portal
 
-    def commit(self) -> AtomicResult:  # type: ignore[override]  # It waits, where the async one is awaited.
-        """Do all of it, if all checks hold."""
+    def commit(self) -> AtomicResult:  # type: ignore[override]  # It blocks; the async one is awaited.
+        """Apply everything, or nothing if a check fails: the result is then false.
+
+        Raises `Conflict` if a change does not fit the stored value, and `ConnectionFailed` if the reply was lost.
+        """
         return self._portal.run(super().commit())
 
 
 class KeyValue(Part[AsyncKeyValue]):
-    """The key-value store."""
+    """The key-value store of the server, `client.kv`. A key is a tuple such as `("users", 17)`."""
 
     get = blocking(AsyncKeyValue.get)
     get_many = blocking(AsyncKeyValue.get_many)
@@ -133,20 +136,27 @@ class KeyValue(Part[AsyncKeyValue]):
     count = blocking(AsyncKeyValue.count)
 
     def atomic(self) -> Atomic:
-        """A write of many keys, with checks, that happens whole or not at all."""
+        """A new atomic write: checks and changes of keys that are applied together or not at all."""
         return Atomic(self.inner._caller, self.portal)
 
     def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> Iterator[Change]:
-        """Changes of keys, as they happen."""
+        """Watch keys: an endless iterator over their changes, starting with the current entries.
+
+        With `initial=False`, it starts with the first change. After several quick writes to a key, you may see only the
+        last one.
+        """
         return self.portal.iterate(self.inner.watch(keys, initial=initial))
 
     def watch_prefix(self, prefix: KeyParts, *, limit: int = 100, initial: bool = True) -> Iterator[Change]:
-        """Changes below a prefix, as they happen."""
+        """Watch the keys below a prefix, as `watch` does. It covers the first `limit` keys, at most 1000."""
         return self.portal.iterate(self.inner.watch_prefix(prefix, limit=limit, initial=initial))
 
 
 class Transaction(Part[AsyncTransaction]):
-    """Pushes, settlements and writes of keys that happen whole or not at all; `with` commits at its end."""
+    """Collects pushes, settlements and key-value writes. `commit` applies all of them or none.
+
+    As a context manager it commits at the end of the block. If the block raises, nothing is sent.
+    """
 
     push = fluent(AsyncTransaction.push)
     require = fluent(AsyncTransaction.require)
@@ -161,17 +171,21 @@ class Transaction(Part[AsyncTransaction]):
         error: str | None = None,
         delay: float | timedelta | None = None,
     ) -> Self:
-        """Settle a delivered message; `delay` is in seconds, for `failed` and `retry`."""
+        """Settle a delivered message: acknowledge it, or give another status.
+
+        `status` is `completed`, `failed`, `retry` or `dlq`. `delay` is the time in seconds before the redelivery, for
+        `failed` and `retry` only.
+        """
         self.inner.ack(message.inner if isinstance(message, Message) else message, status, error=error, delay=delay)
         return self
 
     def queue(self, name: str) -> TransactionQueue[Transaction]:
-        """A queue to push to: `transaction.queue("invoices").partition("7").push(data)`."""
+        """The queue of a push in the fluent form: `transaction.queue("invoices").partition("7").push(data)`."""
         return TransactionQueue(self.push, name)
 
     @property
     def kv(self) -> KeyChanges:
-        """Checks and changes of keys that belong to it."""
+        """Checks and writes of keys in this transaction."""
         return self.inner.kv
 
     def __enter__(self) -> Self:

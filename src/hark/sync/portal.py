@@ -18,7 +18,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # A daemon: a program that forgot to close its client can still end.
+        # A daemon thread, so that a program that forgot to close its client can end.
         self._thread = threading.Thread(target=self._serve, name="hark-sync", daemon=True)
         self._lock = threading.Lock()
         self._closed = False
@@ -26,13 +26,14 @@ class Portal:
 
     @property
     def closed(self) -> bool:
-        """Whether its thread has ended, or is about to."""
+        """Whether its thread has ended, or is about to end."""
         return self._closed
 
     def run(self, work: Coroutine[object, object, T], interrupted: Callable[[], object] | None = None) -> T:
         """Wait for a coroutine, from any thread but its own.
 
-        Ctrl-C cancels it; with `interrupted` the first one calls that, and is raised when the coroutine has ended.
+        Ctrl-C cancels the coroutine. With `interrupted`, the first Ctrl-C calls that function, waits for the coroutine
+        and then raises.
         """
         with self._lock:
             refusal = self._refusal()
@@ -50,13 +51,13 @@ class Portal:
                 future.result()
                 raise
         except concurrent.futures.CancelledError:
-            raise HarkError("the client was closed meanwhile", code="client_closed") from None
+            raise HarkError("the client was closed during this call", code="client_closed") from None
         except BaseException:
-            future.cancel()  # Ctrl-C: nobody waits any more. Of no effect on what is done.
+            future.cancel()  # After Ctrl-C there is no caller any more. A completed future is not affected.
             raise
 
     def iterate(self, stream: AsyncIterator[T]) -> Iterator[T]:
-        """The steps of an async iterator."""
+        """Iterate over an async iterator."""
 
         async def step() -> tuple[T] | None:
             try:
@@ -68,13 +69,13 @@ class Portal:
             yield found[0]
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call something soon on the loop, and do not wait for it."""
+        """Call a function soon on the event loop, without waiting for it."""
         with self._lock:
             if not self._closed:
                 self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """End the thread; what still runs is cancelled."""
+        """Cancel running coroutines and end the thread."""
         with self._lock:
             if self._closed:
                 return
@@ -85,9 +86,9 @@ class Portal:
 
     def _refusal(self) -> str | None:
         if self._closed:
-            return "the client is closed; connect again"
+            return "the client is closed; create a new one with connect()"
         if threading.current_thread() is self._thread:
-            return "a sync client can't be used on its own event loop: handlers run in threads"
+            return "a sync client cannot be used on its own event loop; call it from another thread"
         return None
 
     def _serve(self) -> None:

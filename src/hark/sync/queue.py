@@ -35,18 +35,21 @@ OnError = Callable[[Message, Exception], object] | Callable[[list[Message], Exce
 
 
 class _Portable(ClientBuilder["Client"]):
-    """A builder whose verbs work on the loop behind a sync client."""
+    """A builder whose operations run on the event loop behind a sync client."""
 
     __slots__ = ()
 
     @property
     def portal(self) -> Portal:
-        """Where it works."""
+        """The portal that runs its operations."""
         return self._client.portal
 
 
 class Queue(_Portable):
-    """A queue, or several by their labels: push to it, take from it, administer it."""
+    """A queue to push to, consume from and administer, with blocking calls. `client.queue("orders")` creates it.
+
+    Methods such as `partition`, `group` and `batch` return a copy with that option.
+    """
 
     __slots__ = ()
 
@@ -69,41 +72,58 @@ class Queue(_Portable):
     _pop = blocking(AsyncQueue.pop)
 
     def message(self, data: object, **options: Unpack[PushOptions]) -> NewMessage:
-        """A message with options of its own, for `push_many`."""
+        """Build a message with push options, for `push_many`. The options are those of `push`."""
         return self.inner.message(data, **options)
 
     def buffer(self, max_items: int = 100, max_ms: int = 1000) -> BufferedQueue:
-        """Pushes that return at once, and are sent when there are `max_items` or after `max_ms`."""
+        """Push through a buffer: pushes return immediately, and messages are sent together.
+
+        The buffer is sent when it has `max_items` messages (1 to 10,000, default 100), or `max_ms` milliseconds after
+        the first one (1 to 3,600,000, default 1000). Buffered messages are not stored yet: they are lost if the program
+        crashes.
+        """
         return BufferedQueue(self._client, self.inner.buffer(max_items, max_ms)._choices)
 
     def pop(self) -> list[Message]:
-        """Take what is there, up to `batch` messages, in one request; with `wait`, wait for the first one."""
+        """Receive up to `batch` messages with one request. Returns an empty list if there are none.
+
+        With `wait`, the request waits for the first message, `timeout` milliseconds at most. You hold the messages for
+        the lease time of the queue, or of `lease`. Inside `with message` the lease is renewed.
+        """
         return [Message(message, self.portal) for message in self._pop()]
 
     def messages(self) -> Messages:
-        """Messages one by one, without end: `for message in ...messages(): with message: ...`."""
+        """Iterate over messages. The iteration is endless, unless `limit` or `idle` ends it.
+
+        ```python
+        for message in client.queue("orders").group("billing").messages():
+            with message:
+                print(message.data)
+        ```
+        """
         return Messages(self.inner.messages(), self.portal)
 
     def consume(self, handler: Handler) -> Consumption:
-        """Handle messages in threads until `limit`, `idle` or `stop` end it: `queue.consume(handler).run()`.
+        """Call a handler in threads for each message: `queue.consume(handler).run()`.
 
-        The handler gets one message when `batch` is 1 or with `each()`, else the list of a batch. What it gets is acked
-        when it returns and nacked with the error when it raises; `concurrency` handlers run at a time.
+        `limit`, `idle` or `stop` ends it. The handler gets one message if `batch` is 1 or with `each()`, otherwise the
+        list of messages of a batch. When it returns, its messages are acknowledged. When it raises, they are rejected
+        with the error text and the traceback. `concurrency` handlers run at the same time.
         """
         return Consumption(self, handler)
 
     @property
     def admin(self) -> QueueAdmin:
-        """All verbs about the queue as a whole."""
+        """Administration of this queue: options, statistics, pause, purge and delete."""
         return QueueAdmin(self.inner.admin, self.portal)
 
     def dlq(self) -> DeadLetters:
-        """The dead letters of the queue, or of the group."""
+        """The dead letters of the queue, or of the selected group."""
         return DeadLetters(self.inner.dlq(), self.portal)
 
 
 class BufferedQueue(_Portable):
-    """A queue whose pushes return at once; `flush` sends them, and tells of what failed."""
+    """A queue whose pushes return immediately. `flush` sends the buffered messages and raises the errors."""
 
     __slots__ = ()
 
@@ -118,7 +138,10 @@ class BufferedQueue(_Portable):
 
 
 class Messages:
-    """Messages one by one, taken in batches. However the iteration ends, what was not begun is handed back at once."""
+    """An iterator over messages, received in batches. `queue.messages()` creates it.
+
+    However the iteration ends, messages that were received but not yet returned are released.
+    """
 
     def __init__(self, inner: AsyncMessages, portal: Portal) -> None:
         self.inner = inner
@@ -130,7 +153,7 @@ class Messages:
         return self
 
     def __next__(self) -> Message:
-        """The next message, when there is one; threads that share an iteration take turns."""
+        """Wait for the next message. Threads that share an iteration take turns."""
         with self._turn:
             return Message(next(self._steps), self.portal)
 
@@ -146,7 +169,7 @@ class Messages:
 
 
 class Consumption:
-    """Messages into a handler, by `run`; `stop` ends it from another thread, or from the handler."""
+    """A consumption: `run` runs it. `stop` ends it, from another thread or from the handler."""
 
     def __init__(self, queue: Queue, handler: Handler) -> None:
         self._portal = queue.portal
@@ -154,26 +177,32 @@ class Consumption:
         self._inner = queue.inner.consume(self._in_thread(handler, "handler"))
 
     def on_success(self, callback: OnSuccess) -> Self:
-        """Call this with what the handler got and what it returned, instead of acking."""
+        """Call this function with the message or messages and the handler's result, instead of acknowledging.
+
+        The function must settle the messages.
+        """
         self._inner.on_success(self._in_thread(callback, "on_success"))
         return self
 
     def on_error(self, callback: OnError) -> Self:
-        """Call this with what the handler got and its exception, before it is nacked."""
+        """Call this function with the message or messages and the exception, before they are rejected.
+
+        The function can settle the messages itself; unsettled ones are rejected.
+        """
         self._inner.on_error(self._in_thread(callback, "on_error"))
         return self
 
     def run(self) -> Consumed:
-        """Consume until it ends. Ctrl-C waits for the handlers that run; a second one does not."""
+        """Consume until it ends. Ctrl-C waits for running handlers; a second Ctrl-C does not."""
         with self._threads:
             return self._portal.run(self._inner.run(), interrupted=self.stop)
 
     def stop(self) -> None:
-        """Take nothing more, and end when the handlers that run have ended."""
+        """Stop receiving messages, and end when the running handlers have ended."""
         self._portal.post(self._inner.stop)
 
     def _in_thread(self, function: Callable[..., object], field: str) -> Callable[..., object]:
-        """A function of the user, run in a thread and with messages that wait."""
+        """Run a user's function in a thread, with sync messages."""
         if inspect.iscoroutinefunction(a_function(function, field)):
             raise InvalidInput(f"{field}: {_is_async(function)}")
 
@@ -184,10 +213,10 @@ class Consumption:
             else:
                 wrapped = Message(given, self._portal)
             loop = asyncio.get_running_loop()
-            context = copy_context()  # With the span of the message, where there are any.
+            context = copy_context()  # Includes the span of the message, if tracing is active.
             result = await loop.run_in_executor(self._threads, lambda: context.run(function, wrapped, *more))
             if inspect.iscoroutine(result):
-                result.close()  # As it was not awaited, nothing of it has run.
+                result.close()  # It was not awaited, so none of its code has run.
                 raise TypeError(_is_async(function))
             return what_ran(function, result)
 
@@ -195,4 +224,4 @@ class Consumption:
 
 
 def _is_async(function: object) -> str:
-    return f"{name_of(function)} is async; use the async client (hark.connect)"
+    return f"{name_of(function)} is async; use a function that is not async, or the async client (hark.connect)"

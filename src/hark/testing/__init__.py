@@ -1,7 +1,6 @@
-"""The testing kit: a real server for each test, a clock that the test moves, and assertions about what was pushed.
+"""The testing kit: a real server for each test, a clock that the test moves, and assertions about pushed messages.
 
-With pytest there is nothing to import. Installing Hark brings the fixtures `hark_server`, `hark_client` and
-`hark_sync`:
+With pytest there is nothing to import. Installing Hark adds the fixtures `hark_server`, `hark_client` and `hark_sync`:
 
     async def test_an_order_is_billed_once(hark_server, hark_client):
         await place_order(hark_client, customer=7)
@@ -14,13 +13,13 @@ With pytest there is nothing to import. Installing Hark brings the fixtures `har
         assert [message.data for message in hark_server.drain("reminders")] == [{"to": "ada"}]
 
     async def test_the_task_sends_a_mail(hark_server, outbox):
-        async with hark_server.serving(worker):      # the worker of the application, for once with this server
+        async with hark_server.serving(worker):      # the application's worker, with this server
             await send_email.push(to="a@b.c", subject="hi")
-            await hark_server.run_worker(worker)     # until nothing is left to do now
+            await hark_server.run_worker(worker)     # until there is nothing to do
         assert outbox == ["a@b.c"]
 
-Time stands still until `clock.advance`: nothing is due, expires or is tried again before. A pop that waits for a
-message waits for the push, or for the clock.
+The server's time stands still until `clock.advance`: before that no message becomes due, expires or is retried. A
+waiting pop waits for a push, or for the clock.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import when it is used: pytest loads this package in every run of everybody who has Hark installed."""
+    """Import on first use: pytest loads this package in every run, wherever Hark is installed."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

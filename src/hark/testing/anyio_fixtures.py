@@ -1,4 +1,4 @@
-"""The async fixtures where anyio's plugin runs the tests."""
+"""The async fixtures for test suites that use anyio's pytest plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The async fixtures where pytest-asyncio runs the tests, in either of its modes."""
+"""The async fixtures for test suites that use pytest-asyncio, in either of its modes."""
 
 from __future__ import annotations
 

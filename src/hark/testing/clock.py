@@ -1,4 +1,4 @@
-"""The clock of a test's server: it stands still until the test moves it."""
+"""The clock of a test server: it stands still until the test moves it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hark.clock import SECOND, FakeClock
 
 
 class ServerClock:
-    """The time as the server sees it.
+    """The clock of a test server, `hark_server.clock`.
 
-    Delays, leases, retry schedules and times to live pass when the test says so, and only then:
+    Delays, leases, retries and times to live pass only when the test moves the clock:
 
         await client.queue("mails").push({"to": "ada"}, delay=3600)
         assert hark_server.drain("mails") == []
         hark_server.clock.advance(3600)
         assert [message.data for message in hark_server.drain("mails")] == [{"to": "ada"}]
 
-    It starts at the time of day, so that `deliver_at=datetime.now(UTC) + timedelta(hours=1)` means what it says.
+    It starts at the current time, so that `deliver_at=datetime.now(UTC) + timedelta(hours=1)` works.
     """
 
     def __init__(self, clock: FakeClock, advance: Callable[[float], None]) -> None:
@@ -26,18 +26,22 @@ class ServerClock:
         self._advance = advance
 
     def now(self) -> datetime:
-        """What it shows."""
+        """The current time of the clock."""
         return datetime.fromtimestamp(self._clock.now() / SECOND, UTC)
 
     def advance(self, seconds: float) -> datetime:
-        """Move it forward, and return when everything that fell due on the way has happened, in order."""
+        """Move the clock forward by this many seconds. Returns the new time.
+
+        It returns after everything that became due on the way has happened, in order. Raises `ValueError` for a
+        negative number.
+        """
         if not seconds >= 0:
-            raise ValueError(f"advance: {seconds} seconds is not forward; expected 0 or more")
+            raise ValueError(f"advance: expected 0 seconds or more, got {seconds}")
         self._advance(seconds)
         return self.now()
 
     def advance_to(self, moment: datetime) -> datetime:
-        """Move it forward to a moment."""
+        """Move the clock forward to a datetime with a time zone. Returns the new time."""
         if moment.tzinfo is None:
-            raise ValueError(f"advance_to: {moment} has no time zone; expected something like datetime.now(UTC)")
+            raise ValueError(f"advance_to: expected a datetime with a time zone (datetime.now(UTC)), got {moment}")
         return self.advance((moment - self.now()).total_seconds())

@@ -1,4 +1,4 @@
-"""The memory engine, and when it has come to rest."""
+"""The memory engine, with a way to wait until it is idle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hark.engine.sqlite.calls import Call
 
 _FOR_EVER = 100 * 365 * 86400
 _QUIET_TURNS = 8
-"""Turns of the loop without a new call, after which nobody has anything more to ask."""
+"""Turns of the event loop without a new call, after which the engine counts as idle."""
 
 
 class ObservedEngine(SqliteEngine):
-    """A store in memory that keeps what is settled, for tests to look at, and knows when nothing is under way."""
+    """A store in memory that keeps settled messages for tests, and knows when no call is in flight."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(":memory:", clock=clock, completed_retention_seconds=_FOR_EVER, idle_group_seconds=_FOR_EVER)

@@ -1,4 +1,4 @@
-"""Which of the pushed messages were meant, and what to say when it is not as many as expected."""
+"""Matches pushed messages against expectations, and explains a difference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 10
 
 
 class Anything(msgspec.Struct, frozen=True):
-    """Whatever it is; `None` is data too, so it can't stand for that."""
+    """Matches any value. `None` cannot mean this, because it is a valid value."""
 
     def __repr__(self) -> str:
         return "..."
@@ -25,18 +25,18 @@ ANYTHING: Final = Anything()
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a test expects of a message; what it does not say may be anything."""
+    """What a test expects of a message. Fields that are not given match anything."""
 
     queue: str
     data: Any = ANYTHING
-    """A value that the decoded payload equals, or a function that says whether it is right."""
+    """A value that the decoded payload must equal, or a function that checks it."""
     partition: str | None = None
     key: str | None = None
     task: str | None = None
     arguments: Any = ANYTHING
 
     def differences(self, message: StoredMessage) -> list[str]:
-        """What is not as expected, in words."""
+        """The differences from the expectation, as text."""
         pairs = (
             ("partition", self.partition, message.partition),
             ("key", self.key, message.transaction_id),
@@ -62,7 +62,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_count(expected: Expected, pushed: Sequence[StoredMessage], times: int | None) -> list[StoredMessage]:
-    """The messages that were meant; raises `AssertionError` unless they are so many (None: at least one)."""
+    """The matching messages. Raises `AssertionError` unless there are `times` of them (None: at least one)."""
     __tracebackhide__ = True
     matches = [message for message in pushed if not expected.differences(message)]
     if (times is None and matches) or len(matches) == times:
@@ -70,16 +70,16 @@ def check_count(expected: Expected, pushed: Sequence[StoredMessage], times: int 
     wanted = "at least 1" if times is None else "no" if times == 0 else str(times)
     plural = "" if wanted in ("1", "at least 1") else "s"
     lines = [
-        f"expected {wanted} message{plural} in {expected.queue!r}{expected}, but {len(matches)} of "
-        f"{len(pushed)} were pushed so"
+        f"expected {wanted} message{plural} in queue {expected.queue!r}{expected}, "
+        f"but {len(matches)} of {len(pushed)} pushed messages match"
     ]
     raise AssertionError("\n".join((*lines, *_shown(expected, pushed, bool(matches)))))
 
 
 def _shown(expected: Expected, pushed: Sequence[StoredMessage], any_matched: bool) -> list[str]:
-    """What was pushed, those first that are nearest to what was expected."""
+    """The pushed messages, with those first that are closest to the expectation."""
     if not pushed:
-        return [f"nothing was pushed to {expected.queue!r}"]
+        return [f"no message was pushed to queue {expected.queue!r}"]
     target = _written(expected.arguments if expected.arguments is not ANYTHING else expected.data)
 
     def distance(message: StoredMessage) -> tuple[int, float]:
@@ -93,7 +93,7 @@ def _shown(expected: Expected, pushed: Sequence[StoredMessage], any_matched: boo
         lines += [f"      {text}" for text in differences] if not any_matched else []
     if len(pushed) > _SHOWN:
         lines.append(f"  and {len(pushed) - _SHOWN} more")
-    return ["pushed, the nearest first:", *lines]
+    return ["pushed messages, closest match first:", *lines]
 
 
 def _line(message: StoredMessage) -> str:
@@ -112,7 +112,7 @@ def _fits(wanted: object, was: object) -> bool:
 
 
 def _difference(name: str, wanted: object, was: object) -> str:
-    """The fields of two objects that differ, or the whole."""
+    """The differing fields of two objects, or the whole value."""
     if isinstance(wanted, dict) and isinstance(was, dict):
         names = [*wanted, *(key for key in was if key not in wanted)]
         parts = [

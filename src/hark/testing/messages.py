@@ -14,40 +14,42 @@ from hark.model.words import MessageState
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was pushed, wherever it is by now."""
+    """A message that was pushed, in any state."""
 
     id: str
+    """Id of the message."""
     queue: str
     partition: str
     data: Any
-    """The payload, decoded."""
+    """The payload, decoded from JSON."""
     transaction_id: str
+    """Idempotency key of the push."""
     priority: int
     trace_id: str | None
     state: MessageState
-    """`pending`, `processing`, `completed`, `failed` or `dead_letter`, as the group sees it that is furthest behind."""
+    """`pending`, `processing`, `completed`, `failed` or `dead_letter`, as seen by the group that is furthest behind."""
     attempts: int
-    """Deliveries that failed, in the group that needed most."""
+    """Number of failed deliveries, in the group with the most."""
     error: str | None
-    """What the last failure said."""
+    """The text of the last failure."""
     created_at: datetime
     deliver_at: datetime | None
-    """When it may be delivered, if it was pushed with a delay."""
+    """When it can be delivered, if it was pushed with a delay."""
 
     @property
     def task(self) -> str | None:
-        """The task that it calls, if a worker's `task.push` made it."""
+        """Name of the task, if the message was pushed with a worker's `task.push`."""
         name = self.data.get("task") if isinstance(self.data, dict) else None
         return name if isinstance(name, str) else None
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """What the task is called with, by name."""
+        """The arguments of the task, by name."""
         return None if self.task is None else self.data.get("arguments", {})
 
 
 class ReceivedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that a test took from the server."""
+    """A message that a test received with `drain`."""
 
     id: str
     queue: str
@@ -56,15 +58,16 @@ class ReceivedMessage(msgspec.Struct, frozen=True, kw_only=True):
     transaction_id: str
     priority: int
     attempt: int
-    """1 if it was never delivered before."""
+    """Number of this delivery attempt, from 1."""
 
 
 class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that could not be delivered to a group."""
+    """A dead letter."""
 
     id: str
-    """Of the dead letter: what `hark dlq requeue` takes."""
+    """Id of the dead letter, as `hark dlq requeue` takes it."""
     message_id: str
+    """Id of the message."""
     queue: str
     partition: str
     group: str
@@ -72,11 +75,12 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     transaction_id: str
     attempts: int
     error: str
+    """The error of the last attempt."""
     failed_at: datetime
 
 
 def stored(view: MessageView) -> StoredMessage:
-    """What a test sees of a message of the store."""
+    """The test's view of a stored message."""
     return StoredMessage(
         id=view.id,
         queue=view.queue,
@@ -94,7 +98,7 @@ def stored(view: MessageView) -> StoredMessage:
 
 
 def received(deliveries: Sequence[Delivery]) -> list[ReceivedMessage]:
-    """What a test sees of messages that it took."""
+    """The test's view of received messages."""
     return [
         ReceivedMessage(
             id=delivery.id,
@@ -110,7 +114,7 @@ def received(deliveries: Sequence[Delivery]) -> list[ReceivedMessage]:
 
 
 def dead(letter: DeadLetter) -> DeadMessage:
-    """What a test sees of a dead letter."""
+    """The test's view of a dead letter."""
     return DeadMessage(
         id=letter.id,
         message_id=letter.message_id,

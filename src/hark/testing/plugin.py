@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for everybody who has Hark installed. Imports nothing until a test asks for it."""
+"""The pytest plugin: fixtures for every environment with Hark installed. Imports nothing until a test needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the async fixtures, in the manner of the plugin that runs async tests here."""
+    """Register the async fixtures for the plugin that runs async tests here."""
     if config.pluginmanager.hasplugin("asyncio"):
         from hark.testing import asyncio_fixtures
 
@@ -26,7 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hark_server() -> Iterator[HarkServer]:
-    """A server of this test's own: real HTTP, a store in memory, and a clock that stands still until it is moved."""
+    """A Hark server for one test, with real HTTP, a store in memory and a clock that stands still.
+
+    `hark_server.clock.advance(seconds)` moves the clock. See `hark.testing.HarkServer`.
+    """
     from hark.testing.server import HarkServer
 
     with HarkServer() as server:
@@ -35,7 +38,7 @@ def hark_server() -> Iterator[HarkServer]:
 
 @pytest.fixture
 def hark_sync(hark_server: HarkServer) -> Iterator[SyncClient]:
-    """A client of `hark_server` without async."""
+    """A blocking client of `hark_server`."""
     import hark.sync
 
     with hark.sync.connect(hark_server.url) as client:

@@ -23,20 +23,21 @@ _AT_ONCE = 1000
 
 
 class HarkServer:
-    """What the fixture `hark_server` gives; also usable without pytest:
+    """A Hark server for tests. The fixture `hark_server` returns one; without pytest, use it as a context manager:
 
         with HarkServer() as server:
             async with server.connect() as client:
                 await client.queue("orders").push({"id": 1})
             server.assert_pushed("orders", {"id": 1})
 
-    It runs in a thread of this process and speaks real HTTP, so whatever talks to a Hark server can talk to it. Its
-    methods may be called from async tests too: they do not need the loop of the test.
+    It runs in a thread of this process and speaks real HTTP, so every client of a Hark server can use it. Async tests
+    can call its methods directly: they do not need the test's event loop.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._thread = ServerThread(settings or Settings())
         self.clock = ServerClock(self._thread.clock, self._advance)
+        """The clock of the server. It stands still until the test moves it."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -49,19 +50,19 @@ class HarkServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server, for example `http://127.0.0.1:54321`."""
         return self._thread.url
 
     def connect(self) -> Client:
-        """A client of it: `async with server.connect() as client`."""
+        """A client of this server: `async with server.connect() as client`."""
         from hark.connecting import connect
 
         return connect(self.url)
 
-    # What happened -----------------------------------------------------------------------------------------
+    # Inspection --------------------------------------------------------------------------------------------
 
     def pushed(self, queue: str | None = None, *, partition: str | None = None) -> list[StoredMessage]:
-        """All messages that were pushed and not deleted, in the order of the pushes, settled or not."""
+        """All pushed messages in the order of the pushes, settled or not. Deleted messages are not included."""
         where = MessageFilter(queue=queue, partition=partition, limit=_ALL)
         return self._thread.call(lambda: self._read(where))
 
@@ -76,14 +77,14 @@ class HarkServer:
         task: str | None = None,
         arguments: Any = ANYTHING,
     ) -> list[StoredMessage]:
-        """Fail unless so many messages were pushed like this (`times=None`: one or more), and answer them.
+        """Fail unless exactly `times` matching messages were pushed (None: at least one). Returns the messages.
 
             hark_server.assert_pushed("orders", {"id": 1}, partition="customer-7")
             hark_server.assert_pushed("orders", lambda data: data["total"] > 100, times=2)
             hark_server.assert_pushed("emails", task="send_email", arguments={"to": "a@b.c", "subject": "hi"})
 
-        `data` and `arguments` are values to equal, or functions that judge; `key` is the idempotency key. The text of
-        the failure shows what was pushed, the nearest first.
+        `data` and `arguments` are values that must be equal, or functions that return whether a value matches. `key` is
+        the idempotency key. The text of the `AssertionError` lists pushed messages, the closest match first.
         """
         __tracebackhide__ = True
         expected = Expected(queue=queue, data=data, partition=partition, key=key, task=task, arguments=arguments)
@@ -99,23 +100,23 @@ class HarkServer:
         task: str | None = None,
         arguments: Any = ANYTHING,
     ) -> None:
-        """Fail if a message like this was pushed; without more than a queue, if anything was."""
+        """Fail if a matching message was pushed. With a queue only, fail if anything was pushed to it."""
         __tracebackhide__ = True
         self.assert_pushed(queue, data, times=0, partition=partition, key=key, task=task, arguments=arguments)
 
     def dead_letters(self, queue: str | None = None, *, group: str | None = None) -> list[DeadMessage]:
-        """The messages that could not be delivered, the oldest failure first."""
+        """The dead letters, oldest failure first."""
         where = DeadLetterFilter(queue=queue, group=group, limit=_ALL)
         page = self._thread.call(lambda: self._thread.broker.dead_letters(where))
         return [dead(letter) for letter in reversed(page.items)]
 
-    # Taking ------------------------------------------------------------------------------------------------
+    # Receiving ---------------------------------------------------------------------------------------------
 
     def drain(self, queue: str | None = None, *, group: str | None = None) -> list[ReceivedMessage]:
-        """Take everything that can be delivered now, of a queue or of all, acknowledge it, and answer it in order.
+        """Receive and acknowledge everything that can be delivered now. Returns it in order.
 
-        What is delayed, leased to somebody, or waits for a retry stays: advance the clock first. Without a group it
-        is taken as consumers without one would.
+        Without a queue it drains all queues. Delayed messages, messages in flight and messages that wait for a retry
+        stay: advance the clock first. The default for `group` is the default group of the queue.
         """
         return self._thread.call(lambda: self._drain(queue, group or QUEUE_MODE))
 
@@ -132,7 +133,7 @@ class HarkServer:
 
     @property
     def waiting(self) -> int:
-        """How many pops wait for a message at this moment."""
+        """Number of waiting pops."""
 
         async def count() -> int:
             return self._thread.broker.waiting
@@ -143,10 +144,10 @@ class HarkServer:
 
     @asynccontextmanager
     async def serving(self, worker: Worker) -> AsyncIterator[Worker]:
-        """Point a worker of the application, and the pushes of its tasks, to this server for a while.
+        """Let a worker of the application, and pushes of its tasks, use this server within the block.
 
         async with hark_server.serving(app.worker):
-            await app.sign_up("ada")                          # pushes a task, as it always does
+            await app.sign_up("ada")                          # pushes a task
             hark_server.assert_pushed("emails", task="send_email", arguments={"to": "ada"})
         """
         with worker.connect_to(self.url):
@@ -156,9 +157,9 @@ class HarkServer:
                 await worker.close()
 
     async def run_worker(self, worker: Worker, *, concurrency: int | None = None) -> Summary:
-        """Run a worker with this server until nothing is left to do now, and answer what it did.
+        """Run a worker with this server until there is nothing to do. Returns its summary.
 
-        What is delayed or waits for a retry is left: advance the clock and run it again.
+        Delayed tasks and tasks that wait for a retry stay: advance the clock and run it again.
 
             summary = await hark_server.run_worker(app.worker)
             assert summary.totals.done == 1
@@ -169,7 +170,7 @@ class HarkServer:
         async with self.serving(worker):
             return await worker.run(options)
 
-    # The server itself -------------------------------------------------------------------------------------
+    # The server --------------------------------------------------------------------------------------------
 
     async def _read(self, where: MessageFilter) -> list[StoredMessage]:
         broker = self._thread.broker

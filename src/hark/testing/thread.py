@@ -1,4 +1,4 @@
-"""A whole server in a thread of this process: the store in memory, the broker, HTTP on a free port."""
+"""A whole server in a thread of this process: a store in memory, the broker, and HTTP on a free port."""
 
 from __future__ import annotations
 
@@ -42,26 +42,28 @@ class ServerThread:
         self._thread = threading.Thread(target=self._run, name="hark-test-server", daemon=True)
 
     def start(self) -> None:
-        """Return when requests are taken; raises what hinders it."""
+        """Start the server. Returns when it accepts requests; raises if it cannot start."""
         self._thread.start()
         self._ready.result(_ANSWER_SECONDS)
 
     def stop(self) -> None:
-        """Answer who waits, close everything and return when the thread is over."""
+        """Answer waiting requests, close everything and wait for the end of the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(_ANSWER_SECONDS)
         if self._thread.is_alive():
-            raise TimeoutError(f"the server of the test did not stop within {_ANSWER_SECONDS:g} s")
+            raise TimeoutError(f"the test server did not stop within {_ANSWER_SECONDS:g} s")
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do something in the server, and wait for it."""
+        """Run a coroutine in the server, and wait for it."""
         if not self._thread.is_alive():
-            raise RuntimeError("the server of the test is not running")
+            raise RuntimeError(
+                "the test server is not running; use it as a context manager: with HarkServer() as server"
+            )
         return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_ANSWER_SECONDS)
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock from one thing that is due to the next, and let each have its consequences first."""
+        """Move the clock from one due time to the next, and wait for the consequences of each."""
         end = self.clock.now() + round(seconds * SECOND)
         await self.engine.rest()
         while True:
@@ -115,7 +117,7 @@ class ServerThread:
 
 
 async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Server:
-    """What `uvicorn.Server.serve` begins with; its loop looks ten times a second whether it is over, ours waits."""
+    """The start of `uvicorn.Server.serve`, which checks ten times a second whether to stop. We wait for an event."""
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -125,7 +127,7 @@ async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Se
 
 
 async def _hang_up(server: uvicorn.Server) -> None:
-    """What it ends with, in as little time as the connections need."""
+    """The end of `uvicorn.Server.serve`, as fast as the connections allow."""
     for listening_server in server.servers:
         listening_server.close()
     for connection in list(server.server_state.connections):

@@ -1,4 +1,4 @@
-"""The worker runtime: tasks by name with typed arguments, run as they come, settled when they are done."""
+"""The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
 from hark.worker.arguments import WrongArguments
 from hark.worker.context import TaskContext, current

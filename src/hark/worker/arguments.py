@@ -1,4 +1,4 @@
-"""The arguments of a task: a struct made from the function's signature, by which both ends check them."""
+"""The arguments of a task: checked on push and on delivery, with a struct made from the function's signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from hark.errors import InvalidInput
 
 OPTION_NAMES = frozenset({"delay"})
-"""What `push` takes for itself."""
+"""Keyword arguments that `push` uses itself."""
 
 _encode = msgspec.json.Encoder().encode
 _encode_canonically = msgspec.json.Encoder(order="deterministic").encode
@@ -22,18 +22,18 @@ _NAMED = re.compile(r"field `([^`]+)`")
 
 
 class WrongArguments(InvalidInput, TypeError):
-    """A task was pushed, or came, with arguments that its function does not take."""
+    """A task was pushed or delivered with arguments that its function does not take."""
 
     code = "wrong_arguments"
 
 
 class Signature:
-    """What a function takes: binds and encodes arguments for a push, decodes and checks them for a call."""
+    """The parameters of a function: encodes the arguments of a push, and decodes and checks those of a message."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.task = name
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInput(f"task {name!r}: a generator does nothing when it is called; take out the yield")
+            raise InvalidInput(f"task {name!r}: a task cannot be a generator function; remove the yield")
         parameters = list(inspect.signature(function).parameters.values())
         for parameter in parameters:
             _check_parameter(name, parameter)
@@ -44,7 +44,7 @@ class Signature:
         self._decode = msgspec.json.Decoder(_struct_of(name, function, parameters)).decode
 
     def encode(self, args: Sequence[object], kwargs: dict[str, object]) -> msgspec.Raw:
-        """Bind, check and encode the arguments of a push; raises `WrongArguments` that names the argument."""
+        """Check and encode the arguments of a push. Raises `WrongArguments`, which names the argument."""
         given = self._bind(args, kwargs)
         try:
             encoded = _encode(given)
@@ -54,7 +54,7 @@ class Signature:
         return msgspec.Raw(encoded)
 
     def decode(self, encoded: msgspec.Raw | bytes) -> dict[str, Any]:
-        """Check and decode the arguments of a message, by name; what was not given is not there."""
+        """Check and decode the arguments of a message, by name. Omitted arguments are not included."""
         values = msgspec.structs.asdict(self._read(encoded))
         if self._defaults:
             return {name: value for name, value in values.items() if value is not msgspec.UNSET}
@@ -69,18 +69,18 @@ class Signature:
         return function(*first, **rest)
 
     def check_unique(self, names: Sequence[str]) -> None:
-        """Refuse to make keys of a default that can't be written."""
+        """Check that the defaults of these arguments can be part of a key."""
         for name in names:
             try:
                 _encode_canonically(self._defaults.get(name))
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidInput(
-                    f"task {self.task!r}: unique by {name!r}, whose default can't be written as JSON: {error}; "
+                    f"task {self.task!r}: unique includes {name!r}, whose default cannot be encoded as JSON: {error}; "
                     "name the arguments that count: unique=(...)"
                 ) from error
 
     def unique_key(self, encoded: msgspec.Raw, names: Sequence[str]) -> str:
-        """A key that is the same for equal values of the named arguments, whether given or left to their defaults."""
+        """A key that is equal for equal values of these arguments, given or by default."""
         values = self._defaults | self.decode(encoded)
         chosen = {name: values[name] for name in names}
         digest = hashlib.sha256(_encode_canonically([self.task, chosen])).hexdigest()
@@ -109,48 +109,48 @@ class Signature:
         return found
 
     def _explain(self, text: str) -> str:
-        """What msgspec found wrong, in words of arguments."""
+        """The error of msgspec in terms of arguments."""
         takes = f"it takes {', '.join(self.names) or 'no arguments'}"
         if (named := _NAMED.search(text)) and text.startswith("Object missing"):
             return f"argument {named[1]!r} is missing; {takes}"
         if named and text.startswith("Object contains unknown"):
-            return f"there is no argument {named[1]!r}; {takes}"
+            return f"unknown argument {named[1]!r}; {takes}"
         if field := _FIELD.search(text):
             reason = text.partition(" - at ")[0]
             return f"argument {field[1]!r}: {reason[:1].lower()}{reason[1:]}"
-        return f"the arguments can't be read: {text}"
+        return f"the arguments cannot be decoded: {text}"
 
     def _not_json(self, given: dict[str, object], error: Exception) -> WrongArguments:
-        """Say which argument can't be encoded."""
+        """Name the argument that cannot be encoded."""
         for name, value in given.items():
             try:
                 _encode(value)
             except (TypeError, ValueError, OverflowError, RecursionError) as reason:
-                return WrongArguments(f"task {self.task!r}: argument {name!r} can't be sent as JSON: {reason}")
-        return WrongArguments(f"task {self.task!r}: the arguments can't be sent as JSON: {error}")
+                return WrongArguments(f"task {self.task!r}: argument {name!r} cannot be encoded as JSON: {reason}")
+        return WrongArguments(f"task {self.task!r}: the arguments cannot be encoded as JSON: {error}")
 
 
 def _check_parameter(task: str, parameter: inspect.Parameter) -> None:
-    """Refuse what can't travel in a message, or what `push` means otherwise."""
+    """Reject parameters that cannot be part of a message, or that `push` uses itself."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise InvalidInput(
-            f"task {task!r}: *{parameter.name} can't be a parameter of a task, since nothing says what it takes; "
-            "name each argument, or take a list or a dict"
+            f"task {task!r}: *{parameter.name} cannot be a parameter of a task, because its types are unknown; "
+            "name each argument, or use a list or a dict"
         )
     if parameter.name in OPTION_NAMES:
         raise InvalidInput(
-            f"task {task!r}: the parameter {parameter.name!r} is an option of push; give it another name, "
-            f"such as {parameter.name}_seconds"
+            f"task {task!r}: the parameter {parameter.name!r} is an option of push; rename it, "
+            f"for example to {parameter.name}_seconds"
         )
 
 
 def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Any:
-    """A struct with a field per parameter; those with defaults may be absent, then the function's default counts."""
+    """A struct with a field per parameter. Omitted fields use the function's defaults."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         raise InvalidInput(
-            f"task {task!r}: an annotation can't be resolved: {error}; it must name something of its module"
+            f"task {task!r}: cannot resolve an annotation: {error}; define or import its type in the module of the task"
         ) from error
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in parameters:
@@ -161,7 +161,7 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
             fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
     try:
         struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-        msgspec.json.Decoder(struct)  # Looks at the types now, not at the first push.
+        msgspec.json.Decoder(struct)  # Checks the types now, not at the first push.
     except TypeError as error:
-        raise InvalidInput(f"task {task!r}: an annotation is of a type that JSON has no place for: {error}") from error
+        raise InvalidInput(f"task {task!r}: an annotation has a type that JSON cannot represent: {error}") from error
     return struct

@@ -1,4 +1,4 @@
-"""When there will be work: what a worker knows of the future, so that it does not sleep past it."""
+"""Known due times of messages, so that a polling worker does not sleep past them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from hark.client.delivery.settling import Settled, Verdict
 from hark.client.producing.pushing import NewMessage
 
 MOST = 1000
-"""Moments that are remembered; what is beyond them is found by polling."""
+"""Maximum number of remembered times. Later messages are found by polling."""
 
 
 class Dues:
-    """Moments at which messages fall due, by a monotonic clock."""
+    """Times at which messages are due, by a monotonic clock."""
 
     def __init__(self) -> None:
         self._heap: list[float] = []
 
     def add(self, due: float) -> None:
-        """One more."""
+        """Add a time."""
         if len(self._heap) < MOST:
             heappush(self._heap, due)
 
     def next_after(self, moment: float) -> float | None:
-        """The first one after a moment; those before it are forgotten."""
+        """The first time after a moment. Earlier times are dropped."""
         while self._heap and self._heap[0] <= moment:
             heappop(self._heap)
         return self._heap[0] if self._heap else None
 
 
 def seconds_until_again(verdict: Verdict, settled: Settled) -> float | None:
-    """When a message comes again after a settlement; None: never, or the server alone knows."""
+    """Seconds until a settled message is redelivered. None: never, or only the server knows."""
     if not settled.success or settled.dead_lettered or verdict.status not in ("failed", "retry"):
         return None
     if verdict.delay_ms is not None:
@@ -40,7 +40,7 @@ def seconds_until_again(verdict: Verdict, settled: Settled) -> float | None:
 
 
 def seconds_until_due(message: NewMessage) -> float:
-    """When a message that is pushed now may be delivered."""
+    """Seconds until a message that is pushed now can be delivered."""
     if message.deliver_at is None:
         return (message.delay or 0) / 1000
     if isinstance(message.deliver_at, int):

@@ -1,11 +1,11 @@
-"""Histograms of how long tasks take."""
+"""Histograms of task durations."""
 
 from __future__ import annotations
 
 from hark.histograms import Histogram
 
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
-"""Upper ends of the buckets, in seconds."""
+"""Upper bounds of the buckets, in seconds."""
 
 
 class Durations:
@@ -15,17 +15,17 @@ class Durations:
         self._seconds: dict[tuple[str, str], Histogram] = {}
 
     def add(self, task: str, outcome: str, seconds: float) -> None:
-        """One more."""
+        """Add one duration."""
         self._seconds.setdefault((task, outcome), Histogram(BOUNDS)).add(seconds)
 
     def count(self, task: str, outcome: str) -> int:
-        """How many there were."""
+        """The number of durations."""
         found = self._seconds.get((task, outcome))
         return 0 if found is None else found.count
 
     def prometheus(self) -> str:
-        """The text for a scraper."""
-        # Slow to import: only those pay for it who are scraped.
+        """The histograms in the text format of Prometheus."""
+        # Imported here, because it is slow to import and only needed for a scrape.
         from hark.prometheus import histogram, text
 
         rows = [

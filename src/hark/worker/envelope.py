@@ -8,13 +8,13 @@ from hark.errors import InvalidInput
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, rename="camel"):
-    """`{"task": "send_email", "arguments": {"to": "a@b.c"}}`, with headers if there are any."""
+    """`{"task": "send_email", "arguments": {"to": "a@b.c"}}`, optionally with headers."""
 
     task: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
     headers: dict[str, str] | None = None
     own_schedule: bool = False
-    """Whether the delays between retries are those of the message, not those of the task's policy."""
+    """Whether the message has its own retry delays, instead of those of the task's policy."""
 
 
 _decode = msgspec.json.Decoder(Envelope).decode
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class NotATask(InvalidInput):
-    """A message whose payload does not say which task it is."""
+    """A message without a task name in its payload."""
 
     code = "not_a_task"
 
@@ -33,10 +33,10 @@ def seal(envelope: Envelope) -> msgspec.Raw:
 
 
 def unseal(payload: msgspec.Raw | bytes) -> Envelope:
-    """Read a payload; raises `NotATask`."""
+    """Decode a payload. Raises `NotATask`."""
     try:
         return _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotATask(
-            f'this message is no task: {error}; expected {{"task": "name", "arguments": {{...}}}}'
+            f'the payload is not a task: {error}; expected {{"task": "name", "arguments": {{...}}}}'
         ) from error

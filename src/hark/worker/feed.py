@@ -1,6 +1,6 @@
-"""The side of a worker that faces the server: pops by free slots, keeps leases, settles.
+"""The network side of a worker: receives messages for free slots, renews leases and settles.
 
-All of it runs on the line's loop, in a thread of its own, so that a handler that blocks starves none of it.
+It runs on the event loop of the network thread, so that a blocking handler does not stop it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hark.worker.held import Ended, Held
 from hark.worker.stats import UNKNOWN
 
 LAST_ANSWER_SECONDS = 0.25
-"""How long a poll that is under way may take when the worker stops: one that has an answer coming must not lose it."""
+"""Seconds that a poll in flight may still take when the worker stops, so that an answer in flight is not lost."""
 _LAST_LOOK_SECONDS = 0.02
-"""After that: this loop may have been late itself, and what has come meanwhile is read first."""
+"""Seconds after that, because this loop may have been late itself: answers that arrived are read first."""
 _SETTLE_AGAIN_SECONDS = 0.5
 _CLOSE_SECONDS = 0.5
-"""To give back what came too late, however little time is left."""
+"""Minimum time in seconds for releasing messages that arrived too late."""
 _log = logging.getLogger("hark.worker")
 
 Answered = tuple[Ended, Settled | None]
@@ -35,7 +35,7 @@ Answered = tuple[Ended, Settled | None]
 
 
 class Feed:
-    """Feeds a worker with as much as it has room for, and brings back how it ended."""
+    """Receives as many messages as a worker has slots, and settles them when they have ended."""
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class Feed:
     ) -> None:
         self._source, self._settler = _ways(caller, wish, sockets, headers)
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
+        self._queue = wish.queue
         self._poller = poller
         self._waits_there = wish.wait
         self.rests = not wish.wait or poller.strategy.longest_interval() > wish.seconds
-        """Whether there are times in which nobody waits for work; then it helps to know when there will be some."""
+        """Whether there are times without a waiting request. Then known due times of messages are useful."""
         self._dues = Dues()
         self._is_resting = False
         self._slots = self.free = slots
@@ -76,14 +77,14 @@ class Feed:
         self.heard_at = monotonic()
         """When the server last answered a poll."""
         self.problem: str | None = None
-        """Why it did not answer the last one."""
+        """The error of the last poll, or None."""
 
     def open(self) -> None:
-        """Begin to keep leases."""
+        """Start to renew leases."""
         self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
 
     async def pull(self) -> None:
-        """Take messages whenever there is room, until stopped (or until there are none, in a burst)."""
+        """Receive messages while there are free slots, until stopped. In a burst, until there are none."""
         while not self._poller.stopped:
             if not self.free:
                 self._room.clear()
@@ -107,7 +108,7 @@ class Feed:
             self._is_resting = False
 
     def stop(self) -> None:
-        """Take nothing more."""
+        """Stop receiving."""
         self._poller.stop()
         self._room.set()
         if self._taking is not None:
@@ -116,7 +117,7 @@ class Feed:
             loop.call_later(LAST_ANSWER_SECONDS, lambda: loop.call_later(_LAST_LOOK_SECONDS, cancel))
 
     def expect(self, seconds: float) -> None:
-        """There will be work after so many seconds: do not sleep past it."""
+        """There will be work after this many seconds: do not sleep past it."""
         if not self.rests:
             return
         if seconds <= 0:
@@ -127,7 +128,7 @@ class Feed:
             self._poller.wake()  # This rest may be too long.
 
     def finished(self, ended: Sequence[Ended], slots: int) -> None:
-        """Some tasks ended, and so many slots are free again."""
+        """Tasks ended, and this many slots are free again."""
         self.free += slots
         self._room.set()
         if ended:
@@ -139,14 +140,15 @@ class Feed:
         self._wake_if_quiet()
 
     async def close(self, seconds: float) -> None:
-        """Settle what there is to settle, for so long at most, and keep no leases any more."""
+        """Settle what is left, for at most this many seconds, and stop renewing leases."""
         end = self._monotonic() + seconds
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 while self._settling:
                     await asyncio.wait(self._settling)
         except TimeoutError:
-            _log.warning("%d groups of settlements got no answer in time; their tasks run again", len(self._settling))
+            text = "%d settlement requests got no answer within the grace period; their tasks may run again"
+            _log.warning(text, len(self._settling))
         for task in list(self._settling):
             task.cancel()
         self._keeper.close()
@@ -156,17 +158,19 @@ class Feed:
             async with asyncio.timeout(max(end - self._monotonic(), _CLOSE_SECONDS)):
                 await self._source.close()
         except TimeoutError:
-            _log.warning("what came too late could not be given back in time; it comes again when its lease ends")
+            _log.warning(
+                "messages received during shutdown were not released; they are redelivered when their lease expires"
+            )
 
     async def give_back(self, seconds: float) -> None:
-        """Give back all whose handlers have not ended, whatever they do, and close."""
+        """Release all messages whose handlers have not ended, and close."""
         back = [_returned(held, one) for held in self._held for one in held.messages if one.id not in held.ended]
         self.finished(back, 0)
         await self.close(seconds)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room, so that nothing is asked for."""
+        """Whether there are no free slots, so that nothing is requested."""
         return not self.free
 
     @property
@@ -180,11 +184,13 @@ class Feed:
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settling.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a settlement failed", exc_info=error)
+            _log.error(
+                "settlement raised an unexpected error; its tasks run again when their leases expire", exc_info=error
+            )
         self._wake_if_quiet()
 
     async def _take(self) -> list[Delivered] | None:
-        """What the server has; None when it did not answer, or the worker stops."""
+        """Receive from the server. None if it did not answer, or if the worker stops."""
         self._taking = asyncio.get_running_loop().create_task(self._source.take(self.free))
         try:
             messages = await self._taking
@@ -194,7 +200,7 @@ class Feed:
             raise
         except HarkError as error:
             if self._burst or (error.status < 500 and not error.retryable):
-                raise  # Asking again would not help, or nobody wants to wait.
+                raise  # A retry would not help, or the burst must end.
             self._note(str(error))
             self._poller.failed(error.retry_after)
             return None
@@ -205,11 +211,11 @@ class Feed:
         return messages
 
     def _note(self, problem: str | None) -> None:
-        """Log when it begins to fail, and when that is over."""
+        """Log the start and the end of an outage."""
         if problem is not None and self.problem is None:
-            _log.warning("no work can be had: %s; trying again", problem)
+            _log.warning("worker cannot receive tasks of queue %s: %s; trying again", self._queue, problem)
         elif problem is None and self.problem is not None:
-            _log.warning("work can be had again")
+            _log.warning("worker receives tasks of queue %s again", self._queue)
         self.problem = problem
 
     def _take_in(self, messages: list[Delivered]) -> None:
@@ -228,13 +234,13 @@ class Feed:
                 self._receive(held)
 
     def lost(self, held: Held) -> None:
-        """The lease is gone: somebody else may have its messages by now."""
+        """The lease is lost: another consumer may have received its messages."""
         held.is_lost = True
         self._held.discard(held)
         self._lose(held)
 
     async def _settle(self, ended: Sequence[Ended]) -> None:
-        """Say how they ended until the server answers; only the loss of a lease makes that needless."""
+        """Settle until the server answers. Only a lost lease makes that unnecessary."""
         while True:
             told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
             try:
@@ -244,7 +250,7 @@ class Feed:
                 if not error.retryable:
                     answers = [Settled(False, error.code, str(error))] * len(told)
                     break
-                _log.warning("%d tasks can't be settled: %s; trying again", len(told), error)
+                _log.warning("%d tasks of queue %s cannot be settled: %s; trying again", len(told), self._queue, error)
                 await self._sleep(max(error.retry_after or 0.0, _SETTLE_AGAIN_SECONDS))
         by_ended = {id(one): answer for one, answer in zip(told, answers, strict=True)}
         for one in ended:
@@ -257,7 +263,7 @@ class Feed:
         self._answered([(one, by_ended.get(id(one))) for one in ended])
 
     def _expect_again(self, told: Sequence[Ended], answers: Sequence[Settled]) -> None:
-        """What the worker put off itself comes when it said."""
+        """Remember when retried messages are due."""
         for one, answer in zip(told, answers, strict=True):
             again = None if one.verdict is None else seconds_until_again(one.verdict, answer)
             if again is not None:
@@ -265,7 +271,7 @@ class Feed:
 
 
 def _ways(caller: Caller, wish: Wish, sockets: bool, headers: Mapping[str, str] | None) -> tuple[Source, Settler]:
-    """Where messages come from, and where they are settled: over the same socket, if there is one."""
+    """The source of messages and their settler. With WebSockets both use the same socket."""
     if sockets and wish.wait:
         source = SocketSource(caller, wish, headers=headers)
         return source, source.settler
@@ -278,7 +284,7 @@ def _returned(held: Held, message: Delivered) -> Ended:
 
 
 class _Loss:
-    """Tells the feed that a lease is lost."""
+    """Notifies the feed that a lease is lost."""
 
     __slots__ = ("_feed", "_held")
 
@@ -290,6 +296,6 @@ class _Loss:
 
 
 def _is_cancelling() -> bool:
-    """Whether the task that runs is itself being cancelled."""
+    """Whether the running task is itself being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

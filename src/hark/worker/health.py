@@ -1,6 +1,6 @@
-"""GET /health and GET /metrics of a worker: a few lines of HTTP, for probes and scrapers.
+"""GET /health and GET /metrics of a worker: a minimal HTTP server for probes and scrapers.
 
-It is served from the line's loop, so that it answers while a handler blocks the loop of the handlers.
+It runs in the network thread, so it answers while a handler blocks the handlers' event loop.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _MAX_REQUEST = 8192
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether a worker works."""
+    """Health of a worker."""
 
     status: str
-    """running, stopping, silent (the server has not answered for too long) or stuck (nothing can be begun)."""
+    """`running`, `stopping`, `silent` (the server has not answered for too long) or `stuck` (all slots are blocked)."""
     worker: str
     queue: str
     concurrency: int
     running: int
     stuck: int
-    """Functions in threads that did not end in time; each holds a slot."""
+    """Functions in threads that did not end in time. Each keeps a slot."""
     seconds_since_answer: float
-    """Since the server last answered a poll."""
+    """Seconds since the server last answered a poll."""
     problem: str | None
-    """Why it did not answer the last one."""
+    """The error of the last poll, or None."""
 
 
 class HealthEndpoint:
@@ -43,16 +43,16 @@ class HealthEndpoint:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> int:
-        """Listen; the port, which is a free one if it was 0."""
+        """Listen. Returns the port, which is a free one for port 0."""
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_MAX_REQUEST)
         except OSError as error:
-            raise InvalidInput(f"health: {host}:{port} can't be listened on: {error.strerror or error}") from error
+            raise InvalidInput(f"health: cannot listen on {host}:{port}: {error.strerror or error}") from error
         opened: int = self._server.sockets[0].getsockname()[1]
         return opened
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -65,7 +65,7 @@ class HealthEndpoint:
                 writer.write(self._answer(head))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # Whoever asks like that needs no answer.
+            pass  # An invalid request gets no answer.
         finally:
             writer.close()
 
@@ -80,12 +80,12 @@ class HealthEndpoint:
                 200 if health.status == "running" else 503, "application/json", msgspec.json.encode(health)
             )
         elif target == b"/metrics":
-            # Slow to import: only those pay for it who are scraped.
+            # Imported here, because it is slow to import and only needed for a scrape.
             from hark.prometheus import CONTENT_TYPE
 
             answer = _response(200, CONTENT_TYPE, self._metrics().encode())
         else:
-            answer = _response(404, "text/plain", b"there are /health and /metrics\n")
+            answer = _response(404, "text/plain", b"not found; use /health or /metrics\n")
         return answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if method == b"HEAD" else answer
 
 

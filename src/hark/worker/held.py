@@ -1,4 +1,4 @@
-"""What passes between the two sides of a worker: messages it holds one way, how they ended the other."""
+"""Objects that pass between the two sides of a worker: leased messages, and how they ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hark.worker.outcome import Ending
 
 
 class Held:
-    """Messages that came together, under one lease."""
+    """Messages that were delivered together, under one lease."""
 
     __slots__ = ("ended", "is_lost", "lease_id", "left", "messages")
 
@@ -16,14 +16,14 @@ class Held:
         self.lease_id = lease_id
         self.messages = messages
         self.left = len(messages)
-        """How many are not settled yet."""
+        """Number of messages that are not settled yet."""
         self.ended: set[str] = set()
-        """The ids of those whose handling is over, settled or not."""
+        """Ids of messages whose handling has ended, settled or not."""
         self.is_lost = False
 
 
 class Ended:
-    """How the handling of one message ended; no verdict: there is nothing to say to the server."""
+    """How the handling of one message ended. Without a `verdict`, nothing is left to settle."""
 
     __slots__ = ("ending", "error", "held", "message", "seconds", "task", "verdict")
 

@@ -1,8 +1,8 @@
-"""The end of a process whose handlers block their loop for longer than the grace period.
+"""Ends a process whose handlers block their event loop for longer than the grace period.
 
-Such a loop hears nothing, so a graceful stop never begins there. Whoever stops processes kills them then, and their
-tasks come again only when their leases end, with an attempt less. The line hands them back instead, and ends the
-process itself.
+A blocked event loop cannot start a graceful shutdown. The supervisor of the process would then kill it, and its tasks
+would run again only after their leases expire, with one attempt less. Instead, the network thread releases them and
+ends the process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ async def leave_if_blocked(
     leave: Callable[[int], object],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """On the line, from the stop on, until the line is closed.
+    """Runs in the network thread, from the stop on, until the thread is closed.
 
-    After so many seconds `ask` asks the loop of the handlers for a sign of life, again and again. If there is none
-    for as long as `patience`, `give_back` and `leave`.
+    After `after` seconds, `ask` requests a response from the handlers' event loop, again and again. If there is none
+    within `patience` seconds, it calls `give_back` and `leave`.
     """
     await sleep(after)
     while True:
@@ -39,6 +39,6 @@ async def leave_if_blocked(
         except TimeoutError:
             break
         await sleep(patience)
-    _log.error("a handler blocks the event loop and does not end: all tasks go back, and the process ends")
+    _log.error("a handler blocks the event loop: all tasks are released, and the process exits with code 1")
     await give_back()
     leave(EXIT_CODE)

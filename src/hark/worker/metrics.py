@@ -1,4 +1,4 @@
-"""A worker's numbers as text for Prometheus."""
+"""The metrics of a worker in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hark.worker.stats import OUTCOMES, Snapshot
 
 @runtime_checkable
 class HasMetrics(Protocol):
-    """A middleware with numbers of its own."""
+    """A middleware with its own metrics."""
 
     def prometheus(self) -> str:
-        """The text for a scraper."""
+        """The metrics in the text format of Prometheus."""
 
 
 def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -> str:
-    """Everything that a scraper gets: tasks, slots, polling, and what middleware adds."""
-    # Slow to import: only those pay for it who are scraped.
+    """All metrics of a worker: tasks, slots, polling and middleware."""
+    # Imported here, because it is slow to import and only needed for a scrape.
     from hark.prometheus import counter, gauge, one, text
 
     ended = [
@@ -28,10 +28,12 @@ def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -
     ]
     own = text(
         (
-            counter("worker_tasks_total", "Deliveries of tasks, by how they ended.", ended),
-            gauge("worker_running", "Handlers that run now.", one(snapshot.running)),
-            gauge("worker_stuck", "Functions that still run although their time is over.", one(snapshot.stuck)),
-            gauge("worker_slots", "Handlers that may run at a time.", one(snapshot.concurrency)),
+            counter("worker_tasks_total", "Deliveries of tasks, by outcome.", ended),
+            gauge("worker_running", "Handlers that are running.", one(snapshot.running)),
+            gauge(
+                "worker_stuck", "Functions in threads that still run after their delivery ended.", one(snapshot.stuck)
+            ),
+            gauge("worker_slots", "Maximum number of handlers that run at the same time.", one(snapshot.concurrency)),
         )
     )
     return own.decode() + polling + "".join(each.prometheus() for each in middleware if isinstance(each, HasMetrics))

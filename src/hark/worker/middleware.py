@@ -1,6 +1,6 @@
-"""Middleware: what wraps every task of a worker, and what sees every push.
+"""Middleware: wraps every task of a worker, and can add headers to every push.
 
-The first in the list is the outermost. A middleware is an object like `Middleware`, or a plain async function:
+The first middleware in the list is the outermost. A middleware is an object like `Middleware`, or an async function:
 
     async def timed(context, call_next):
         started = time.monotonic()
@@ -28,7 +28,7 @@ AnyMiddleware = Callable[[TaskContext, CallNext], Awaitable[Any]]
 
 
 class Outgoing:
-    """A task on its way out: middleware may add headers, which the handler's side finds in its context."""
+    """A task before it is pushed. Middleware can add `headers`, which the handler finds in its context."""
 
     __slots__ = ("arguments", "delay", "deliver_at", "headers", "task")
 
@@ -36,38 +36,52 @@ class Outgoing:
         self, task: str, arguments: Mapping[str, Any], delay: float | None, deliver_at: datetime | None
     ) -> None:
         self.task = task
+        """Name of the task."""
         self.arguments = arguments
+        """The arguments, by name."""
         self.delay = delay
+        """Delay in seconds, or None."""
         self.deliver_at = deliver_at
+        """The time of delivery, or None."""
         self.headers: dict[str, str] = {}
+        """Headers of the message. Add strings here."""
 
 
 @runtime_checkable
 class SeesPushes(Protocol):
-    """A middleware that is told of each push before it is sent."""
+    """A middleware that is called before each push."""
 
     async def on_push(self, outgoing: Outgoing) -> None:
-        """Add headers, or raise to refuse the push."""
+        """Add headers, or raise to reject the push."""
 
 
 class Middleware:
-    """Base to build on: does nothing."""
+    """Base class for middleware. Override `__call__`, `on_push` or both.
+
+    class Timed(Middleware):
+        async def __call__(self, context, call_next):
+            started = time.monotonic()
+            try:
+                return await call_next()
+            finally:
+                print(context.task, time.monotonic() - started)
+    """
 
     async def __call__(self, context: TaskContext, call_next: CallNext) -> Any:  # noqa: ARG002  # For those who build on it.
-        """Runs around the handler, and returns what it returned."""
+        """Runs around the handler. Call `await call_next()` and return its result."""
         return await call_next()
 
     async def on_push(self, outgoing: Outgoing) -> None:
-        """Is told of each push before it is sent."""
+        """Called before each push. Add headers to `outgoing.headers`, or raise to reject the push."""
 
 
 def sees_pushes(layer: object) -> TypeGuard[SeesPushes]:
-    """Whether a middleware wants to be told of pushes."""
+    """Whether a middleware handles pushes."""
     return isinstance(layer, SeesPushes) and getattr(type(layer), "on_push", None) is not Middleware.on_push
 
 
 def chained(middleware: Sequence[AnyMiddleware], context: TaskContext, call: CallNext) -> CallNext:
-    """The handler's call with all middleware around it."""
+    """The handler's call, wrapped by all middleware."""
     for layer in reversed(middleware):
         call = _Layer(layer, context, call)
     return call
@@ -84,14 +98,17 @@ class _Layer:
 
 
 class MetricsMiddleware(Middleware):
-    """Measures how long tasks take, by task and by how they ended, for Prometheus."""
+    """Measures how long tasks take, by task and outcome, for Prometheus.
+
+    `hark.Worker(..., middleware=[MetricsMiddleware()])` adds the metric to the worker's /metrics.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self.durations = Durations()
 
     async def __call__(self, context: TaskContext, call_next: CallNext) -> Any:
-        """Measure."""
+        """Measure one task."""
         started = self._monotonic()
         outcome = "error"
         try:
@@ -111,14 +128,18 @@ class MetricsMiddleware(Middleware):
             self.durations.add(context.task, outcome, self._monotonic() - started)
 
     def prometheus(self) -> str:
-        """The text for a scraper; a worker's /metrics has it too."""
+        """The metric in the text format of Prometheus. The worker's /metrics includes it."""
         return self.durations.prometheus()
 
 
 class LoggingContext(Middleware):
-    """Gives the log records of a task its name, message id and attempt, and logs its start and end at debug level.
+    """Adds the task to log records, and logs its start and end at debug level.
 
-    The fields are `task`, `message_id`, `attempt` and `worker_id` of each record that a handler of `filtered` sees.
+    Each record of the given logging handlers gets the fields `task`, `message_id`, `attempt` and `worker_id`.
+
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(task)s %(message_id)s %(message)s"))
+        worker = hark.Worker(queue="emails", middleware=[LoggingContext(handler)])
     """
 
     def __init__(self, *filtered: logging.Handler, logger: logging.Logger | None = None) -> None:
@@ -127,15 +148,15 @@ class LoggingContext(Middleware):
             handler.addFilter(add_task_fields)
 
     async def __call__(self, context: TaskContext, call_next: CallNext) -> Any:
-        """Log around it."""
-        self._logger.debug("task begins", extra=fields_of(context))
+        """Log the start and the end of one task."""
+        self._logger.debug("task started", extra=fields_of(context))
         result = await call_next()
-        self._logger.debug("task is done", extra=fields_of(context))
+        self._logger.debug("task completed", extra=fields_of(context))
         return result
 
 
 def fields_of(context: TaskContext) -> dict[str, object]:
-    """What a log record of a task says beside its text."""
+    """The fields of a task's log records."""
     return {
         "task": context.task,
         "message_id": context.message_id,
@@ -145,7 +166,7 @@ def fields_of(context: TaskContext) -> dict[str, object]:
 
 
 def add_task_fields(record: logging.LogRecord) -> bool:
-    """A filter for handlers of `logging`: adds the fields of the current task; outside of tasks they are None."""
+    """A logging filter that adds the fields of the current task. Outside of tasks they are None."""
     context = current_or_none()
     fields = dict.fromkeys(("task", "message_id", "attempt", "worker_id")) if context is None else fields_of(context)
     for name, value in fields.items():

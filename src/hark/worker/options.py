@@ -1,4 +1,4 @@
-"""How a run of a worker goes: what its program says, else the environment, else hark.toml, else the default."""
+"""Options of a worker run: from the program, the environment, hark.toml or the defaults, in this order."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ _LOCALHOST = "127.0.0.1"
 
 
 class WorkerRunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of a worker does; None: as the worker or the settings say."""
+    """Options of one run of a worker. None: the value of the worker, or of the settings."""
 
     polling: PollingStrategy | None = None
-    """How it rests after it found nothing."""
+    """How the worker pauses after it found no work. The default is the setting `worker.polling`: adaptive, 100 ms to
+    5 s."""
     concurrency: int | None = None
-    """Handlers that run at a time at most."""
+    """Maximum number of handlers that run at the same time, 1 to 10,000. The default is that of the worker, then the
+    setting `worker.concurrency` (10)."""
     grace_seconds: float | None = None
-    """From the call to stop to the end of `run`: handlers have most of it to finish."""
+    """Maximum time of a graceful shutdown in seconds, 0 to 86,400. The default is the setting `worker.grace_seconds`
+    (30)."""
     wait: bool = True
-    """Let the server answer when there is work (long polling). False: ask, and rest as `polling` says."""
+    """Wait at the server for work (long polling), the default. False: poll, and pause as `polling` says."""
     timeout_ms: int = 30_000
-    """How long it lets the server wait."""
+    """How long one request waits at the server, in milliseconds: 0 to 600,000. The default is 30,000."""
     burst: bool = False
-    """End when there is nothing to do."""
+    """Return when there is nothing to do, instead of waiting for work."""
     health: tuple[str, int] | None = None
-    """Where to answer /health and /metrics; port 0 takes a free one."""
+    """Address and port of /health and /metrics, for example `("127.0.0.1", 8080)`. Port 0 selects a free port. The
+    default is the setting `worker.health_port`: not served."""
     handle_signals: bool = True
-    """Stop at SIGTERM and SIGINT, where Python allows to hear them: in the main thread."""
+    """Shut down on SIGTERM and SIGINT, the default. Python allows this in the main thread only."""
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
@@ -44,13 +48,15 @@ class WorkerRunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.timeout_ms <= 600_000:
             raise InvalidInput(f"timeout_ms: expected 0 to 600000, got {self.timeout_ms!r}")
         if self.polling is not None and not isinstance(self.polling, PollingStrategy):
-            raise InvalidInput(f"polling: expected something like PollingStrategy.adaptive(), got {self.polling!r}")
+            raise InvalidInput(f"polling: expected a hark.PollingStrategy, got {self.polling!r}")
         if self.health is not None and not _is_address(self.health):
-            raise InvalidInput(f"health: expected an address and a port, got {self.health!r}")
+            raise InvalidInput(
+                f"health: expected an address and a port such as ('127.0.0.1', 8080), got {self.health!r}"
+            )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a run with nothing left open."""
+    """The options of a run with all defaults filled in."""
 
     polling: PollingStrategy
     concurrency: int
@@ -70,7 +76,7 @@ def plan_for(
     lease: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Plan:
-    """Join run options, what the worker was made with, and the settings."""
+    """Combine run options, the arguments of the worker and the settings."""
     settings = load({}, environment).settings
     worker = settings.worker
     health = options.health
@@ -90,7 +96,7 @@ def plan_for(
 
 
 def check_concurrency(concurrency: int) -> None:
-    """Refuse what is no number of handlers."""
+    """Check the number of handlers."""
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
         raise InvalidInput(f"concurrency: expected an integer from 1 to {MAX_CONCURRENCY}, got {concurrency!r}")
 

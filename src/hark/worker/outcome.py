@@ -1,4 +1,4 @@
-"""How a task ended, and what that means for its message."""
+"""How a task ended, and how its message is settled."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from hark.client.delivery.sources import Delivered
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 
 Ending = Literal["done", "discarded", "failed", "retried", "refused", "handed_back", "lost"]
-"""refused: a dead letter at once. handed_back: given back as if it had never been taken."""
+"""refused: dead-lettered immediately. handed_back: released without counting an attempt."""
 
 MAX_TEXT = 10_000
-"""Characters that a dead letter keeps."""
+"""Maximum number of characters of the error in a dead letter."""
 _MAX_HEAD = 2_000
 _HERE = str(Path(__file__).parent)
 
 
 class TimedOut(Exception):
-    """A handler took longer than its task allows."""
+    """A handler exceeded the time limit of its task."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"timed out after {seconds:g} s")
 
 
 def judge(message: Delivered, error: BaseException, policy: RetryPolicy, own_schedule: bool) -> tuple[Ending, Verdict]:
-    """What an exception of a handler means."""
+    """How to settle a message after its handler raised."""
     if isinstance(error, Discard):
         return "discarded", Verdict(message, "completed")
     after = None if own_schedule else policy.delay(message.delivery_attempt)
@@ -41,7 +41,7 @@ def judge(message: Delivered, error: BaseException, policy: RetryPolicy, own_sch
 
 
 def text_of(error: BaseException) -> str:
-    """`Type: message` and the traceback; of one that is too long its end is kept, where the error is."""
+    """`Type: message` and the traceback. The end of a long traceback is kept, because the error is there."""
     head = _head(error)[:_MAX_HEAD]
     trace = "".join(_lines(error)).rstrip()
     room = MAX_TEXT - len(head) - 1
@@ -52,7 +52,7 @@ def text_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
-    """What a log should show of it: the handler's frames; nothing where there are none."""
+    """The traceback for the log: only the frames of the handler. None if there are none."""
     if isinstance(error, TimedOut) and error.__cause__ is None:
         return None
     return type(error), error, _outside(error.__traceback__)
@@ -63,8 +63,8 @@ def _head(error: BaseException) -> str:
         return str(error)
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception as failure:  # An error whose text fails must not hide that there was one.
-        return f"{type(error).__name__}: (its text can't be had: {type(failure).__name__})"
+    except Exception as failure:  # An exception whose text fails must not hide the failure.
+        return f"{type(error).__name__}: (its text is not available: {type(failure).__name__})"
 
 
 def _lines(error: BaseException) -> list[str]:
@@ -77,7 +77,7 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the handler on, without the frames of the worker that called it."""
+    """The traceback without the frames of the worker."""
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_HERE):
         inner = inner.tb_next

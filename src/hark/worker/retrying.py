@@ -1,4 +1,4 @@
-"""What happens after a task failed: how often it is tried again, and when."""
+"""Retry policies: how often a failed task is retried, and when."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import msgspec
 from hark.errors import InvalidInput
 
 MAX_RETRIES = 100
-"""Entries that a message's schedule may have."""
+"""Maximum number of delays in the retry schedule of a message."""
 MAX_DELAY = 315_360_000.0
-"""Seconds that a message may wait: ten years."""
+"""Maximum delay of a message in seconds: ten years."""
 
 
 class Retry(Exception):
-    """Raised in a handler: come again, after so many seconds or else as the task's policy says.
+    """Raise this in a handler to run the task again later: `raise Retry(after=60)`.
 
-    It uses an attempt, as a failure does, unless `counted` is False.
+    `after` is the delay in seconds (or a `timedelta`). The default is the next delay of the task's retry policy. It
+    counts as an attempt, unless `counted` is False. `reason` is the error text.
     """
 
     def __init__(
@@ -32,7 +33,10 @@ class Retry(Exception):
 
 
 class Discard(Exception):
-    """Raised in a handler: this task need not be done any more; it is settled, and counted as discarded."""
+    """Raise this in a handler to drop the task: `raise Discard("the user was deleted")`.
+
+    The message is acknowledged and counted as discarded. It is neither retried nor dead-lettered.
+    """
 
     def __init__(self, reason: str = "discarded") -> None:
         self.reason = reason
@@ -40,15 +44,19 @@ class Discard(Exception):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """Seconds before each retry: after the last one that fails, the task is a dead letter."""
+    """The delays in seconds before each retry. After the last retry fails, the task is dead-lettered.
+
+    Create one with `exponential`, `schedule` or `never`: `@worker.task(retry=RetryPolicy.schedule([1, 10, 60]))`.
+    """
 
     delays: tuple[float, ...]
+    """Seconds before each retry, at most 100 delays."""
     jitter: float = 0.0
-    """The share by which a delay is longer or shorter at random."""
+    """Share by which each delay is lengthened or shortened at random, 0 to 1."""
 
     def __post_init__(self) -> None:
         if len(self.delays) > MAX_RETRIES:
-            raise InvalidInput(f"the schedule has {len(self.delays)} delays, expected at most {MAX_RETRIES}")
+            raise InvalidInput(f"delays: expected at most {MAX_RETRIES}, got {len(self.delays)}")
         for index, delay in enumerate(self.delays):
             seconds_of(f"delays[{index}]", delay)
         _check_jitter(self.jitter)
@@ -63,11 +71,15 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         max_delay: float = 3600.0,
         jitter: float = 0.2,
     ) -> RetryPolicy:
-        """Wait longer each time: `first` seconds, then `factor` times as long, `max_delay` at the most."""
+        """Retry with growing delays: `first` seconds, then `factor` times the previous delay, `max_delay` at most.
+
+        The defaults give 5 retries, after 1, 2, 4, 8 and 16 seconds. `max_retries` is 0 to 100. `jitter` varies each
+        delay at random, by 20 % by default.
+        """
         if not 0 <= max_retries <= MAX_RETRIES:
-            raise InvalidInput(f"max_retries is {max_retries!r}, expected 0 to {MAX_RETRIES}")
+            raise InvalidInput(f"max_retries: expected 0 to {MAX_RETRIES}, got {max_retries!r}")
         if not (math.isfinite(factor) and factor >= 1):
-            raise InvalidInput(f"factor is {factor!r}, expected a number of at least 1")
+            raise InvalidInput(f"factor: expected a number of at least 1, got {factor!r}")
         begin, most = seconds_of("first", first), seconds_of("max_delay", max_delay)
         delays: list[float] = []
         delay = min(begin, most)
@@ -78,16 +90,16 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
     @classmethod
     def schedule(cls, delays: Sequence[float | timedelta], *, jitter: float = 0.0) -> RetryPolicy:
-        """Wait for these seconds, one after the other."""
+        """Retry after these delays, one after the other: seconds or `timedelta` values, at most 100."""
         return cls(tuple(seconds_of(f"delays[{index}]", delay) for index, delay in enumerate(delays)), jitter)
 
     @classmethod
     def never(cls) -> RetryPolicy:
-        """One attempt: what fails is a dead letter at once."""
+        """Do not retry: a task that fails is dead-lettered immediately."""
         return cls(())
 
     def delay(self, attempt: int, random: Callable[[], float] = _random.random) -> float | None:
-        """Seconds to wait after the attempt of this number (from 1) failed; None if there is no retry at all."""
+        """Seconds to wait after this attempt (from 1) failed. None if there are no retries."""
         if not self.delays:
             return None
         delay = self.delays[min(max(attempt, 1), len(self.delays)) - 1]
@@ -102,13 +114,13 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 def seconds_of(field: str, value: float | timedelta) -> float:
-    """Seconds within bounds; the error names the field."""
+    """Check a number of seconds, or a timedelta. The error names the field."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
-        raise InvalidInput(f"{field} is {value!r}, expected seconds from 0 to {MAX_DELAY:.0f}")
+        raise InvalidInput(f"{field}: expected 0 to {MAX_DELAY:.0f} seconds, got {value!r}")
     return float(seconds)
 
 
 def _check_jitter(jitter: float) -> None:
     if not 0 <= jitter <= 1:
-        raise InvalidInput(f"jitter is {jitter!r}, expected 0 to 1")
+        raise InvalidInput(f"jitter: expected 0 to 1, got {jitter!r}")

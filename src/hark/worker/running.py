@@ -1,4 +1,4 @@
-"""The side of a worker where handlers run: in the loop that called `run`, and in threads."""
+"""Runs the handlers of a worker: in the event loop that called `run`, and in threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hark.worker.task import AnyTask
 from hark.worker.threads import Threads
 
 CANCELLED_DELAY_MS = 1000
-"""Before a task comes again whose handler cancelled itself: it might always do so."""
+"""Delay before a task runs again whose handler cancelled itself, because it might do so each time."""
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger("hark.worker")
 
@@ -34,13 +34,13 @@ Interruption = Literal["lost", "stopped"]
 
 
 class UnknownTask(NotFound):
-    """A message names a task that this worker does not have."""
+    """A message names a task that this worker does not have; another worker may have it."""
 
     code = "unknown_task"
 
 
 class Job:
-    """One message whose handler runs."""
+    """One message whose handler is running."""
 
     __slots__ = (
         "begun",
@@ -68,14 +68,14 @@ class Job:
         self.begun = False
         self.runner: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
-        """Of a function that is not async, while and after it runs."""
+        """The thread of a function that is not async, while and after it runs."""
         self.interruption: Interruption | None = None
         self.over = False
-        """Its end was told; whatever its handler still does, nobody listens."""
+        """Its end was reported. Whatever the handler still does is ignored."""
 
 
 class Workbench:
-    """Runs the handlers of what it receives, and tells how they ended, many at a time."""
+    """Runs the handlers of received messages, and reports in batches how they ended."""
 
     def __init__(
         self,
@@ -101,11 +101,11 @@ class Workbench:
         self._stopping = False
         self._abandoned = 0
         self.stuck = 0
-        """Functions that still run although their delivery is over; each holds a slot."""
+        """Functions that still run although their delivery has ended. Each keeps a slot."""
 
     @property
     def running(self) -> int:
-        """How many handlers run."""
+        """Number of running handlers."""
         return len(self._jobs)
 
     def receive(self, held: Held) -> None:
@@ -123,25 +123,25 @@ class Workbench:
             job.runner = self._loop.create_task(self._run(job))
 
     def lose(self, held: Held) -> None:
-        """Cancel what ran under a lease that is lost."""
+        """Cancel the handlers of a lost lease."""
         for job in [job for job in self._jobs if job.held is held]:
             self._interrupt(job, "lost")
             if job.thread is not None:
                 self._conclude(job, "lost", None)
 
     def stop(self) -> None:
-        """Start nothing more; what comes goes back."""
+        """Start no more handlers. Messages that still arrive are released."""
         self._stopping = True
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until nothing runs, for so long at most; whether that is so."""
+        """Wait until no handler is running, at most this many seconds. Returns whether that is so."""
         runners = [job.runner for job in self._jobs if job.runner is not None]
         if runners and seconds > 0:
             await asyncio.wait(runners, timeout=seconds)
         return not self._jobs
 
     def cancel(self) -> None:
-        """Cancel what can be cancelled; functions in threads can't, so they are given back and left to themselves."""
+        """Cancel running handlers. Functions in threads cannot be cancelled: their messages are released."""
         for job in list(self._jobs):
             self._interrupt(job, "stopped")
             if job.thread is not None and not job.thread.done():
@@ -149,7 +149,7 @@ class Workbench:
                 self._conclude(job, "handed_back", Verdict(job.message, "retry"))
 
     def close(self) -> int:
-        """Give back what did not end; how many handlers are left to themselves."""
+        """Release the messages of handlers that did not end. Returns the number of abandoned handlers."""
         self._abandoned += len(self._jobs)
         for job in list(self._jobs):
             self._conclude(job, "handed_back", Verdict(job.message, "retry"))
@@ -158,19 +158,19 @@ class Workbench:
         return self._abandoned
 
     def flush(self) -> None:
-        """Tell now how handlers ended."""
+        """Report now how handlers ended."""
         self._flushing = False
         ended, slots, self._ended, self._slots = self._ended, self._slots, [], 0
         if ended or slots:
             self._finished(ended, slots)
 
     def _job(self, held: Held, message: Delivered) -> Job:
-        """What a message asks for; raises if it fits no task."""
+        """The job of a message. Raises if the message matches no task."""
         envelope = unseal(message.data)
         task = self._tasks.get(envelope.task)
         if task is None:
-            known = ", ".join(sorted(self._tasks)) or "none at all"
-            raise UnknownTask(f"this worker has no task {envelope.task!r}; it has: {known}")
+            known = ", ".join(sorted(self._tasks)) or "no tasks"
+            raise UnknownTask(f"this worker has no task {envelope.task!r} (it has: {known}); run a worker that has it")
         context = TaskContext(
             task=task.name,
             message_id=message.id,
@@ -183,16 +183,16 @@ class Workbench:
         return Job(held, message, task, envelope, context, self._monotonic())
 
     def _refuse(self, held: Held, message: Delivered, error: Exception) -> None:
-        """What can never run is a dead letter; what another worker may know is a failure."""
+        """Dead-letter a message that can never run. Reject one that another worker may know."""
         text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
         fields = {"message_id": message.id, "queue": message.queue}
-        _log.warning("message %s of queue %s: %s", message.id, message.queue, text, extra={"fields": fields})
+        _log.warning("cannot run message %s of queue %s: %s", message.id, message.queue, text, extra={"fields": fields})
         final = isinstance(error, NotATask | WrongArguments)
         verdict = Verdict(message, "dlq" if final else "failed", text)
         self._end(Ended(held, message, verdict, "refused" if final else "failed", UNKNOWN, 0.0, text))
 
     async def _run(self, job: Job) -> None:
-        """From the start of a handler to its end."""
+        """Run a handler from its start to its end."""
         context = job.context
         job.begun = True
         enter(context)
@@ -218,7 +218,7 @@ class Workbench:
             self._conclude(job, ending, verdict, error)
 
     async def _call(self, job: Job) -> Any:
-        """Call the function, within the time that its task allows."""
+        """Call the function, within the time limit of its task."""
         task, arguments = job.task, job.context.arguments
         if not task.is_async:
             return await self._call_in_thread(job)
@@ -226,7 +226,7 @@ class Workbench:
         return await call if task.timeout is None else await _within(task.timeout, call)
 
     async def _call_in_thread(self, job: Job) -> Any:
-        """A thread can't be stopped: when its time is over it goes on, but nobody waits for it."""
+        """A thread cannot be stopped: after its time limit it continues, but its result is ignored."""
         task = job.task
         job.thread = self._threads.submit(functools.partial(task.signature.call, task.function, job.context.arguments))
         try:
@@ -234,7 +234,7 @@ class Workbench:
         except asyncio.CancelledError:
             if not job.thread.done():
                 raise
-            # It has ended in this very turn: what it did is done, and must not be done again.
+            # The function has just ended: its work is done, and must not be repeated.
         if not job.thread.done():
             raise TimedOut(task.timeout or 0.0)
         result = job.thread.result()
@@ -243,7 +243,7 @@ class Workbench:
         return await result if task.timeout is None else await _within(task.timeout, result)
 
     def _judge(self, job: Job, failure: BaseException) -> tuple[Ending, Verdict, str | None]:
-        """What an exception means."""
+        """How to settle after an exception."""
         message = job.message
         if job.interruption is not None:
             return "handed_back", Verdict(message, "retry"), None
@@ -252,7 +252,7 @@ class Workbench:
         ending, verdict = judge(message, failure, job.task.retry, job.own_schedule)
         text = text_of(failure).partition("\n")[0]
         if ending == "failed":
-            # The traceback is logged once, here; the message carries it to the dead letters.
+            # The traceback is logged here once. The message carries it to the dead letters.
             _log.warning(
                 "task %s failed (message %s, attempt %d): %s",
                 job.task.name,
@@ -270,11 +270,11 @@ class Workbench:
             job.context.lose()
         if job.runner is not None:
             job.runner.cancel()
-        if not job.begun:  # Then it never will, and can't tell.
+        if not job.begun:  # A task that was cancelled before its start cannot report its end.
             self._conclude(job, *(("lost", None) if why == "lost" else ("handed_back", Verdict(job.message, "retry"))))
 
     def _conclude(self, job: Job, ending: Ending, verdict: Verdict | None, error: str | None = None) -> None:
-        """Tell how a job ended, once; a thread keeps its slot until it really ends."""
+        """Report once how a job ended. A thread keeps its slot until it really ends."""
         if job.over:
             return
         job.over = True
@@ -306,7 +306,7 @@ class Workbench:
 
 
 async def _within(seconds: float, call: Awaitable[Any]) -> Any:
-    """Await a handler, and cancel it when its time is over."""
+    """Await a handler, and cancel it at its time limit."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return await call

@@ -1,4 +1,4 @@
-"""One run of a worker, from its start to the moment where nothing of it is left."""
+"""One run of a worker, from its start to its end."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from hark.worker.stopping import stop_signals
 from hark.worker.task import AnyTask
 
 MOST_RESERVED = 2.0
-"""Of the grace period so many seconds at most, and a fifth at most, are kept to give work back in."""
+"""Maximum number of seconds at the end of the grace period that are reserved for releasing work. At most a fifth of
+it."""
 LEAST_SECONDS = 0.5
-"""For the last settlements, however short the grace period is."""
+"""Minimum time in seconds for the last settlements, however short the grace period is."""
 LEAST_PATIENCE = 1.0
-"""For the loop of the handlers to give a sign of life at the end of the grace period."""
+"""Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
 SILENCE_SECONDS = 30.0
-"""How much later than due an answer of the server may come before the worker counts as ill."""
+"""How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
 _log = logging.getLogger("hark.worker")
 
 
 class Shift:
-    """Joins the side of the server (a feed, on the line) and the side of the handlers (a workbench, here)."""
+    """Connects the network side (`Feed`, in its own thread) with the handlers, which run on this loop."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Shift:
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         self.worker_id = f"{name}-{uuid.uuid4().hex}"
-        """Fresh at each start: a worker that comes back is another one."""
+        """New for each run: a restarted worker has another id."""
         self.plan = plan
         self.health_port: int | None = None
         self._queue = queue
@@ -76,7 +77,7 @@ class Shift:
         self._headers = headers
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
-        """Where handlers run."""
+        """The event loop of the handlers."""
         self._line = Line(transport, retry)
         self._wish = Wish(
             queue=queue,
@@ -91,7 +92,7 @@ class Shift:
         )
         self._own_polls = PollMetrics()
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
-        """Of the polls that somebody pays for: its own, or those of the store that polls for it."""
+        """The polls that cost something: the worker's own, or those of the store that polls for it."""
         self._feed: Feed | None = None
         self._endpoint = HealthEndpoint(self._health, self._metrics_text)
         self._bench = Workbench(
@@ -114,10 +115,10 @@ class Shift:
         self._leave = leave
         self._last_resort: asyncio.Task[None] | None = None
 
-    # Called from anywhere ------------------------------------------------------------------------------------
+    # Called from any thread ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Pull nothing more, at once, and end within the grace period."""
+        """Stop receiving immediately, and end within the grace period."""
         if self._stopped_at is None:
             self._stopped_at = self._monotonic()
         self.is_stopping = True
@@ -129,12 +130,12 @@ class Shift:
         self.stop()
 
     def stop_now(self) -> None:
-        """Let handlers finish no longer."""
+        """Stop waiting for running handlers."""
         self.stop()
         self._here(self._stop_now.set)
 
     def expect(self, message: NewMessage) -> None:
-        """This message was pushed: who polls for it need not sleep past it."""
+        """A message was pushed: a polling worker must not sleep past its due time."""
         feed = self._feed
         if feed is not None and feed.rests:
             seconds = seconds_until_due(message)
@@ -142,7 +143,7 @@ class Shift:
 
     @property
     def seconds_left(self) -> float:
-        """Of the grace period; a little, even if it is over."""
+        """Seconds left of the grace period, with a minimum."""
         return max(self._grace_left, LEAST_SECONDS)
 
     @property
@@ -152,11 +153,11 @@ class Shift:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the server lives in this loop, and with the client's transport."""
+        """Whether the server lives in this event loop."""
         return self._line.in_place
 
     async def ready(self) -> None:
-        """Wait until it pulls, or failed to."""
+        """Wait until the run receives messages, or has failed to start."""
         await self._ready.wait()
 
     async def over(self) -> None:
@@ -164,7 +165,7 @@ class Shift:
         await self._over.wait()
 
     def snapshot(self) -> Snapshot:
-        """The worker at this moment."""
+        """The current state and counts."""
         return Snapshot(
             worker_id=self.worker_id,
             queue=self._queue,
@@ -183,7 +184,7 @@ class Shift:
     # The run --------------------------------------------------------------------------------------------------
 
     async def run(self) -> Summary:
-        """Work until stopped, or until there is nothing to do in a burst."""
+        """Work until stopped, or in a burst until there is nothing to do."""
         await self._line.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
@@ -198,9 +199,9 @@ class Shift:
         return summary_of(self.snapshot(), abandoned)
 
     async def _open(self) -> None:
-        """On the line: what belongs to its loop is made there."""
+        """Runs in the network thread: creates the objects that belong to its event loop."""
         plan = self.plan
-        if plan.health is not None:  # The first to fail, if anything does.
+        if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
         self._feed = Feed(
             self._line.caller,
@@ -226,33 +227,36 @@ class Shift:
         try:
             await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._interrupted = True  # Whoever cancels is in a hurry, but what is unfinished must go back.
+            self._interrupted = True  # The caller is in a hurry, but unfinished work must be released.
             self._stop_now.set()
         stopping.cancel()
         self.stop()
         abandoned = await self._end(pulling)
         if self._interrupted:
             raise asyncio.CancelledError
-        await pulling  # Raises what ended it, if that was not the stop.
+        await pulling  # Raises the error that ended it, if it was not the stop.
         return abandoned
 
     async def _end(self, pulling: asyncio.Task[None]) -> int:
-        """Let handlers finish, give back what did not, and settle all of it, within the grace period."""
+        """Let handlers finish, release the rest, and settle everything within the grace period."""
         reserved = self._reserved
-        # It counts from the signal on, which a handler that blocked this loop may have kept waiting.
+        # The grace period starts with the signal, which a blocking handler may have delayed.
         seconds = max(self._grace_left - reserved, 0.0)
         self._bench.stop()
         if self._bench.running:
-            _log.info("stopping: %d still running, with %.1f s to finish", self._bench.running, seconds)
+            _log.info("worker shutting down; running handlers: %d, %.1f s to finish", self._bench.running, seconds)
         await self._finish_or_hurry(seconds)
-        # The last poll must be over: it would take what is given back now.
+        # The last poll must have ended, otherwise it would receive the released messages.
         await asyncio.wait((pulling,), timeout=max(reserved / 2, 2 * LAST_ANSWER_SECONDS))
         pulling.cancel()
         self._bench.cancel()
         await self._bench.wait(max(reserved / 2, 0.1))
         abandoned = self._bench.close()
         if abandoned:
-            _log.warning("%d did not end and are left to themselves; their tasks go back", abandoned)
+            _log.warning(
+                "handlers that did not end in time: %d; they are abandoned, their tasks are released and run again",
+                abandoned,
+            )
         left = self.seconds_left
         await self._line.run(lambda: self._close(left))
         return abandoned
@@ -263,13 +267,13 @@ class Shift:
         try:
             await asyncio.wait((finishing, hurrying), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._interrupted = True  # The same as hurrying.
+            self._interrupted = True  # The same as a second signal.
         finally:
             finishing.cancel()
             hurrying.cancel()
 
     async def _close(self, seconds: float) -> None:
-        """On the line."""
+        """Runs in the network thread."""
         if self._last_resort is not None:
             self._last_resort.cancel()
         await self._opened.close(seconds)
@@ -283,7 +287,7 @@ class Shift:
         return self._feed
 
     def _stop_feed(self) -> None:
-        """On the line."""
+        """Runs in the network thread."""
         if self._feed is None:
             return
         self._feed.stop()
@@ -300,12 +304,12 @@ class Shift:
 
     @property
     def _reserved(self) -> float:
-        """Seconds at the end of the grace period that are kept to give work back in."""
+        """Seconds at the end of the grace period that are reserved for releasing work."""
         return min(MOST_RESERVED, self.plan.grace_seconds / 5)
 
     @property
     def _owns_process(self) -> bool:
-        """Whether it took a signal that would have ended the process, and can tell from beside what goes on."""
+        """Whether it handled a signal that would have ended the process, and can act from another thread."""
         return self._by_signal and not self._line.in_place
 
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
@@ -320,7 +324,7 @@ class Shift:
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
-        if self._listeners:  # Waking the other loop costs more than counting.
+        if self._listeners:  # Waking the other event loop costs more than counting.
             self._here(lambda: self._tell(answered))
 
     def _tell(self, answered: Sequence[Answered]) -> None:
@@ -329,15 +333,15 @@ class Shift:
                 try:
                     listener(event_of(ended, settled))
                 except Exception:
-                    _log.exception("a listener failed")
+                    _log.exception("a worker listener raised; the worker continues")
 
     def _here(self, callback: Callable[[], object]) -> None:
-        """In the loop of the handlers."""
+        """Call a function in the event loop of the handlers."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(callback)
 
     def _on_line(self, callback: Callable[[], object]) -> None:
-        if not self._hung_up:  # A handler that was left to itself may end later than the run.
+        if not self._hung_up:  # An abandoned handler may end after the run.
             self._line.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------

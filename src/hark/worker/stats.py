@@ -1,4 +1,4 @@
-"""What a worker has done since it started, for its health, its metrics and a display."""
+"""Statistics of a worker since its start, for health, metrics and display."""
 
 from __future__ import annotations
 
@@ -13,73 +13,79 @@ from hark.worker.held import Ended
 from hark.worker.outcome import Ending
 
 RATE_SECONDS = 10
-"""The rate is an average over so many seconds."""
+"""The rate is an average over this many seconds."""
 UNKNOWN = "(unknown)"
-"""The name under which messages are counted that no task of the worker fits: others could name anything."""
+"""The task name for messages that match no task of the worker. Their own names could be anything."""
 
 OUTCOMES = ("done", "failed", "retried", "dead", "discarded", "handed_back", "lost")
 
 
 class Counts(msgspec.Struct):
-    """How deliveries ended."""
+    """How deliveries ended, as counts."""
 
     done: int = 0
+    """Handlers that returned."""
     failed: int = 0
-    """Handlers that raised or timed out, and messages that no task fits."""
+    """Handlers that raised or timed out, and messages that match no task."""
     retried: int = 0
-    """Will come again: after a failure, or because the handler asked for it."""
+    """Messages that are redelivered, after a failure or on request of the handler."""
     dead: int = 0
-    """Became dead letters."""
+    """Messages that were dead-lettered."""
     discarded: int = 0
+    """Tasks that the handler discarded."""
     handed_back: int = 0
-    """Given back when the worker stopped, as if never taken."""
+    """Messages that were released on shutdown, without counting an attempt."""
     lost: int = 0
-    """No longer ours when they ended: somebody else gets or got them."""
+    """Deliveries whose lease had expired when they ended: another worker receives the message."""
     ended: int = 0
-    """Deliveries that ended, however they did."""
+    """All deliveries that ended."""
     seconds: float = 0.0
-    """Spent in the handlers of those."""
+    """Total time in seconds of the handlers of those deliveries."""
 
     def add(self, outcome: str) -> None:
-        """One more."""
+        """Count one."""
         setattr(self, outcome, getattr(self, outcome) + 1)
 
 
 class TaskEvent(msgspec.Struct, frozen=True):
-    """One delivery that ended."""
+    """One delivery that ended, for `worker.listen`."""
 
     task: str
     message_id: str
     attempt: int
+    """How it ended: done, discarded, failed, retried, refused, handed_back or lost."""
     ending: Ending
+    """Time of the handler in seconds."""
     seconds: float
     dead: bool
-    """Whether it is a dead letter now."""
+    """Whether the message was dead-lettered."""
     error: str | None
-    """`Type: message`."""
+    """`Type: message`, or None."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker at one moment."""
+    """The current state of a worker, `worker.stats`."""
 
     worker_id: str
     queue: str
     concurrency: int
+    """Number of running handlers."""
     running: int
     stuck: int
-    """Functions that still run although their delivery is over; each holds a slot."""
+    """Functions in threads that still run although their delivery has ended. Each keeps a slot."""
     stopping: bool
     totals: Counts
     tasks: dict[str, Counts]
     rate: float
-    """Tasks that ended per second, of late."""
+    """Deliveries that ended per second, over the last 10 seconds."""
     poll_interval: float
+    """Current poll interval in seconds."""
     polls: int
     empty_polls: int
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """Result of `worker.run`."""
 
     worker_id: str
     totals: Counts
@@ -87,11 +93,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     polls: int
     empty_polls: int
     abandoned: int
-    """Handlers that did not end when they should have: their tasks were given back, and run elsewhere."""
+    """Handlers that did not end in time. Their tasks were released and run again."""
 
 
 def summary_of(snapshot: Snapshot, abandoned: int) -> Summary:
-    """A worker at the end of its run."""
+    """The summary at the end of a run."""
     return Summary(
         worker_id=snapshot.worker_id,
         totals=snapshot.totals,
@@ -103,7 +109,7 @@ def summary_of(snapshot: Snapshot, abandoned: int) -> Summary:
 
 
 class Stats:
-    """Counts, on the line's loop; others read what they find."""
+    """Counts, updated on the network thread. Other threads only read."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.totals = Counts()
@@ -113,14 +119,14 @@ class Stats:
         self._seconds: deque[tuple[int, int]] = deque(maxlen=RATE_SECONDS + 1)
 
     def add(self, answered: Sequence[tuple[Ended, Settled | None]]) -> None:
-        """Some ended, and the server has answered."""
+        """Count deliveries whose settlement the server has answered."""
         self._count_rate(len(answered))
         for ended, settled in answered:
             counts = self.tasks.get(ended.task)
             if counts is None:
                 counts = self.tasks[ended.task] = Counts()
             if ended.ending == "done" and settled is not None and settled.success:
-                counts.done += 1  # The same as below, but it is what happens most.
+                counts.done += 1  # The same as below, for the most frequent case.
                 self.totals.done += 1
             else:
                 for outcome in _outcomes(ended, settled):
@@ -145,7 +151,7 @@ class Stats:
 
 
 def event_of(ended: Ended, settled: Settled | None) -> TaskEvent:
-    """What listeners are told."""
+    """The event for listeners."""
     return TaskEvent(
         ended.task,
         ended.message.id,

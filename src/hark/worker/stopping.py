@@ -1,4 +1,4 @@
-"""Signals: the first one stops a worker gracefully, the second one at once, the third one kills."""
+"""Signals: the first one stops a worker gracefully, the second one immediately, the third one kills the process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[], None]) -> Iterator[None]:
-    """Handle signals until the end of the block; only in the main thread, since Python allows it nowhere else.
+    """Handle signals until the end of the block. Works only in the main thread, as Python requires.
 
-    They are handled by Python itself, not by the event loop: so they are heard while a handler blocks that loop.
-    Both callbacks must be safe to call from anywhere.
+    Python's own signal handlers are used, not those of the event loop, so that signals work while a handler blocks the
+    loop. Both callbacks must be safe to call from anywhere.
     """
     if not enabled or threading.current_thread() is not threading.main_thread():
         yield
@@ -40,5 +40,5 @@ def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[],
         yield
     finally:
         for number, handler in before.items():
-            # None is a handler that was not made in Python; it can't be put back.
+            # None is a handler that was not installed from Python. It cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,4 +1,4 @@
-"""Tasks: functions that can be called here, or pushed to run in a worker."""
+"""Tasks: functions that can be called directly, or pushed to run in a worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_TASK_NAME = 200
 
 
 class Outlet(Protocol):
-    """Where tasks are pushed to: a worker, as a task knows it."""
+    """The worker as a task sees it."""
 
     @property
     def queue(self) -> str:
@@ -35,34 +35,41 @@ class Outlet(Protocol):
 
     @property
     def middleware(self) -> Sequence[AnyMiddleware]:
-        """Some of it sees pushes."""
+        """The middleware, which may handle pushes."""
 
     async def send(self, message: NewMessage) -> Pushed:
-        """Push it; it is stored when this returns."""
+        """Push a message. It is stored when this returns."""
 
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
         """Run a push for a function that is not async."""
 
 
 class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one push differs from the others of its task."""
+    """Options of one push of a task. Times are seconds or a `timedelta`."""
 
     delay: float | timedelta | None = None
+    """Wait this long before the task can run."""
     deliver_at: datetime | None = None
+    """Run the task not before this time, which must have a time zone. An alternative to `delay`."""
     priority: int | None = None
+    """0 to 9. The default is the priority of the task."""
     key: str | None = None
+    """Idempotency key. A second push with the same key is a `duplicate`."""
     partition: str | None = None
+    """The partition of the queue. The default is `Default`."""
     ttl: float | timedelta | None = None
+    """Expire the task if it has not started within this time."""
     retry: RetryPolicy | None = None
+    """The retry policy of this push. The default is the policy of the task."""
 
 
 _PLAIN = PushOptions()
 
 
 class Task(Generic[P, R]):
-    """A function with a name, under which workers know it.
+    """A function that workers run by name. `@worker.task` creates it.
 
-    Calling it runs it here, like the function it was made of. `push` sends it to the queue.
+    Calling it runs the function directly. `push` sends it to the queue, to run in a worker.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class Task(Generic[P, R]):
         priority: int | None = None,
     ) -> None:
         if not name or len(name) > _MAX_TASK_NAME:
-            raise InvalidInput(f"the name of a task is {name!r}, expected 1 to {_MAX_TASK_NAME} characters")
+            raise InvalidInput(f"task name {name!r}: expected 1 to {_MAX_TASK_NAME} characters")
         self.name = name
         self.function = function
         self.signature = Signature(name, function)
@@ -92,7 +99,7 @@ class Task(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now."""
+        """Run the function directly, in this process."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -103,20 +110,21 @@ class Task(Generic[P, R]):
     @overload
     async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> Pushed: ...
     async def push(self, *args: Any, **kwargs: Any) -> Pushed:
-        """Send it to the queue, to run in a worker, maybe after so many seconds; it is stored when this returns.
+        """Push the task to the queue, to run in a worker. It is stored when this returns.
 
-        Arguments that the function does not take raise `WrongArguments`, and nothing is sent. A type checker sees
-        wrong ones too; with `delay` only through `options(delay=60).push(...)`, since Python's types have no place
-        for a keyword beside those of the function.
+        `delay` is the time in seconds (or a `timedelta`) before it can run. For other options use `options`. A type
+        checker sees wrong arguments, but not together with `delay`; use `options(delay=60).push(...)` for that.
+
+        Raises `WrongArguments` if the function does not take these arguments. Nothing is sent then.
         """
-        delay: float | timedelta | None = kwargs.pop("delay", None)  # No parameter of a task has this name.
+        delay: float | timedelta | None = kwargs.pop("delay", None)  # No parameter of a task can have this name.
         return await self.send(_PLAIN if delay is None else PushOptions(delay=delay), args, kwargs)
 
     def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """Push from a function that is not async.
+        """Push the task from a function that is not async, and wait until it is stored.
 
-        A handler in a thread uses the connection of its worker. Elsewhere each push opens and closes one; a program
-        that is not async and pushes a lot is better off with `hark.sync`.
+        In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
+        use `hark.sync` in a program that is not async and pushes often.
         """
         return self.send_from_thread(_PLAIN, args, kwargs)
 
@@ -131,9 +139,14 @@ class Task(Generic[P, R]):
         ttl: float | timedelta | None = None,
         retry: RetryPolicy | None = None,
     ) -> TaskPush[P]:
-        """The same task, pushed otherwise: `await send_email.options(delay=60, priority=5).push(to="a@b.c")`.
+        """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
-        `delay` and `ttl` are seconds, `deliver_at` the time instead, `key` an idempotency key, `retry` another policy.
+        - `delay`: seconds (or a `timedelta`) before the task can run. `deliver_at`: the time instead, with a time zone.
+        - `priority`: 0 to 9. The default is the priority of the task.
+        - `key`: idempotency key. A second push with the same key is a `duplicate`.
+        - `partition`: the partition of the queue.
+        - `ttl`: the task expires if it has not started within this many seconds.
+        - `retry`: the retry policy of this push, instead of the task's policy.
         """
         return TaskPush(
             self,
@@ -149,7 +162,7 @@ class Task(Generic[P, R]):
         )
 
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
-        """Push with these options and arguments, both checked now."""
+        """Check the arguments and push with these options."""
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
         policy = options.retry
@@ -167,7 +180,7 @@ class Task(Generic[P, R]):
         return await self._outlet.send(message)
 
     def send_from_thread(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
-        """The same for a function that is not async."""
+        """Push for a function that is not async."""
         return self._outlet.push_from_thread(lambda: self.send(options, args, kwargs))
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
@@ -180,8 +193,8 @@ class Task(Generic[P, R]):
         for layer in watching:
             await layer.on_push(outgoing)
         for name, value in outgoing.headers.items():
-            if not isinstance(value, str):  # Nobody could read the message.
-                raise InvalidInput(f"header {name!r} of task {self.name!r}: expected text, got {value!r}")
+            if not isinstance(value, str):  # No consumer could decode the message.
+                raise InvalidInput(f"header {name!r} of task {self.name!r}: expected a string, got {value!r}")
         return outgoing.headers
 
     def _key(self, options: PushOptions, encoded: msgspec.Raw) -> str | None:
@@ -191,7 +204,7 @@ class Task(Generic[P, R]):
 
 
 class TaskPush(Generic[P]):
-    """A task and how it is pushed."""
+    """A task with push options."""
 
     __slots__ = ("_options", "_task")
 
@@ -200,11 +213,11 @@ class TaskPush(Generic[P]):
         self._options = options
 
     async def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """Send it to the queue; it is stored when this returns."""
+        """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
 
     def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """Push from a function that is not async."""
+        """Push the task from a function that is not async, and wait until it is stored."""
         return self._task.send_from_thread(self._options, args, kwargs)
 
 
@@ -214,12 +227,12 @@ AnyTask = Task[..., Any]
 def _checked_timeout(name: str, timeout: float | timedelta) -> float:
     seconds = seconds_of(f"timeout of task {name!r}", timeout)
     if not seconds:
-        raise InvalidInput(f"timeout of task {name!r} is 0, expected seconds, or None for no limit")
+        raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
     return seconds
 
 
 def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The arguments by which a task is unique; None if it is not."""
+    """The arguments that make a task unique. None if it is not unique."""
     if unique is False:
         return None
     if unique is True:
@@ -227,5 +240,6 @@ def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...
     names = (unique,) if isinstance(unique, str) else tuple(unique)
     for one in names:
         if one not in known:
-            raise InvalidInput(f"task {name!r}: unique names {one!r}, expected one of {', '.join(known) or 'nothing'}")
+            expected = f"one of {', '.join(known)}" if known else "no names: the function has no arguments"
+            raise InvalidInput(f"task {name!r}: unique contains {one!r}, expected {expected}")
     return names

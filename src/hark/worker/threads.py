@@ -1,7 +1,7 @@
 """Threads for functions that are not async.
 
-Not those of `concurrent.futures`: Python waits for them when it exits, and a worker must be able to leave a function
-behind that does not end.
+They are not those of `concurrent.futures`: Python waits for those at exit, and a worker must be able to abandon a
+function that does not end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Work = tuple[Callable[[], Any], contextvars.Context, "asyncio.Future[Any]"]
 
 
 class Threads:
-    """At most so many daemon threads, started as they are needed."""
+    """A limited number of daemon threads, started on demand."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -28,7 +28,7 @@ class Threads:
         self._busy = 0
 
     def submit(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run it in a thread, with the caller's context variables; the future has its end, even if nobody waits."""
+        """Run a function in a thread, with the caller's context variables. The future gets its result."""
         future: asyncio.Future[Any] = self._loop.create_future()
         future.add_done_callback(_look_at)
         self._busy += 1
@@ -39,7 +39,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let the threads end once they have nothing to do."""
+        """Let idle threads end."""
         for _ in range(self._threads):
             self._work.put(None)
 
@@ -53,15 +53,15 @@ class Threads:
             try:
                 self._loop.call_soon_threadsafe(self._ended, future, result, error)
             except RuntimeError:
-                return  # The worker is gone, and its loop is closed.
-            del call, context, future, work, result, error  # An idle thread keeps nothing alive.
+                return  # The worker has ended, and its loop is closed.
+            del call, context, future, work, result, error  # An idle thread keeps no objects alive.
 
     def _ended(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._busy -= 1
         if future.done():
             return
         if isinstance(error, StopIteration):
-            error = RuntimeError("the function raised StopIteration")  # A future can't carry one.
+            error = RuntimeError("the function raised StopIteration")  # A future cannot carry StopIteration.
         if error is None:
             future.set_result(result)
         else:
@@ -69,6 +69,6 @@ class Threads:
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
-    """Python complains of errors that nobody looked at; of one that came too late nobody will."""
+    """Mark the exception as retrieved, otherwise asyncio logs it."""
     if not future.cancelled():
         future.exception()

@@ -1,13 +1,4 @@
-"""The worker: tasks by name, and the loop that runs them.
-
-worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
-
-@worker.task("send_email", timeout=30)
-async def send_email(to: str, subject: str) -> None: ...
-
-await send_email.push(to="a@b.c", subject="hi")    # anywhere
-await worker.run()                                 # in the process that does the work
-"""
+"""The worker: tasks by name, and the loop that runs them."""
 
 from __future__ import annotations
 
@@ -41,10 +32,21 @@ _log = logging.getLogger("hark.worker")
 
 
 class Worker:
-    """Runs the tasks of one queue, whoever pushed them.
+    """Runs the tasks of one queue.
 
-    Its group is shared: any number of workers take from the queue, each message goes to one of them. What a worker
-    takes is leased for `lease` seconds and renewed while its handler runs; it takes no more than it can start at once.
+    ```python
+    worker = hark.Worker("http://localhost:6632", queue="emails", concurrency=20)
+
+    @worker.task("send_email", timeout=30)
+    async def send_email(to: str, subject: str) -> None: ...
+
+    await send_email.push(to="a@b.c", subject="hi")    # in any process
+    await worker.run()                                 # in the worker process
+    ```
+
+    Any number of workers can share a queue: each message goes to one of them. A worker receives only as many messages
+    as it can start immediately, and renews their leases while the handlers run. If a worker crashes, another one
+    receives its messages when their leases expire.
     """
 
     def __init__(
@@ -61,19 +63,30 @@ class Worker:
         middleware: Sequence[AnyMiddleware] = (),
         name: str = "worker",
     ) -> None:
-        """`target`, `token` and `ca_file` are what `hark.connect` takes.
+        """Create a worker. Nothing is sent before `run` or the first push.
 
-        `concurrency` (10) and `lease` (30) come from the settings if None.
+        - `target`, `token`, `ca_file`: the server, as for `hark.connect`.
+        - `queue`: the name of the queue.
+        - `concurrency`: maximum number of handlers that run at the same time, 1 to 10,000. The default is the setting
+          `worker.concurrency` (10).
+        - `group`: the consumer group. The default is the default group of the queue. Workers use shared groups.
+        - `lease`: lease time in seconds; leases are renewed while handlers run. The default is the setting
+          `worker.lease_seconds` (30).
+        - `client`: an open client to use instead of a target. The worker does not close it.
+        - `middleware`: functions that wrap every task; the first one is the outermost.
+        - `name`: the start of the worker's id in lists of leases and waiting consumers.
+
+        Raises `InvalidInput` if an argument is invalid.
         """
         for field, value in (("target", target), ("token", token), ("ca_file", ca_file)):
             if value is not None and client is not None:
                 raise InvalidInput(f"{field}: expected either a {field} or a client, got both")
         if not queue:
-            raise InvalidInput("queue: must not be empty; it says where the tasks of this worker wait")
+            raise InvalidInput("queue: must not be empty; name the queue of this worker's tasks")
         if concurrency is not None:
             check_concurrency(concurrency)
         if lease is not None and not (isinstance(lease, int) and lease >= 1):
-            raise InvalidInput(f"lease: expected whole seconds from 1 on, got {lease!r}")
+            raise InvalidInput(f"lease: expected an integer of at least 1 second, got {lease!r}")
         self.queue = queue
         self.group = group or QUEUE_MODE
         self.name = name
@@ -114,55 +127,63 @@ class Worker:
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
-        """Make a function a task of this worker, under a name or its own.
+        """Register a function as a task of this worker. The function can be async or not.
 
-        `timeout`: seconds that its handler may take. An async one is cancelled then; a function in a thread can't be:
-        its message fails at once, and it keeps its slot until it ends. `retry`: what happens when it fails.
-        `unique`: pushed again with equal arguments (all, or those named) it answers `duplicate`, for as long as the
-        first message is kept, which is also some time after it is done (`completedRetentionSeconds` of the queue;
-        with `dropSettled` it is gone at once).
+        The name is part of the messages. The default is the name of the function.
+
+        - `retry`: what happens when the task fails. The default is `RetryPolicy.exponential()`: 5 retries after 1, 2,
+          4, 8 and 16 seconds, each varied by 20 % at random.
+        - `timeout`: time limit of the handler in seconds, or a `timedelta`. The default is no limit. An async handler
+          is cancelled at the limit. A function in a thread cannot be cancelled: its message fails immediately, and the
+          function keeps its slot until it ends.
+        - `unique`: True, or the names of arguments. A second push with equal arguments returns the status `duplicate`,
+          for as long as the first message is stored. That includes some time after it is completed (queue option
+          `completedRetentionSeconds`); with the queue option `dropSettled` it ends on completion.
+        - `priority`: priority of its messages, 0 to 9. The default is 0.
+
+        Raises `InvalidInput` if the name is in use, or if the function cannot be a task (for example with `*args`).
         """
 
         def make(function: Callable[P, R]) -> Task[P, R]:
             own = name if isinstance(name, str) else getattr(function, "__name__", "")
             if own in self.tasks:
-                raise InvalidInput(f"there is a task {own!r} already; give this one another name: @worker.task(...)")
+                raise InvalidInput(f"the worker already has a task {own!r}; choose another: @worker.task('...')")
             task = Task(self, own, function, retry=retry, timeout=timeout, unique=unique, priority=priority)
             self.tasks[own] = task
             return task
 
         return make if name is None or isinstance(name, str) else make(name)
 
-    # The client through which tasks are pushed ------------------------------------------------------------------
+    # The client that pushes tasks -------------------------------------------------------------------------------
 
     @property
     def client(self) -> Client:
-        """The client of the loop that runs, made when it is first needed; for use within a coroutine."""
+        """The client of the running event loop, created on first use. For use within a coroutine."""
         if self._given_client is not None:
             return self._given_client
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            from hark.connecting import connect  # Knows clients, and all kinds of servers.
+            from hark.connecting import connect  # Imported here: it knows all kinds of targets.
 
             client = self._clients[loop] = connect(self._target, token=self._token, ca_file=self._ca_file)
         return client
 
     async def send(self, message: NewMessage) -> Pushed:
-        """Push a message of a task; if this worker runs, it knows of it at once."""
+        """Push the message of a task. A running worker that polls then knows when the message is due."""
         pushed = await self.client.pusher.push(message)
         if self._shift is not None:
             self._shift.expect(message)
         return pushed
 
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
-        """Push for a function that is not async: by the loop of `run` in a handler's thread, else by one of its own."""
+        """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
         if _has_loop():
-            raise HarkError("push_sync is for functions that are not async; here, use: await task.push(...)")
+            raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
         if self._shift is not None:
             return asyncio.run_coroutine_threadsafe(push(), self._shift.loop).result()
         if self._given_client is not None:
-            raise HarkError("push_sync: the client of this worker belongs to a loop elsewhere; give the worker a URL")
+            raise HarkError("push_sync: the client given to this worker belongs to another event loop; give it a URL")
 
         async def push_and_close() -> Pushed:
             async with self:
@@ -172,17 +193,20 @@ class Worker:
 
     @contextmanager
     def connect_to(self, target: Target | None = None, *, client: Client | None = None) -> Iterator[Worker]:
-        """Work with another server within the block, for tests; with a target, close the worker before its end."""
+        """Use another server within the block, for tests.
+
+        With a target, close the worker before the end of the block.
+        """
         before = self._target, self._token, self._ca_file, self._given_client, self._clients
         self._target, self._given_client, self._clients = target, client, WeakKeyDictionary()
-        self._token = self._ca_file = None  # They are for the server that it has otherwise.
+        self._token = self._ca_file = None  # They belong to the worker's usual server.
         try:
             yield self
         finally:
             self._target, self._token, self._ca_file, self._given_client, self._clients = before
 
     async def close(self) -> None:
-        """Hang up in this loop: the client that was made here is closed, a given one is not."""
+        """Close the client that the worker created in this event loop. A client that you gave stays open."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
@@ -196,13 +220,16 @@ class Worker:
     # Running --------------------------------------------------------------------------------------------------
 
     async def run(self, options: WorkerRunOptions | None = None) -> Summary:
-        """Run tasks until stopped: by `stop`, by SIGTERM or SIGINT, or in a burst when there is nothing to do.
+        """Run tasks until `stop`, SIGTERM or SIGINT. With `burst`, until there is nothing to do. Returns a summary.
 
-        When it stops it pulls nothing more, lets running handlers finish, cancels those that do not, and gives what is
-        unfinished back at once, uncounted; all of that within the grace period. A second signal makes it hurry.
+        On shutdown the worker receives nothing more, lets running handlers finish, cancels those that do not finish,
+        and releases unfinished tasks without counting an attempt. All of that takes at most the grace period
+        (`grace_seconds`, default 30). A second signal cancels the handlers immediately.
+
+        Raises `HarkError` with the code `already_running` if the worker is running.
         """
         if self._shift is not None:
-            raise HarkError("this worker runs already", code="already_running")
+            raise HarkError("this worker is already running; create another Worker to run two", code="already_running")
         plan = plan_for(options or WorkerRunOptions(), concurrency=self._concurrency, lease=self._lease)
         client = self.client
         plan, poll_metrics = polled_by_store(client.caller.transport, plan)
@@ -228,25 +255,28 @@ class Worker:
                 await self._close_within(shift.seconds_left)
 
     async def _close_within(self, seconds: float) -> None:
-        """Hang up, without waiting for ever for pushes that a handler began and nobody answers."""
+        """Close the client, with a time limit for pushes of handlers that get no answer."""
         try:
             async with asyncio.timeout(seconds):
                 await self.close()
         except TimeoutError:
-            _log.warning("pushes that were under way got no answer in time")
+            _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
 
     async def ready(self) -> None:
-        """Wait until `run`, which was called elsewhere in this loop, has everything open and pulls."""
+        """Wait until `run`, which was called in another task of this event loop, is ready to receive messages.
+
+        Raises `HarkError` with the code `not_running` if the worker is not running.
+        """
         if self._shift is None:
-            await asyncio.sleep(0)  # The task that runs it may just have been made.
+            await asyncio.sleep(0)  # The task that calls `run` may not have started yet.
         if self._shift is None:
-            raise HarkError("this worker does not run", code="not_running")
+            raise HarkError("this worker is not running; call run() first", code="not_running")
         await self._shift.ready()
 
     async def stop(self) -> None:
-        """Stop gracefully, and wait until `run` is about to return; nothing happens if it does not run.
+        """Shut down gracefully, and wait until `run` is about to return. Does nothing if the worker is not running.
 
-        A handler may call it too; then it does not wait, since the run waits for the handler.
+        A handler can call it, too. It then does not wait, because the run waits for the handler.
         """
         shift = self._shift
         if shift is not None:
@@ -256,16 +286,19 @@ class Worker:
 
     @property
     def stats(self) -> Snapshot | None:
-        """What the worker does and did since its start; None while it does not run."""
+        """Counts and state of the running worker. None if it is not running."""
         return None if self._shift is None else self._shift.snapshot()
 
     @property
     def health_port(self) -> int | None:
-        """Where it answers /health and /metrics; None while it does not."""
+        """The port of /health and /metrics. None if the worker does not serve them."""
         return None if self._shift is None else self._shift.health_port
 
     def listen(self, listener: Callable[[TaskEvent], None]) -> Callable[[], None]:
-        """Call a function with each delivery that ended, in the loop of `run`; calling the answer ends that."""
+        """Call a function with a `TaskEvent` after each delivery, in the event loop of `run`.
+
+        Returns a function that removes the listener.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

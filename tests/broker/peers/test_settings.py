@@ -64,7 +64,7 @@ def test_what_is_no_address_is_refused_with_its_source(entry: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load({}, {"QUEEN_UDP_PEERS": f"a:1,{entry}"})
     assert caught.value.text == (
-        f"setting peers: QUEEN_UDP_PEERS (alias) says {entry!r}, "
+        f"setting peers: invalid value {entry!r} from QUEEN_UDP_PEERS (alias), "
         "expected a list of host:port or host:first-last, with ports from 1 to 65535"
     )
 
@@ -116,7 +116,7 @@ def test_a_port_that_is_taken_or_too_high_is_an_error_that_says_what_to_do(opene
     assert "peer.port" in caught.value.text
     # Nothing is held when not all can be had.
     opened(Settings(workers=2, peer=Peer(port=port)))
-    with pytest.raises(InvalidSetting, match="2 processes need as many ports, from 65535"):
+    with pytest.raises(InvalidSetting, match="2 processes need 2 ports from 65535"):
         opened(Settings(workers=2, peer=Peer(port=65_535)))
 
 
@@ -127,5 +127,5 @@ def test_peers_of_a_sqlite_store_are_refused(variable: str, text: str, name: str
     with pytest.raises(InvalidSetting) as caught:
         serve(load({}, {variable: text}))
     assert caught.value.text == (
-        f"{name}: a SQLite store has one server, so it has no peers; leave it out, or use PostgreSQL or S3"
+        f"setting {name}: a SQLite store has one server and no peers; remove it, or use PostgreSQL or S3"
     )

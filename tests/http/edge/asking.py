@@ -38,7 +38,7 @@ class Tokens:
     def identify(self, credential: str | None) -> Identity:
         """Who comes with this token."""
         if credential is None:
-            raise Unauthorized("this server wants a token")
+            raise Unauthorized("this server requires a token")
         if credential not in WHO:
             raise Unauthorized("the token is unknown")
         return WHO[credential]

@@ -134,7 +134,7 @@ def test_the_highest_role_that_we_know_counts(role: str | None, roles: list[Any]
     ids=["none", "unknown", "no-roles", "no-list", "no-text", "nested"],
 )
 def test_a_good_jwt_without_a_role_of_ours_may_do_nothing(role: object, roles: object) -> None:
-    with pytest.raises(Forbidden, match="no role"):
+    with pytest.raises(Forbidden, match="no valid role"):
         verify(signed(role=role, roles=roles), read_keys(HS256), HS256)
 
 
@@ -144,7 +144,7 @@ def test_a_good_jwt_without_a_role_of_ours_may_do_nothing(role: object, roles: o
     ids=lambda wrong: repr(wrong)[:24],
 )
 def test_claims_that_can_not_be_used_are_refused(wrong: dict[str, Any]) -> None:
-    assert "a claim of the JWT can't be used" in refused(signed(**wrong))
+    assert "a claim of the JWT is invalid" in refused(signed(**wrong))
 
 
 @pytest.mark.parametrize("claim", ["exp", "sub"])
@@ -214,7 +214,7 @@ def test_a_public_key_is_no_secret_to_sign_with(keys: Callable[..., Auth]) -> No
     body = base64.urlsafe_b64encode(json.dumps(claims(role="admin")).encode()).rstrip(b"=")
     signature = base64.urlsafe_b64encode(hmac.digest(public, head + b"." + body, hashlib.sha256)).rstrip(b"=")
     forged = b".".join((head, body, signature)).decode()
-    assert "no key of this server fits" in refused(forged, keys(public))
+    assert "no key of this server matches" in refused(forged, keys(public))
     assert "signature" in refused(forged, keys(public, jwt_secret=SECRET))
 
 
@@ -222,12 +222,12 @@ def test_a_public_key_is_no_secret_to_sign_with(keys: Callable[..., Auth]) -> No
 def test_no_other_algorithm_is_accepted(algorithm: str) -> None:
     head = base64.urlsafe_b64encode(json.dumps({"alg": algorithm, "typ": "JWT"}).encode()).rstrip(b"=").decode()
     body = signed().split(".")[1]
-    assert "no key of this server fits" in refused(f"{head}.{body}.")
-    assert "no key of this server fits" in refused(f"{head}.{body}.{signed().split('.')[2]}")
+    assert "no key of this server matches" in refused(f"{head}.{body}.")
+    assert "no key of this server matches" in refused(f"{head}.{body}.{signed().split('.')[2]}")
 
 
 def test_an_rsa_key_is_for_rs256_alone_and_extensions_are_refused(keys: Callable[..., Auth]) -> None:
-    assert "no key of this server fits" in refused(signed(rsa_key(), "PS256"), keys(pem(rsa_key())))
+    assert "no key of this server matches" in refused(signed(rsa_key(), "PS256"), keys(pem(rsa_key())))
     refused(jwt.encode(claims(), SECRET, algorithm="HS256", headers={"crit": ["more"], "more": 1}))
 
 
@@ -246,8 +246,8 @@ def test_a_jwks_is_searched_by_the_name_of_the_key(keys: Callable[..., Auth]) ->
     assert accepted(signed(ed_key(), "EdDSA", "3"), auth).subject == "alice"
     assert accepted(signed(rsa_key("2"), "RS256"), auth).subject == "alice"
     assert "signature" in refused(signed(rsa_key("2"), "RS256", "1"), auth)
-    assert "no key of this server fits" in refused(signed(rsa_key("1"), "RS256", "4"), auth)
-    assert "no key of this server fits" in refused(signed(rsa_key("1"), "RS256", "3"), auth)
+    assert "no key of this server matches" in refused(signed(rsa_key("1"), "RS256", "4"), auth)
+    assert "no key of this server matches" in refused(signed(rsa_key("1"), "RS256", "3"), auth)
 
 
 def test_keys_of_a_jwks_for_other_purposes_are_left_out(keys: Callable[..., Auth]) -> None:
@@ -271,13 +271,13 @@ def _unusable() -> dict[str, bytes | dict[str, Any]]:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return {
-        "private key, which a server must not have": private,
-        "neither a public key in PEM nor a JWKS": b"hello",
+        "is a private key; use the public key": private,
+        "expected a public key in PEM format or a JWKS": b"hello",
         "not a JWKS": {"key": []},
         "has a secret or private key": {"keys": [{"kty": "oct", "k": "c2VjcmV0"}]},
         "expected public keys only": {"keys": [json.loads(jwt.algorithms.OKPAlgorithm.to_jwk(ed_key()))]},
-        "has a key that can't be read": {"keys": [{"kty": "RSA", "kid": "x"}]},
-        "key of another kind": pem(ec.generate_private_key(ec.SECP256R1())),
+        "cannot read the key with the kid": {"keys": [{"kty": "RSA", "kid": "x"}]},
+        "key of another type": pem(ec.generate_private_key(ec.SECP256R1())),
         "1024 bits": pem(rsa_key("small", 1024)),
     }
 
@@ -292,8 +292,8 @@ def test_public_keys_that_can_not_be_used_are_refused_by_name(keys: Callable[...
 @pytest.mark.parametrize(
     ("auth", "text"),
     [
-        (Auth(jwt_enabled=True, jwt_public_keys=("nothing",)), "nothing can't be read"),
-        (Auth(jwt_enabled=True, jwt_secret_file="nothing"), "nothing can't be read"),
+        (Auth(jwt_enabled=True, jwt_public_keys=("nothing",)), "cannot read nothing"),
+        (Auth(jwt_enabled=True, jwt_secret_file="nothing"), "cannot read nothing"),
         (Auth(jwt_enabled=True, jwt_secret="x" * 31), "31 bytes, expected at least 32"),
         (Auth(jwt_enabled=True, jwt_secret="-----BEGIN PUBLIC KEY-----\nMCowBQ"), "is a PEM file"),
     ],

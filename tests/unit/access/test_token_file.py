@@ -78,7 +78,7 @@ def test_a_removed_token_is_gone_and_what_is_not_there_can_not_be_removed(file: 
         file.remove("abcdefgh")
     assert not file.path.parent.exists()
     token, _ = add(file)
-    with pytest.raises(NotFound, match="there is no token 'abcdefgh' in"):
+    with pytest.raises(NotFound, match="the token 'abcdefgh' does not exist in"):
         file.remove("abcdefgh")
     assert file.remove(token.id) == token
     assert file.read() == {}
@@ -105,16 +105,16 @@ def test_a_damaged_file_is_an_error_and_never_no_tokens(file: TokenFile, content
     forged = good.replace(b'"app"', b'"a\\nb"')
     assert forged != good
     file.path.write_bytes(content.replace(b"ONE", good).replace(b"FORGED", forged))
-    with pytest.raises(StoreUnusable, match=r"tokens\.json.*(damaged|can't be used)"):
+    with pytest.raises(StoreUnusable, match=r"tokens\.json.*(damaged|invalid)"):
         file.read()
 
 
 def test_a_file_that_can_not_be_read_or_written_is_an_error(file: TokenFile, tmp_path: Path) -> None:
     file.path.mkdir(parents=True)
-    with pytest.raises(StoreUnusable, match="can't be read"):
+    with pytest.raises(StoreUnusable, match="cannot read the token file"):
         file.read()
     (tmp_path / "taken").write_text("a file where the directory should be")
-    with pytest.raises(StoreUnusable, match="can't be written"):
+    with pytest.raises(StoreUnusable, match="cannot write the token file"):
         add(TokenFile(tmp_path / "taken" / "tokens.json"))
 
 

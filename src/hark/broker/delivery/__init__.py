@@ -1,1 +1,1 @@
-"""Delivery: who is told of work, when, and what each consumer that waits gets."""
+"""Delivery: notifies waiting consumers of work, and passes them messages."""

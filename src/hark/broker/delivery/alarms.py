@@ -1,4 +1,4 @@
-"""When somebody of a lane should look without being told: the next delay, retry or end of a lease that a look found."""
+"""Alarms of a lane: the next due time of a delay, a retry or a lease, when a look is needed without a hint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Alarms:
         self._alarms[lane] = _Alarm(due, self._timers.at(due, lambda: self._rings(lane)))
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Remove all alarms, because no consumer waits."""
         for alarm in self._alarms.values():
             alarm.timer.cancel()
         self._alarms.clear()

@@ -1,10 +1,10 @@
-"""What a subscription believes to be ready: the pieces of work that hints have told of and nobody has taken yet.
+"""The expected work of a subscription: pieces of work that hints have announced and no consumer has received yet.
 
-Every entry has a mark that grows with each look. A look that came up empty disproves what was believed when it began;
-what was heard meanwhile stays.
+Every entry has a mark that grows with each look. An empty look removes the entries from before it began; entries from
+hints since then stay.
 
-An ordered group works on one partition at a time, so there a piece is a partition. In a shared one it is a number of
-messages in a partition, and as many consumers are told of it as it takes to take them.
+In an ordered group one consumer works on a partition at a time, so a piece is a partition. In a shared group a piece is
+a number of messages in a partition, and as many consumers are notified as are needed to receive them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from hark.broker.delivery.counted import Counted, Piece
 from hark.model import News
 
 MOST_PIECES = 10_000
-"""Beyond this nobody needs to know where the work is: wherever one looks there is some."""
+"""Maximum number of remembered pieces. With more pieces than this, any look finds work."""
 
 
 class Believed:
-    """Pieces by the mark of their last hint, the longest known first."""
+    """Pieces by the mark of their last hint, the oldest first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._mark = 0
         self._pieces: OrderedDict[Piece, int] = OrderedDict()
         self._counted = Counted()
-        """Those of shared groups."""
+        """Pieces of shared groups."""
         self._freed: dict[Piece, int] = {}
-        """The marks of those that something else than an arrival told of last."""
+        """The marks of pieces whose last hint was about released work, not about new messages."""
         self._named: dict[str, int] = {}
-        """Partitions to be looked at by those who named them, whether or not anything is known of them."""
+        """Partitions that their consumers must look at, whether or not work is expected there."""
         self._anywhere = 0
-        """How many consumers may look although nobody knows where: twice as many each time that they found something,
-        so that a thousand ready partitions are found in ten looks."""
+        """Number of consumers that may look without a known place. It doubles after each successful look, so that
+        ten looks find a thousand ready partitions."""
         self._anywhere_mark = 0
 
     def __bool__(self) -> bool:
@@ -43,16 +43,16 @@ class Believed:
 
     @property
     def mark(self) -> int:
-        """All that is believed now has this mark or a lower one."""
+        """The highest mark of all current entries."""
         return self._mark
 
     def begin_look(self) -> int:
-        """The mark of a look that begins now: whatever is heard from now on has a higher one."""
+        """The mark of a look that begins now. Later hints get a higher mark."""
         self._mark += 1
         return self._mark - 1
 
     def hear(self, pieces: Iterable[Piece], news: News) -> bool:
-        """These may be ready; False: it is too much to remember, and everybody has to look everywhere."""
+        """Note that these pieces may be ready. False: there are too many to remember; all lanes must look."""
         known = self._pieces
         if len(known) > MOST_PIECES:
             known.clear()
@@ -66,7 +66,7 @@ class Believed:
         return True
 
     def hear_counted(self, counts: Iterable[tuple[Piece, int]]) -> bool:
-        """So many more messages of a shared group may be ready; False: it is too much to remember."""
+        """Note that more messages of a shared group may be ready. False: there are too many pieces to remember."""
         if len(self._counted) > MOST_PIECES:
             self._counted.clear()
             return False
@@ -75,11 +75,11 @@ class Believed:
         return True
 
     def set_batch(self, batch: int) -> None:
-        """Nobody who waits takes fewer messages of a shared group at once, unless there are fewer."""
+        """Set the smallest batch size of the waiting consumers of a shared group."""
         self._counted.set_batch(batch)
 
     def look(self, partition: str | None) -> None:
-        """Somebody should look, there or (None) anywhere."""
+        """Request a look in a partition, or (None) anywhere."""
         if partition is not None:
             self._named[partition] = self._mark
         else:
@@ -87,10 +87,10 @@ class Believed:
             self._anywhere_mark = self._mark
 
     def took(self, piece: Piece, count: int, mark: int, *, leased: bool) -> bool:
-        """A look that began at a mark took so many messages there; whether something was believed to be there.
+        """Note the result of a look: `count` messages of a piece. Returns whether work was expected there.
 
-        What an ordered group has leased is not ready, whatever arrived there before the look was over: its lease has to
-        end first, and that is told. In a shared group the rest is as ready as before.
+        In an ordered group a leased partition is not ready, even if messages arrived during the look: its lease must
+        end first, and a hint announces that. In a shared group the other messages stay ready.
         """
         was_known = piece in self._pieces
         heard = (self._freed if leased else self._pieces).get(piece, 0)
@@ -103,11 +103,11 @@ class Believed:
         self._freed.pop(piece, None)
 
     def expect_more(self) -> None:
-        """All who looked found something, and not all of it was known: there may be more where that came from."""
+        """Allow more looks without a known place, because every look found work and some of it was unexpected."""
         self._anywhere = min(2 * self._anywhere, self._most)
 
     def disprove(self, partition: str | None, queue: str | None, mark: int) -> None:
-        """A look that began at a mark came up empty there, or (None) anywhere."""
+        """Remove entries after an empty look in a partition, or (None) anywhere."""
         if partition is not None:
             if self._named.get(partition, mark + 1) <= mark:
                 del self._named[partition]
@@ -119,22 +119,22 @@ class Believed:
         while self._pieces and next(iter(self._pieces.values())) <= mark:
             self._drop(next(iter(self._pieces)))
         self._counted.disprove(mark)
-        # Nothing anywhere is nothing there: whoever names a partition need not look for itself.
+        # Without work anywhere there is none in the named partitions: their consumers need not look.
         self._named = {name: named_mark for name, named_mark in self._named.items() if named_mark > mark}
         if self._anywhere_mark <= mark:
             self._anywhere = 0
 
     def forget(self, partition: str) -> None:
-        """Nobody names this partition any more."""
+        """Remove a partition that no consumer names any more."""
         self._named.pop(partition, None)
 
     def work(self, queue: str | None, named: Collection[str]) -> Work:
-        """What there is to do, with the share of the partitions that some consumer named."""
+        """The expected work, with the share of the named partitions."""
         at: dict[str, int] = {}
         extra = 0
         if named and queue is not None:
             at = self._work_at(queue, named)
-            # A look that nobody can make now is no work: it would be given to those who can't make it, for ever.
+            # A requested look without a waiting consumer is not work: it would go to consumers that cannot do it.
             for partition in self._named:
                 if partition in named and partition not in at:
                     at[partition] = 1
@@ -142,7 +142,7 @@ class Believed:
         return Work(len(self._pieces) + self._counted.looks + extra + self._anywhere, at)
 
     def _work_at(self, queue: str, named: Collection[str]) -> dict[str, int]:
-        """The share of the named partitions in what was heard of."""
+        """The share of the named partitions in the announced work."""
         pieces, counted = self._pieces, self._counted
         if len(named) <= len(pieces) + len(counted):
             known = [partition for partition in named if (queue, partition) in pieces or (queue, partition) in counted]

@@ -1,4 +1,4 @@
-"""Browsers: clients that see every message of a queue once, in the order of its partition, and take nothing."""
+"""Queue browsers: clients that read every message of a queue once, in partition order, and receive none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OVERLAP = 30 * SECOND
 
 
 class Browser:
-    """One client that looks; it holds its place in each partition and nothing else."""
+    """One queue browser, with its position in each partition."""
 
     def __init__(self, browsers: Browsers, queue: str, partition: str | None, start: BrowseFrom) -> None:
         self.queue = queue
@@ -43,7 +43,7 @@ class Browser:
         self._width = 1
         """Partitions that the next call reads from."""
         self._behind = False
-        """Messages came, and nobody said where."""
+        """Messages arrived in unknown partitions."""
         self._news = asyncio.Event()
 
     async def open(self) -> None:
@@ -71,7 +71,7 @@ class Browser:
             try:
                 messages = await self._look()
             except EngineFailure as failure:
-                log.debug("a browser waits for the store: %s", failure)
+                log.debug("queue browser on queue %r waits for the store: %s", self.queue, failure)
                 self._browsers.remind(self._news.set)
                 await self._news.wait()
                 continue
@@ -131,7 +131,7 @@ class Browser:
         return found
 
     async def _is_lost(self, partition: str, answer: ReadResult) -> bool:
-        """It was told of messages that are not where it stands: was the queue removed and made anew?"""
+        """Check whether the queue was deleted and created again, after a hint for messages that do not exist."""
         if answer.messages or answer.more:
             return False
         tails = await self._browsers.engine.positions(self.queue, "tail", partition)
@@ -187,10 +187,10 @@ class Browsers:
     async def open(self, queue: str, partition: str | None, start: BrowseFrom) -> Browser:
         """A browser at its start."""
         if self._closed:
-            raise Unavailable("the server is stopping", code="stopping")
+            raise Unavailable("the server is shutting down; retry", code="stopping")
         if len(self) >= self._most:
             raise Overloaded(
-                f"{len(self)} browsers are open already; try again shortly or raise limits.max_streams",
+                f"{len(self)} queue browsers are already open; retry later or raise limits.max_streams",
                 code="too_many_streams",
             )
         browser = Browser(self, queue, partition, start)
@@ -218,7 +218,7 @@ class Browsers:
         self._polled_at.pop(browser, None)
 
     def hint(self, queue: str, partitions: Sequence[str] | None) -> None:
-        """Messages came: all browsers of the queue are told, whoever takes them."""
+        """Notify all browsers of a queue of new messages."""
         manager = self._by_queue.get(queue)
         if manager is not None:
             for browser in manager.iter_browsers():
@@ -251,7 +251,7 @@ class Browsers:
         try:
             found = await browser.catch_up(since - _OVERLAP)
         except HarkError as error:
-            log.debug("a browser could not catch up: %s", error)
+            log.debug("queue browser on queue %r cannot poll; retrying: %s", browser.queue, error)
             found = False
             self._polled_at[browser] = since
         if browser.closed:

@@ -1,4 +1,4 @@
-"""What the pump needs of somebody who waits, whether that is a pop or a stream."""
+"""The interface of a waiting consumer, a pop or a stream, to the pump."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hark.model import PopRequest, PopResult
 
 
 class Consumer(Hashable, Protocol):
-    """Somebody who waits. The pump calls these; none of them may raise."""
+    """A waiting consumer. The pump calls these methods; they must not raise."""
 
     @property
     def priority(self) -> int:
-        """Those with a higher one are told first."""
+        """Consumers with a higher priority are notified first."""
 
     @property
     def partition(self) -> str | None:

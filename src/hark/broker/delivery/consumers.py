@@ -1,4 +1,4 @@
-"""Who waits in a subscription, and who of them is told that there is work.
+"""The waiting consumers of a subscription, and the choice of those that are notified of work.
 
 ```
              add                    set_interest                 rebalance
@@ -7,13 +7,13 @@
                      |          |                      +-----------------------+   |
         set_interest |          +-------------- set_interest ----------------------+
                      v
-               NON_ACQUIRING (a browser: it looks and takes nothing, so it is never told)
+               NON_ACQUIRING (a queue browser: it reads and receives nothing, so it is never notified)
 ```
 
-Consumers of the same priority that may take the same things are one class. A class is one ring, the consumer that was
-served longest ago first; its front part is told. Being told is a reservation of one piece of work. It is worked out
-anew from what is believed ready after every event, so nobody has to hand anything on: a consumer that closes or loses
-its credit leaves the ring, and the next `rebalance` tells somebody else.
+Consumers of the same priority that can receive the same messages are one class. A class is one ring, with the consumer
+that was served longest ago first; the front part of the ring is notified. A notification reserves one piece of work.
+The reservations are computed again from the expected work after every event: a consumer that closes or has no credit
+left leaves the ring, and the next `rebalance` notifies another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 class State(Enum):
-    """What a consumer is to its subscription."""
+    """The state of a consumer in its subscription."""
 
     REMOVED = "removed"
     NOT_INTERESTED = "not interested"
@@ -41,16 +41,16 @@ WAITING = (State.INTERESTED, State.NOTIFIED)
 
 
 class Work(NamedTuple):
-    """What is believed ready."""
+    """The expected ready work."""
 
     total: int
-    """Pieces of work, wherever they are."""
+    """Number of pieces of work in all partitions."""
     at: Mapping[str, int]
-    """How many of them are in partitions that some consumer named; others need not be listed."""
+    """Number of pieces in partitions that a consumer named; other partitions need not be listed."""
 
 
 class _Member(Generic[C]):
-    """A consumer, with what it may take and where it stands."""
+    """A consumer with its filter and its state."""
 
     __slots__ = ("browser", "consumer", "partition", "priority", "state")
 
@@ -63,12 +63,12 @@ class _Member(Generic[C]):
 
 
 class _Ring(Generic[C]):
-    """One class in the order of its turns: those told, then those not told."""
+    """One class in the order of its turns: the notified consumers, then the others."""
 
     __slots__ = ("interested", "notified")
 
     def __init__(self) -> None:
-        # Not plain dicts: one that is used as a queue walks over all its dead slots to find its head.
+        # Not plain dicts: a dict that is used as a queue scans all its deleted slots to find its head.
         self.notified: OrderedDict[C, None] = OrderedDict()
         self.interested: OrderedDict[C, None] = OrderedDict()
 
@@ -85,44 +85,44 @@ class _Level(Generic[C]):
         self.priority = priority
         self.rings: dict[str | None, _Ring[C]] = {}
         self.told: dict[str, _Ring[C]] = {}
-        """Those that name a partition and have somebody told: all that must be looked at where no work is."""
+        """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
 
 
 class ConsumerManager(Generic[C]):
-    """The consumers of one subscription: pure data, every verb in constant time however many they are."""
+    """The consumers of one subscription: pure data. Every method takes constant time for any number of consumers."""
 
     def __init__(self, cap: int) -> None:
-        """At most `cap` consumers of each class are told at once."""
+        """At most `cap` consumers of each class are notified at a time."""
         if cap < 1:
-            raise ValueError("With a cap below 1 nobody would ever be told.")
+            raise ValueError("with a cap below 1 no consumer would ever be notified")
         self._cap = cap
         self._members: dict[C, _Member[C]] = {}
         self._idle: OrderedDict[C, None] = OrderedDict()
         self._browsers: OrderedDict[C, None] = OrderedDict()
         self._levels: list[_Level[C]] = []
-        """Highest priority first, only those with somebody in them."""
+        """Highest priority first, without empty levels."""
         self._level_of: dict[int, _Level[C]] = {}
         self._named: Counter[str] = Counter()
-        """In how many levels a partition is named."""
+        """Number of levels in which each partition is named."""
         self._sizes = dict.fromkeys(State, 0)
 
     # Coming, going, wanting ------------------------------------------------------------------------------------
 
     def add(self, consumer: C, *, priority: int = 0, partition: str | None = None, browser: bool = False) -> None:
-        """Let a consumer in; it wants nothing yet. Higher numbers are served first."""
+        """Add a consumer without interest. Higher priorities are served first."""
         if consumer in self._members:
-            raise ValueError(f"{consumer!r} is there already.")
+            raise ValueError(f"{consumer!r} is already registered")
         member = self._members[consumer] = _Member(consumer, priority, partition, browser)
         self._move(member, State.NOT_INTERESTED)
 
     def remove(self, consumer: C) -> None:
-        """Let a consumer go, whatever it was doing; one that is gone already stays gone."""
+        """Remove a consumer in any state. Does nothing for an unknown consumer."""
         member = self._members.pop(consumer, None)
         if member is not None:
             self._move(member, State.REMOVED)
 
     def set_interest(self, consumer: C, wanted: bool) -> None:
-        """Say that a consumer wants work now, or that it does not; of one that is gone this says nothing."""
+        """Set whether a consumer wants work now. Does nothing for an unknown consumer."""
         member = self._members.get(consumer)
         if member is None or wanted == (member.state is not State.NOT_INTERESTED):
             return
@@ -130,21 +130,21 @@ class ConsumerManager(Generic[C]):
         self._move(member, wanting if wanted else State.NOT_INTERESTED)
 
     def served(self, consumer: C) -> None:
-        """Give a consumer that got something the last turn of its class."""
+        """Give a consumer that received messages the last turn of its class."""
         member = self._members.get(consumer)
         if member is not None and member.state in WAITING:
             self._move(member, State.INTERESTED)
 
-    # Telling ---------------------------------------------------------------------------------------------------
+    # Notifying -------------------------------------------------------------------------------------------------
 
     def rebalance(self, work: Work) -> list[C]:
-        """Tell as many as there is work for, and no more; answers those newly told, in the order of their turns.
+        """Notify as many consumers as there are pieces of work. Returns the newly notified ones in order of turns.
 
-        A class claims as many pieces as it has consumers, and what it claims is no longer there for the classes after
-        it, also where the cap lets it tell fewer at once: the rest of it is told as soon as these are served.
+        A class claims as many pieces as it has consumers. Later classes cannot claim the same pieces, even if the cap
+        allows fewer notifications at a time: the rest is notified as soon as the first ones are served.
 
-        Within a priority those that name a partition come first, because they can take nothing else. Told last, they
-        would lose the work of their partition to a consumer that could as well have taken another's.
+        Within a priority, consumers that name a partition come first, because they can receive nothing else. Otherwise
+        they would lose the work of their partition to a consumer that could receive other work.
         """
         told: list[C] = []
         left, left_at = work.total, dict(work.at)
@@ -164,7 +164,7 @@ class ConsumerManager(Generic[C]):
         return told
 
     def _reserve(self, ring: _Ring[C], claim: int) -> list[C]:
-        """Move the border between told and not told; nobody changes its turn."""
+        """Move the border between notified and other consumers. The order of turns does not change."""
         target = min(self._cap, claim)
         told = []
         while len(ring.notified) > target:
@@ -176,35 +176,35 @@ class ConsumerManager(Generic[C]):
         return told
 
     def notified(self, partition: str | None) -> list[C]:
-        """Those told who named this partition, or who named none, in the order of their turns."""
+        """The notified consumers of this partition, or of no named partition (None), in order of turns."""
         return [consumer for ring in self._lane(partition) for consumer in ring.notified]
 
     def told_lanes(self) -> list[str | None]:
-        """The partitions that those told have named; None for those who named none."""
+        """The partitions of notified consumers; None for consumers without a named partition."""
         named = dict.fromkeys(name for level in self._levels for name in level.told)
         return [*named, None] if self.next_notified() is not None else [*named]
 
     def next_notified(self, partition: str | None = None) -> C | None:
-        """The first of those told who named this partition, or who named none."""
+        """The first notified consumer of this partition, or of no named partition (None)."""
         return next((consumer for ring in self._lane(partition) for consumer in ring.notified), None)
 
     def _lane(self, partition: str | None) -> Iterator[_Ring[C]]:
         """The classes with one filter, highest priority first."""
         return (level.rings[partition] for level in self._levels if partition in level.rings)
 
-    # Looking ---------------------------------------------------------------------------------------------------
+    # Reading ---------------------------------------------------------------------------------------------------
 
     def state_of(self, consumer: C) -> State:
-        """What a consumer is; whoever is not known is removed."""
+        """The state of a consumer; REMOVED for an unknown one."""
         member = self._members.get(consumer)
         return State.REMOVED if member is None else member.state
 
     def counts(self) -> dict[State, int]:
-        """How many there are in each state; nobody keeps count of those who went."""
+        """The number of consumers in each state; removed consumers are not counted."""
         return dict(self._sizes)
 
     def waits(self, partition: str | None, priority: int) -> bool:
-        """Whether somebody of this priority or a higher one wants work that a consumer of this lane could take."""
+        """Whether a consumer of this or a higher priority waits for work that a consumer of this lane could receive."""
         for level in self._levels:
             if level.priority < priority:
                 break
@@ -213,36 +213,36 @@ class ConsumerManager(Generic[C]):
         return False
 
     def count_waiting(self, partition: str) -> int:
-        """How many want work and could take it from a partition."""
+        """The number of waiting consumers that could receive messages of a partition."""
         return sum(len(ring) for lane in (None, partition) for ring in self._lane(lane))
 
     def is_empty(self, partition: str | None) -> bool:
-        """Whether nobody wants work who named this partition, or (None) who named none."""
+        """Whether no consumer of this partition waits, or (None) no consumer without a named partition."""
         return next(self._lane(partition), None) is None
 
     @property
     def named(self) -> KeysView[str]:
-        """The partitions that somebody who wants work has named."""
+        """The partitions that waiting consumers name."""
         return self._named.keys()
 
     def iter_all(self) -> Iterator[C]:
-        """Everybody, in the order of their coming."""
+        """All consumers, in the order in which they were added."""
         return self._still(self._members, tuple(State))
 
     def iter_interested(self) -> Iterator[C]:
-        """Those who want work and are not told, highest priority first, in the order of their turns."""
+        """Interested consumers that are not notified, highest priority first, in order of turns."""
         return self._still((one for ring in self._rings() for one in ring.interested), (State.INTERESTED,))
 
     def iter_notified(self) -> Iterator[C]:
-        """Those told, highest priority first, in the order of their turns."""
+        """Notified consumers, highest priority first, in order of turns."""
         return self._still((one for ring in self._rings() for one in ring.notified), (State.NOTIFIED,))
 
     def iter_browsers(self) -> Iterator[C]:
-        """The browsers that want to see messages."""
+        """The queue browsers that wait for messages."""
         return self._still(self._browsers, (State.NON_ACQUIRING,))
 
     def _still(self, consumers: Iterable[C], states: tuple[State, ...]) -> Iterator[C]:
-        """Those in a list now, without the ones that leave it before their turn comes."""
+        """The consumers that are in a list now, except those that leave it before the iterator reaches them."""
         now = list(consumers)
         return (one for one in now if one in self._members and self._members[one].state in states)
 
@@ -258,7 +258,7 @@ class ConsumerManager(Generic[C]):
     # Moving ----------------------------------------------------------------------------------------------------
 
     def _move(self, member: _Member[C], target: State, *, to_head: bool = False) -> None:
-        """Take a consumer off its list and append it to another: the only place where a state changes."""
+        """Move a consumer from its list to another one. This is the only place that changes a state."""
         consumer, source = member.consumer, member.state
         if source is not State.REMOVED:
             del self._list_of(member)[consumer]
@@ -273,7 +273,7 @@ class ConsumerManager(Generic[C]):
             self._tidy(member.priority, member.partition)
 
     def _list_of(self, member: _Member[C]) -> OrderedDict[C, None]:
-        """Where a consumer in this state is kept; makes the class that it is the first of."""
+        """The list of a consumer in its state. Creates its class if it is the first consumer of it."""
         if member.state is State.NOT_INTERESTED:
             return self._idle
         if member.state is State.NON_ACQUIRING:
@@ -294,7 +294,7 @@ class ConsumerManager(Generic[C]):
         return ring.notified
 
     def _tidy(self, priority: int, partition: str | None) -> None:
-        """Forget that a class has somebody told, or anybody at all, when the last one left."""
+        """Remove an empty class, or its entry among the notified classes, after its last consumer left."""
         level = self._level_of[priority]
         ring = level.rings[partition]
         if partition is not None and not ring.notified:
@@ -313,7 +313,7 @@ class ConsumerManager(Generic[C]):
     # Proof -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what must hold between any two calls; for tests, it looks at everybody."""
+        """Assert the invariants, for tests. It checks every consumer."""
         lists = [(State.NOT_INTERESTED, self._idle), (State.NON_ACQUIRING, self._browsers)]
         for ring in self._rings():
             assert ring, "a class without consumers"
@@ -326,12 +326,12 @@ class ConsumerManager(Generic[C]):
             assert self._sizes[state] == len(here), f"L2: {state} is miscounted"
             assert all(self._members[one].state is state for one in here), f"L3: not {state}, but in its list"
         for member in self._members.values():
-            assert not (member.browser and member.state in WAITING), "L4: a browser among those who take"
+            assert not (member.browser and member.state in WAITING), "L4: a queue browser among the consumers"
             assert member.browser or member.state is not State.NON_ACQUIRING, "L4: not a browser, but browsing"
         self._check_classes()
 
     def _check_classes(self) -> None:
-        """Assert that everybody is in the class of its own and that the ways to it agree."""
+        """Assert that every consumer is in its class and that all indexes agree."""
         priorities = [level.priority for level in self._levels]
         assert priorities == sorted(set(priorities), reverse=True), "levels out of order"
         assert {one.priority: one for one in self._levels} == self._level_of, "a level that can't be found"

@@ -1,4 +1,4 @@
-"""How many messages are believed ready in the partitions of shared groups, where many consumers work on one at once."""
+"""The expected number of ready messages in partitions of shared groups, where many consumers share a partition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Messages:
             return
         entries.append((mark, count))
         if len(entries) > _MOST_ENTRIES:
-            # At the later mark of the two: believing too much costs a look, too little a message that nobody takes.
+            # Use the later mark: a wrong expectation costs a look, a missing one delays a message.
             entries[:2] = [(entries[1][0], entries[0][1] + entries[1][1])]
 
     def take(self, count: int, mark: int) -> None:
@@ -68,10 +68,10 @@ class Counted:
         return iter(self._pieces)
 
     def set_batch(self, batch: int) -> None:
-        """Nobody takes fewer at once than this, unless there are fewer.
+        """Set the smallest batch size of the waiting consumers.
 
-        A greater one counts from when nothing is believed: else one modest consumer that comes and goes among many
-        others would have everything counted anew each time. Until then a few too many are told.
+        A larger size takes effect when no work is expected: otherwise one consumer with a small batch that joins and
+        leaves often would cause a new count each time. Until then a few consumers too many are notified.
         """
         self._next_batch = batch
         if batch < self._batch or not self._pieces:
@@ -80,7 +80,7 @@ class Counted:
                 self._recount(messages)
 
     def hear(self, piece: Piece, count: int, mark: int) -> None:
-        """So many more are ready there."""
+        """Add a number of ready messages to a piece."""
         messages = self._pieces.get(piece)
         if messages is None:
             messages = self._pieces[piece] = _Messages()
@@ -88,7 +88,7 @@ class Counted:
         self._recount(messages)
 
     def took(self, piece: Piece, count: int, mark: int) -> bool:
-        """A look that began at a mark took so many; whether some were believed to be there."""
+        """Subtract the messages of a look that began at a mark. Returns whether some were expected there."""
         messages = self._pieces.get(piece)
         if messages is None:
             return False

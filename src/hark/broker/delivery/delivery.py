@@ -37,14 +37,14 @@ class Pops(Protocol):
         """Pop once, together with others."""
 
     def give_back(self, result: PopResult) -> None:
-        """What was popped is free again, uncounted: nobody received it."""
+        """Release popped messages that no consumer received, without using an attempt."""
 
     def unseal(self, result: PopResult) -> None:
         """Make payloads readable; raises, and gives all of it back, where there is no key."""
 
 
 class Delivery:
-    """Whoever waits on this server, told of work as it comes."""
+    """Routes ready-work notifications to waiting consumers."""
 
     def __init__(
         self,
@@ -115,10 +115,10 @@ class Delivery:
                 watch.cancel()
 
     def _must_look(self, intention: Intention) -> bool:
-        """Whether a newcomer looks for itself before it waits.
+        """Whether a new consumer pops once before it waits.
 
-        Where somebody waits for the same already there is nothing that is known of; and if there were, it would not
-        be its turn. (An explicit mode has to be checked by the store, once for all who name it.)
+        If another consumer already waits for the same messages, no work is known, and new work would go to that
+        consumer first. (The store must check an explicit mode, once for all consumers that name it.)
         """
         subscription, mode = intention.subscription, intention.request.group_mode
         return mode not in (None, subscription.mode) or not subscription.waits_before(intention)
@@ -133,9 +133,9 @@ class Delivery:
                 self.pops.give_back(answer.result())
             raise
         except EngineFailure as failure:
-            # That the store is away is no reason to give up: it may be back in time. With an unknown outcome messages
-            # may have been leased to nobody: they come again when that lease ends. But what was settled at once does
-            # not, and the client should hear of it.
+            # An unavailable store does not end the wait: it can be available again in time. With an unknown outcome,
+            # messages may be leased without a consumer: they are redelivered when that lease expires. Messages with
+            # auto-ack are not, so the client must get the error.
             if intention.request.auto_ack and failure.code == "outcome_unknown":
                 raise
             intention.failure = failure
@@ -163,7 +163,7 @@ class Delivery:
         return found
 
     def closed(self, subscription: Subscription) -> None:
-        """Nobody waits there any more."""
+        """Remove a subscription without consumers."""
         key = subscription.key
         if self._subscriptions.get(key) is not subscription:
             return
@@ -240,7 +240,7 @@ class Delivery:
             subscription.resume()
 
     def close(self) -> None:
-        """Answer everybody who waits; nobody may wait any longer."""
+        """End all waits. No consumer can wait from now on."""
         self._closed = True
         self._answer_all(_CLOSED)
         self.streams.close()
@@ -262,7 +262,7 @@ class Delivery:
     # What subscriptions need -------------------------------------------------------------------------------
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call at the end of this turn of the loop, so that all that is told in it shares a call."""
+        """Run a function at the end of this turn of the event loop, so that its notifications share a call."""
         self._loop.call_soon(callback)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -275,7 +275,7 @@ class Delivery:
 
     @property
     def subscriptions(self) -> int:
-        """How many queues or labels, with a group, somebody waits for."""
+        """The number of queues or labels, with a group, that have waiting consumers."""
         return len(self._subscriptions)
 
     def count_waiting(self, message: MessageFacts, group: str) -> int:

@@ -1,4 +1,4 @@
-"""Fallback polls: look now and then where somebody waits, because the hint that there is work may have been lost."""
+"""Fallback polls: poll periodically for waiting consumers, because a hint can be lost."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _State:
-    """What is known of one key."""
+    """The state of one key."""
 
     __slots__ = ("backoff", "due", "left_at", "polling", "starts_over", "watched")
 
     def __init__(self, backoff: Backoff) -> None:
         self.backoff = backoff
         self.due = backoff.due
-        """When to poll. A reset makes it earlier and never later: else a key with a hint every 50 ms would never be
-        polled, and what a lost hint was about would wait for as long as the others go on."""
+        """When to poll. A reset can only make it earlier: otherwise a key with a hint every 50 ms would never be
+        polled, and the work of a lost hint would wait until the other hints stop."""
         self.watched = False
         self.left_at = 0
-        """When the last one who waited went."""
+        """When the last waiting consumer left."""
         self.polling = False
         self.starts_over = False
-        """Something came while it was polled, so the backoff starts over whatever the poll finds."""
+        """A hint arrived during the poll, so the backoff restarts whatever the poll finds."""
 
 
 class FallbackPolls(Generic[K]):
-    """Polls each key for which somebody waits, at the times of its own backoff.
+    """Polls each key that has waiting consumers, with a separate backoff for each key.
 
-    `poll` starts a look and does not wait for it; `polled` tells what it came to. Until then the key is not polled
-    again. Keys that are due in the same tick are polled in the same turn of the loop, so that they can share one call
-    of the engine. At most `concurrency` are being polled; the others take their turn in the order of their times.
+    `poll` starts a poll without waiting for it; `polled` reports its result. Until then the key is not polled again.
+    Keys that are due in the same tick are polled in the same turn of the event loop, so that they can share one engine
+    call. At most `concurrency` polls run at a time; other due keys wait in the order of their times.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class FallbackPolls(Generic[K]):
         self._states: dict[K, _State] = {}
         self._agenda: Agenda[K] = Agenda(settings.tick_ms * MILLISECOND)
         self._ready: OrderedDict[K, _State] = OrderedDict()
-        """Keys that are due and wait for their turn."""
+        """Due keys that wait for a free poll."""
         self._unwatched: OrderedDict[K, _State] = OrderedDict()
-        """Keys that nobody waits for and that are not being polled, the one left longest ago first."""
+        """Keys without waiting consumers and without a running poll, the oldest first."""
         self._timer: Timer | None = None
         self._rings_at = 0
         self._polling = 0
@@ -63,7 +63,7 @@ class FallbackPolls(Generic[K]):
         self._empty_polls = 0
 
     def watch(self, key: K) -> None:
-        """Somebody waits for this key: poll it, from where the backoff of an earlier watch stands."""
+        """Start to poll a key, with the backoff of an earlier watch."""
         if self._closed:
             return
         self._forget_old()
@@ -78,7 +78,7 @@ class FallbackPolls(Generic[K]):
             self._schedule(key, state)
 
     def unwatch(self, key: K) -> None:
-        """Nobody waits for this key any more: do not poll it; its state is kept for a while."""
+        """Stop polling a key without waiting consumers. Its state is kept for a while."""
         state = self._states.get(key)
         if state is None or not state.watched:
             return
@@ -90,7 +90,7 @@ class FallbackPolls(Generic[K]):
         self._arm()
 
     def forget(self, key: K) -> None:
-        """Nobody will ever wait for this key again: keep nothing of it; how a poll under way ends is not asked."""
+        """Remove a key that will never be used again. The result of a running poll is ignored."""
         self.unwatch(key)
         self._unwatched.pop(key, None)
         state = self._states.pop(key, None)
@@ -99,13 +99,13 @@ class FallbackPolls(Generic[K]):
             self._start_polls()
 
     def reset(self, key: K) -> None:
-        """A message or a hint came: the backoff starts over, and the next poll comes no later than that."""
+        """Restart the backoff after a message or a hint. The next poll comes no later than that."""
         state = self._states.get(key)
         if state is None:
             return
         if state.polling:
             state.starts_over = True
-        # At its start the next poll is near already. This is the way of a busy key: it must cost nothing.
+        # At its start the next poll is already near. Busy keys take this path, so it must be cheap.
         if state.backoff.at_start:
             return
         state.backoff.reset()
@@ -114,7 +114,7 @@ class FallbackPolls(Generic[K]):
             self._schedule(key, state)
 
     def polled(self, key: K, found: bool) -> None:
-        """Take what a poll came to; if it found something there may be more that nobody told of: poll again at once."""
+        """Record the result of a poll. If it found work, poll again immediately, because more hints may be lost."""
         state = self._states.get(key)
         if state is None or not state.polling:
             return
@@ -126,7 +126,7 @@ class FallbackPolls(Generic[K]):
             state.backoff.reset()
         else:
             state.backoff.missed()
-        # The poll after a find is one more than the backoff has, so it is not counted as the first of its looks.
+        # The poll after a successful one is extra, so it does not count as the first poll of the backoff.
         state.starts_over = found
         state.due = self._timers.now() if found else state.backoff.due
         if not state.watched:
@@ -138,7 +138,7 @@ class FallbackPolls(Generic[K]):
         self._start_polls()
 
     def close(self) -> None:
-        """Poll nothing any more."""
+        """Stop all polls."""
         self._closed = True
         self._states.clear()
         self._unwatched.clear()
@@ -148,7 +148,7 @@ class FallbackPolls(Generic[K]):
         self._arm()
 
     def metrics(self) -> dict[str, float]:
-        """Count keys and polls; intervals are those of keys that somebody waits for, without jitter."""
+        """Metrics of keys and polls. Intervals are those of keys with waiting consumers, without jitter."""
         watched = [state.backoff for state in self._states.values() if state.watched]
         intervals = [backoff.interval_ms for backoff in watched]
         return {
@@ -164,16 +164,16 @@ class FallbackPolls(Generic[K]):
         }
 
     def _schedule(self, key: K, state: _State) -> None:
-        """Note when to poll; what is overdue comes with the next tick."""
+        """Schedule the next poll. An overdue poll runs with the next tick."""
         self._agenda.put(key, max(state.due, self._timers.now()))
         self._arm()
 
     def _arm(self) -> None:
-        """See to it that the timer rings at the next tick with a key, and that there is none without keys."""
+        """Set the timer to the next tick with a key, or cancel it without keys."""
         due = self._agenda.next_due()
         if self._timer is not None:
             if due is not None and self._rings_at <= due:
-                return  # It rings early enough, and is set again then.
+                return  # It fires early enough, and is then set again.
             self._timer.cancel()
             self._timer = None
         if due is not None:
@@ -189,9 +189,9 @@ class FallbackPolls(Generic[K]):
         self._start_polls()
 
     def _start_polls(self) -> None:
-        """Poll what is due, as far as the bound allows."""
+        """Start due polls, up to `concurrency`."""
         if self._starting:
-            return  # Somebody up the stack is at it, and goes on.
+            return  # A caller further up the stack continues.
         self._starting = True
         try:
             while self._ready and self._polling < self._settings.concurrency:
@@ -204,13 +204,13 @@ class FallbackPolls(Generic[K]):
             self._starting = False
 
     def _keep(self, key: K, state: _State) -> None:
-        """Remember a key that nobody waits for."""
+        """Keep the state of a key without waiting consumers."""
         state.left_at = self._timers.now()
         self._unwatched[key] = state
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """Drop what was left long ago; a reset since then does not count, for it left nothing to remember."""
+        """Remove states that are older than `cleanup_seconds`. A reset does not renew them."""
         if not self._unwatched:
             return
         horizon = self._timers.now() - self._settings.cleanup_seconds * SECOND

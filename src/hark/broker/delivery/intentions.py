@@ -143,7 +143,7 @@ class Intentions:
         """Refuse one more when there are too many."""
         if len(self._all) >= self._most:
             raise Overloaded(
-                f"{len(self._all)} pops are waiting already; try again shortly or raise limits.max_waiting",
+                f"{len(self._all)} pops are already waiting; retry later or raise limits.max_waiting",
                 code="too_many_waiting",
             )
 

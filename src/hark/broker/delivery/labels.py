@@ -1,4 +1,4 @@
-"""Which namespace and task a queue has, for those who wait by label."""
+"""A cache of the namespace and task of queues, for consumers that wait by label."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hark.model import Hint
 log = logging.getLogger(__name__)
 
 _TRUSTED = 30 * SECOND
-"""How long labels are believed in a store of many servers: another one may change them without a word."""
+"""How long cached labels are valid on a shared store: another server can change them without a notification."""
 
 _AGAIN = SECOND
-"""When a store that was away is asked again."""
+"""Pause before an unavailable store is asked again."""
 
 
 class Labels:
@@ -32,7 +32,7 @@ class Labels:
         self._known: dict[str, tuple[str, str, int]] = {}
         self._asked: dict[str, list[tuple[Hint, Source]]] = {}
         self._changes = 0
-        """How often something was forgotten: what was asked for before may be out of date."""
+        """Number of removals from the cache: a request from before a removal can be out of date."""
         self._task: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
         """Rings when the store is asked again that was away."""
@@ -70,8 +70,8 @@ class Labels:
             try:
                 infos = await self._engine.queue_infos(list(asked))
             except HarkError as error:
-                # The hints stay: nobody else tells those who wait, if only this question failed.
-                log.warning("the labels of %d queues are not known: %s", len(asked), error)
+                # Keep the hints: no other hint would notify the waiting consumers.
+                log.warning("cannot read namespace and task of %d queues; retrying every second: %s", len(asked), error)
                 self._timer = self._timers.at(self._timers.now() + _AGAIN, self._begin)
                 break
             if changes != self._changes:

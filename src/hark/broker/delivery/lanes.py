@@ -32,11 +32,11 @@ class LookResult:
 
     def __init__(self) -> None:
         self.found = False
-        """Somebody got something."""
+        """A consumer received messages."""
         self.surprised = False
-        """Something was where nothing was believed to be."""
+        """A message came from a place without expected work."""
         self.empty = False
-        """Somebody got nothing."""
+        """A consumer received nothing."""
         self.failed = False
 
 
@@ -45,9 +45,9 @@ class Batches:
 
     def __init__(self) -> None:
         self._consumers: dict[int, int] = {}
-        """How many of them take so many."""
+        """The number of consumers of each batch size."""
         self.smallest = 1
-        """What nobody takes less than."""
+        """The smallest batch size."""
 
     def add(self, batch: int) -> bool:
         """A consumer came; whether another batch is the smallest now."""

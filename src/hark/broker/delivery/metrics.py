@@ -8,8 +8,8 @@ from hark.clock import SECOND
 from hark.histograms import Histogram
 
 Source = Literal["push", "settle", "timer", "peer", "poll", "handover"]
-"""What a consumer was told by: messages came; a lease ended or something else freed work; a time was due; another
-server said so; a fallback poll; or it was told because another consumer came, went or was served."""
+"""The cause of a notification: new messages; released work, such as an expired lease; a due time; a hint from a peer; a
+fallback poll; or a handover, because another consumer joined, left or was served."""
 
 _BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 5000)
 
@@ -21,22 +21,22 @@ class DeliveryMetrics:
         self.wakes: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
         self.empty: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
         self.latency = Histogram([bound / 1000 for bound in _BOUNDS_MS])
-        """Seconds from when a consumer was told to when it had what it was told of."""
+        """Seconds from the notification of a consumer to its delivery."""
 
     def woke(self, source: Source, consumers: int) -> None:
-        """So many consumers were told of work."""
+        """Count notified consumers."""
         self.wakes[source] += consumers
 
     def came_up_empty(self, source: Source) -> None:
-        """A consumer that was told found nothing: the hint was stale."""
+        """Count a notified consumer that found nothing, because the hint was stale."""
         self.empty[source] += 1
 
     def delivered(self, microseconds: int) -> None:
-        """A consumer got what it was told of, so long after it was told."""
+        """Record the time from a notification to its delivery."""
         self.latency.add(microseconds / SECOND)
 
     def snapshot(self) -> dict[str, object]:
-        """All of it; the buckets count deliveries up to so many milliseconds, each with those before it."""
+        """All metrics. The buckets are cumulative: each counts deliveries up to its number of milliseconds."""
         counts = [number for _, number in self.latency.cumulative()]
         return {
             "wakes": dict(self.wakes),

@@ -102,11 +102,11 @@ class Stream:
         """Something was given out by `next` and has not been handed to the socket yet."""
         self._outbox: deque[Arrival] = deque()
         self._declined: OrderedDict[StreamConsumer, None] = OrderedDict()
-        """Those that want nothing until the stream can take something again, in the order of their turns. While it is
-        busy for a moment the others are left in peace: they decline when they are told of something.
+        """Subscriptions without interest until the stream has room again, in order of turns. While the stream is busy
+        for a short time the others stay interested, and decline when they are notified.
         """
         self._withdrawn = False
-        """All of them are among these: it wants nothing of anybody."""
+        """All subscriptions are parked: the stream wants no messages."""
         self._turn: StreamConsumer | None = None
         """The one that was just told of something and may fetch it before the others."""
         self._news = asyncio.Event()
@@ -137,7 +137,9 @@ class Stream:
     def subscribe(self, name: str, request: PopRequest, priority: int = 0) -> StreamConsumer:
         """Take messages of a subscription as well."""
         if name in self.consumers:
-            raise Conflict(f"there is a subscription {name!r} on this connection already", code="subscription_exists")
+            raise Conflict(
+                f"this connection already has a subscription {name!r}; use another name", code="subscription_exists"
+            )
         subscription = self._streams.subscription(request)
         consumer = self.consumers[name] = StreamConsumer(name, self, request, priority, subscription)
         subscription.join(consumer)
@@ -156,7 +158,7 @@ class Stream:
         return True
 
     def grant(self, credit: int) -> None:
-        """It may hold so many unsettled messages, all in all."""
+        """Set the credit: the maximum number of unsettled messages of the whole stream."""
         self.credit = credit
         self._update()
 
@@ -260,12 +262,12 @@ class Stream:
         self._outbox.append(arrival)
         self._update()
         self._news.set()
-        # Whoever writes has its turn after this one; what is not written then is held up by the client.
+        # The writer runs after this turn; data that is still unwritten then is blocked by the client.
         self._streams.soon(lambda: self._streams.soon(self._notice_stuck))
         return True
 
     def refused(self, consumer: StreamConsumer, error: HarkError) -> None:
-        """A subscription can't be served: its client is told why."""
+        """Report to the client why a subscription cannot be served."""
         self._pulling = None
         if self.consumers.get(consumer.name) is consumer:
             self.unsubscribe(consumer.name)
@@ -278,7 +280,7 @@ class Stream:
             self._withdraw()
 
     def _withdraw(self) -> None:
-        """Take nothing of anybody, until it can."""
+        """Stop receiving messages until the stream has room."""
         self._withdrawn = True
         for consumer in self.consumers.values():
             self._declined[consumer] = None
@@ -296,7 +298,7 @@ class Stream:
                 return
 
     def _end_turn(self) -> None:
-        """Whoever had its turn has used it by now, or can't."""
+        """End the turn of the current subscription, used or not."""
         self._turn = None
         self._update()
 
@@ -332,7 +334,7 @@ class Stream:
         return self._window.leases()
 
     def _check_when(self, due: int | None) -> None:
-        """When the first lease should be over somebody has to ask: it may have been renewed on another server."""
+        """Check the store when the first lease should expire: another server can have renewed it."""
         if due is None or self.closed:
             return
         if self._check is not None:

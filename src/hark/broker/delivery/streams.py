@@ -48,10 +48,10 @@ class Streams:
     def open(self, credit: int) -> Stream:
         """A new one."""
         if self._closed:
-            raise Unavailable("the server is stopping", code="stopping")
+            raise Unavailable("the server is shutting down; retry", code="stopping")
         if len(self._all) >= self._most:
             raise Overloaded(
-                f"{len(self._all)} streams are open already; try again shortly or raise limits.max_streams",
+                f"{len(self._all)} streams are already open; retry later or raise limits.max_streams",
                 code="too_many_streams",
             )
         self._next += 1
@@ -131,7 +131,7 @@ class Streams:
         self._polls.polled(stream, found=over)
 
     def close(self) -> None:
-        """The server stops: nobody gets anything any more."""
+        """End all streams, because the server shuts down."""
         self._closed = True
         self._polls.close()
         for stream in list(self._all.values()):

@@ -1,8 +1,8 @@
-"""A subscription: those who wait for the same messages, what is believed ready for them, and the pump between the two.
+"""A subscription: the consumers that wait for the same messages, the expected work, and the pump between the two.
 
-A consumer that is told is served in the same turn of the loop: the pump makes one pop of each, sends them together, and
-hands each what came. One look of a lane is under way at a time, and serves the told ones from the head: that is what
-keeps the turns fair.
+A notified consumer is served in the same turn of the event loop: the pump submits one pop for each notified consumer in
+a shared batch, and passes each its result. A lane has one look (pop) in progress at a time, which serves the notified
+consumers in order. This keeps the turns fair.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """Everybody on this server who waits for one (queue, group) or one (namespace, task, group)."""
+    """All consumers on this server that wait for one (queue, group) or one (namespace, task, group)."""
 
     def __init__(self, key: Key, delivery: Delivery) -> None:
         self.key = key
         self.mode: GroupMode | None = None
-        """That of the group, if somebody named one and the store agreed. It may change; then the pump finds out."""
+        """The mode of the group, if a consumer named one and the store confirmed it. The pump notices a change."""
         self._delivery = delivery
         self._metrics = delivery.metrics
         self._manager: ConsumerManager[Consumer] = ConsumerManager(delivery.cap)
@@ -42,25 +42,25 @@ class Subscription:
         self._lanes: dict[str | None, Lane] = {}
         self._batches = Batches()
         self._woken_by: dict[Consumer, tuple[Source, int]] = {}
-        """By what and when those were told who are told."""
+        """The cause and time of the notification of each notified consumer."""
         self._alarms = Alarms(delivery.timers, self._ring)
         self._pulled: set[Consumer] = set()
-        """Those for whom a pop is under way, whether or not they would be told now."""
+        """Consumers with a pop in progress, notified or not."""
         self._late: dict[Consumer, Callable[[], None]] = {}
-        """Those whose time is up and who are told or pulled for, with how they give up."""
+        """Consumers whose time limit has passed while they are notified or have a pop in progress, with their end."""
         self._polled: set[str | None] = set()
-        """Lanes for which a fallback poll waits to hear what a look came to."""
+        """Lanes with a fallback poll that waits for the result of a look."""
         self._pumping = False
 
     @property
     def manager(self) -> ConsumerManager[Consumer]:
-        """Who waits, and how; to look at."""
+        """The consumers and their states, for reading."""
         return self._manager
 
     # Consumers ---------------------------------------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
-        """Come in, not interested yet: from now on no hint is missed."""
+        """Add a consumer, not interested yet. From now on it misses no hint."""
         lane = self._lanes.get(consumer.partition)
         if lane is None:
             lane = self._lanes[consumer.partition] = Lane()
@@ -72,7 +72,7 @@ class Subscription:
         self._manager.add(consumer, priority=consumer.priority, partition=consumer.partition)
 
     def leave(self, consumer: Consumer) -> None:
-        """Go; whatever was meant for it goes to the next one."""
+        """Remove a consumer; the next consumer gets its work."""
         if consumer not in self._manager:
             return
         was_told = self.is_told(consumer)
@@ -100,7 +100,7 @@ class Subscription:
             self._delivery.closed(self)
 
     def set_interest(self, consumer: Consumer, wanted: bool) -> None:
-        """Say whether a consumer wants work now."""
+        """Set whether a consumer wants work now."""
         if not wanted:
             was_told = self.is_told(consumer)
             self.retire(consumer)
@@ -112,30 +112,30 @@ class Subscription:
             self._rebalance("handover")
 
     def retire(self, consumer: Consumer) -> None:
-        """A consumer that was not told, or has been served, wants no more: nobody else is concerned."""
+        """End the interest of a consumer that is not notified or was served. No other consumer is affected."""
         self._manager.set_interest(consumer, False)
         self._woken_by.pop(consumer, None)
         self._late.pop(consumer, None)
 
     def welcome(self, consumer: Consumer) -> None:
-        """See to it that somebody looks for a newcomer that does not look for itself, if there may be something."""
+        """Start a look for a new consumer that does not pop itself, if work may exist."""
         if not self.waits_before(consumer):
             self._believed.look(consumer.partition)
             self._rebalance("handover")
 
     def waits_before(self, consumer: Consumer) -> bool:
-        """Whether somebody waits already who comes before a newcomer: then it need not look, nothing is there.
+        """Whether a consumer with precedence over a new one already waits: then no work exists, and no look is needed.
 
-        One that names a partition looks anyway: those who wait for any have timers of their own, which go with them.
+        A consumer that names a partition looks in any case: the timers of consumers for any partition end with them.
         """
         return consumer.partition is None and self._manager.waits(None, consumer.priority)
 
     def is_told(self, consumer: Consumer) -> bool:
-        """Whether it is the turn of a consumer to be looked for."""
+        """Whether a consumer is notified."""
         return self._manager.state_of(consumer) is State.NOTIFIED
 
     def last_chance(self, consumer: Consumer, give_up: Callable[[], None]) -> None:
-        """The time of a consumer is up: let it give up as soon as nothing is on its way to it."""
+        """End the wait of a consumer after its time limit, as soon as no result is on its way to it."""
         if self._is_expecting(consumer):
             self._late[consumer] = give_up
         else:
@@ -152,7 +152,7 @@ class Subscription:
             self.look_everywhere(source)
             return
         pieces = [(hint.queue, partition) for partition in hint.partitions]
-        # What is for every group has counts for those that are shared; this one may not be, or is not known yet.
+        # A hint for every group has counts for shared groups; the mode of this group may be ordered or unknown.
         if hint.counts and hint.group is not None:
             is_believed = self._believed.hear_counted(zip(pieces, hint.counts, strict=True))
         else:
@@ -165,7 +165,7 @@ class Subscription:
         self._rebalance(source)
 
     def look_everywhere(self, source: Source) -> None:
-        """Nobody knows what happened: one of each lane should look."""
+        """Start a look in each lane, because the place of the work is unknown."""
         for partition in self._lanes:
             self._believed.look(partition)
         self._reset_backoff(self._lanes)
@@ -181,35 +181,35 @@ class Subscription:
                     fallback.reset((self.key, partition))
 
     def poll(self, partition: str | None) -> None:
-        """Look behind the hints: something may have come without a word."""
+        """Run a fallback poll, because a hint can be lost."""
         self._polled.add(partition)
         lane = self._lanes.get(partition)
         if lane is not None:
             self._believed.look(partition)
             self._rebalance("poll")
         if lane is None or (not lane.looking and self._manager.next_notified(partition) is None):
-            self._report_poll(partition, found=False)  # Nobody wants anything now.
+            self._report_poll(partition, found=False)  # No consumer wants work now.
 
     def note_empty(self, partition: str | None, look_again_at: int | None) -> None:
-        """A look came up empty: when may the next one find something, without a word from anybody?"""
+        """Set an alarm after an empty look, for the time when work becomes available without a hint."""
         if look_again_at is not None and self._lanes:
             self._alarms.note(partition, look_again_at)
 
     def note_failure(self, partition: str | None) -> None:
-        """A look failed: whatever is believed may be wrong, and somebody of all whom that concerns has to find out."""
+        """Start fallback polls after a failed look, because the expected work may be wrong."""
         for lane in self._lanes if partition is None else (partition, None):
             if lane in self._lanes:
                 self._delivery.fallback.watch((self.key, lane))
 
     def note_success(self, partition: str | None) -> None:
-        """The store answers: its hints can be trusted again, if they ever could."""
+        """Stop fallback polls of a store that is not shared, because it responds again."""
         if not self._delivery.shared and partition in self._lanes:
             self._delivery.fallback.unwatch((self.key, partition))
 
     def _ring(self, partition: str | None) -> None:
         lanes = {partition}
         if self._manager.is_empty(partition):
-            # Whoever learned of this time does not want it any more; those who could take the same may not know of it.
+            # The consumer that set this alarm has left; other consumers that could receive the work may not know of it.
             lanes |= self._manager.named if partition is None else {None}
         for lane in lanes:
             if lane in self._lanes:
@@ -228,7 +228,7 @@ class Subscription:
             self._metrics.woke(source, len(told))
             self._pump_soon()
         for consumer in [one for one in self._late if not self._is_expecting(one)]:
-            self._late.pop(consumer)()  # Another took its turn, or what it was told of is gone.
+            self._late.pop(consumer)()  # Another consumer was served first, or the work no longer exists.
 
     def _pump_soon(self) -> None:
         if not self._pumping and not self._delivery.suspended:
@@ -236,7 +236,7 @@ class Subscription:
             self._delivery.soon(self._pump)
 
     def resume(self) -> None:
-        """Deliveries go on after they were stopped."""
+        """Resume deliveries after maintenance."""
         self.look_everywhere("handover")
         self._pump_soon()
 
@@ -244,17 +244,17 @@ class Subscription:
         self._pumping = False
         if self._delivery.suspended:
             return
-        # Those for any come last in the call: they must not take what one that names its partition was told of.
+        # Consumers for any partition come last in the call, so that they do not receive the work of named partitions.
         for partition in self._manager.told_lanes():
             lane = self._lanes[partition]
             if not lane.looking:
                 self._look(partition, lane)
         for partition in list(self._polled):
             if partition not in self._lanes or not self._lanes[partition].looking:
-                self._report_poll(partition, found=False)  # Whoever was told wants nothing any more.
+                self._report_poll(partition, found=False)  # The notified consumer no longer wants work.
 
     def _look(self, partition: str | None, lane: Lane) -> None:
-        """Begin to look for everybody in a lane who was told."""
+        """Start a look for all notified consumers of a lane."""
         pulls: list[tuple[Consumer, asyncio.Future[PopResult]]] = []
         mark = self._believed.begin_look()
         unwilling: list[Consumer] = []
@@ -274,7 +274,7 @@ class Subscription:
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         try:
             return self._delivery.pops.submit(request)
-        except Overloaded as refusal:  # Too much is waiting for the store: as if it were away.
+        except Overloaded as refusal:  # Too many calls wait for the store: handle it like an unavailable store.
             answer: asyncio.Future[PopResult] = asyncio.get_running_loop().create_future()
             answer.set_exception(refusal)
             return answer
@@ -312,7 +312,7 @@ class Subscription:
     def _hand_over(
         self, partition: str | None, pulls: Sequence[tuple[Consumer, asyncio.Future[PopResult]]], mark: int
     ) -> LookResult:
-        """Give everybody what came."""
+        """Pass each consumer its result."""
         came = LookResult()
         for consumer, answer in pulls:
             self._pulled.discard(consumer)
@@ -323,12 +323,12 @@ class Subscription:
                 came.failed = True
                 consumer.failed(failure)
             except HarkError as error:
-                came.found = True  # It has been answered: the next one may look.
+                came.found = True  # This consumer has its answer: the next one can look.
                 consumer.refuse(error)
             except Exception as error:
                 came.found = True
-                log.exception("a bug in a pop")
-                consumer.refuse(HarkError(f"internal error: {type(error).__name__}"))
+                log.exception("a pop failed because of a bug; please report it: %s", self.key)
+                consumer.refuse(HarkError(f"internal error: {type(error).__name__}; see the server log"))
             else:
                 if result.messages:
                     came.found = True
@@ -342,7 +342,7 @@ class Subscription:
         return came
 
     def _deliver(self, consumer: Consumer, result: PopResult, mark: int) -> bool:
-        """Hand over messages; whether some of them are from where nothing was believed to be."""
+        """Deliver messages. Returns whether some of them are from a place without expected work."""
         taken: dict[Piece, int] = {}
         for message in result.messages:
             piece = message.queue, message.partition

@@ -1,4 +1,4 @@
-"""The last hour, a point every ten seconds; in memory, so that it begins anew when the server does."""
+"""The last hour, with a point every ten seconds. It is kept in memory and is empty after a restart."""
 
 from __future__ import annotations
 

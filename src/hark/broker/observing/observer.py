@@ -17,11 +17,11 @@ from hark.engine.api import Engine
 
 _MOST_CHANGED = 100
 _ATTENTION = 30 * SECOND
-"""For so long after somebody asked for numbers of the store they are kept as fresh as for one who watches."""
+"""How long after a request for store statistics they are refreshed as often as for a watching client."""
 
 
 class Observer:
-    """What is known of this server and its store, and who is told of it every second."""
+    """The statistics of this server and its store, sent to watching clients every second."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Observer:
         self._set()
 
     def stop_watching(self) -> None:
-        """Nobody watches any more: the server is about to stop."""
+        """End all watches, because the server shuts down."""
         self.watchers.close()
 
     async def close(self) -> None:
@@ -85,17 +85,17 @@ class Observer:
         return {name: depth.backlog for name, depth in self.queues.items()}
 
     def history(self, seconds: int) -> list[Point]:
-        """The points of so many seconds, the oldest first."""
+        """The points of the last `seconds`, the oldest first."""
         self.attend()
         return self._history.since(self._timers.now() - seconds * SECOND)
 
     def attend(self) -> None:
-        """Somebody wants to know how the store is: look more often for a while."""
+        """Refresh the statistics of the store more often for a while, after a request for them."""
         self._asked_at = self._timers.now()
         self._surveyor.attend()
 
     def watch(self) -> Watcher:
-        """A new one who is told every second; raises when there are too many."""
+        """A new watcher that gets a sample every second. Raises if there are too many."""
         watcher = self.watchers.open(self.latest)
         self._surveyor.attend()
         return watcher

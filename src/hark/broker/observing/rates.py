@@ -50,7 +50,7 @@ def percentiles(ages: Sequence[int]) -> Latency | None:
 
 
 def _quantile(ages: Sequence[int], rank: float) -> float:
-    """Where so many values are below, in milliseconds: within a bucket they are taken to be spread evenly."""
+    """A percentile in milliseconds, with an even distribution assumed within each bucket."""
     below = 0
     for bits, number in enumerate(ages):
         if below + number >= rank:
@@ -72,13 +72,13 @@ class BusyQueues:
         done: dict[str, tuple[int, int, int]] = {}
         for name in touched:
             tally = tallies.queues.get(name)
-            if tally is None:  # So many were busy since that it is counted with the others.
+            if tally is None:  # Too many queues were busy since, so it is counted with the others.
                 self._before.pop(name, None)
                 continue
             now = (tally.pushed, tally.delivered, tally.settled)
             before = self._before.get(name, (0, 0, 0))
             if any(after < earlier for after, earlier in zip(now, before, strict=True)):
-                before = (0, 0, 0)  # It was forgotten in between, and counts anew.
+                before = (0, 0, 0)  # It was removed in between, and counts from 0 again.
             self._before[name] = now
             done[name] = (now[0] - before[0], now[1] - before[1], now[2] - before[2])
         if len(self._before) > _MOST_REMEMBERED:

@@ -1,8 +1,7 @@
-"""The duty that surveys the store: again and again, but never for more than a small part of the time.
+"""The background task that surveys the store repeatedly, but never for more than a small part of the time.
 
-It asks in steps, so that nobody has to wait long for one of them, and rests after each, many times as long as that
-took: twenty times while somebody watches, a hundred times while nobody does. So a store of any size is surveyed; a
-large one takes longer.
+It works in steps, so that other calls do not wait long, and pauses after each step: twenty times its duration while a
+client watches, otherwise a hundred times. So it can survey a store of any size; a large one takes longer.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ class Surveyor:
             try:
                 await self._survey()
             except HarkError as error:
-                log.debug("the store could not be surveyed, trying again: %s", error)
+                log.debug("cannot survey the store; retrying: %s", error)
             await self._rest(0, self._timers.now(), started)
 
     def attend(self) -> None:
-        """Somebody began to watch: what was put off because nobody did may be due."""
+        """A client began to watch: a postponed survey may be due."""
         _end(self._alarm)
 
     async def _survey(self) -> None:

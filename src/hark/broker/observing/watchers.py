@@ -1,4 +1,4 @@
-"""Those who are told of every sample."""
+"""Clients that receive every sample."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Watchers:
     def open(self, first: Sample | None) -> Watcher:
         """A new one, who gets what is known now at once."""
         if self._closed:
-            raise Unavailable("the server is stopping", code="stopping")
+            raise Unavailable("the server is shutting down; retry", code="stopping")
         if len(self._all) >= self._most:
             raise Overloaded(
-                f"{len(self._all)} watch this server already; try again shortly or raise limits.max_streams",
+                f"{len(self._all)} clients already watch this server; retry later or raise limits.max_streams",
                 code="too_many_streams",
             )
         watcher = Watcher(self, first)
@@ -72,7 +72,7 @@ class Watchers:
         self._all.discard(watcher)
 
     def tell(self, sample: Sample) -> None:
-        """Everybody."""
+        """Send a sample to all watchers."""
         for watcher in self._all:
             watcher.tell(sample)
 

@@ -46,7 +46,7 @@ Reason = Literal["size", "magic", "version", "signature", "own", "time", "replay
 
 
 class Refusal(Exception):
-    """A datagram that is not to be believed."""
+    """A rejected datagram."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -154,7 +154,7 @@ class Packer:
 
 
 class Unpacker:
-    """Reads the datagrams of others and refuses what is not to be believed."""
+    """Reads the datagrams of peers, and rejects invalid ones."""
 
     def __init__(self, secret: bytes, sender: bytes, clock: Clock) -> None:
         self._secret = secret

@@ -1,4 +1,4 @@
-"""Where the peers are: names that are looked up in the background, and again now and then."""
+"""The addresses of peers: names are resolved in the background, and again periodically."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Directory:
         self._join()
 
     def __bool__(self) -> bool:
-        """Whether there is anybody to be told, found or not."""
+        """Whether there are peers, resolved or not."""
         return bool(self._ports)
 
     async def keep_looking(self) -> None:
-        """Look names up until cancelled; one that is not found holds nobody else up."""
+        """Resolve names until cancelled. A name that fails does not delay the others."""
         await asyncio.gather(*(self._keep_looking_for(name) for name in self._names))
 
     async def _keep_looking_for(self, name: str) -> None:
@@ -60,9 +60,13 @@ class Directory:
             try:
                 self._hosts[name] = await self._look_up(name)
             except OSError as error:
-                # What was found before stays: a name server that is away must not part the peers.
+                # Keep the addresses found before: an outage of the name server must not separate the peers.
                 if not complained:
-                    log.warning("the peer %s is not found, trying again: %s", name, error.strerror or error)
+                    log.warning(
+                        "cannot resolve peer %s; retrying, check the setting peers and DNS: %s",
+                        name,
+                        error.strerror or error,
+                    )
                     complained = True
                 await self._pause(_RETRY_SECONDS)
             else:
@@ -71,7 +75,7 @@ class Directory:
                 await self._pause(_REFRESH_SECONDS)
 
     def _join(self) -> None:
-        """Combine hosts and ports; an address that is listed twice is told once."""
+        """Combine hosts and ports, without duplicates."""
         found = (
             (host, port, *rest)
             for name, addresses in self._hosts.items()

@@ -1,4 +1,4 @@
-"""Joins hints on their way to the peers: what is about the same thing is told once."""
+"""Merges hints for the peers, so that each subject is sent once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNews, News
 
 MAX_PARTITIONS = 1000
-"""Of one queue and group; beyond that the peers are told to look anywhere in the queue."""
+"""Maximum number of partitions of one queue and group; above it, peers look anywhere in the queue."""
 MAX_KEYS = 1000
-"""Beyond that the peers are told that any key may have changed."""
+"""Maximum number of keys; above it, peers assume that any key may have changed."""
 
 _Subject = tuple[News, str, str | None]
 
@@ -27,7 +27,7 @@ class Gathering:
         return bool(self._subjects) or self._keys != {}
 
     def add(self, hints: Iterable[Hint]) -> None:
-        """Take what peers need: arrivals for one group are left out, since the general hint tells of them too."""
+        """Add hints that peers need. Arrivals for one group are left out, because the general hint covers them."""
         for hint in hints:
             if hint.news == "message" and hint.group is not None:
                 continue
@@ -70,11 +70,11 @@ class Gathering:
 
 
 class _Told:
-    """What was said about one subject; `ended` is a set that keeps its order."""
+    """The merged hints of one subject; `ended` is a set that keeps its order."""
 
     def __init__(self) -> None:
         self.partitions: dict[str, int] | None = {}
-        """With how many messages became ready there; 0: nobody counted."""
+        """Partitions with the number of messages that became ready; 0: not counted."""
         self.ended: dict[str, None] = {}
 
     def add(self, hint: Hint) -> None:

@@ -1,4 +1,4 @@
-"""The endpoint through which a server tells its peers of work, and hears of theirs."""
+"""The UDP endpoint through which a server notifies its peers of work, and receives their notifications."""
 
 from __future__ import annotations
 
@@ -17,19 +17,27 @@ from hark.model import Hint, KeyNews
 log = logging.getLogger(__name__)
 
 _DATAGRAMS_AT_ONCE = 64
-"""Read before others have their turn on the event loop."""
+"""Maximum number of datagrams to read in one turn of the event loop."""
 _SILENCE = 60 * SECOND
-"""Between two complaints about the same thing: anybody can send rubbish."""
+"""Minimum time between two log lines about the same problem: any sender could cause them."""
+
+_REMEDIES = {
+    "version": "run the same version of Hark on all servers",
+    "signature": "use the same store and the same peer.secret on all servers",
+    "time": "synchronise the clocks of the servers",
+    "replay": "it was received before; no action is needed unless this repeats",
+}
 
 Heard = Callable[[Sequence[Hint]], None]
 HeardKeys = Callable[[KeyNews], None]
 
 
 class Peers:
-    """Tells the others in the directory what was told here, joined over a few milliseconds.
+    """Sends this server's hints to all peers in the directory, merged over a few milliseconds.
 
-    Datagrams may be lost, so whoever waits also looks now and then. Nothing here blocks or grows: what the socket does
-    not take at once is dropped, and counted. What was heard is handed to the broker and never told on.
+    Datagrams can be lost, so waiting consumers also poll. This class neither blocks nor buffers without limit: a
+    datagram that the socket does not accept immediately is dropped and counted. Received hints go to the broker and are
+    never forwarded.
     """
 
     def __init__(
@@ -112,7 +120,9 @@ class Peers:
             self._udp.sendto(datagram, address)
         except OSError as error:  # Also when the buffers of the system are full: then peers find the work by looking.
             self._counts["send_errors"] += 1
-            self._complain("send", f"the peer {_shown(address)} can't be told: {error.strerror}")
+            self._complain(
+                "send", f"cannot notify peer {_shown(address)}: {error.strerror}; check the network and peer.host"
+            )
         else:
             self._counts["datagrams_sent"] += 1
             self._counts["hints_sent"] += notices
@@ -126,7 +136,7 @@ class Peers:
             except BlockingIOError:
                 break
             except OSError:
-                continue  # Something sent earlier found nobody; this socket is as good as before.
+                continue  # An earlier datagram had no receiver; this socket still works.
             self._counts["datagrams_received"] += 1
             news += self._believed(unpacker, datagram, address)
         self._counts["hints_received"] += len(news)
@@ -143,7 +153,10 @@ class Peers:
         except Refusal as refusal:
             self._refused[refusal.reason] += 1
             if refusal.reason != "own":  # One list of peers for all servers names each server to itself.
-                self._complain(refusal.reason, f"a datagram of {_shown(address)} was refused: {refusal.reason}")
+                remedy = _REMEDIES.get(refusal.reason, "it is not from a Hark server; check who can reach this port")
+                self._complain(
+                    refusal.reason, f"rejected a datagram from {_shown(address)} ({refusal.reason}): {remedy}"
+                )
             return []
 
     def _complain(self, about: str, text: str) -> None:

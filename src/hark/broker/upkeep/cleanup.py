@@ -1,4 +1,4 @@
-"""The duty that sweeps up what is over: locks, and keys past their expiry."""
+"""The background task that removes expired locks and keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = 1000
 
 
 async def keep_cleaning(engine: Engine, interval: float, operations: Operations) -> None:
-    """Every interval, in small steps; hygiene only, for what is over counts as over at its time anyway."""
+    """Remove expired locks and keys every interval, in small steps. They have no effect after their expiry anyway."""
     while True:
         await asyncio.sleep(interval)
         try:
@@ -25,4 +25,4 @@ async def keep_cleaning(engine: Engine, interval: float, operations: Operations)
                 while await engine.sweep_keys(_STEP) >= _STEP:
                     pass
         except HarkError as error:
-            log.error("the cleanup stopped early, trying again in %s s: %s", interval, error)
+            log.error("cannot remove expired locks and keys; retrying in %s s: %s", interval, error)

@@ -1,4 +1,4 @@
-"""Begins the duties that a server has, and ends them."""
+"""Starts and stops the background tasks of a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hark.settings import Settings
 
 
 class Duties:
-    """What a server does without being asked."""
+    """The background tasks of a server."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
@@ -33,7 +33,7 @@ class Duties:
         operations: Operations,
         refresh_flags: Callable[[], Awaitable[None]],
     ) -> None:
-        """Start all that the settings and the store ask for."""
+        """Start the tasks that the settings and the store need."""
         duties = {
             "expiry": keep_expiring(engine, clock),
             "retention": keep_collecting(engine, settings.retention.interval_ms / 1000),

@@ -1,4 +1,4 @@
-"""The duty that ends leases whose time is up, at the moment it is up."""
+"""The background task that expires leases on time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_SLEEP = 1.0
 
 
 async def keep_expiring(engine: Engine, clock: Clock) -> None:
-    """Apply expiries for ever; a lease made meanwhile is seen within a second, or by whoever touches it."""
+    """Expire leases forever. A lease that is made meanwhile is noticed within a second, or by the next call to it."""
     while True:
         sleep = _LONGEST_SLEEP
         try:
@@ -23,5 +23,5 @@ async def keep_expiring(engine: Engine, clock: Clock) -> None:
             if expired.next_due is not None:
                 sleep = min(sleep, max(0.0, (expired.next_due - clock.now()) / SECOND))
         except HarkError as error:
-            log.error("leases could not be expired, trying again: %s", error)
+            log.error("cannot expire leases; retrying every second: %s", error)
         await asyncio.sleep(sleep)

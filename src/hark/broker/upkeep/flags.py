@@ -1,4 +1,4 @@
-"""The duty that learns of switches which another server on the same store was asked to set."""
+"""The background task that reads the maintenance flags, which another server on the same store can change."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _INTERVAL = 1.0
 
 
 async def keep_learning(refresh: Callable[[], Awaitable[None]]) -> None:
-    """Read the switches once a second; while the store is away they stay as they are."""
+    """Read the flags once a second. While the store is unavailable they keep their values."""
     while True:
         await asyncio.sleep(_INTERVAL)
         try:
             await refresh()
         except HarkError as error:
-            log.debug("the switches could not be read, trying again: %s", error)
+            log.debug("cannot read the maintenance flags; retrying: %s", error)

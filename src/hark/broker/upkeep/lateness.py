@@ -1,4 +1,4 @@
-"""The duty that measures how late the event loop is: what keeps it busy keeps everybody waiting."""
+"""The background task that measures the latency of the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTERVAL = 0.5
 
 
 async def keep_measuring(lateness: Histogram, clock: Clock) -> None:
-    """Sleep for a known time, over and over, and note by how much it was longer."""
+    """Sleep for a known time, repeatedly, and record how much longer it took."""
     while True:
         started = clock.now()
         await asyncio.sleep(_INTERVAL)

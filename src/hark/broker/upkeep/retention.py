@@ -1,4 +1,4 @@
-"""The duty that removes messages whose retention is over."""
+"""The background task that removes messages at the end of their retention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep_collecting(engine: Engine, interval: float) -> None:
-    """Every interval go through the store in small steps, giving way to requests between them."""
+    """Run retention every interval, in small steps, so that requests can run between them."""
     while True:
         await asyncio.sleep(interval)
         removed = 0
@@ -23,6 +23,6 @@ async def keep_collecting(engine: Engine, interval: float) -> None:
                 removed += step.removed
                 more = step.more
         except HarkError as error:
-            log.error("retention stopped early, trying again in %s s: %s", interval, error)
+            log.error("retention failed; retrying in %s s: %s", interval, error)
         if removed:
             log.info("retention removed %d messages", removed, extra={"fields": {"removed": removed}})

@@ -1,4 +1,4 @@
-"""One client that watches keys: it is told which may have changed, and reads those."""
+"""One client that watches keys: it is notified of keys that may have changed, and reads them."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class Keeper(Protocol):
 
 
 class Watcher(ABC):
-    """Told of keys by their bytes. What it was told of and has not read yet is kept once per key, however often."""
+    """Notified of keys by their bytes. A changed key that was not read yet is kept once."""
 
     def __init__(self, keeper: Keeper, shown: Mapping[bytes, Shown]) -> None:
         self.closed = False
         self.polled = False
-        """It looks because it was time to, not because it was told."""
+        """Whether it looks because of a timer, not because of a notification."""
         self.shown = dict(shown)
         """What its client knows."""
         self._keeper = keeper
         self._told: dict[bytes, Key] = {}
         """Keys that may have changed, the one told first first."""
         self._due: dict[bytes, int] = {}
-        """When to look at keys without being told: their entries expire."""
+        """When to read keys without a notification, because their entries expire."""
         self._news = asyncio.Event()
         self._timer: Timer | None = None
         self._rings_at = 0
@@ -136,7 +136,7 @@ class Watcher(ABC):
         ]
 
     async def _look(self) -> Sequence[Change]:
-        """Read some of the keys that it was told of, and compare them with what its client knows."""
+        """Read some of the changed keys, and compare them with the state of the client."""
         read = dict(list(self._told.items())[:AT_ONCE])
         for identity in read:
             del self._told[identity]
@@ -205,7 +205,7 @@ class KeyWatcher(Watcher):
         self.tell_all()
 
     def identities(self) -> Iterable[bytes]:
-        """Its keys, as the bytes that they are told by."""
+        """The bytes of its keys."""
         return self.keys
 
     def tell(self, identity: bytes, key: Key) -> None:

@@ -33,9 +33,9 @@ class Store(Protocol):
 
 
 class Watchers:
-    """Finds the watchers of a key by its bytes, and those of its prefixes by theirs; without news nothing is read.
+    """Finds the watchers of a key by its bytes, and those of its prefixes by theirs. Without news nothing is read.
 
-    With `polls` other servers write to the same store and their news may get lost: then everybody looks now and then.
+    With `polls`, other servers write to the same store and their news can be lost: then all watchers poll.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Watchers:
         return await self._begin(watcher, initial)
 
     async def first_changes(self, watcher: Watcher, wait_seconds: float) -> Sequence[Change]:
-        """What has changed by now, or else the first changes within so many seconds; then the watcher is closed."""
+        """The changes so far, or the first changes within a number of seconds. Then the watcher is closed."""
         timer = (
             self.timers.at(self.timers.now() + round(wait_seconds * SECOND), watcher.close) if wait_seconds else None
         )
@@ -150,10 +150,10 @@ class Watchers:
 
     def _admit(self) -> None:
         if self._closed:
-            raise Unavailable("the server is stopping", code="stopping")
+            raise Unavailable("the server is shutting down; retry", code="stopping")
         if len(self._all) >= self._most:
             raise Overloaded(
-                f"{len(self._all)} clients watch keys already; try again shortly or raise limits.max_streams",
+                f"{len(self._all)} clients already watch keys; retry later or raise limits.max_streams",
                 code="too_many_streams",
             )
 

@@ -1,1 +1,1 @@
-"""What administrators ask of a server, and what it answers."""
+"""Administration of a server, and the types of its responses."""

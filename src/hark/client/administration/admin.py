@@ -1,4 +1,4 @@
-"""The server as an administrator sees it: queues, messages, those who wait, numbers, maintenance."""
+"""Administration of the server: queues, messages, leases, waiting consumers, metrics and maintenance mode."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from hark.client.parameters import optional_moment
 from hark.errors import NotFound, Unavailable
 
 _AS_IT_IS = frozenset({"unhealthy", "connection_failed"})
-"""Who asks for the health of a server does not want these to be waited out."""
+"""Codes that a health check does not retry."""
 
 
 class Admin:
-    """The verbs about the server and about single messages."""
+    """Administration of the server and of single messages, `client.admin`."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    # Everything there is -----------------------------------------------------------------------------------
+    # Lists -------------------------------------------------------------------------------------------------
 
     async def queues(
         self,
@@ -46,7 +46,11 @@ class Admin:
         limit: int = 10_000,
         offset: int = 0,
     ) -> tuple[QueueSummary, ...]:
-        """Queues with their counts; `search` is a part of their names. `backlog`: most waiting messages first."""
+        """List queues with their message counts.
+
+        `search` matches a part of the name. `sort` is `newest` (newest queue first), `name`, or `backlog` (largest
+        backlog first).
+        """
         query = {
             "search": search,
             "namespace": namespace,
@@ -58,21 +62,21 @@ class Admin:
         return (await self._caller.read(_Queues, "GET", path("resources", "queues"), query=query)).queues
 
     async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[NamespaceSummary, ...]:
-        """The namespaces that queues are labelled with."""
+        """List the namespaces of queues."""
         query = {"limit": limit, "offset": offset}
         return (await self._caller.read(_Namespaces, "GET", path("resources", "namespaces"), query=query)).namespaces
 
     async def tasks(self, *, limit: int = 10_000, offset: int = 0) -> tuple[TaskSummary, ...]:
-        """The tasks that queues are labelled with."""
+        """List the task labels of queues."""
         query = {"limit": limit, "offset": offset}
         return (await self._caller.read(_Tasks, "GET", path("resources", "tasks"), query=query)).tasks
 
     async def overview(self) -> Overview:
-        """Totals over all queues, and how far behind the groups are."""
+        """Totals over all queues, and the lag of the consumer groups."""
         return await self._caller.read(Overview, "GET", path("resources", "overview"))
 
     async def consumers(self, *, queue: str | None = None, limit: int = 100, offset: int = 0) -> WaitingPage:
-        """Who waits on the server process that answers."""
+        """List waiting consumers of the server process that answers. `queue` selects consumers that name that queue."""
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.read(WaitingPage, "GET", path("consumers"), query=query)
 
@@ -85,7 +89,7 @@ class Admin:
         limit: int = 100,
         offset: int = 0,
     ) -> LeasePage:
-        """Who holds what: live leases, one entry for each partition that they hold messages of, oldest first."""
+        """List active leases: one entry for each lease and partition, oldest first."""
         query = {"queue": queue, "partition": partition, "consumerGroup": group, "limit": limit, "offset": offset}
         return await self._caller.read(LeasePage, "GET", path("leases"), query=query)
 
@@ -104,7 +108,10 @@ class Admin:
         limit: int = 200,
         offset: int = 0,
     ) -> tuple[MessageSummary, ...]:
-        """Messages of the last hour, or of the time that is asked for, newest first and without payloads."""
+        """List messages, newest first and without payloads.
+
+        The default time range is the last hour. `since` and `until` are datetimes with a time zone.
+        """
         query = {
             "queue": queue,
             "partition": partition,
@@ -119,17 +126,24 @@ class Admin:
         return (await self._caller.read(MessageList, "GET", path("messages"), query=query)).messages
 
     async def message(self, partition_id: str, transaction_id: str) -> MessageDetails:
-        """One message, by its transaction id or its id, with its payload and what each group did with it."""
+        """One message with its payload and its state in each group.
+
+        `transaction_id` is the idempotency key or the message id. Raises `NotFound` if there is no such message.
+        """
         return await self._caller.read(MessageDetails, "GET", path("messages", partition_id, transaction_id))
 
     async def explain(self, id: str, group: str | None = None) -> ExplainedMessage:
-        """Why a message has not been delivered or settled: for one group, or for each that the queue has."""
+        """Explain why a message has not been delivered or settled: for one group, or for each group of the queue.
+
+        `id` is the message id. Raises `NotFound` if there never was such a message.
+        """
         return await self._caller.read(ExplainedMessage, "GET", path("explain", id), query={"consumerGroup": group})
 
     async def delete_message(self, id: str, partition_id: str | None = None) -> bool:
-        """Remove a message by its id, or by its transaction id in a partition, held or not; whether it was there.
+        """Delete a message, also if it is in flight. Returns whether it existed.
 
-        (After a lost reply it may be gone by our own doing.)
+        `id` is the message id, or with `partition_id` the idempotency key. If the request is repeated after a lost
+        reply, the result may be False although the message was deleted.
         """
         if partition_id is not None:
             return (await self._caller.read(_Removed, "DELETE", path("messages", partition_id, id))).success
@@ -142,17 +156,17 @@ class Admin:
         return True
 
     async def cancel(self, id: str) -> None:
-        """Take back a message that no group has got yet.
+        """Cancel a message that no consumer has received yet.
 
-        Raises `NotFound` if there is none, and `Conflict` with the code `message_leased` or `message_settled` when it
-        is too late; then nothing was changed.
+        Raises `NotFound` if there is no such message. Raises `Conflict` with the code `message_leased` or
+        `message_settled` if it is too late; nothing is changed then.
         """
         await self._caller.call("POST", path("messages", id, "cancel"))
 
     # The server itself -------------------------------------------------------------------------------------
 
     async def health(self) -> Health:
-        """Whether the server can reach its store; asked once. Raises `ConnectionFailed` when there is no answer."""
+        """Whether the server can reach its store. Not retried: raises `ConnectionFailed` if no server answers."""
         try:
             return await self._caller.read(Health, "GET", "/health", final=_AS_IT_IS)
         except Unavailable as error:
@@ -161,28 +175,28 @@ class Admin:
             return Health(status="unhealthy", error=error.text)
 
     async def metrics(self) -> ServerMetrics:
-        """Numbers about the store, about those who wait, and about what shared a call."""
+        """Metrics of the store, of waiting consumers and of batched calls."""
         return await self._caller.read(ServerMetrics, "GET", path("system", "metrics"))
 
     async def key_metrics(self, queue: str | None = None) -> KeyMetrics:
-        """Numbers about the key-value API and one of its queues."""
+        """Metrics of the key-value API and of one of its queues."""
         return await self._caller.read(KeyMetrics, "GET", "/keyval/api/metrics", query={"queue": queue})
 
     async def prometheus(self, queue: str | None = None) -> str:
-        """The numbers of the key-value API as Prometheus reads them."""
+        """The metrics of the key-value API in the text format of Prometheus."""
         answer = await self._caller.call("GET", "/keyval/api/metrics/prometheus", query={"queue": queue})
         return answer.body.decode()
 
     async def maintenance(self) -> Maintenance:
-        """Whether pushes and pops are stopped on purpose."""
+        """Whether pushes or pops are in maintenance mode."""
         return await self._caller.read(Maintenance, "GET", path("system", "maintenance"))
 
     async def set_push_maintenance(self, enabled: bool) -> None:
-        """Refuse all pushes, or accept them again; over restarts too."""
+        """Turn push maintenance on or off: all pushes are rejected. The state survives restarts."""
         await self._caller.call("POST", path("system", "maintenance"), body={"enabled": enabled}, safe=True)
 
     async def set_pop_maintenance(self, enabled: bool) -> None:
-        """Answer all pops empty, or serve them again; over restarts too."""
+        """Turn pop maintenance on or off: all pops return nothing. The state survives restarts."""
         await self._caller.call("POST", path("system", "maintenance", "pop"), body={"enabled": enabled}, safe=True)
 
 

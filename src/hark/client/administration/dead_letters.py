@@ -1,4 +1,4 @@
-"""Dead letters: look at them, put them back, remove them."""
+"""Dead letters: list, requeue and delete them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hark.errors import Conflict, InvalidInput, NotFound
 _AT_ONCE = 100
 _NOT_FOUND = "dead_letter_not_found"
 _GRAIN = timedelta(milliseconds=1)
-"""What times of failure are told to."""
+"""Resolution of failure times."""
 
 
 class DeadLetters:
-    """The dead letters of all queues, or of one queue, or of one group.
+    """The dead letters of all queues, of one queue, or of one group: `client.dlq()` or `queue.dlq()`.
 
-    `async for letter in dead_letters` goes through all of them, newest failure first. They may be requeued or deleted
-    on the way.
+    `async for letter in dead_letters` iterates over all of them, newest failure first. You can requeue or delete
+    letters during the iteration.
     """
 
     def __init__(self, caller: Caller, queue: str | None = None, group: str | None = None) -> None:
@@ -43,9 +43,10 @@ class DeadLetters:
         partition: str | None = None,
         search: str | None = None,
     ) -> DeadLetterPage:
-        """A page of them, newest failure first, and how many match in all; the times are those of failure.
+        """A page of dead letters, newest failure first, with the number of all matches.
 
-        `search` is what the error contains; capital letters of ASCII count as small ones.
+        `since` and `until` select by the time of failure. `search` matches a part of the error text; ASCII letters
+        match in any case.
         """
         query = self._filter(since, until, partition, search) | {"limit": limit, "offset": offset}
         return await self._caller.read(DeadLetterPage, "GET", path("dlq"), query=query)
@@ -59,7 +60,7 @@ class DeadLetters:
         search: str | None = None,
         page_size: int = 100,
     ) -> AsyncIterator[DeadLetter]:
-        """All that match, page by page."""
+        """Iterate over all matching dead letters, page by page. The filters are those of `list`."""
         offset = 0
         seen: set[str] = set()
         while True:
@@ -71,8 +72,8 @@ class DeadLetters:
                 yield letter
             if len(page.items) < page_size:
                 return
-            # By time and not by place: places move when letters are taken out on the way. Those that failed in the
-            # same millisecond are seen again, and when a page has nothing else they are stepped over.
+            # By time, not by offset: offsets move if letters are removed during the iteration. Letters that failed in
+            # the same millisecond are read again, and skipped by offset if a page has nothing else.
             ids = {letter.dead_letter_id for letter in page.items}
             end = page.items[-1].failed_at + _GRAIN
             if until is None or end < until:
@@ -83,20 +84,26 @@ class DeadLetters:
                 offset += page_size
 
     async def get(self, id: str, *, group: str | None = None) -> DeadLetter:
-        """One, by its own id or by that of the message; raises `NotFound`, or `Conflict` if it is one of several."""
+        """One dead letter, by its own id or by the message id.
+
+        Raises `NotFound` if there is none, and `Conflict` if the message is a dead letter in several groups.
+        """
         query = {"id": id, "queue": self.queue, "consumerGroup": group or self.group, "limit": 2}
         found = (await self._caller.read(DeadLetterPage, "GET", path("dlq"), query=query)).items
         if not found:
-            raise NotFound(f"there is no dead letter {id}", code=_NOT_FOUND)
+            raise NotFound(f"dead letter {id} not found", code=_NOT_FOUND)
         if len(found) > 1:
             raise Conflict(
-                f"message {id} is a dead letter in several groups; name the group, or use its dead_letter_id",
+                f"message {id} is a dead letter in several groups; give the group, or use the dead_letter_id",
                 code="ambiguous",
             )
         return found[0]
 
     async def requeue(self, id: str, *, group: str | None = None) -> Requeued:
-        """Put one back in front of its partition, for its group alone; raises what `get` raises."""
+        """Requeue one dead letter: it goes to the front of its partition, for its group only.
+
+        Raises the same errors as `get`.
+        """
         query = {"consumerGroup": group or self.group}
         return await self._caller.read(Requeued, "POST", path("dlq", id, "requeue"), query=query)
 
@@ -108,21 +115,24 @@ class DeadLetters:
         partition: str | None = None,
         search: str | None = None,
     ) -> int:
-        """Put all that are there now back, the one that failed first in front; how many that were."""
-        # All are known before the first one goes back: one that fails again at once is not put back once more.
+        """Requeue all matching dead letters, with the earliest failure in front. Returns their number.
+
+        Letters that fail again meanwhile are not requeued a second time.
+        """
+        # All ids are read before the first letter is requeued, so that a letter that fails again is not requeued twice.
         letters = self.all(since=since, until=until, partition=partition, search=search, page_size=_AT_ONCE)
         ids = [*reversed(dict.fromkeys([letter.dead_letter_id async for letter in letters]))]
         requeued = 0
         for start in range(0, len(ids), _AT_ONCE):
             body = {"ids": ids[start : start + _AT_ONCE]}
-            # One that is not there any more was requeued by somebody else, who was faster.
+            # Letters that another client requeued meanwhile do not count.
             requeued += (
                 await self._caller.read(_Requeued, "POST", path("dlq", "requeue"), body=body, safe=True)
             ).requeued
         return requeued
 
     async def delete(self, id: str, *, group: str | None = None) -> bool:
-        """Remove one, by its own id or by that of the message; whether it was there."""
+        """Delete one dead letter, by its own id or by the message id. Returns whether it existed."""
         try:
             await self._caller.call("DELETE", path("dlq", id), query={"consumerGroup": group or self.group})
         except NotFound as error:
@@ -139,9 +149,9 @@ class DeadLetters:
         partition: str | None = None,
         search: str | None = None,
     ) -> int:
-        """Remove all that match, of one queue; how many that were."""
+        """Delete all matching dead letters of the queue. Returns their number. The filters are those of `list`."""
         if self.queue is None:
-            raise InvalidInput("queue: is required to purge dead letters; take those of one queue")
+            raise InvalidInput('queue: is required to purge dead letters; use client.dlq("orders").purge()')
         query = self._filter(since, until, partition, search)
         return (await self._caller.read(_Deleted, "DELETE", path("dlq"), query=query)).deleted
 

@@ -1,4 +1,4 @@
-"""What a server says about why messages are where they are, and about who holds what."""
+"""Responses about why messages are where they are, and about leases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hark.model import GroupMode
 
 
 class AheadMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A message that a group has to take before another one, and why it does not."""
+    """A message that a group must process before another one, and why it has not."""
 
     message_id: str
     offset: int
@@ -24,21 +24,21 @@ class AheadMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class GroupReason(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why a message was not delivered to a group, or settled by it. What the reason does not need is None."""
+    """Why a message was not delivered to a group, or not settled by it. Fields without a meaning here are None."""
 
     consumer_group: str | None
-    """None: no group has ever asked for messages of the queue."""
+    """None: no group has ever requested messages of the queue."""
     reason: str
     text: str
-    """The reason in a sentence."""
+    """The reason as a sentence."""
     consumer: str | None = None
-    """Who holds it, `since` and `until` when."""
+    """The consumer that holds the message, between `since` and `until`."""
     since: datetime | None = None
     until: datetime | None = None
-    """When what keeps it is over: a lease, a window, a rate."""
+    """When the obstacle ends: a lease, a window buffer or a rate limit."""
     deliver_at: datetime | None = None
     due: datetime | None = None
-    """When its retry is due."""
+    """When the retry is due."""
     attempts: int | None = None
     retries_allowed: int | None = None
     error: str | None = None
@@ -48,15 +48,15 @@ class GroupReason(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     settled_at_latest: datetime | None = None
     ahead: AheadMessage | None = None
     ahead_messages: int | None = None
-    """How many come before it."""
+    """Number of messages in front of it."""
     waiting: int | None = None
-    """How many consumers wait for it on the server that answered."""
+    """Number of consumers that wait for it on the server that answered."""
     asked_at: datetime | None = None
-    """Nobody asked since then."""
+    """When a consumer of the group last requested messages."""
 
 
 class ExplainedMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A message, and why it is where it is for each group."""
+    """A message, and for each group why it is where it is."""
 
     message_id: str
     queue: str
@@ -64,24 +64,24 @@ class ExplainedMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     partition_id: str
     offset: int
     transaction_id: str | None
-    """None, as is the next, when it is not stored any more."""
+    """None, like `created_at`, if the message is not stored any more."""
     created_at: datetime | None
     reasons: tuple[GroupReason, ...] = msgspec.field(name="explanations")
-    """By the names of the groups."""
+    """Sorted by the names of the groups."""
 
 
 class HeldLease(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a live lease holds of one partition."""
+    """The messages that an active lease holds in one partition."""
 
     lease_id: str | None
-    """None for those who may only read."""
+    """None if your token only has permission to read."""
     queue: str
     partition: str
     partition_id: str
     consumer_group: str
     mode: GroupMode
     consumer: str | None
-    """Who holds it: what it called itself, else its token and its address."""
+    """The holder: the name of the consumer, or the subject of its token and its address."""
     since: datetime | None
     until: datetime
     messages: int
@@ -89,7 +89,7 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LeasePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the live leases, oldest first, and how many there are."""
+    """A page of active leases, oldest first, and their total number."""
 
     items: tuple[HeldLease, ...] = msgspec.field(name="leases")
     total: int

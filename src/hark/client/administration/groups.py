@@ -1,4 +1,4 @@
-"""Groups: list, look, move, pause, limit, forget."""
+"""Administration of consumer groups: list, inspect, seek, pause, limit, delete."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from hark.model import Limits
 
 
 class Groups:
-    """The verbs about groups; the group of those who name none is `hark.model.QUEUE_MODE`."""
+    """Administration of consumer groups, `client.groups`. The name of the default group is `hark.model.QUEUE_MODE`."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    # Looking -----------------------------------------------------------------------------------------------
+    # Inspection --------------------------------------------------------------------------------------------
 
     async def list(self, queue: str | None = None, *, limit: int = 10_000, offset: int = 0) -> list[GroupSummary]:
-        """One entry per group and queue."""
+        """List groups, one entry per group and queue."""
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.read(list[GroupSummary], "GET", path("consumer-groups"), query=query)
 
     async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[GroupPlace, ...]]:
-        """How far the group has got in each partition, by queue; nothing for a group that never came."""
+        """The position of a group in each partition, by queue. Empty for an unknown group."""
         route = path("consumer-groups", name)
         queues = await self._caller.read(dict[str, _Places], "GET", route, query={"limit": limit})
         return {queue: places.partitions for queue, places in queues.items()}
 
     async def lagging(self, *, min_lag_seconds: int = 3600, limit: int = 1000) -> tuple[LaggingPlace, ...]:
-        """Partitions in which a message has waited that long for a group."""
+        """Partitions in which a message has waited at least this many seconds for a group."""
         query = {"minLagSeconds": min_lag_seconds, "limit": limit}
         return await self._caller.read(tuple[LaggingPlace, ...], "GET", path("consumer-groups", "lagging"), query=query)
 
-    # Moving ------------------------------------------------------------------------------------------------
+    # Positions ---------------------------------------------------------------------------------------------
 
     async def seek(
         self,
@@ -57,9 +57,13 @@ class Groups:
         offset: int | None = None,
         partition: str | None = None,
     ) -> Sought:
-        """Move the group past everything, to just after a time, or to an offset; its leases there are void."""
+        """Move the position of a group in a queue, or in one of its partitions. Its leases there become invalid.
+
+        Give exactly one of `to_end=True` (skip all messages), `timestamp` (continue after this time) and `offset`
+        (deliver this message next).
+        """
         if sum((to_end, timestamp is not None, offset is not None)) != 1:
-            raise InvalidInput("expected exactly one of to_end, timestamp, offset")
+            raise InvalidInput("seek: expected exactly one of to_end, timestamp, offset")
         body: dict[str, object] = {"toEnd": True} if to_end else {"offset": offset}
         if timestamp is not None:
             body = {"timestamp": moment(timestamp, "timestamp")}
@@ -69,7 +73,7 @@ class Groups:
         return Sought(partitions=moved.partitions_updated or int(moved.updated), next_offset=moved.next_offset)
 
     async def set_subscription(self, name: str, timestamp: datetime) -> SubscriptionMoved:
-        """Say where the group starts in partitions that it has not touched yet."""
+        """Set where the group starts in partitions that it has not consumed from yet."""
         return await self._caller.read(
             SubscriptionMoved,
             "POST",
@@ -79,7 +83,10 @@ class Groups:
         )
 
     async def delete(self, name: str, queue: str | None = None, *, delete_metadata: bool = True) -> GroupDeleted:
-        """Forget the group's places and void its leases, in one queue or in all; its start too, or not."""
+        """Delete the positions of a group and invalidate its leases, in one queue or in all queues.
+
+        `delete_metadata=False` keeps where the group started.
+        """
         place = () if queue is None else ("queues", queue)
         return await self._caller.read(
             GroupDeleted,
@@ -88,22 +95,22 @@ class Groups:
             query={"deleteMetadata": delete_metadata},
         )
 
-    # A group of a queue ------------------------------------------------------------------------------------
+    # A group in one queue ----------------------------------------------------------------------------------
 
     async def pause(self, name: str, queue: str) -> None:
-        """Stop deliveries of the queue to this group."""
+        """Stop deliveries from the queue to this group."""
         await self._caller.call("POST", _of_queue(name, queue, "pause"), safe=True)
 
     async def resume(self, name: str, queue: str) -> None:
-        """Let deliveries of the queue to this group go on."""
+        """Start deliveries from the queue to this group again."""
         await self._caller.call("POST", _of_queue(name, queue, "resume"), safe=True)
 
     async def purge(self, name: str, queue: str) -> int:
-        """Settle everything that the group has open, and say how much; the messages stay for others."""
+        """Settle all open messages of the group in this queue. Returns their number. Other groups keep the messages."""
         return (await self._caller.read(Purged, "POST", _of_queue(name, queue, "purge"), safe=True)).purged
 
     async def limits(self, name: str, queue: str) -> Limits:
-        """How much the group may take of the queue; 0: no bound."""
+        """The limits of the group in this queue. 0 means no limit."""
         return (await self._caller.read(_Limited, "GET", _limits(name, queue))).limits
 
     async def set_limits(
@@ -115,7 +122,7 @@ class Groups:
         rate_limit: float | None = None,
         rate_burst: int | None = None,
     ) -> Limits:
-        """Replace all three limits; what is not given is no bound."""
+        """Replace all three limits. A limit that you do not give is removed."""
         body = {"maxInFlight": max_in_flight, "rateLimit": rate_limit, "rateBurst": rate_burst}
         return (await self._caller.read(_Limited, "PUT", _limits(name, queue), body=body)).limits
 
@@ -137,7 +144,7 @@ class _Limited(msgspec.Struct):
 
 
 class _Sought(msgspec.Struct, rename="camel"):
-    """The answer of a seek in a queue, or in a partition."""
+    """The response to a seek in a queue or in a partition."""
 
     partitions_updated: int = 0
     updated: bool = False

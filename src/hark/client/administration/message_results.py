@@ -1,4 +1,4 @@
-"""What a server says about single messages: stored ones, dead letters, and what happened to them."""
+"""Responses about single messages: stored messages, dead letters and trace events."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MessageStatus = Literal["pending", "processing", "completed", "dead_letter"]
 
 
 def decode_value(raw: msgspec.Raw, shape: type[T], what: str) -> T:
-    """A value as the type that it should have."""
+    """Decode a value as a type."""
     try:
         return msgspec.json.decode(raw, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{what} is not what was expected: {error}", code="unexpected_value") from error
+        raise InvalidInput(f"{what} does not have the expected type: {error}", code="unexpected_value") from error
 
 
 # Stored messages -------------------------------------------------------------------------------------------
 
 
 class OtherGroups(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many of the groups beside the default one are done with a message."""
+    """How many groups, apart from the default group, have settled a message."""
 
     consumed_by: int
     total_groups: int
 
 
 class MessageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A stored message in a list of them, without its payload."""
+    """A stored message in a list, without its payload."""
 
     id: str
     transaction_id: str
@@ -44,9 +44,9 @@ class MessageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     task: str
     offset: int
     status: MessageStatus
-    """The most urgent of what its groups say."""
+    """The most urgent state over all groups."""
     queue_status: MessageStatus | None
-    """What the default group says."""
+    """The state in the default group."""
     bus_status: OtherGroups
     trace_id: str | None
     priority: int
@@ -57,7 +57,7 @@ class MessageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MessageGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one group did with a message."""
+    """The state of a message in one group."""
 
     name: str
     consumed: bool
@@ -68,7 +68,7 @@ class MessageGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MessageDetails(MessageSummary, frozen=True, kw_only=True, rename="camel"):
-    """A stored message with its payload and what each group did with it."""
+    """A stored message with its payload and its state in each group."""
 
     payload: msgspec.Raw
     is_encrypted: bool
@@ -78,16 +78,16 @@ class MessageDetails(MessageSummary, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def data(self) -> Any:
-        """The payload."""
+        """The payload, decoded from JSON."""
         return msgspec.json.decode(self.payload)
 
     def decode(self, shape: type[T]) -> T:
-        """The payload as a type of yours."""
+        """Decode the payload as a type. Raises `InvalidInput` if it does not fit."""
         return decode_value(self.payload, shape, f"the payload of message {self.id}")
 
 
 class MessageList(msgspec.Struct, frozen=True, kw_only=True):
-    """Some stored messages, newest first."""
+    """Stored messages, newest first."""
 
     messages: tuple[MessageSummary, ...]
 
@@ -96,12 +96,12 @@ class MessageList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A message that a group gave up on."""
+    """A message that a group could not process."""
 
     id: str
-    """Of the message."""
+    """Id of the message."""
     dead_letter_id: str
-    """Of the dead letter: a message may be one in several groups."""
+    """Id of the dead letter. A message can be a dead letter in several groups."""
     transaction_id: str
     partition_id: str
     trace_id: str | None
@@ -109,35 +109,38 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     partition: str
     consumer_group: str
     error: str = msgspec.field(name="errorMessage")
+    """The error of the last attempt."""
     attempts: int
+    """Number of delivery attempts."""
     retry_count: int
     payload: msgspec.Raw = msgspec.field(name="data")
     created_at: datetime
     failed_at: datetime
+    """Time of the last failure."""
 
     @property
     def data(self) -> Any:
-        """The payload."""
+        """The payload, decoded from JSON."""
         return msgspec.json.decode(self.payload)
 
     def decode(self, shape: type[T]) -> T:
-        """The payload as a type of yours."""
+        """Decode the payload as a type. Raises `InvalidInput` if it does not fit."""
         return decode_value(self.payload, shape, f"the payload of dead letter {self.dead_letter_id}")
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some dead letters, newest failure first, and how many match in all."""
+    """A page of dead letters, newest failure first, and the number of all matches."""
 
     items: tuple[DeadLetter, ...] = msgspec.field(name="messages")
     total: int
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A dead letter that is a message again."""
+    """A requeued dead letter."""
 
     dead_letter_id: str
     message_id: str
-    """The new one."""
+    """Id of the new message."""
     queue: str
     partition: str
     consumer_group: str
@@ -158,16 +161,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def data(self) -> Any:
-        """What was recorded."""
+        """The recorded data, decoded from JSON."""
         return msgspec.json.decode(self.payload)
 
     def decode(self, shape: type[T]) -> T:
-        """What was recorded, as a type of yours."""
+        """Decode the recorded data as a type. Raises `InvalidInput` if it does not fit."""
         return decode_value(self.payload, shape, f"the data of trace {self.id}")
 
 
 class NamedTrace(Trace, frozen=True, kw_only=True):
-    """An event found by its name, with the message that it is about."""
+    """A trace event found by its name, with its message."""
 
     transaction_id: str
     partition_id: str
@@ -177,25 +180,25 @@ class NamedTrace(Trace, frozen=True, kw_only=True):
 
     @property
     def message_data(self) -> Any:
-        """The payload of the message; None when it is gone."""
+        """The payload of the message. None if the message was removed."""
         return msgspec.json.decode(self.message_payload)
 
 
 class TraceList(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one message, oldest first."""
+    """The trace events of one message, oldest first."""
 
     traces: tuple[Trace, ...]
 
 
 class NamedTracePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some events of one name, newest first, and how many there are."""
+    """A page of trace events of one name, newest first, and their total number."""
 
     items: tuple[NamedTrace, ...] = msgspec.field(name="traces")
     total: int
 
 
 class TraceName(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that events were recorded under."""
+    """A name of recorded trace events."""
 
     trace_name: str
     trace_count: int
@@ -204,7 +207,7 @@ class TraceName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceNamePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some names, and how many there are."""
+    """A page of names, and their total number."""
 
     items: tuple[TraceName, ...] = msgspec.field(name="trace_names")
     total: int

@@ -1,4 +1,4 @@
-"""What a server says about queues, groups and itself; fields that it has beyond these are ignored."""
+"""Responses about queues, groups and the server. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from hark.model import GroupMode, Limits, QueueOptions
 
 
 class MessageCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Messages by state; `pending` and `processing` as the group sees them that is furthest behind."""
+    """Message counts by state.
+
+    `pending` and `processing` are those of the group that is furthest behind.
+    """
 
     total: int
     pending: int
     processing: int = 0
     completed: int = 0
     failed: int = 0
-    """Waiting for a further attempt, or in one."""
+    """Messages that wait for a retry, or are in one."""
     dead_letter: int = 0
 
 
 class ConfiguredQueue(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A queue as `configure` left it."""
+    """A queue after `configure`."""
 
     queue: str
     queue_id: str
@@ -45,7 +48,7 @@ class QueueSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     paused: bool
     partitions: int
     messages: MessageCounts
-    """Only the first three of the counts."""
+    """Only `total`, `pending` and `processing` are set."""
 
 
 class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -72,21 +75,21 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     partitions: tuple[PartitionSummary, ...]
     totals: MessageCounts
     expired: int
-    """Messages not delivered because their time to live was over."""
+    """Number of messages that expired before they were delivered."""
     discarded: int
-    """Messages without attempts left, dropped because the queue keeps no dead letters."""
+    """Number of messages dropped after the last attempt, because the queue keeps no dead letters."""
     options: QueueOptions
 
 
 class PartitionDepth(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left to do in a partition."""
+    """The backlog of a partition."""
 
     partition: str
     pending: int
 
 
 class Depth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a group, or the one furthest behind, has left to do in a queue."""
+    """The backlog of a group, or of the group that is furthest behind."""
 
     queue: str
     group: str | None
@@ -96,7 +99,7 @@ class Depth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WorkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as the key-value API counts it: its default group."""
+    """Message counts of the default group of a queue, as the key-value API returns them."""
 
     pending: int
     processing: int
@@ -105,32 +108,36 @@ class WorkStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How long consumers of the key-value API hold a message of a queue."""
+    """How long consumers of the key-value API hold a message."""
 
     queue: str
     lock_duration: int
     """Milliseconds."""
     inherited: bool
-    """It is the server's setting, not the queue's own."""
+    """Whether this is the server's setting, not the queue's own."""
 
 
 # Groups ----------------------------------------------------------------------------------------------------
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group of a queue."""
+    """A consumer group of a queue."""
 
     name: str
     queue: str = msgspec.field(name="queueName")
     members: int
-    """Live leases."""
+    """Number of active leases."""
     in_flight: int
-    """Messages on leases."""
+    """Number of messages in flight."""
     partitions_with_lag: int
+    """Number of partitions with a backlog."""
     total_lag: int
+    """Number of messages in the backlog."""
     max_time_lag: int
-    """Seconds that the oldest message waits."""
+    """Seconds that the oldest message has waited."""
     state: Literal["Stable", "Lagging", "Dead"]
+    """`Lagging`: a message has waited more than 300 seconds. `Dead`: messages wait, no lease is active, and no
+    consumer has popped for a day. Otherwise `Stable`."""
     subscription_mode: str
     subscription_timestamp: datetime | None
     subscription_created_at: datetime
@@ -138,21 +145,23 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     paused: bool
     limits: Limits
     last_seen_at: datetime
-    """Kept to the hour."""
+    """Accurate to the hour."""
 
 
 class GroupPlace(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How far a group has got in a partition."""
+    """The position of a group in a partition."""
 
     partition: str
     partition_id: str
     worker_id: str | None
-    """The lease, or one of them."""
+    """The id of an active lease, or None."""
     last_consumed_at: datetime | None
     total_consumed: int
-    """The cursor; of a shared group the offset where it started."""
+    """The cursor. For a shared group: the offset where the group started."""
     offset_lag: int
+    """Number of messages behind."""
     time_lag_seconds: int
+    """Seconds that the oldest message has waited."""
     lease_active: bool
 
 
@@ -172,21 +181,21 @@ class LaggingPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How much of a group was forgotten."""
+    """What was deleted of a group."""
 
     deleted_partitions: int
     metadata_deleted: bool
 
 
 class Sought(msgspec.Struct, frozen=True, kw_only=True):
-    """How many partitions a seek moved; of a seek in one partition, what is delivered next."""
+    """Result of a seek: the number of partitions, and for one partition the next offset."""
 
     partitions: int
     next_offset: int | None = None
 
 
 class SubscriptionMoved(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where a group starts from now on, and in how many queues that was noted."""
+    """The new start of a group, and the number of queues it applies to."""
 
     new_timestamp: datetime
     rows_updated: int
@@ -196,7 +205,7 @@ class SubscriptionMoved(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class NamespaceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The queues of a namespace together."""
+    """Totals of the queues of a namespace."""
 
     namespace: str
     queues: int
@@ -205,7 +214,7 @@ class NamespaceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The queues of a task together."""
+    """Totals of the queues with a task label."""
 
     task: str
     queues: int
@@ -214,7 +223,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """A number over all groups."""
+    """Statistics of a value over all groups."""
 
     avg: float
     median: float
@@ -223,14 +232,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lags(msgspec.Struct, frozen=True, kw_only=True):
-    """How far behind groups are, in seconds and in messages."""
+    """Lag of the groups: `time` in seconds, `offset` in messages."""
 
     time: Spread
     offset: Spread
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole server at a glance."""
+    """Totals of the whole server."""
 
     queues: int
     partitions: int
@@ -242,7 +251,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a server can reach its store."""
+    """Whether the server can reach its store."""
 
     status: Literal["healthy", "unhealthy"]
     version: str = ""
@@ -250,19 +259,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        """Whether it can."""
+        """Whether the status is `healthy`."""
         return self.status == "healthy"
 
 
 class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stopped on purpose."""
+    """Which operations are in maintenance mode."""
 
     push: bool = msgspec.field(name="maintenanceMode")
     pop: bool = msgspec.field(name="popMaintenanceMode")
 
 
 class BatchSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How often requests of a verb shared a call of the engine."""
+    """How many requests shared calls of the engine."""
 
     calls: int
     requests: int
@@ -270,7 +279,7 @@ class BatchSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of a server; docs/http.md says what they mean."""
+    """Metrics of a server. docs/http.md describes them."""
 
     store: dict[str, float]
     delivery: dict[str, object]
@@ -280,7 +289,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How often an operation of the key-value API was asked for, and how it went."""
+    """Counts of one operation of the key-value API."""
 
     count: int
     errors: int
@@ -288,32 +297,32 @@ class OperationCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class OperationsSoFar(msgspec.Struct, frozen=True, kw_only=True):
-    """The operations of the key-value API since the server's start, by name and in all."""
+    """Operations of the key-value API since the server's start, by name and in total."""
 
     operations: dict[str, OperationCounts]
     totals: dict[str, int]
 
 
 class StoredKeys(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How much the key-value store holds."""
+    """Size of the key-value store."""
 
     entries: int
     size_bytes: int
 
 
 class KeyMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of the key-value API: operations, the work queue, and what is stored."""
+    """Metrics of the key-value API: operations, the work queue and the stored data."""
 
     operations: OperationsSoFar
     queue: WorkStats
     storage: StoredKeys
 
 
-# Who waits -------------------------------------------------------------------------------------------------
+# Waiting consumers -----------------------------------------------------------------------------------------
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a stream asked for."""
+    """A subscription of a stream."""
 
     id: str
     queue: str | None
@@ -328,7 +337,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WaitingPop(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="kind", tag="pop"):
-    """A pop that waits for messages."""
+    """A waiting pop."""
 
     id: str
     queue: str | None
@@ -339,14 +348,14 @@ class WaitingPop(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_
     batch: int
     priority: int
     consumer: str | None = None
-    """What it calls itself, else its token and its address."""
+    """Its name, or the subject of its token and its address."""
     waiting_since: datetime
     deadline: datetime
     state: str
 
 
 class WaitingStream(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="kind", tag="stream"):
-    """A connection on which messages come by themselves."""
+    """A connection that receives messages as a stream."""
 
     id: str
     waiting_since: datetime
@@ -358,7 +367,7 @@ class WaitingStream(msgspec.Struct, frozen=True, kw_only=True, rename="camel", t
 
 
 class WaitingBrowser(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="browser"):
-    """Somebody who looks at the messages of a queue and takes none."""
+    """A queue browser, which reads messages without receiving them."""
 
     queue: str
     partition: str | None
@@ -369,7 +378,7 @@ Waiting = WaitingPop | WaitingStream | WaitingBrowser
 
 
 class WaitingPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of those who wait, and how many there are."""
+    """A page of waiting consumers, and their total number."""
 
     items: tuple[Waiting, ...] = msgspec.field(name="consumers")
     total: int

@@ -1,4 +1,4 @@
-"""Traces: events that consumers record about messages."""
+"""Trace events that consumers record about messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hark.client.values import json_value
 
 
 class Traces:
-    """The verbs about traces. A message is given by itself, or by its partition id and transaction id."""
+    """Trace events about messages, `client.traces`. Give the message, or its partition id and transaction id."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -29,7 +29,11 @@ class Traces:
         partition_id: str | None = None,
         transaction_id: str | None = None,
     ) -> str:
-        """Record an event about a message, and answer its id; `group` is that of the delivery unless it is given."""
+        """Record a trace event about a message. Returns the id of the event.
+
+        `data` is any JSON value, `event` the type of the event. `by_name` finds the event by each of the `names`.
+        `group` is the consumer group; the default is the group of the delivery.
+        """
         partition, transaction = placed(message, partition_id, transaction_id)
         delivered = getattr(message, "delivered", message)
         body = {
@@ -51,18 +55,18 @@ class Traces:
         limit: int = 1000,
         offset: int = 0,
     ) -> tuple[Trace, ...]:
-        """The events of a message, oldest first."""
+        """The trace events of a message, oldest first."""
         partition, transaction = placed(message, partition_id, transaction_id)
         query = {"limit": limit, "offset": offset}
         return (await self._caller.read(TraceList, "GET", path("traces", partition, transaction), query=query)).traces
 
     async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> NamedTracePage:
-        """The events of one name over all messages, newest first."""
+        """The trace events with a name, over all messages, newest first."""
         query = {"limit": limit, "offset": offset}
         return await self._caller.read(NamedTracePage, "GET", path("traces", "by-name", name), query=query)
 
     async def names(self, *, limit: int = 50, offset: int = 0) -> TraceNamePage:
-        """The names that events were recorded under."""
+        """The names of recorded trace events."""
         query = {"limit": limit, "offset": offset}
         return await self._caller.read(TraceNamePage, "GET", path("traces", "names"), query=query)
 

@@ -1,1 +1,1 @@
-"""Messages on their way to a consumer: taken, held, handled, settled."""
+"""Consuming messages: receive, hold leases, call handlers and settle."""

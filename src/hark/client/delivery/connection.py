@@ -1,4 +1,4 @@
-"""One WebSocket to a server: a subscription, frames out, answers and messages in, until it ends."""
+"""One WebSocket connection to a server, with one subscription."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hark.client.transport.http import unreachable
 from hark.errors import HarkError, error_of
 
 HEARTBEAT_SECONDS = 20.0
-"""How often an idle server is asked whether it is there; one that is silent for half as long is gone."""
+"""Seconds between pings to an idle server. A server that does not answer within half of that is gone."""
 ANSWER_SECONDS = 30.0
 
 _SUBSCRIPTION = "messages"
@@ -25,7 +25,7 @@ F = TypeVar("F", frames.Settled, frames.Drained)
 
 
 class Connection:
-    """A connection that is open until it `ended`. `receive` gets the messages, and nothing at the end."""
+    """A WebSocket connection, open until `ended` is set. `receive` gets messages, and an empty list at the end."""
 
     def __init__(
         self, url: str, socket: aiohttp.ClientWebSocketResponse, receive: Callable[[list[Delivered]], None]
@@ -45,14 +45,14 @@ class Connection:
     async def open(
         cls, session: aiohttp.ClientSession, url: str, wish: Wish, receive: Callable[[list[Delivered]], None]
     ) -> Connection:
-        """Connect and subscribe, without credit; raises `ConnectionFailed`, or what the server refuses it with."""
+        """Connect and subscribe, without credit. Raises `ConnectionFailed`, or the server's rejection."""
         address = "ws" + url.removeprefix("http") + path("consume")
         try:
             socket = await session.ws_connect(
                 address, heartbeat=HEARTBEAT_SECONDS, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=2.0)
             )
         except aiohttp.WSServerHandshakeError as error:
-            text = f"{url} takes no WebSocket now (status {error.status}): {error.message}"
+            text = f"{url} rejected the WebSocket (status {error.status}): {error.message}"
             raise error_of(error.status, _code_of(error.status), text) from error
         except (aiohttp.ClientError, OSError) as error:
             raise unreachable(url, error) from error
@@ -65,16 +65,16 @@ class Connection:
         return connection
 
     async def drain(self) -> int:
-        """Take nothing more; when all that was on its way has come, says how many messages are unsettled."""
+        """Stop deliveries. Returns the number of unsettled messages when everything in flight has arrived."""
         return (await self._ask(frames.Drained, frames.Drain)).unsettled
 
     async def grant(self, credit: int) -> None:
-        """Take messages until so many are unsettled."""
+        """Receive messages until this many are unsettled."""
         await self._send(frames.Credit(credit))
         await self._send(frames.Resume())
 
     async def pause(self) -> None:
-        """Take nothing more for now; what is on its way still comes."""
+        """Pause deliveries. Messages in flight still arrive."""
         await self._send(frames.Pause())
 
     async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
@@ -92,7 +92,7 @@ class Connection:
         return [answers[index] for index in range(len(items))]
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self._socket.close()
         await self._reader
 
@@ -103,7 +103,8 @@ class Connection:
         if not wish.queue:
             place = {"namespace": wish.namespace, "task": wish.task}
         frame = {"type": "subscribe", "id": _SUBSCRIPTION, "batch": wish.batch, **place, **wish.parameters()}
-        frame.pop("autoAck", None)  # Those who want it settle what they take: nothing is lost that was not taken.
+        # Automatic acks are sent by the client, so that messages are lost only after they were received.
+        frame.pop("autoAck", None)
         await self._write(frames.encode(frame))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -130,7 +131,8 @@ class Connection:
             self._waiting.pop(ref, None)
             answer.cancel()
         if not isinstance(frame, shape):
-            raise HarkError(f"{self._url} answers something else than it was asked; is that Hark?", code="not_hark")
+            text = f"{self._url} sent an unexpected answer over the WebSocket; check that it is a Hark server"
+            raise HarkError(text, code="not_hark")
         return frame
 
     async def _send(self, frame: frames.ClientFrame) -> None:
@@ -147,7 +149,7 @@ class Connection:
     # In ----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Hand on what comes, until the connection is over."""
+        """Process frames until the connection ends."""
         try:
             async for message in self._socket:
                 if message.type is aiohttp.WSMsgType.TEXT:
@@ -155,7 +157,7 @@ class Connection:
                     if self.failure is not None:
                         break
         except (aiohttp.ClientError, OSError):
-            pass  # What waits is told below.
+            pass  # Pending requests get their error below.
         except HarkError as error:
             self.failure = error
         finally:
@@ -195,6 +197,6 @@ class Connection:
 
 
 def _code_of(status: int) -> str:
-    """The code behind a status before a connection is one; the text of such a refusal is not to be had."""
+    """The error code for a status before the upgrade, where the body of the error is not available."""
     codes = {429: "too_many_streams", 503: "stopping", 404: "not_hark", 403: "forbidden", 401: "unauthorized"}
     return codes.get(status, "error")

@@ -1,4 +1,4 @@
-"""`await queue.consume(handler)`: loops that take, handle and settle."""
+"""`await queue.consume(handler)`: loops that receive, handle and settle messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from hark.client.values import a_function, name_of
 from hark.errors import HarkError
 
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
-"""Gets one message (batch of 1, or `each`) or a list of them; a coroutine function, or one that does not block."""
+"""A handler gets one message (with `batch` 1 or `each`), or a list of messages. It is an async function, or a
+function that does not block."""
 OnSuccess = Callable[[Message, object], object] | Callable[[list[Message], object], object]
 OnError = Callable[[Message, Exception], object] | Callable[[list[Message], Exception], object]
 
@@ -27,20 +28,22 @@ _log = logging.getLogger(__name__)
 
 
 class HandlerCancelled(HarkError):
-    """A handler ended by a cancellation that came from within, of something that it awaited."""
+    """A handler ended because something that it awaited was cancelled; its messages are rejected."""
 
     code = "handler_cancelled"
 
 
 class Consumed(msgspec.Struct, frozen=True):
-    """What a consumption came to, in messages."""
+    """Result of a consumption: numbers of messages."""
 
     succeeded: int
+    """Messages whose handler returned."""
     failed: int
+    """Messages whose handler raised."""
 
 
 class Budget:
-    """How many messages may still be begun, shared by loops of which each takes some and may need fewer."""
+    """The number of messages that may still be started, shared by several loops."""
 
     def __init__(self, limit: int | None) -> None:
         self._free = limit
@@ -48,7 +51,7 @@ class Budget:
         self._news = asyncio.Event()
 
     async def reserve(self, most: int) -> int:
-        """A part of what is left; waits while others may give some back. 0: there is nothing left."""
+        """Reserve some of the rest. Waits while other loops may return some. 0: nothing is left."""
         while self._free == 0 and self._pending:
             self._news.clear()
             await self._news.wait()
@@ -60,7 +63,7 @@ class Budget:
         return got
 
     def used(self, reserved: int, begun: int) -> None:
-        """So many of a part were begun; the rest is for others."""
+        """Return the unused part of a reservation."""
         if self._free is not None:
             self._free += reserved - begun
             self._pending -= reserved
@@ -68,11 +71,11 @@ class Budget:
 
 
 class Acks:
-    """The acks of one loop.
+    """The acknowledgements of one loop.
 
-    Where the server waits for messages anyway, the ack of a batch and the pop of the next one are on their way at the
-    same time, which saves a round trip: a pop that comes before the ack waits for it there. One ack at a time, and it
-    is answered before the next batch is begun.
+    If the server waits for messages anyway, the ack of a batch and the next pop are in flight at the same time, which
+    saves a round trip: a pop that arrives before the ack waits for it there. There is one ack at a time, and it is
+    answered before the next batch starts.
     """
 
     def __init__(self, supply: Supply) -> None:
@@ -80,9 +83,9 @@ class Acks:
         self._under_way: asyncio.Task[None] | None = None
 
     async def send(self, messages: Sequence[Message], *, last: bool) -> None:
-        """Ack what was handled; the last of a batch, where that can be, without waiting for the answer.
+        """Acknowledge handled messages. The last ack of a batch does not wait for its answer, if that is possible.
 
-        Of the others the answer is waited for: a failure behind them must not overtake them.
+        Earlier acks wait for their answer, so that a later failure cannot overtake them.
         """
         if last and self._supply.overlaps:
             self._under_way = asyncio.create_task(self._say(messages))
@@ -90,7 +93,7 @@ class Acks:
             await self._say(messages)
 
     async def answered(self) -> None:
-        """Wait until the ack that is on its way has been answered; a cancelled consumer does not take it back."""
+        """Wait for the answer to the ack in flight. A cancelled consumer does not cancel the ack."""
         if self._under_way is not None:
             task, self._under_way = self._under_way, None
             await asyncio.shield(task)
@@ -102,11 +105,16 @@ class Acks:
 
 
 class Consumption:
-    """A running or coming consumption: `await` it. It ends at the limit, after the idle time, or by `stop`.
+    """A consumption: await it to run it. `limit`, `idle` or `stop` ends it.
 
-    What the handler gets is acked when it returns, and nacked with the error when it raises, unless it settled it
-    itself. `on_success` settles what succeeded instead; what it leaves open is not renewed any more, and comes again
-    when its lease ends. `on_error` is asked before a message fails; what it leaves open is nacked.
+    ```python
+    consuming = client.queue("orders").group("billing").concurrency(4).consume(handle)
+    result = await consuming
+    print(result.succeeded, result.failed)
+    ```
+
+    When the handler returns, its messages are acknowledged. When it raises, they are rejected with the error text and
+    the traceback. A handler can also settle messages itself.
     """
 
     def __init__(self, open_supply: Callable[[], Supply], choices: Choices, handler: Handler) -> None:
@@ -122,12 +130,19 @@ class Consumption:
         self._succeeded = self._failed = 0
 
     def on_success(self, callback: OnSuccess) -> Self:
-        """Call this with what the handler got and what it returned, instead of acking."""
+        """Call this function with the message or messages and the handler's result, instead of acknowledging.
+
+        The function must settle the messages. The leases of unsettled messages are not renewed any more, so those are
+        redelivered when their leases expire.
+        """
         self._on_success = cast(Callable[[object, object], object], a_function(callback, "on_success"))
         return self
 
     def on_error(self, callback: OnError) -> Self:
-        """Call this with what the handler got and its exception, before it is nacked."""
+        """Call this function with the message or messages and the exception, before they are rejected.
+
+        The function can settle the messages itself; unsettled ones are rejected.
+        """
         self._on_error = cast(Callable[[object, Exception], object], a_function(callback, "on_error"))
         return self
 
@@ -135,15 +150,19 @@ class Consumption:
         return self.run().__await__()
 
     def stop(self) -> None:
-        """Take nothing more, and end when the handlers that run have ended."""
+        """Stop receiving messages, and end when the running handlers have ended."""
         self._stopping = True
         for supply in self._supplies:
             supply.interrupt()
 
     async def run(self) -> Consumed:
-        """Consume until it ends; cancelled, the handlers are too, and what they had is handed back, uncounted."""
+        """Consume until it ends. `await consumption` does the same.
+
+        If it is cancelled, the handlers are cancelled, too, and their messages are released without counting an
+        attempt. A consumption runs once: a second run raises `HarkError` with the code `already_run`.
+        """
         if self._begun:
-            raise HarkError("this consumption has been run already; call consume() again", code="already_run")
+            raise HarkError("this consumption was already run; call consume() again for a new one", code="already_run")
         self._begun = True
         budget = Budget(self._choices.limit)
         loops = [asyncio.ensure_future(self._loop(budget)) for _ in range(self._choices.concurrency)]
@@ -178,7 +197,7 @@ class Consumption:
             await supply.close()
 
     async def _handle(self, supply: Supply, acks: Acks, messages: list[Message]) -> int:
-        """How many of them were begun."""
+        """Handle a batch. Returns how many messages were started."""
         if not self._singly:
             await self._attempt(supply, acks, messages, messages, last=True)
             return len(messages)
@@ -209,7 +228,7 @@ class Consumption:
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and not (task and task.cancelling()):
-                # Nobody cancels us: to hand it back uncounted would go on for ever.
+                # Not our own cancellation: releasing the message without counting an attempt would repeat for ever.
                 self._failed += len(messages)
                 await self._fail(supply, messages, given, _cancelled_within(error))
                 return
@@ -223,7 +242,7 @@ class Consumption:
                 message.let_go()
 
     async def _process(self, messages: Sequence[Message], given: Message | list[Message]) -> None:
-        """Call the handler, within a span where there are any."""
+        """Call the handler, within a span if tracing is active."""
         with processing([message.delivered for message in messages]) as note:
             for message in messages:
                 message.in_span = True
@@ -243,29 +262,35 @@ class Consumption:
         self, supply: Supply, messages: Sequence[Message], given: Message | list[Message], error: Exception
     ) -> None:
         if self._on_error is None:
-            _log.warning("%d messages failed: %s: %s", len(messages), type(error).__name__, error)
+            _log.warning(
+                "handler failed for %d messages of queue %s: %s: %s; they are rejected",
+                len(messages),
+                messages[0].queue,
+                type(error).__name__,
+                error,
+            )
         else:
             try:
                 await _call(self._on_error, given, error)
             except Exception as other:
-                _log.exception("on_error failed; its messages are nacked with what it was told")
-                error.add_note(f"on_error failed too: {type(other).__name__}: {other}")
+                _log.exception("on_error callback raised; the messages are rejected with the handler's error")
+                error.add_note(f"on_error raised, too: {type(other).__name__}: {other}")
         await supply.desk.say(messages, "failed", error_text(error))
 
 
 async def _call(function: Callable[..., object], *arguments: object) -> object:
-    """What a function of the user returns, awaited if it is to be."""
+    """Call a user's function, and await the result if it is awaitable."""
     result = function(*arguments)
     return await result if inspect.isawaitable(result) else what_ran(function, result)
 
 
 def what_ran(function: object, result: object) -> object:
-    """What a function returned, unless that is only the promise to run: it must not pass for done."""
+    """The result of a function. A generator raises, because none of its code has run."""
     if inspect.isasyncgen(result) or inspect.isgenerator(result):
-        raise TypeError(f"{name_of(function)} yields, so that calling it runs nothing: a handler returns")
+        raise TypeError(f"{name_of(function)} is a generator: calling it runs nothing; remove the yield")
     return result
 
 
 def _cancelled_within(error: asyncio.CancelledError) -> HandlerCancelled:
-    failure = HandlerCancelled("the handler ended by the cancellation of something that it awaited")
+    failure = HandlerCancelled("the handler ended because something that it awaited was cancelled")
     return failure.with_traceback(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Where messages are handed out to a consumer and come back settled."""
+"""Wraps deliveries into messages for a consumer, and settles them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Desk:
-    """What the messages of a client share: the settler, the keeper of leases, the traces."""
+    """What the messages of a client share: the settler, the lease keeper and the traces."""
 
     def __init__(self, caller: Caller, settler: Settler, holds: Holds) -> None:
         self.caller = caller
@@ -31,7 +31,7 @@ class Desk:
     async def receive(
         self, delivered: Sequence[Delivered], choices: Choices, seconds: int | None, begin: bool = True
     ) -> list[Message]:
-        """Messages of what was delivered under leases of so many seconds; `begin`: which are renewed from now on."""
+        """Wrap deliveries with leases of this many seconds. `begin`: renew the leases from now on."""
         renewable = choices.renew is not False and not choices.auto_ack
         every = None if choices.renew_ms is None else choices.renew_ms / 1000
         leases = leases_of(delivered, self._holds if renewable else None, seconds, every)
@@ -46,7 +46,7 @@ class Desk:
         return messages
 
     async def say(self, messages: Sequence[Message], status: Status, error: str | None = None) -> None:
-        """Settle all that are still open, in one request. What the server refuses is logged: it comes again."""
+        """Settle all unsettled messages with one request. Rejections are logged; those messages are redelivered."""
         still_open = [message for message in messages if message.settled is None and message.lease_id]
         if not still_open:
             return
@@ -54,28 +54,36 @@ class Desk:
         try:
             outcomes = await self._settler.settle_many(verdicts)
         except HarkError as failure:
-            _log.warning("%d messages could not be settled as %s: %s", len(still_open), status, failure)
+            _log.warning(
+                "%d messages could not be settled as %s: %s; they are redelivered", len(still_open), status, failure
+            )
             return
         for message, outcome in zip(still_open, outcomes, strict=True):
             message.conclude(status, outcome)
             if not outcome.success:
-                _log.warning("message %s could not be settled as %s: %s", message.id, status, outcome.error)
+                _log.warning(
+                    "message %s of queue %s could not be settled as %s: %s; it is redelivered",
+                    message.id,
+                    message.queue,
+                    status,
+                    outcome.error,
+                )
 
     async def settle(self, verdict: Verdict) -> Settled:
-        """Tell the server what became of a message."""
+        """Settle a message at the server."""
         return await self._settler.settle(verdict)
 
     async def extend(self, lease_id: str, seconds: int) -> datetime:
-        """Prolong a lease; answers its new end."""
+        """Renew a lease. Returns when it expires."""
         return await extend(self.caller, lease_id, seconds)
 
     async def trace(self, message: Delivered, data: object, event: str, names: Sequence[str]) -> None:
-        """Leave a trace of the work on a message."""
+        """Record a trace event about a message."""
         await self._traces.add(message, data, event=event, names=names)
 
 
 def wish_of(choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_ms: int | None = None) -> Wish:
-    """The parameters of the pops that these choices mean; a queue that is named needs no labels to be found."""
+    """The pop parameters for these choices. A named queue needs no labels to be found."""
     named = choices.queue is not None
     return Wish(
         queue=choices.queue,

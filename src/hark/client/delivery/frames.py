@@ -1,4 +1,4 @@
-"""The frames of a WebSocket as a consumer sees them, each a JSON object that says by `type` what it is."""
+"""The frames of a WebSocket as a consumer sees them. Each is a JSON object with a `type`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _Frame(msgspec.Struct, rename="camel", tag_field="type", tag=str.lower):
 
 
 class Credit(_Frame):
-    """The consumer may hold so many unsettled messages, all in all."""
+    """Credit: the total number of unsettled messages that the consumer may hold."""
 
     n: int
 
 
 class Ack(_Frame):
-    """Messages are done."""
+    """Acknowledge messages."""
 
     ref: int
     consumer_group: str
@@ -33,7 +33,7 @@ class Ack(_Frame):
 
 
 class Nack(_Frame):
-    """Messages failed, should come again later, or are dead letters."""
+    """Reject, release or dead-letter messages."""
 
     ref: int
     consumer_group: str
@@ -41,21 +41,21 @@ class Nack(_Frame):
 
 
 class Drain(_Frame):
-    """Give me nothing more, and say when all that was on its way has come."""
+    """Deliver nothing more, and report when everything in flight has arrived."""
 
     ref: int
 
 
 class Pause(_Frame):
-    """Give me nothing for now."""
+    """Pause deliveries."""
 
 
 class Resume(_Frame):
-    """Go on."""
+    """Resume deliveries."""
 
 
 class Pong(_Frame):
-    """I am here."""
+    """The answer to a ping."""
 
 
 ClientFrame = Credit | Ack | Nack | Drain | Pause | Resume | Pong
@@ -65,7 +65,7 @@ ClientFrame = Credit | Ack | Nack | Drain | Pause | Resume | Pong
 
 
 class Subscribed(_Frame):
-    """Messages may come from now on."""
+    """The subscription is active: messages can arrive from now on."""
 
 
 class Messages(_Frame):
@@ -75,21 +75,21 @@ class Messages(_Frame):
 
 
 class Settled(_Frame):
-    """What became of an ack or a nack, item by item."""
+    """The results of an ack or a nack, item by item."""
 
     ref: int
     results: list[AckAnswer]
 
 
 class Drained(_Frame):
-    """Nothing more comes until it is asked for; so many messages are unsettled."""
+    """Nothing more arrives until it is requested. `unsettled` is the number of unsettled messages."""
 
     ref: int
     unsettled: int
 
 
 class Error(_Frame):
-    """A frame was refused, or the subscription has ended."""
+    """A frame was rejected, or the subscription has ended."""
 
     error: str
     code: str
@@ -97,7 +97,7 @@ class Error(_Frame):
 
 
 class Ping(_Frame):
-    """Are you there?"""
+    """A check whether the client is alive."""
 
 
 ServerFrame = Subscribed | Messages | Settled | Drained | Error | Ping
@@ -121,7 +121,7 @@ class _Kind(msgspec.Struct):
 
 
 def decode_frame(text: str) -> ServerFrame | None:
-    """A frame of the server; None for one of a kind that later servers may have."""
+    """Decode a frame of the server. None for an unknown type of a newer server."""
     try:
         try:
             frame: ServerFrame = _decode(text)
@@ -131,9 +131,11 @@ def decode_frame(text: str) -> ServerFrame | None:
                 raise
             return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(f"a frame of the server is not Hark's: {error}; check the URL", code="not_hark") from error
+        raise HarkError(
+            f"a WebSocket frame does not come from a Hark server: {error}; check the URL", code="not_hark"
+        ) from error
 
 
 def error_in(frame: Error) -> HarkError:
-    """The error that a frame means; those that say nothing of the request are of the store, and pass."""
+    """The error of an error frame. Unknown codes come from the store and are retryable."""
     return error_of(_STATUS_OF_CODE.get(frame.code, 503), frame.code, frame.error)

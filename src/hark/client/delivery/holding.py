@@ -1,4 +1,4 @@
-"""Leases of messages that are in hand: held from the moment they came until all of their messages are settled."""
+"""Leases of received messages, renewed until all of their messages are settled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hark.client.transport.api import Transport
 from hark.errors import HarkError, LeaseLost
 
 Extend = Callable[[str, int], Awaitable[datetime]]
-"""Holds a lease for so many seconds from now on; answers until when."""
+"""Renews a lease for a number of seconds from now. Returns when it expires."""
 
 
 class _Extended(msgspec.Struct, rename="camel"):
@@ -28,18 +28,18 @@ class _Extended(msgspec.Struct, rename="camel"):
 
 
 async def extend(caller: Caller, lease_id: str, seconds: int) -> datetime:
-    """Hold a lease for so many seconds from now on; answers until when. One that has ended is lost."""
+    """Renew a lease for a number of seconds from now. Returns when it expires. Raises `LeaseLost` if it has expired."""
     route = path("lease", lease_id, "extend")
     body = {"seconds": an_integer(seconds, "seconds", 1, MAX_LEASE_SECONDS)}
     answer = await caller.call("POST", route, body=body, safe=True)
     extended = decode(answer.body, _Extended)
     if not extended.success or extended.expires_at is None:
-        raise LeaseLost(f"lease {lease_id} was not renewed: {extended.error}; its messages come again")
+        raise LeaseLost(f"lease {lease_id} was not renewed: {extended.error}; its messages are redelivered")
     return extended.expires_at
 
 
 class Holds:
-    """The keeper of a client's leases, on a line of its own; both are made when the first lease is held."""
+    """The lease keeper of a client, in a separate thread. Both are created with the first lease."""
 
     def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
         self._transport = transport
@@ -51,10 +51,10 @@ class Holds:
         self._closed = False
 
     async def keeper(self) -> LeaseKeeper:
-        """The keeper, running."""
+        """The running lease keeper."""
         if self._closed:
-            # It would be started again, by a handler that goes on after the client, and then nobody would close it.
-            raise HarkError("the client is closed; connect again", code="client_closed")
+            # A handler that outlives the client would start it again, and nothing would close it.
+            raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
         if self._keeper is None:
             async with self._starting:
                 if self._keeper is None:
@@ -63,7 +63,7 @@ class Holds:
         return self._keeper
 
     async def close(self) -> None:
-        """Renew nothing more, and end the thread."""
+        """Stop renewing leases, and end the thread."""
         self._closed = True
         keeper, line = self._keeper, self._line
         if keeper is not None and line is not None:
@@ -78,7 +78,7 @@ class Holds:
         line = Line(self._transport, self._retry)
         await line.start()
         self._line, self._keeper = line, LeaseKeeper(line.caller)
-        # At once, and not by a task of this loop: a handler may block it before that has its turn.
+        # Immediately, not in a task of this loop: a handler may block the loop first.
         if line.in_place:
             self._run()
         else:
@@ -94,7 +94,7 @@ class Holds:
 
 
 class _Fate:
-    """Whether a lease was lost. Apart from the lease, so that the keeper does not keep that alive."""
+    """Whether a lease was lost. Separate from the lease, so that the keeper does not keep the lease object alive."""
 
     __slots__ = ("lost",)
 
@@ -102,14 +102,14 @@ class _Fate:
         self.lost = False
 
     def lose(self) -> None:
-        """It was. Called by the keeper, on its own thread."""
+        """Mark the lease as lost. The keeper calls this on its own thread."""
         self.lost = True
 
 
 class Lease:
-    """What some messages share: held while one of them is open and somebody has it.
+    """The lease that some messages share. It is renewed while one of them is unsettled and referenced.
 
-    A message that was dropped unsettled (by an exception, or forgotten) keeps its lease no longer: it runs out.
+    If a message is dropped without settlement, the lease is not renewed any more and expires.
     """
 
     __slots__ = ("_every", "_fate", "_holds", "_keeper", "_loop", "_open", "_seconds", "id", "released")
@@ -120,24 +120,25 @@ class Lease:
         self.id = lease_id
         self._open = messages
         self._holds = holds
-        """None: it is not renewed."""
+        """None: the lease is not renewed."""
         self._seconds = seconds
-        """How long it was given for; None if only the server knows."""
+        """Lease time in seconds. None if only the server knows it."""
         self._every = every
-        """Seconds between renewals, if not a third of that."""
+        """Seconds between renewals, if not a third of the lease time."""
         self._keeper: LeaseKeeper | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fate = _Fate()
         self.released: set[str] = set()
-        """Partitions (ids) of which a message was not completed: in an ordered group all behind it comes again."""
+        """Ids of partitions with a message that was not completed. In an ordered group all later messages are
+        redelivered."""
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to have ended."""
+        """Whether the lease is known to have expired."""
         return self._fate.lost
 
     async def begin(self, extend: Extend) -> None:
-        """Renew it from now on."""
+        """Renew the lease from now on."""
         if self._holds is None or self._keeper is not None:
             return
         keeper = await self._holds.keeper()
@@ -150,7 +151,7 @@ class Lease:
             keeper.hold(self.id, self._seconds, self._fate.lose, self._every)
 
     def let_go(self) -> None:
-        """One message less needs it."""
+        """One message less needs the lease."""
         self._open -= 1
         if not self._open and self._keeper is not None:
             keeper, self._keeper = self._keeper, None
@@ -159,7 +160,7 @@ class Lease:
     def __del__(self) -> None:
         keeper, loop = self._keeper, self._loop
         if keeper is not None and loop is not None:
-            # Not here: a collection of garbage may begin anywhere, also where the keeper's lock is held.
+            # Not here: garbage collection can run anywhere, also while the keeper's lock is held.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(keeper.drop, self.id, self._fate.lose)
 
@@ -167,7 +168,7 @@ class Lease:
 def leases_of(
     delivered: Sequence[Delivered], holds: Holds | None, seconds: int | None, every: float | None = None
 ) -> dict[str, Lease]:
-    """The leases under which messages came, by id."""
+    """The leases of delivered messages, by id."""
     counts: dict[str, int] = {}
     for message in delivered:
         counts[message.lease_id] = counts.get(message.lease_id, 0) + 1

@@ -14,7 +14,10 @@ from hark.client.delivery.supplying import Supply
 
 
 class Messages:
-    """Messages one by one, taken in batches. However the iteration ends, what was not begun is handed back at once."""
+    """An async iterator over messages, received in batches. `queue.messages()` creates it.
+
+    However the iteration ends, messages that were received but not yet returned are released.
+    """
 
     def __init__(self, open_supply: Callable[[], Supply], retire: Callable[[Supply], object], choices: Choices) -> None:
         self._open_supply = open_supply
@@ -29,7 +32,7 @@ class Messages:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message, when there is one. Ends at the limit, after the idle time, and with the client."""
+        """Wait for the next message. The iteration ends at `limit`, after `idle` milliseconds, or with the client."""
         if self._ended or self._left == 0:
             await self.aclose()
             raise StopAsyncIteration
@@ -45,7 +48,7 @@ class Messages:
         return message
 
     async def aclose(self) -> None:
-        """End the iteration, and hand back what was not begun."""
+        """End the iteration, and release messages that were received but not yet returned."""
         self._ended = True
         supply, self._supply = self._supply, None
         if supply is not None:
@@ -60,7 +63,7 @@ class Messages:
         await self.aclose()
 
     def __del__(self) -> None:
-        # `break` and exceptions leave an iterator without a word; the client finishes what it can't.
+        # After `break` or an exception no method is called any more, so the client closes the supply.
         if self._supply is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._retire, self._supply)

@@ -1,4 +1,4 @@
-"""Leases held longer than they last: renewed in time and together, for as long as somebody needs them."""
+"""Renews leases in time and in batches, for as long as consumers need them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from hark.errors import HarkError, InvalidInput
 
 Lost = Callable[[], None]
 Wait = Callable[[asyncio.Event, float], Awaitable[None]]
-"""Waits until something happens or so many seconds are over, maybe infinitely many."""
+"""Waits for an event, for a number of seconds at most (may be infinite)."""
 
 _LEASES_OF_A_REQUEST = 1000
 _RENEW_AFTER = 1 / 3
-"""Of a lease's time. Leases whose turn comes soon (half as much later) go along with those that are due."""
+"""Part of the lease time after which a lease is renewed. Leases that are due soon (half as much later) are renewed
+along with those that are due."""
 FIRST_AFTER = 1.0
-"""Seconds before the first renewal, at most: until then the lease may be shorter than it was asked for, where a queue
-has a time of its own (`lockDuration`). What is done sooner costs no renewal at all."""
+"""Seconds before the first renewal, at most. Until then the lease may be shorter than requested, if the queue has
+its own `lockDuration`. Messages that are settled sooner cost no renewal."""
 _SOONEST = 0.02
-"""Seconds before an attempt that failed is repeated, at least."""
+"""Minimum delay in seconds before a failed attempt is repeated."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +40,7 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
 
 
 class Renewed(msgspec.Struct, rename="camel"):
-    """What the server says to one renewal."""
+    """The server's answer to one renewal."""
 
     success: bool
     lease_id: str = ""
@@ -52,7 +53,7 @@ class _RenewedMany(msgspec.Struct):
 
 
 class _Lease:
-    """One lease and those who need it."""
+    """One lease and its holders."""
 
     __slots__ = ("asking", "due", "end", "every", "holders", "id", "lost", "seconds")
 
@@ -63,12 +64,12 @@ class _Lease:
         self.holders = 0
         self.lost: list[Lost] = []
         self.asking = False
-        """A renewal is under way."""
+        """A renewal is in flight."""
         self.end = now + seconds
         self.due = now + min(self.every, first_after)
 
     def renewed(self, at: float) -> None:
-        """It lasts from this moment on."""
+        """The lease was renewed at this moment."""
         self.end = at + self.seconds
         self.due = at + self.every
 
@@ -76,8 +77,8 @@ class _Lease:
 class LeaseKeeper:
     """Renews leases until they are dropped.
 
-    `run` belongs to one event loop; `hold` and `drop` may come from any thread, since they only take notes.
-    A renewal that got no answer means "unknown": it is tried again, sooner and sooner, until the lease's time is over.
+    `run` belongs to one event loop; `hold` and `drop` can be called from any thread. If a renewal gets no answer, the
+    state of the lease is unknown: the renewal is repeated at shrinking intervals until the lease time is over.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class LeaseKeeper:
         wait: Wait = wait_for_event,
         first_after: float = FIRST_AFTER,
     ) -> None:
-        # One attempt at a time: what to do next is decided here, by the time that is left.
+        # One attempt per call: the keeper decides by the remaining time what to do next.
         self._caller = Caller(caller.transport, CallPolicy(attempts=1))
         self._monotonic = monotonic
         self._wait = wait
@@ -98,23 +99,23 @@ class LeaseKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._wake_at = 0.0
-        """When `run` looks next; 0 until it has looked, infinite while there is nothing to look for."""
+        """When `run` wakes up next. 0 before its first round; infinite while there are no leases."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._one_by_one = False
-        """The server is an older one that renews leases one by one."""
+        """The server is an older version that renews leases one by one."""
 
     def hold(self, lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
-        """Keep a lease that lasts so long from now on; each `hold` needs a `drop`.
+        """Keep a lease that lasts this many seconds from now. Each `hold` needs a `drop`.
 
-        `lost` is called at most once, on the loop of `run`, when the server says that the lease is gone or when its
-        time is over without an answer. `every`: renewed after so many seconds, instead of a third of its time. The
-        first renewal comes after a second at the latest.
+        `lost` is called at most once, on the loop of `run`, when the server reports that the lease is gone, or when its
+        time is over without an answer. `every` is the time between renewals, instead of a third of the lease time. The
+        first renewal comes after one second at the latest.
         """
         if not lease_id:
-            raise InvalidInput("lease_id: a message that was settled at delivery has no lease to hold")
+            raise InvalidInput("lease_id: expected the id of a lease; a message received with auto_ack has none")
         if not seconds > 0:
-            raise InvalidInput(f"seconds: expected how long the lease lasts, got {seconds!r}")
+            raise InvalidInput(f"seconds: expected a lease time above 0 seconds, got {seconds!r}")
         with self._lock:
             lease = self._leases.get(lease_id)
             if lease is None:
@@ -129,7 +130,7 @@ class LeaseKeeper:
             self._wake()
 
     def drop(self, lease_id: str, lost: Lost | None = None) -> None:
-        """Need a lease no longer, and do not hear of it either (name what was given to `hold`)."""
+        """Stop keeping a lease, and stop notifying `lost` (the callback that was given to `hold`)."""
         with self._lock:
             lease = self._leases.get(lease_id)
             if lease is None:
@@ -142,11 +143,11 @@ class LeaseKeeper:
 
     @property
     def held(self) -> int:
-        """How many leases are kept."""
+        """Number of leases that are kept."""
         return len(self._leases)
 
     async def run(self) -> None:
-        """Renew what is due, until closed."""
+        """Renew due leases until closed."""
         self._loop = asyncio.get_running_loop()
         try:
             while not self._closed:
@@ -160,7 +161,7 @@ class LeaseKeeper:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Renew nothing more; leases run out on their own."""
+        """Stop renewing. All leases expire."""
         self._closed = True
         self._wake()
 
@@ -171,7 +172,7 @@ class LeaseKeeper:
             self._loop.call_soon_threadsafe(self._news.set)
 
     def _look(self) -> float:
-        """Ask for what is due and let go of what is over; seconds until there is something to do again."""
+        """Renew due leases and drop expired ones. Returns the seconds until the next round."""
         now = self._monotonic()
         with self._lock:
             over = [lease for lease in self._leases.values() if lease.end <= now]
@@ -182,7 +183,7 @@ class LeaseKeeper:
             moments = [lease.end if lease.asking else min(lease.due, lease.end) for lease in self._leases.values()]
             self._wake_at = min(moments, default=math.inf)
         for lease in over:
-            _log.warning("lease %s was not renewed in time", lease.id)
+            _log.warning("lease %s expired before it could be renewed; its messages are redelivered", lease.id)
             _tell(lease)
         return max(0.0, self._wake_at - now)
 
@@ -202,21 +203,21 @@ class LeaseKeeper:
                 task.add_done_callback(self._tasks.discard)
 
     async def _renew(self, leases: Sequence[_Lease], seconds: float, now: float) -> None:
-        """Ask once. The time of a lease counts from before the question, whenever the server looked."""
+        """Send one request. A lease lasts from before the request on, whenever the server processed it."""
         answers: dict[str, Renewed] = {}
         left = min(lease.end for lease in leases) - now
         try:
-            # Half of the time that is left: so there is another half if this attempt hangs.
+            # Half of the remaining time, so that there is time for another attempt.
             answers = await self._ask([lease.id for lease in leases], seconds, max(left / 2, _SOONEST))
         except HarkError as error:
-            _log.info("renewal of %d leases: %s; trying again", len(leases), error)
+            _log.info("renewal of %d leases failed: %s; trying again", len(leases), error)
         finally:
             gone = self._learn(leases, answers, now)
         for lease in gone:
             _tell(lease)
 
     def _learn(self, leases: Sequence[_Lease], answers: dict[str, Renewed], asked_at: float) -> list[_Lease]:
-        """Note what came of a question; the leases that are gone."""
+        """Record the answers. Returns the leases that are gone."""
         now = self._monotonic()
         gone = []
         with self._lock:
@@ -235,7 +236,7 @@ class LeaseKeeper:
         return gone
 
     async def _ask(self, lease_ids: Sequence[str], seconds: float, within: float) -> dict[str, Renewed]:
-        # The server counts in whole seconds; a lease that lasts longer than needed does no harm.
+        # The API takes whole seconds. A longer lease does no harm.
         whole = max(1, math.ceil(seconds))
         if not self._one_by_one:
             body = {"leaseIds": lease_ids, "seconds": whole}
@@ -264,9 +265,9 @@ class LeaseKeeper:
 
 
 def _tell(lease: _Lease) -> None:
-    """Tell all who need a lease that it is gone; one who can't hear it does not keep it from the others."""
+    """Notify all holders that a lease is gone. A failing callback does not stop the others."""
     for lost in lease.lost:
         try:
             lost()
         except Exception:
-            _log.exception("a consumer failed while it was told of a lost lease")
+            _log.exception("callback for a lost lease raised; the other callbacks are still called")

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own for the wire: a handler that blocks its own loop starves nothing there."""
+"""A thread with its own event loop for network calls, so that a blocking handler does not stop them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ T = TypeVar("T")
 
 
 class Line:
-    """Runs calls on a loop beside the user's. A server that lives in the user's loop can only be reached there."""
+    """Runs calls on a separate event loop. A server that lives in the user's loop can only be reached there."""
 
     def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
         fork = transport.fork()
         self.in_place = fork is None
-        """There is no thread: everything runs on the loop that started the line."""
+        """There is no thread: everything runs on the loop that called `start`."""
         self.caller = Caller(fork or transport, retry)
-        """For use on the line's loop only."""
+        """For use on the loop of this thread only."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread. Call it once."""
         if self._loop is not None:
-            raise HarkError("the line was started already")
+            raise HarkError("the network thread was already started")
         if self.in_place:
             self._loop = asyncio.get_running_loop()
             return
         loop = self._loop = _new_loop()
         started = threading.Event()
-        # A daemon: a program that forgot to close the line can still end.
+        # A daemon thread, so that a program that forgot to close its client can end.
         self._thread = threading.Thread(target=self._serve, args=(loop, started), name="hark-line", daemon=True)
         self._thread.start()
         started.wait()
 
     async def run(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Make something awaitable on the line's loop and wait for it here; cancelling here cancels it there."""
+        """Run a coroutine on the thread's loop and wait for it. Cancelling the wait cancels the coroutine."""
         if self.in_place:
             return await make()
         loop = self._started()
@@ -55,15 +55,15 @@ class Line:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._loop is None and not (task and task.cancelling()):
-                raise _closed() from None  # It was cancelled there, and nobody cancels the one who waits here.
+                raise _closed() from None  # It was cancelled there, and this task was not.
             raise
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call something soon on the line's loop, from any thread; calls keep their order."""
+        """Call a function soon on the thread's loop, from any thread. Calls keep their order."""
         self._started().call_soon_threadsafe(callback)
 
     async def close(self) -> None:
-        """Hang up and end the thread; what still runs on the line is cancelled. A transport in place stays open."""
+        """Close the transport, cancel running calls and end the thread. A transport without a thread stays open."""
         loop, thread = self._loop, self._thread
         if loop is None:
             return
@@ -79,17 +79,17 @@ class Line:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(hang_up(), loop))
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            # The thread has nothing left to do, so this takes no time.
+            # The thread has nothing left to do, so this returns immediately.
             thread.join()
             self._thread = None
 
     def _serve(self, loop: asyncio.AbstractEventLoop, started: threading.Event) -> None:
-        """The thread."""
+        """The main function of the thread."""
         asyncio.set_event_loop(loop)
         loop.call_soon(started.set)
         try:
             loop.run_forever()
-            # Done already, unless whoever closes the line was cancelled: connections must not outlive their loop.
+            # Already done, unless the closing task was cancelled: connections must not outlive their loop.
             loop.run_until_complete(self.caller.transport.close())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
@@ -102,11 +102,13 @@ class Line:
 
 
 def _closed() -> HarkError:
-    return HarkError("the line is not open: call start() first, and nothing after close()", code="line_closed")
+    return HarkError(
+        "the network thread is not running: it was closed or not started; create a new client", code="line_closed"
+    )
 
 
 async def _end_tasks() -> None:
-    """Cancel all that runs on this loop, and wait until it is over."""
+    """Cancel all tasks of this loop, and wait until they have ended."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -114,7 +116,7 @@ async def _end_tasks() -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """The fastest loop there is: uvloop, which Windows does not have."""
+    """The fastest available event loop: uvloop, which Windows does not have."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""A message in a consumer's hands."""
+"""A delivered message that a consumer holds."""
 
 from __future__ import annotations
 
@@ -22,24 +22,30 @@ _MAX_DELAY_SECONDS = (2**53 - 1) / 1000
 
 
 class Hands(Protocol):
-    """What a message needs of the client that it came through."""
+    """The operations that a message needs from its client."""
 
     async def settle(self, verdict: Verdict) -> Settled:
-        """Tell the server what became of it."""
+        """Settle the message at the server."""
 
     async def extend(self, lease_id: str, seconds: int) -> datetime:
-        """Prolong a lease; answers its new end."""
+        """Renew a lease. Returns when it expires."""
 
     async def trace(self, message: Delivered, data: object, event: str, names: Sequence[str]) -> None:
-        """Leave a trace of the work on it."""
+        """Record a trace event about the message."""
 
 
 class Message(Received):
-    """A message in a consumer's hands, to be settled once: by `async with`, or by `ack`, `nack` and their like.
+    """A delivered message. Settle it once: with `async with`, or with `ack`, `nack`, `retry` or `dead_letter`.
 
-    `async with message:` acks at its end. When it ends by an exception, the message fails with its text and traceback,
-    and the exception goes on; a cancellation hands the message back, uncounted. Meanwhile its lease is renewed, also
-    when the loop is blocked.
+    ```python
+    async for message in client.queue("orders").group("billing").messages():
+        async with message:
+            print(message.data)
+    ```
+
+    At the end of the `async with` block the message is acknowledged. If the block raises, the message is rejected with
+    the error text and the traceback, and the exception propagates. If the block is cancelled, the message is released
+    without counting an attempt. Inside the block the lease is renewed, also while the event loop is blocked.
     """
 
     __slots__ = ("_hands", "_lease", "_needs_lease", "_outcome", "_said", "_span", "in_span")
@@ -52,58 +58,83 @@ class Message(Received):
         self._said: Status | None = None if delivered.lease_id else "completed"
         self._outcome: Settled | None = None
         self.in_span = False
-        """Whether somebody has begun a span for the work on it."""
+        """Whether a span for the processing of this message was started."""
         self._span: tuple[AbstractContextManager[Note], Note] | None = None
 
     @property
     def settled(self) -> Status | None:
-        """What was said of it; None as long as it is open."""
+        """The settlement: `completed`, `failed`, `retry` or `dlq`. None while the message is not settled."""
         return self._said
 
     @property
     def lost(self) -> bool:
-        """Whether its lease is known to have ended: somebody else may have it by now."""
+        """Whether the lease is known to have expired: another consumer may have received the message."""
         return self._lease.lost and self._said is None
 
     @property
     def released(self) -> bool:
-        """Whether one of its partition was handed back: in an ordered group this one comes again behind it."""
+        """Whether a message of the same lease and partition was released or rejected.
+
+        In an ordered group this message is then redelivered behind that one.
+        """
         return self.delivered.partition_id in self._lease.released
 
     async def ack(self) -> Settled:
-        """Done, for ever. What is settled already stays as it is."""
+        """Acknowledge the message: this group never receives it again.
+
+        A message that is already settled stays as it is. Raises `LeaseLost` if the lease has expired.
+        """
         return await self._settle("completed")
 
     async def nack(self, error: str | BaseException | None = None, delay: float | timedelta | None = None) -> Settled:
-        """Failed: it comes again, after `delay` seconds or by the schedule, or becomes a dead letter."""
+        """Reject the message: it is redelivered, or dead-lettered after the last attempt.
+
+        `error` is the text of a dead letter; an exception is stored with its traceback. `delay` is the time in seconds
+        before the redelivery. The default is the retry policy of the message or the queue. Raises `LeaseLost` if the
+        lease has expired.
+        """
         text = error_text(error) if isinstance(error, BaseException) else error
         return await self._settle("failed", text, _delay_ms(delay))
 
     async def retry(self, delay: float | timedelta | None = None) -> Settled:
-        """Hand it back: it comes again, and this delivery was no attempt."""
+        """Release the message: it is redelivered, and this delivery does not count as an attempt.
+
+        `delay` is the time in seconds before the redelivery. The default is immediately. Raises `LeaseLost` if the
+        lease has expired.
+        """
         return await self._settle("retry", None, _delay_ms(delay))
 
     async def dead_letter(self, error: str | BaseException | None = None) -> Settled:
-        """Give it up: a dead letter at once."""
+        """Dead-letter the message immediately, without further attempts.
+
+        `error` is the text of the dead letter; an exception is stored with its traceback. Raises `LeaseLost` if the
+        lease has expired.
+        """
         return await self._settle("dlq", error_text(error) if isinstance(error, BaseException) else error)
 
     async def renew(self, seconds: int) -> datetime:
-        """Hold it for so long from now on; answers until when."""
+        """Renew the lease for this many seconds from now. Returns the time when it expires.
+
+        Raises `LeaseLost` if the lease has expired, and `InvalidInput` if the message has no lease (`auto_ack`).
+        """
         if not self.lease_id:
-            raise InvalidInput("renew: this message was settled at delivery (auto_ack) and has no lease")
+            raise InvalidInput("renew: this message has no lease, because it was received with auto_ack")
         return await self._hands.extend(self.lease_id, seconds)
 
     async def trace(self, data: object, event: str = "info", names: Sequence[str] = ()) -> None:
-        """Leave a trace of the work on it, to be found by the message and by names."""
+        """Record a trace event about the message. `client.traces` finds it by the message and by each of the `names`.
+
+        `data` is any JSON value; `event` is the type of the event.
+        """
         await self._hands.trace(self.delivered, data, event, names)
 
     async def begin(self) -> None:
-        """Renew its lease from now on, until it is settled; `async with` does it."""
+        """Renew the lease from now on, until the message is settled. `async with` calls this."""
         if self._said is None and self.lease_id:
             await self._lease.begin(self._hands.extend)
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Start to renew the lease."""
         await self.begin()
         self.open_span()
         return self
@@ -111,28 +142,28 @@ class Message(Received):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle it, unless that was done inside."""
+        """Settle the message, unless the block settled it."""
         try:
             await self.settle_at_end(error)
         finally:
             self.close_span(error)
 
     def open_span(self) -> None:
-        """Begin a span around the work on it, in the context of whoever calls this, unless it is in one already."""
+        """Start a span for the processing of this message in the caller's context, unless there is one."""
         if not self.in_span:
             self.in_span = True
             scope = processing((self.delivered,))
             self._span = scope, scope.__enter__()
 
     def close_span(self, error: BaseException | None) -> None:
-        """End that span; an error that is none of the program, such as a cancellation, is none of the work."""
+        """End the span. A cancellation is not recorded as an error of the processing."""
         if self._span is not None:
             (scope, note), self._span = self._span, None
             note(self._said or "unknown", error if isinstance(error, Exception) else None)
             scope.__exit__(None, None, None)
 
     async def settle_at_end(self, error: BaseException | None) -> None:
-        """Settle it by how the work on it ended, unless that was done before."""
+        """Settle the message by how its processing ended, unless it is settled."""
         if error is None:
             await self.ack()
             return
@@ -140,8 +171,8 @@ class Message(Received):
         try:
             await settlement
         except HarkError as refusal:
-            # The caller's own error is the one that matters.
-            error.add_note(f"message {self.id} could not be handed back: {refusal}")
+            # The caller's own error is the important one.
+            error.add_note(f"message {self.id} could not be settled: {refusal}")
 
     async def _settle(self, status: Status, error: str | None = None, delay_ms: int | None = None) -> Settled:
         if self._said is not None:
@@ -153,7 +184,7 @@ class Message(Received):
         try:
             outcome = await self._hands.settle(Verdict(self.delivered, status, error, delay_ms))
         except BaseException:
-            self._said = None  # Unknown to us: it may be said again.
+            self._said = None  # The outcome is unknown, so the settlement can be repeated.
             raise
         self.conclude(status, outcome)
         if not outcome.success:
@@ -161,7 +192,7 @@ class Message(Received):
         return outcome
 
     def conclude(self, status: Status, outcome: Settled) -> None:
-        """It was settled, by this object or for it; nothing more is to be said."""
+        """Record that the message was settled, by this object or for it."""
         self._said = status
         self._outcome = outcome
         if status in ("failed", "retry") and not outcome.dead_lettered:
@@ -169,7 +200,7 @@ class Message(Received):
         self.let_go()
 
     def let_go(self) -> None:
-        """Renew its lease no longer on its behalf."""
+        """Stop renewing the lease on behalf of this message."""
         if self._needs_lease:
             self._needs_lease = False
             self._lease.let_go()
@@ -180,15 +211,15 @@ class Message(Received):
 
 
 def refusal_of(delivered: Delivered, outcome: Settled) -> HarkError:
-    """The error that a refused settlement is."""
+    """The error for a settlement that the server rejected."""
     text = f"message {delivered.id} was not settled: {outcome.error or outcome.code}"
     if outcome.code == "not_found":
         return NotFound(text, code="message_not_found")
-    return LeaseLost(f"{text}; it comes again, or came to somebody else")
+    return LeaseLost(f"{text}; another consumer receives the message, or has received it")
 
 
 def error_text(error: BaseException) -> str:
-    """An exception as a dead letter shows it: type, text and the end of the traceback."""
+    """An exception as text for a dead letter: type, message and the end of the traceback."""
     head = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_tb(error.__traceback__))
     room = MAX_ERROR_CHARACTERS - 1

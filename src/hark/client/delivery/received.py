@@ -1,4 +1,4 @@
-"""What a consumer can read of a message, however it settles it."""
+"""The readable part of a delivered message, shared by the async and the sync client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNREAD = object()
 
 
 class Received:
-    """A message that was delivered: its payload, and where it comes from."""
+    """A delivered message: its payload and its metadata."""
 
     __slots__ = ("_data", "delivered")
 
@@ -26,74 +26,76 @@ class Received:
 
     @property
     def id(self) -> str:
-        """Of the message, unique everywhere."""
+        """Id of the message, unique across all queues."""
         return self.delivered.id
 
     @property
     def raw(self) -> bytes:
-        """The payload, byte for byte as it was pushed."""
+        """The payload as bytes, exactly as it was pushed."""
         return bytes(self.delivered.data)
 
     @property
     def data(self) -> Any:
-        """The payload, decoded when it is first asked for."""
+        """The payload, decoded from JSON on first access."""
         if self._data is _UNREAD:
             self._data = msgspec.json.decode(self.delivered.data)
         return self._data
 
     def decode(self, shape: type[T]) -> T:
-        """The payload as a type of yours; raises `InvalidInput` that says where it does not fit."""
+        """Decode the payload as a type, for example a msgspec struct. Raises `InvalidInput` if it does not fit."""
         try:
             return msgspec.json.decode(self.delivered.data, type=shape)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"message {self.id} is no {getattr(shape, '__name__', shape)}: {error}") from error
+            raise InvalidInput(
+                f"message {self.id} cannot be decoded as {getattr(shape, '__name__', shape)}: {error}"
+            ) from error
 
     @property
     def queue(self) -> str:
-        """Where it was pushed."""
+        """Name of the queue."""
         return self.delivered.queue
 
     @property
     def partition(self) -> str:
-        """Where it was pushed."""
+        """Name of the partition."""
         return self.delivered.partition
 
     @property
     def offset(self) -> int:
-        """Its place in the partition, from 1 on."""
+        """Offset of the message in its partition. The first message of a partition has offset 1."""
         return self.delivered.offset
 
     @property
     def attempt(self) -> int:
-        """1 when it is delivered for the first time; failed and expired deliveries count."""
+        """Number of this delivery attempt, from 1. Failures and expired leases count; released deliveries do not."""
         return self.delivered.delivery_attempt
 
     @property
     def created_at(self) -> datetime:
-        """When it was pushed, by the server's clock."""
+        """Time of the push, by the server's clock."""
         return datetime.fromisoformat(self.delivered.created_at)
 
     @property
     def transaction_id(self) -> str:
-        """The idempotency key of its push."""
+        """Idempotency key of the push."""
         return self.delivered.transaction_id
 
     @property
     def trace_id(self) -> str | None:
-        """What its producer gave to trace it by."""
+        """The `trace_id` that the producer gave, or None."""
         return self.delivered.trace_id
 
     @property
     def lease_id(self) -> str:
-        """The lease it is held under; empty if it was settled at delivery."""
+        """Id of the lease. Empty if the message was received with `auto_ack`."""
         return self.delivered.lease_id
 
     @property
     def group(self) -> str:
-        """The group it was delivered to."""
+        """Name of the consumer group that received the message."""
         return self.delivered.consumer_group
 
     @property
     def priority(self) -> int:
-        """As it was pushed; higher first, in shared groups."""
+        """Priority of the message, 0 to 9. Shared groups receive higher priorities first."""
         return self.delivered.priority

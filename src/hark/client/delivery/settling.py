@@ -1,4 +1,4 @@
-"""Settlements: what consumers say of messages, sent together, and asked again when an answer is lost."""
+"""Settlements: sent in batches, and repeated if an answer is lost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from hark.errors import HarkError, InvalidInput
 from hark.model import Status
 
 MAX_ERROR_CHARACTERS = 10_000
-"""The server keeps no more of an error's text."""
+"""The server stores at most this many characters of an error."""
 MAX_BYTES = 1_000_000
-"""Of one request, which only long errors reach: neither the server nor this loop should be busy with it for long."""
+"""Maximum size of one request in bytes. Only long errors reach it. A larger one would block the server and this
+loop."""
 _ITEM_BYTES = 250
 _MOST_BYTES = 6
-"""Bytes of a settlement without its error at most, and of a character of an error."""
+"""Maximum size in bytes of a settlement without its error, and of one character of an error."""
 _MAX_DELAY_MS = 2**53 - 1
 _ROUTE = path("ack", "batch")
 _STATUSES = ("completed", "failed", "retry", "dlq")
@@ -32,30 +33,34 @@ _ARRIVED: dict[Status, frozenset[str]] = {
     "retry": frozenset({"lease_invalid"}),
     "dlq": frozenset({"lease_invalid", "dead_lettered", "not_found"}),
 }
-"""What is answered to a settlement that is sent again, if it had arrived: that it is no longer there to be made."""
+"""Codes that answer a repeated settlement if the first one had arrived: there is nothing left to settle."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a consumer says of a message."""
+    """How a consumer settles a message."""
 
     message: Delivered
     status: Status = "completed"
     error: str | None = None
     delay_ms: int | None = None
-    """Until it comes again; only with `failed` (None: the schedule) and `retry` (None: at once)."""
+    """Milliseconds before the redelivery, only with `failed` (None: retry policy) and `retry` (None: immediately)."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What became of a settlement."""
+    """Result of a settlement."""
 
     success: bool
+    """Whether the server accepted the settlement."""
     code: str | None = None
+    """Error code if it did not, for example `lease_invalid`."""
     error: str | None = None
+    """Error text if it did not."""
     dead_lettered: bool = False
+    """Whether the message was dead-lettered."""
 
 
 class AckItem(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
-    """A settlement on the wire."""
+    """A settlement in the format of the API."""
 
     transaction_id: str
     partition_id: str
@@ -66,7 +71,7 @@ class AckItem(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
 
 
 class AckAnswer(msgspec.Struct, gc=False):
-    """What the server says to one settlement."""
+    """The server's answer to one settlement."""
 
     success: bool
     error: str | None = None
@@ -75,14 +80,14 @@ class AckAnswer(msgspec.Struct, gc=False):
 
 
 class Road(Protocol):
-    """Another way for settlements than a request of their own."""
+    """Another way to send settlements than a separate request."""
 
     async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
-        """The answers; raises `ConnectionFailed` where there are none (`sent`: the items may have arrived)."""
+        """The answers. Raises `ConnectionFailed` if there are none (`sent`: the items may have arrived)."""
 
 
 class _Body(msgspec.Struct, rename="camel", gc=False):
-    """Settlements of one group, as the server takes them."""
+    """Settlements of one group, in the format of the API."""
 
     consumer_group: str
     acknowledgments: list[AckItem]
@@ -94,7 +99,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Settler:
-    """Settles messages; those that are settled at the same time share a request. Belongs to one event loop."""
+    """Settles messages. Concurrent settlements share a request. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -115,11 +120,11 @@ class Settler:
         self._batchers: dict[str, Batcher[list[AckItem], _Answers]] = {}
 
     async def settle(self, verdict: Verdict) -> Settled:
-        """Settle one message; a refusal is an answer, no answer is an error."""
+        """Settle one message. A rejection is returned; a missing answer raises."""
         return (await self._submit(verdict.message.consumer_group, [_item(verdict)]))[0]
 
     async def settle_many(self, verdicts: Sequence[Verdict]) -> list[Settled]:
-        """Settle messages of any groups; the answers are in the same order."""
+        """Settle messages of any groups. The answers are in the same order."""
         by_group: dict[str, list[int]] = {}
         items = [_item(verdict) for verdict in verdicts]
         for index, verdict in enumerate(verdicts):
@@ -134,17 +139,21 @@ class Settler:
         return [settled[index] for index in range(len(verdicts))]
 
     async def give_back(self, delivered: Sequence[Delivered]) -> None:
-        """Hand back what came and reached nobody: it comes again at once, and this delivery was no attempt.
+        """Release messages that no consumer received: they are redelivered, and no attempt is counted.
 
-        Where that fails it comes again when its lease has run out.
+        If that fails, they are redelivered when their leases expire.
         """
         try:
             await self.settle_many([Verdict(message, "retry") for message in delivered])
         except HarkError as error:
-            _log.warning("%d messages could not be handed back: %s", len(delivered), error)
+            _log.warning(
+                "%d messages could not be released: %s; they are redelivered when their leases expire",
+                len(delivered),
+                error,
+            )
 
     async def drain(self) -> None:
-        """Wait until all that was settled so far has been answered."""
+        """Wait until all settlements so far have an answer."""
         for batcher in list(self._batchers.values()):
             await batcher.drain()
 
@@ -166,7 +175,7 @@ class Settler:
         return batcher.submit(items, len(items))
 
     async def _send(self, group: str, requests: Sequence[list[AckItem]]) -> Sequence[_Answers | HarkError]:
-        """One entry per request; what the server can't read of one caller does not fail the others."""
+        """One entry per request. An invalid settlement of one caller does not fail the others."""
         items = [item for request in requests for item in request]
         try:
             answers = [answer for part in self._parts(items) for answer in await self._ask(group, part)]
@@ -180,7 +189,7 @@ class Settler:
         return [[next(settled) for _ in request] for request in requests]
 
     def _parts(self, items: Sequence[AckItem]) -> list[list[AckItem]]:
-        """Items cut into what one request may hold, by number and by bytes."""
+        """Split items into requests, by number and by size."""
         parts: list[list[AckItem]] = [[]]
         size = 0
         for item in items:
@@ -193,7 +202,7 @@ class Settler:
         return parts
 
     async def _ask(self, group: str, items: list[AckItem]) -> list[Settled]:
-        """Send once, and again whenever the answer was lost, as long as the policy says."""
+        """Send, and repeat while the answer is lost, as the retry policy allows."""
         lost = 0
         while True:
             try:
@@ -207,7 +216,8 @@ class Settler:
                 await self._sleep(self._caller.retry.delay(lost))
                 continue
             if len(answers) != len(items):
-                raise HarkError(f"{len(items)} settlements got {len(answers)} answers; is that Hark?", code="not_hark")
+                text = f"the server returned {len(answers)} results for {len(items)} settlements"
+                raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
     async def _answers(self, group: str, items: list[AckItem], by_road: bool) -> list[AckAnswer]:
@@ -222,7 +232,7 @@ class Settler:
 
 
 def _is_lost(error: HarkError) -> bool:
-    """Whether what was asked may have happened."""
+    """Whether the request may have been applied."""
     return (isinstance(error, ConnectionFailed) and error.sent) or error.code == "outcome_unknown"
 
 
@@ -233,22 +243,22 @@ def _settled(ack: AckItem, answer: AckAnswer, again: bool) -> Settled:
 
 
 def _item(verdict: Verdict) -> AckItem:
-    """The settlement of a verdict, checked."""
+    """Check a settlement and convert it to the format of the API."""
     status, delay = verdict.status, verdict.delay_ms
     if status not in _STATUSES:
         raise InvalidInput(f"status: expected {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]}, got {status!r}")
     if delay is not None:
         if status not in ("failed", "retry"):
-            raise InvalidInput(f"delay_ms: only with status failed or retry, got {status}")
+            raise InvalidInput(f"delay_ms: only valid with status failed or retry, got {status}")
         if not isinstance(delay, int) or not 0 <= delay <= _MAX_DELAY_MS:
             raise InvalidInput(f"delay_ms: expected an integer from 0 to {_MAX_DELAY_MS}, got {delay!r}")
     message = verdict.message
-    # The message's id and not its transaction id: it is known even when the message has been removed.
+    # The message id, not the transaction id: it is valid even if the message has been removed.
     return AckItem(message.id, message.partition_id, message.lease_id or None, status, _printable(verdict.error), delay)
 
 
 def _printable(text: str | None) -> str | None:
-    """An error's text as JSON can carry it: what is in it must not keep the message from being settled."""
+    """An error text that JSON can carry: its content must not prevent the settlement."""
     if not text:
         return None
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

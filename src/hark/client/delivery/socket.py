@@ -1,4 +1,4 @@
-"""Messages over a WebSocket: they come when there is room for them, and connections come and go behind the scenes."""
+"""Receives messages over a WebSocket, and reconnects when a connection breaks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hark.client.delivery.settling import AckAnswer, AckItem, Settler, Verdict
 from hark.client.delivery.sources import Delivered, Wish, check_most
 from hark.client.transport.api import ConnectionFailed, Transport
 from hark.client.transport.failover import FailoverTransport
-from hark.client.transport.http import HttpTransport
+from hark.client.transport.http import HttpTransport, connector
 from hark.errors import HarkError, InvalidInput
 
 LINGER_SECONDS = 1.0
-"""How long a message that came too late for one `take` waits for the next before it goes back."""
+"""Seconds that a message that arrived too late for one `take` is kept for the next, before it is released."""
 CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _RECONNECTING = CallPolicy(first_delay=0.05, max_delay=2.0)
@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 class SocketSource:
-    """Messages for one consumer, each sent by the server when the consumer has room for it.
+    """Receives messages for one consumer over a WebSocket, only as many as `take` requests.
 
-    Room is what `take` asks for and no more, so nothing is leased that waits for its turn. `settler` settles over the
-    same socket, and by requests while there is none. What was delivered before a connection broke stays the consumer's
-    until its lease ends; the next `take` connects again. Belongs to one event loop.
+    So no message is leased that has to wait for its turn. `settler` settles over the same socket, and with HTTP
+    requests while there is none. Messages that were delivered before a connection broke stay with the consumer until
+    their lease expires; the next `take` reconnects. Belongs to one event loop.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SocketSource:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         if not wish.wait:
-            raise InvalidInput("wait: over a WebSocket messages are waited for; poll to look only once")
+            raise InvalidInput("wait: cannot be False over a WebSocket; use an http:// URL to pop without waiting")
         self._urls = _urls_of(caller.transport)
         self._tls = _tls_of(caller.transport)
         self._wish = wish
@@ -62,7 +62,7 @@ class SocketSource:
         self._session: aiohttp.ClientSession | None = None
         self._connection: Connection | None = None
         self._failures = 0
-        """In a row: connections that could not be made, or broke."""
+        """Consecutive connections that failed or broke."""
         self._came: deque[Delivered] = deque()
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -73,11 +73,11 @@ class SocketSource:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection at this moment."""
+        """Whether there is a connection now."""
         return self._connection is not None and not self._connection.ended.is_set()
 
     async def take(self, most: int) -> list[Delivered]:
-        """At most so many messages, as soon as there are any; none when the time of the wish is up."""
+        """Receive at most `most` messages, as soon as there are any. None when the time is over."""
         check_most(most)
         async with self._turn:
             self._taking = True
@@ -90,7 +90,7 @@ class SocketSource:
         return await self._settled(taken) if self._wish.auto_ack else taken
 
     async def close(self) -> None:
-        """Take nothing more, give back what nobody took, and hang up."""
+        """Receive nothing more, release messages that were not taken, and close the connection."""
         if self._closed:
             return
         self._closed = True
@@ -105,7 +105,10 @@ class SocketSource:
                     await asyncio.wait(self._tasks)
                 await self.settler.drain()
         except TimeoutError:
-            _log.warning("a WebSocket was closed without an answer from %s", ", ".join(self._urls))
+            _log.warning(
+                "WebSocket to %s closed without an answer; messages are redelivered when their leases expire",
+                ", ".join(self._urls),
+            )
         finally:
             self._stop_timer()
             for task in self._tasks:
@@ -118,10 +121,10 @@ class SocketSource:
                     await self._session.close()
 
     async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
-        """Settle over the socket, for the settler, which has another way; see `settling.Road`."""
+        """Settle over the socket, for the settler, which falls back to HTTP. See `settling.Road`."""
         connection = self._connection
         if connection is None or connection.ended.is_set():
-            raise ConnectionFailed("there is no WebSocket", sent=False)
+            raise ConnectionFailed("no WebSocket is connected", sent=False)
         try:
             answers = await connection.settle(group, items)
         except HarkError as error:
@@ -134,7 +137,7 @@ class SocketSource:
     # Waiting -----------------------------------------------------------------------------------------------
 
     async def _wait_for(self, most: int) -> list[Delivered]:
-        """Connect as often as it takes, until messages come or the time is up."""
+        """Connect as often as necessary, until messages arrive or the time is over."""
         until = self._monotonic() + self._wish.seconds
         failure: HarkError | None = None
         while not self._came:
@@ -156,7 +159,7 @@ class SocketSource:
         return [self._came.popleft() for _ in range(min(most, len(self._came)))]
 
     async def _listen(self, connection: Connection, most: int, seconds: float) -> None:
-        """Let messages come until some have, the time is up, or the connection is over."""
+        """Receive until messages have arrived, the time is over, or the connection has ended."""
         unsettled = await connection.drain()
         if self._came:
             return
@@ -185,7 +188,7 @@ class SocketSource:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(ssl=self._tls or True),
+                connector=connector(self._tls),
             )
         url = self._urls[self._failures % len(self._urls)]
         try:
@@ -195,7 +198,7 @@ class SocketSource:
             raise ConnectionFailed(f"no connection to {url} within {CONNECT_SECONDS:g} s", sent=False) from None
         if self._closed:
             await self._connection.close()
-            raise ConnectionFailed("the source was closed meanwhile", sent=False)
+            raise ConnectionFailed("the consumer was closed while it connected", sent=False)
         return self._connection
 
     def _pause_after_failure(self) -> float:
@@ -203,14 +206,14 @@ class SocketSource:
         return self._reconnecting.delay(self._failures)
 
     def _receive(self, messages: list[Delivered]) -> None:
-        """What a connection brings; nothing when it is over."""
+        """Store messages of a connection. An empty list means that it has ended."""
         self._came.extend(messages)
         self._news.set()
         if not self._taking:
             self._start_timer()
 
     async def _settled(self, messages: list[Delivered]) -> list[Delivered]:
-        """Settle before they are given out: at most once. Those that could not be settled come again."""
+        """Settle messages before they are returned: at most once. Messages that are not settled are redelivered."""
         outcomes = await self.settler.settle_many([Verdict(message) for message in messages])
         return [
             msgspec.structs.replace(message, lease_id="")
@@ -218,7 +221,7 @@ class SocketSource:
             if outcome.success
         ]
 
-    # What came and was not taken ---------------------------------------------------------------------------
+    # Messages that arrived and were not taken --------------------------------------------------------------
 
     def _start_timer(self) -> None:
         if self._came and self._timer is None and not self._closed:
@@ -234,7 +237,7 @@ class SocketSource:
         self._spawn_giving_back(list(self._came))
 
     def _give_back_behind(self, items: Sequence[AckItem]) -> None:
-        """After a failure the server sends what follows in the partition once more: what waits here is not ours."""
+        """Release waiting messages behind a failed one: the server redelivers the rest of the partition."""
         leases = {item.lease_id for item in items if item.status in ("failed", "retry")}
         self._spawn_giving_back([message for message in self._came if message.lease_id in leases])
 
@@ -252,7 +255,7 @@ def _urls_of(transport: Transport) -> tuple[str, ...]:
     if isinstance(transport, FailoverTransport):
         return transport.urls
     if transport.fork() is None:
-        raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; poll instead")
+        raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; use it without ws://")
     return (transport.url,)
 
 
@@ -261,8 +264,8 @@ def _tls_of(transport: Transport) -> ssl.SSLContext | None:
 
 
 async def _quietly(call: Awaitable[object]) -> None:
-    """What fails here is nobody's trouble: the connection is gone, and its leases run out."""
+    """Ignore errors: the connection is gone, and its leases expire."""
     try:
         await call
     except HarkError as error:
-        _log.debug("over a WebSocket: %s", error)
+        _log.debug("WebSocket request failed: %s", error)

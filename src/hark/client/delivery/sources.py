@@ -1,4 +1,4 @@
-"""Where a consumer's messages come from: what it wishes for, what it is given, and the source that polls."""
+"""Sources of messages: the parameters of a pop, deliveries, and the source that polls."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE, GroupMode
 
 MARGIN_SECONDS = 15.0
-"""How much longer than the server waits the client waits for its answer: a look that is under way is finished."""
+"""How many seconds longer than the server the client waits for an answer, so that a running query can finish."""
 _SECONDS_AT_ONCE = 30.0
 _CLOSE_SECONDS = 5.0
 FIRST_LOOK_SECONDS = 0.25
-"""How long a server looks for messages before it begins to wait for them; most answers come in this time."""
+"""Seconds that a server searches for messages before it starts to wait. Most answers come within this time."""
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer wants: the parameters of a pop."""
+    """The parameters of a pop."""
 
     queue: str | None = None
     partition: str | None = None
@@ -31,9 +31,9 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     task: str | None = None
     group: str = QUEUE_MODE
     group_mode: GroupMode | None = None
-    """None: as it is stored."""
+    """None: the stored mode."""
     batch: int = 1
-    """Messages at most, however many the consumer could take."""
+    """Maximum number of messages per request, however many the consumer could take."""
     partitions: int = 1
     auto_ack: bool = False
     wait: bool = True
@@ -41,16 +41,18 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     subscription_mode: str | None = None
     subscription_from: str | None = None
     lease_seconds: int | None = None
-    """None: what the queue says."""
+    """None: the lease time of the queue."""
     consumer_priority: int = 0
     consumer: str | None = None
-    """What it is called where leases are shown."""
+    """The name of the consumer in lists of leases."""
 
     def __post_init__(self) -> None:
         if not (self.queue or self.namespace or self.task):
-            raise InvalidInput("queue, namespace or task is required: say what to consume")
+            raise InvalidInput(
+                "queue, namespace or task is required: name what to consume, for example with client.queue(...)"
+            )
         if self.partition and not self.queue:
-            raise InvalidInput("partition: only with a queue; name it with queue(...)")
+            raise InvalidInput("partition: only valid with a queue; name one with queue(...)")
         if self.group_mode not in (None, "ordered", "shared"):
             raise InvalidInput(f"group_mode: expected ordered or shared, got {self.group_mode!r}")
         for field, least in (("batch", 1), ("partitions", 1), ("timeout_ms", 0), ("lease_seconds", 1)):
@@ -60,11 +62,11 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long it waits for a message."""
+        """Seconds that the request waits for a message."""
         return self.timeout_ms / 1000 if self.wait else 0.0
 
     def parameters(self) -> dict[str, Value]:
-        """Those that a pop and a subscription have in common, under the names of the API; what is default is absent."""
+        """Parameters that a pop and a subscription share, by their API names. Defaults are omitted."""
         wanted: dict[str, Value | None] = {
             "consumerGroup": None if self.group == QUEUE_MODE else self.group,
             "groupMode": self.group_mode,
@@ -80,7 +82,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivered(msgspec.Struct, rename="camel", gc=False):
-    """A message as it was delivered, its payload not looked at."""
+    """A message as it was delivered, with its payload not decoded."""
 
     id: str
     transaction_id: str
@@ -91,29 +93,29 @@ class Delivered(msgspec.Struct, rename="camel", gc=False):
     partition_id: str
     partition: str
     lease_id: str
-    """Empty where it was settled at delivery."""
+    """Empty if the server acknowledged the message on delivery."""
     consumer_group: str
     queue: str
     offset: int
     priority: int
     delivery_attempt: int
     traceparent: str | None = None
-    """The W3C trace context of whoever pushed it."""
+    """The W3C trace context of the producer."""
     tracestate: str | None = None
 
 
 class Source(Protocol):
-    """Gives messages to one consumer. Belongs to one event loop."""
+    """Delivers messages to one consumer. Belongs to one event loop."""
 
     async def take(self, most: int) -> list[Delivered]:
-        """At most so many messages; waits as the wish says, and gives none when the time is up."""
+        """Receive at most `most` messages. Waits as the parameters say, and returns none after that time."""
 
     async def close(self) -> None:
-        """Take nothing more; what came and was not given to anybody goes back."""
+        """Receive nothing more, and release messages that no consumer received."""
 
 
 GiveBack = Callable[[Sequence[Delivered]], Awaitable[object]]
-"""Hands back what was delivered and not begun."""
+"""Releases messages that were delivered and not started."""
 
 
 class _Popped(msgspec.Struct):
@@ -124,7 +126,7 @@ _decode = msgspec.json.Decoder(_Popped).decode
 
 
 class PollSource:
-    """Asks with pops that wait on the server."""
+    """Receives messages with pop requests that wait at the server."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class PollSource:
     ) -> None:
         self._caller = caller
         self._wish = wish
-        # What is settled at delivery can't be given back: then a pop that nobody wants any more ends at once.
+        # Messages with automatic acks cannot be released, so a cancelled pop ends immediately.
         self._give_back = None if wish.auto_ack else give_back
         self._monotonic = monotonic
         self._left: set[asyncio.Task[None]] = set()
@@ -146,11 +148,11 @@ class PollSource:
         self._seconds = wish.seconds + MARGIN_SECONDS if wish.wait else _SECONDS_AT_ONCE
 
     async def take(self, most: int) -> list[Delivered]:
-        """At most so many messages, of one pop.
+        """Receive at most `most` messages with one pop.
 
-        A pop whose answer was lost is asked again: what it took comes back when its lease ends. Not so with automatic
-        acks, where it would be lost for good: then the error is the caller's. What comes for somebody who was cancelled
-        meanwhile is given back.
+        A pop whose answer was lost is repeated: its messages are redelivered when their lease expires. With automatic
+        acks they would be lost permanently, so the error is raised instead. Messages that arrive after a cancellation
+        are released.
         """
         check_most(most)
         if self._give_back is None:
@@ -173,7 +175,7 @@ class PollSource:
         return messages_of(answer.body) if answer.status == 200 else []
 
     async def _leave(self, asking: asyncio.Task[list[Delivered]], asked: float, give_back: GiveBack) -> None:
-        """End a pop that nobody waits for any more, but not in its first look, whose answer may be on its way."""
+        """End a pop after a cancellation, but not during its first search, because the answer may be in flight."""
         try:
             await asyncio.wait([asking], timeout=max(0.0, asked + FIRST_LOOK_SECONDS - self._monotonic()))
         finally:
@@ -183,7 +185,7 @@ class PollSource:
             await give_back(messages)
 
     async def close(self) -> None:
-        """Give back what came for those who did not wait for it; a pop that waits ends with whoever waits for it."""
+        """Release messages that arrived after a cancellation. A waiting pop ends with its caller."""
         if self._left:
             _, late = await asyncio.wait(self._left, timeout=_CLOSE_SECONDS)
             for task in late:
@@ -191,21 +193,23 @@ class PollSource:
 
 
 def check_most(most: int) -> None:
-    """Nobody may ask for nothing."""
+    """Check that at least one message is requested."""
     if most < 1:
         raise InvalidInput(f"most: expected at least 1, got {most}")
 
 
 def messages_of(body: bytes) -> list[Delivered]:
-    """The messages in the answer to a pop."""
+    """The messages in the response to a pop."""
     try:
         return _decode(body).messages
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(f"the server's answer is not Hark's: {error}; check the URL", code="not_hark") from error
+        raise HarkError(
+            f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
+        ) from error
 
 
 def _place(wish: Wish) -> tuple[str, dict[str, Value]]:
-    """The path of a pop, and what of the place is in its query."""
+    """The path of a pop, and the labels for its query."""
     if wish.queue:
         return path("pop", "queue", wish.queue, *(("partition", wish.partition) if wish.partition else ())), {}
     labels = {"namespace": wish.namespace, "task": wish.task}

@@ -1,4 +1,4 @@
-"""Messages for one consumer, batch after batch, as long as it wants."""
+"""Receives messages for one consumer, batch after batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 class Supply:
-    """Takes from a source, rests after empty answers as the strategy says, and outlives a server that is away.
+    """Receives from a source, rests after empty responses as the strategy says, and survives outages of the server.
 
-    `held` is what was taken and not begun; whoever closes the supply hands it back.
+    `held` are messages that were received but not started. Closing the supply releases them.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Supply:
     ) -> None:
         self.desk = desk
         self.overlaps = overlaps
-        """Whether the next batch may be asked for while the last one is being settled."""
+        """Whether the next batch can be requested while the previous one is being settled."""
         self.held: deque[Message] = deque()
         self._in_order = choices.group_mode != "shared"
         self._source = source
@@ -51,7 +51,7 @@ class Supply:
         self._interrupted = self._closed = False
 
     async def batch(self, most: int) -> list[Message]:
-        """Some messages, when there are any; none after the idle time, or when it was interrupted."""
+        """Wait for some messages. Returns none after the idle time, or if it was interrupted."""
         idle = None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
         since = self._monotonic()
         while not self._interrupted:
@@ -63,7 +63,8 @@ class Supply:
             except HarkError as error:
                 if not error.retryable:
                     raise
-                _log.warning("no messages for now: %s; trying again", error)
+                queue = self._choices.queue or "(several)"
+                _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
                 self._poller.failed(error.retry_after)
             else:
                 self._poller.saw(bool(delivered))
@@ -76,7 +77,7 @@ class Supply:
         return []
 
     async def _take(self, most: int) -> list[Delivered]:
-        """What the source gives; nothing when that was interrupted."""
+        """Receive from the source. Returns nothing if that was interrupted."""
         task = asyncio.ensure_future(self._source.take(most))
         self._taking.add(task)
         try:
@@ -86,18 +87,18 @@ class Supply:
             if self._interrupted and not (current and current.cancelling()):
                 return []
             if task.done() and not task.cancelled() and task.exception() is None:
-                # They came in the moment in which nobody wanted them any more.
+                # The messages arrived at the moment of the cancellation.
                 await self.give_back(await self.desk.receive(task.result(), self._choices, None, begin=False))
             raise
         finally:
             self._taking.discard(task)
 
     def is_ours(self, message: Message) -> bool:
-        """Whether it may be begun; not behind one that was handed back, nor when its lease is lost: it comes again."""
+        """Whether the message can be started: its lease is valid, and no earlier message of its order was released."""
         return not (message.lost or (self._in_order and message.released))
 
     async def next(self, most: int) -> Message | None:
-        """The next one of what is held, else of a new batch; None as of `batch`."""
+        """The next held message, or the first of a new batch. None: see `batch`."""
         if self.held and not self.is_ours(self.held[0]):
             skipped = [message for message in self.held if not self.is_ours(message)]
             self.held = deque(message for message in self.held if self.is_ours(message))
@@ -107,18 +108,18 @@ class Supply:
         return self.held.popleft() if self.held else None
 
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """Hand back what was not begun: it comes again at once, and this delivery was no attempt."""
+        """Release messages that were not started: they are redelivered, and no attempt is counted."""
         await self.desk.say(messages, "retry")
 
     def interrupt(self) -> None:
-        """Take nothing more, and end the waits of those who take."""
+        """Receive nothing more, and end waiting requests."""
         self._interrupted = True
         self._poller.stop()
         for task in self._taking:
             task.cancel()
 
     async def close(self) -> None:
-        """Take nothing more and hand back what is held. May be called twice."""
+        """Receive nothing more and release held messages. Can be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -129,7 +130,7 @@ class Supply:
             held, self.held = list(self.held), deque()
             await self.give_back(held)
         finally:
-            # Also when this is cancelled: nobody else knows of the source's connections.
+            # Also after a cancellation: no other object closes the connections of the source.
             try:
                 await self._source.close()
             finally:

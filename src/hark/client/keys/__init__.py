@@ -1,1 +1,1 @@
-"""The key-value store: entries, and those who watch them."""
+"""The key-value store: entries, atomic writes and watches."""

@@ -17,54 +17,58 @@ class Entry(msgspec.Struct, frozen=True):
     """A key with its value and its version."""
 
     key: Key
+    """The key, as a tuple."""
     raw: msgspec.Raw
-    """The value, byte for byte."""
+    """The value as JSON bytes."""
     versionstamp: str
-    """Changes with every write; later ones are greater."""
+    """Changes with every write. Later versionstamps are greater."""
 
     @property
     def value(self) -> Any:
-        """The value."""
+        """The value, decoded from JSON."""
         return msgspec.json.decode(self.raw)
 
     def decode(self, shape: type[T]) -> T:
-        """The value as a type of yours."""
+        """Decode the value as a type. Raises `InvalidInput` with the code `unexpected_value` if it does not fit."""
         return decode_value(self.raw, shape, f"the value of {self.key}")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key whose entry is another one now; None: there is none any more."""
+    """A change of a key. `entry` is None if the key was deleted or expired."""
 
     key: Key
     entry: Entry | None
 
     @property
     def value(self) -> Any:
-        """The new value; None also when there is none any more."""
+        """The new value. None also if the key was deleted or expired."""
         return None if self.entry is None else self.entry.value
 
 
 class WireEntry(msgspec.Struct):
-    """A key with its value; one that is not there has no versionstamp."""
+    """A key with its value. A missing key has no versionstamp."""
 
     key: tuple[str | int | float | bool, ...]
-    """`Key` would make a float of an integer."""
+    """Not `Key`, which would convert integers to floats."""
     value: msgspec.Raw
     versionstamp: str | None
 
     def entry(self) -> Entry | None:
-        """What is there."""
+        """The entry, or None if the key is missing."""
         return None if self.versionstamp is None else Entry(self.key, self.value, self.versionstamp)
 
     def present(self) -> Entry:
-        """What is there for certain."""
+        """The entry of a key that must exist."""
         if self.versionstamp is None:
-            raise HarkError(f"the server listed the key {self.key} without a version", code="not_hark")
+            raise HarkError(
+                f"the server listed the key {self.key} without a versionstamp; check that it is a Hark server",
+                code="not_hark",
+            )
         return Entry(self.key, self.value, self.versionstamp)
 
 
 class KeyPage(msgspec.Struct):
-    """Some entries, and where the next ones are."""
+    """A page of entries, and the cursor of the next page."""
 
     entries: tuple[WireEntry, ...]
     cursor: str | None = None

@@ -22,7 +22,15 @@ _KEYS = "/keyval/api/keys"
 
 
 class KeyValue:
-    """The verbs about keys. A key is a tuple of texts, numbers and switches: `("users", 17)`."""
+    """The key-value store of the server, `client.kv`.
+
+    A key is a tuple of strings, numbers and booleans, such as `("users", 17)`. Values are JSON.
+
+    ```python
+    await client.kv.set(("users", 17), {"name": "Ada"}, expires_in=3600)
+    entry = await client.kv.get(("users", 17))
+    ```
+    """
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -30,7 +38,7 @@ class KeyValue:
     # Entries -----------------------------------------------------------------------------------------------
 
     async def get(self, key: KeyParts) -> Entry | None:
-        """The entry of a key; None: there is none."""
+        """The entry of a key. None if the key does not exist."""
         try:
             found = await self._caller.read(WireEntry, "GET", _path(key_of(key)))
         except NotFound as error:
@@ -40,7 +48,7 @@ class KeyValue:
         return found.entry()
 
     async def get_many(self, keys: Sequence[KeyParts]) -> list[Entry | None]:
-        """The entries of keys, in their order; None where there is none."""
+        """The entries of several keys, in their order. None where a key does not exist."""
         checked = _several(keys)
         found: list[Entry | None] = []
         for start in range(0, len(checked), MAX_KEYS):
@@ -50,7 +58,10 @@ class KeyValue:
         return found
 
     async def set(self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> str:
-        """Set the value of a key, for so many seconds or for good; its new versionstamp."""
+        """Set the value of a key. Returns its new versionstamp.
+
+        `expires_in` is a time to live in seconds (or a `timedelta`). The default is no expiry.
+        """
         answer = await self._caller.read(
             _Written,
             "PUT",
@@ -61,15 +72,19 @@ class KeyValue:
         return answer.versionstamp
 
     async def delete(self, key: KeyParts, *, exact: bool = True) -> int:
-        """Remove a key, or with `exact=False` a key and all below it; how many entries that were.
+        """Delete a key. Returns the number of deleted entries.
 
-        Sent again after a lost reply it counts what the second one removed.
+        With `exact=False`, it deletes the key and all keys below it. If the request is repeated after a lost reply, the
+        number is that of the second request.
         """
         answer = await self._caller.read(_Deleted, "DELETE", _path(key_of(key)), query={"exact": exact})
         return answer.deleted_count
 
     async def delete_many(self, keys: Sequence[KeyParts], *, exact: bool = True) -> int:
-        """Remove keys, or keys and all below them, in one commit; how many entries that were."""
+        """Delete several keys in one commit. Returns the number of deleted entries.
+
+        With `exact=False`, it deletes the keys and all keys below them.
+        """
         checked = _several(keys)
         if not checked:
             return 0
@@ -89,9 +104,11 @@ class KeyValue:
         reverse: bool = False,
         page_size: int = 100,
     ) -> AsyncIterator[Entry]:
-        """What is below a prefix, or all, in the order of keys: from `start`, up to and without `end`, `limit` at most.
+        """Iterate over the entries below a prefix, or over all entries, in key order.
 
-        It is read page by page, and each page shows what is there when it is read.
+        The range is from `start` up to, but not including, `end`. `limit` is the maximum number of entries; the default
+        is no limit. `reverse=True` iterates backwards. Entries are read in pages of `page_size`, and each page shows
+        the state at the time it is read.
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit: expected at least 1, got {limit}")
@@ -116,26 +133,35 @@ class KeyValue:
                 return
 
     async def count(self, prefix: KeyParts = ()) -> int:
-        """How many entries are below a prefix, or in all."""
+        """The number of entries below a prefix. The default is the number of all entries."""
         query = {"prefix": _text(prefix, "prefix") if len(prefix) else None}
         return (await self._caller.read(_Count, "GET", f"{_KEYS}/count", query=query)).count
 
-    # Together, and as they change --------------------------------------------------------------------------
+    # Atomic writes and watches -----------------------------------------------------------------------------
 
     def atomic(self) -> Atomic:
-        """A write of many keys, with checks, that happens whole or not at all."""
+        """A new atomic write: checks and changes of keys that are applied together or not at all.
+
+        Call `commit` on the result to apply it.
+        """
         return Atomic(self._caller)
 
     def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> KeyWatch:
-        """Changes of keys as they come, what is there first unless `initial=False`.
+        """Watch keys: an endless async iterator over their changes, starting with the current entries.
 
-        It follows what is, not what was: of several quick writes to a key only the last one is certain to be seen. It
-        goes on when the server was away. The first answer has to come, though: no server at all is an error.
+        With `initial=False`, it starts with the first change. After several quick writes to a key, you may see only the
+        last one. The watch continues after an outage of the server. Only the first request raises `ConnectionFailed` if
+        no server answers.
+
+        ```python
+        async for change in client.kv.watch([("users", 17)]):
+            print(change.key, change.value)
+        ```
         """
         return watch_keys(self._caller, _several(keys), initial=initial)
 
     def watch_prefix(self, prefix: KeyParts, *, limit: int = 100, initial: bool = True) -> KeyWatch:
-        """Changes below a prefix as they come, as `watch`; the first `limit` keys, 1000 at most."""
+        """Watch the keys below a prefix, as `watch` does. It covers the first `limit` keys, at most 1000."""
         return watch_prefix(self._caller, key_of(prefix, "prefix"), limit, initial=initial)
 
 

@@ -1,4 +1,4 @@
-"""Watches of keys: asks that wait on the server until something is new, one after the other."""
+"""Watches of keys: consecutive requests that wait at the server for changes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from hark.model import Key
 
 WAIT_SECONDS = 30.0
 _MARGIN = 10.0
-"""Seconds that the server may take beyond those that it was asked to wait."""
+"""Seconds that an answer may take beyond the requested waiting time."""
 _TOO_SOON = 1.0
-"""An empty answer within so many seconds was not waited for: the server is stopping, or something is wrong."""
+"""An empty answer within this many seconds means that the server did not wait: it is shutting down, or something is
+wrong."""
 _MAX_ADDRESS = 60_000
-"""Bytes of the parameters of a request; a server reads an address of 65,535."""
+"""Maximum size of the query in bytes. A server accepts URLs of 65,535 bytes."""
 _BASE = "/keyval/api/watch"
 
 
 class _News(msgspec.Struct):
-    """What has changed, and what is known now: one text per key, or one for all of a prefix."""
+    """The changes, and the new versionstamps: one per key, or one for a prefix."""
 
     entries: list[WireEntry]
     versionstamps: str | list[str]
 
 
 class KeyWatch:
-    """Changes of keys, as an async iterator without an end; there is nothing to close."""
+    """Changes of keys, as an endless async iterator. It needs no close."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class KeyWatch:
         self._monotonic = monotonic
         self._sleep = sleep
         self._known: str | None = None
-        """What was told so far, as the server said it; None: it has not answered yet."""
+        """The versionstamps that the server reported last. None: it has not answered yet."""
         self._failures = 0
         self._changes: deque[Change] = deque()
 
@@ -64,7 +65,7 @@ class KeyWatch:
         return self
 
     async def begin(self) -> KeyWatch:
-        """Ask for the first time, if that is still to be done; else the first step does it."""
+        """Send the first request, unless it was sent. Otherwise the first step sends it."""
         if self._known is None:
             await self._ask(wait=False)
             if self._skip:
@@ -78,7 +79,7 @@ class KeyWatch:
         return self._changes.popleft()
 
     async def _look(self) -> None:
-        """Wait for changes once; a server that is away is waited for."""
+        """Wait for changes once. During an outage, pause."""
         asked = self._monotonic()
         try:
             await self._ask(wait=True)
@@ -109,17 +110,17 @@ def _check_size(query: Mapping[str, object]) -> None:
     size = len(urlencode([(name, value) for name, value in query.items() if value is not None]))
     if size > _MAX_ADDRESS:
         raise InvalidInput(
-            f"keys: too many, or too long, for one watch: they take {size} bytes of {_MAX_ADDRESS}; "
-            "watch fewer of them, or give a prefix a smaller limit"
+            f"keys: too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes; "
+            "watch fewer keys, or use a prefix with a smaller limit"
         )
 
 
 def watch_keys(caller: Caller, keys: Sequence[Key], *, initial: bool = True) -> KeyWatch:
-    """Changes of certain keys."""
+    """Watch certain keys."""
     text = msgspec.json.encode(keys).decode()
     return KeyWatch(caller, f"{_BASE}/poll", {"keys": text}, initial=initial)
 
 
 def watch_prefix(caller: Caller, prefix: Key, limit: int, *, initial: bool = True) -> KeyWatch:
-    """Changes of the first keys below a prefix."""
+    """Watch the first keys below a prefix."""
     return KeyWatch(caller, f"{_BASE}/prefix/poll", {"prefix": key_text(prefix), "limit": limit}, initial=initial)

@@ -1,1 +1,1 @@
-"""Messages on their way to the server: made, shared in requests, buffered, in transactions."""
+"""Producing messages: build, batch, buffer and push them, and commit them in transactions."""

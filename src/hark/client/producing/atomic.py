@@ -1,4 +1,4 @@
-"""Checks and changes of keys that happen together or not at all."""
+"""Checks and changes of keys that are applied together or not at all."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ Self = TypeVar("Self", bound="KeyChanges")
 Number = int | float
 
 _REPEATABLE = frozenset({"set", "delete", "min", "max"})
-"""What is the same whether it is done once or twice."""
+"""Changes with the same result whether they are applied once or twice."""
 _FINAL = frozenset({"queue_full"})
-"""Not waited out: it may last."""
+"""Codes that are not retried, because they may last."""
 
 
 class AtomicResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether an atomic write happened; false: a check failed and nothing did."""
+    """Result of an atomic write. `ok` is False if a check failed; nothing was written then."""
 
     ok: bool
     versionstamp: str | None = None
-    """Of all that it wrote."""
+    """Versionstamp of everything that it wrote."""
     ids: tuple[str, ...] = ()
-    """Of the messages that it enqueued, in order."""
+    """Ids of the enqueued messages, in order."""
 
     def __bool__(self) -> bool:
         return self.ok
 
 
 class KeyChanges:
-    """Collects checks and changes; each method returns the collection, for the next one."""
+    """Collects checks and changes of keys. Each method returns the same object, so calls can be chained."""
 
     def __init__(self) -> None:
         self._checks: list[dict[str, object]] = []
         self._mutations: list[dict[str, object]] = []
 
     def check(self: Self, key: KeyParts, versionstamp: str | None) -> Self:
-        """The key must have this version, or with None must not be there."""
+        """Require that the key has this versionstamp. None: require that the key does not exist."""
         self._checks.append({"key": key_of(key), "versionstamp": versionstamp})
         return self
 
     def set(self: Self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
-        """Set the value of a key, for so many seconds or for good."""
+        """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
         expires = time_to_live(expires_in, "expires_in")
         return self._add("set", key, json_value(value, "value"), {} if expires is None else {"expiresIn": expires})
 
     def delete(self: Self, key: KeyParts) -> Self:
-        """Remove this key alone."""
+        """Delete this key only, not the keys below it."""
         return self._add("delete", key)
 
     def sum(self: Self, key: KeyParts, value: Number) -> Self:
-        """Add a number to what is stored; without an entry it is the value."""
+        """Add a number to the stored number. A missing key counts as 0."""
         return self._add("sum", key, _number(value))
 
     def min(self: Self, key: KeyParts, value: Number) -> Self:
-        """Keep the smaller one of a number and what is stored."""
+        """Store the smaller of this number and the stored number."""
         return self._add("min", key, _number(value))
 
     def max(self: Self, key: KeyParts, value: Number) -> Self:
-        """Keep the larger one of a number and what is stored."""
+        """Store the larger of this number and the stored number."""
         return self._add("max", key, _number(value))
 
     def append(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
-        """Put values behind those of a stored array."""
+        """Append values to a stored array. A missing key counts as an empty array."""
         return self._add("append", key, _array(values))
 
     def prepend(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
-        """Put values before those of a stored array."""
+        """Prepend values to a stored array. A missing key counts as an empty array."""
         return self._add("prepend", key, _array(values))
 
     @property
@@ -85,14 +85,14 @@ class KeyChanges:
 
     @property
     def repeatable(self) -> bool:
-        """Whether it may be sent again after a lost reply.
+        """Whether the request can be repeated after a lost reply.
 
-        A check would fail then, by what the first one wrote; a sum would be added twice.
+        A repeated check would fail because of the first request's own write; a repeated sum would be added twice.
         """
         return not self._checks and all(mutation["type"] in _REPEATABLE for mutation in self._mutations)
 
     def body(self) -> dict[str, object]:
-        """All of it as the wire has it."""
+        """The request body."""
         return {"checks": self._checks, "mutations": self._mutations}
 
     def _add(
@@ -110,7 +110,12 @@ class KeyChanges:
 
 
 class Atomic(KeyChanges):
-    """An atomic write of the key-value store; `await atomic.commit()` does it."""
+    """An atomic write to the key-value store: `client.kv.atomic()` creates it, `commit` applies it.
+
+    result = await client.kv.atomic().check(("stock", 7), entry.versionstamp).set(("stock", 7), 4).commit()
+    if not result:
+        ...  # Another client changed the key.
+    """
 
     def __init__(self, caller: Caller) -> None:
         super().__init__()
@@ -128,7 +133,10 @@ class Atomic(KeyChanges):
         retry_delays: Sequence[float | timedelta] | None = None,
         keys_if_undelivered: Sequence[KeyParts] | None = None,
     ) -> Atomic:
-        """Push a message to a work queue, with the options of a push; times are in seconds."""
+        """Push a message to a work queue in the same commit. Times are seconds or a `timedelta`.
+
+        The options mean the same as in `Queue.push`.
+        """
         message = new_message(
             queue,
             value,
@@ -151,10 +159,11 @@ class Atomic(KeyChanges):
         return self
 
     async def commit(self) -> AtomicResult:
-        """Do all of it, or nothing if a check fails. Raises `Conflict` when a change does not fit what is stored.
+        """Apply everything, or nothing if a check fails: the result is then false.
 
-        With checks, sums, appended values or messages it is not sent again when the reply is lost, but raises
-        `ConnectionFailed`: read what is there and decide.
+        Raises `Conflict` if a change does not fit the stored value, for example a sum to a string. With checks, sums,
+        appended values or messages the request is not repeated after a lost reply: it raises `ConnectionFailed`, and
+        you have to read the keys to see whether it was applied.
         """
         return await self._caller.read(
             AtomicResult, "POST", "/keyval/api/atomic", body=self.body(), safe=self.repeatable, final=_FINAL

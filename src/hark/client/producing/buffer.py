@@ -1,4 +1,4 @@
-"""Buffered pushes: accepted at once, sent together, and never lost in silence."""
+"""Buffered pushes: accepted immediately, sent together, and never dropped silently."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from hark.client.tracing import stamped
 from hark.errors import HarkError
 
 _BOUND = 10
-"""A buffer holds so many times what fills it; then pushes wait until there is room."""
+"""A full buffer holds this many times `max_items` messages. Pushes then wait for room."""
 _RETRY_SECONDS = 1.0
 
 
 class FlushFailed(HarkError):
-    """Buffered messages could not be sent: those in `refused` never will be, others stay in the buffer."""
+    """Buffered messages could not be sent.
+
+    `refused` holds the messages that the server rejected; they will not be sent again. `kept` is the number of messages
+    that stay in the buffer and are sent again. `cause` is the first error.
+    """
 
     code = "flush_failed"
 
     def __init__(self, cause: HarkError, refused: Sequence[NewMessage], kept: int) -> None:
         super().__init__(
-            f"buffered messages were not sent: {cause}; {len(refused)} are given up (`refused`), {kept} stay buffered",
+            f"buffered messages were not sent: {cause}; {len(refused)} rejected (`refused`), {kept} stay buffered",
             retry_after=cause.retry_after,
         )
         self.cause = cause
@@ -35,10 +39,10 @@ class FlushFailed(HarkError):
 
 
 class Buffer:
-    """Collects the messages of one queue, and sends them when there are enough or the first one has waited enough.
+    """Collects messages of one queue, and sends them when there are enough or the first has waited long enough.
 
-    What failed is told to whoever pushes, flushes or closes next. What the server may take later stays, in its order,
-    and is sent again. When the buffer is full, pushes wait.
+    An error is raised by the next push, flush or close. Messages that the server may accept later stay in the buffer,
+    in their order, and are sent again. When the buffer is full, pushes wait.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Buffer:
         return len(self._waiting)
 
     async def add(self, message: NewMessage) -> None:
-        """Take a message. Raises `FlushFailed` if an earlier one failed; then this one was not taken."""
+        """Add a message. Raises `FlushFailed` if an earlier message failed; this message was then not added."""
         message = stamped(message)
         self._tell()
         if self._is_full:
@@ -80,18 +84,18 @@ class Buffer:
             self._timer = asyncio.ensure_future(self._send_after(self._max_seconds))
 
     async def flush(self) -> None:
-        """Send all that is there; raises `FlushFailed` for what could not be sent, now or before."""
+        """Send everything. Raises `FlushFailed` for messages that could not be sent, now or before."""
         earlier, self._failure = self._failure, None
         while self._waiting and self._failure is None:
             await asyncio.shield(self._send())
         if earlier is not None and earlier.refused:
-            # What stayed then was sent now, or is in the new failure.
+            # Messages that stayed buffered then were sent now, or are part of the new failure.
             again = () if self._failure is None else self._failure.refused
             self._failure = FlushFailed(earlier.cause, (*earlier.refused, *again), len(self._waiting))
         self._tell()
 
     async def close(self) -> None:
-        """Flush for the last time: what can't be sent now is given up, and in the error."""
+        """Flush for the last time. Messages that cannot be sent now are dropped and reported in the error."""
         self._closed = True
         try:
             await self.flush()
@@ -126,14 +130,14 @@ class Buffer:
         self._send()
 
     async def _send_all(self) -> None:
-        """Send batch after batch, until nothing is left or something failed."""
+        """Send batch after batch, until the buffer is empty or a push failed."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
         while self._waiting:
             batch = [self._waiting[index] for index in range(min(self._max_items, len(self._waiting)))]
             outcomes = await asyncio.gather(*(self._pusher.push(message) for message in batch), return_exceptions=True)
-            # They leave the buffer only now: who is cancelled in between has lost nothing.
+            # Messages leave the buffer only now, so that a cancellation loses none.
             for _ in batch:
                 self._waiting.popleft()
             failed = self._keep(batch, outcomes)
@@ -143,7 +147,7 @@ class Buffer:
                 return
 
     def _keep(self, batch: Sequence[NewMessage], outcomes: Sequence[object]) -> bool:
-        """Put back what may be taken later, note what was refused; whether there was anything of it."""
+        """Put retryable messages back and note rejected ones. Returns whether there were any."""
         cause: HarkError | None = None
         kept: list[NewMessage] = []
         refused: list[NewMessage] = []
@@ -167,7 +171,7 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers of a client, one for each queue and way of buffering."""
+    """The buffers of a client, one for each queue and size."""
 
     def __init__(self, pusher: Callable[[], Pusher]) -> None:
         self._pusher = pusher
@@ -185,11 +189,11 @@ class Buffers:
         return buffer
 
     async def flush(self) -> None:
-        """Flush all; raises the first failure when all have been tried."""
+        """Flush all buffers. Raises the first failure after all have been tried."""
         await self._all([buffer.flush() for buffer in self._buffers.values()])
 
     async def close(self) -> None:
-        """Flush all for the last time."""
+        """Flush all buffers for the last time."""
         self._closed = True
         buffers, self._buffers = self._buffers, {}
         await self._all([buffer.close() for buffer in buffers.values()])
@@ -202,4 +206,4 @@ class Buffers:
 
 
 def _client_closed() -> HarkError:
-    return HarkError("the client is closed; connect again", code="client_closed")
+    return HarkError("the client is closed; create a new one with connect()", code="client_closed")

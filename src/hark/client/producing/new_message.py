@@ -1,4 +1,4 @@
-"""Messages to push: built from what a user has, checked, and ready for the wire."""
+"""Messages to push: built from a user's data, checked and ready to send."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MAX_TTL = 100 * _YEAR
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
-    """An item of a push as the wire has it: times in milliseconds, None is absent."""
+    """An item of a push in the format of the API: times in milliseconds, None is omitted."""
 
     queue: str
     partition: str | None = None
     payload: msgspec.Raw
     transaction_id: str
-    """The idempotency key: there is always one, so that sending it again is safe."""
+    """The idempotency key. Every message has one, so that a repeated request is safe."""
     trace_id: str | None = None
     priority: int | None = None
     delay: int | None = None
@@ -42,7 +42,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
 
 
 def fresh_key() -> str:
-    """An idempotency key that nobody else has; later ones sort behind earlier ones, which indexes like."""
+    """A unique idempotency key. Later keys sort after earlier ones, which suits database indexes."""
     return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 
@@ -61,9 +61,9 @@ def new_message(
     trace_id: str | uuid.UUID | None = None,
     make_key: Callable[[], str] = fresh_key,
 ) -> NewMessage:
-    """A checked message; times are in seconds, `key` is the idempotency key (made up if there is none).
+    """Check the arguments and build a message. Times are seconds; `key` is the idempotency key (default: a new one).
 
-    `data` is anything that msgspec writes as JSON; a `msgspec.Raw` goes out byte for byte.
+    `data` is any value that msgspec can encode as JSON; a `msgspec.Raw` is sent byte for byte.
     """
     if delay is not None and deliver_at is not None:
         raise InvalidInput("deliver_at: give either delay or deliver_at, not both")
@@ -96,7 +96,7 @@ def _moment(value: datetime) -> str:
 
 def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
     if len(delays) > MAX_RETRY_DELAYS:
-        raise InvalidInput(f"retry_delays: at most {MAX_RETRY_DELAYS}, got {len(delays)}")
+        raise InvalidInput(f"retry_delays: expected at most {MAX_RETRY_DELAYS} delays, got {len(delays)}")
     return tuple(milliseconds(delay, f"retry_delays[{step}]", 0, MAX_DELAY) for step, delay in enumerate(delays))
 
 

@@ -1,4 +1,4 @@
-"""Pushes: those that are made at the same time share a request, each has its own outcome."""
+"""Pushes: concurrent pushes share a request, and each has its own result."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from hark.errors import HarkError, InvalidInput, Overloaded, error_of
 __all__ = ["NewMessage", "Pushed", "Pusher", "new_message"]
 
 MAX_BYTES = 8_000_000
-"""Of one request, by default less than a server takes."""
+"""Maximum size of one request, in bytes. It is below the default limit of servers."""
 _AROUND = 200
-"""What an item has beside its payload, in bytes; names are short."""
+"""Estimated size of an item without its payload, in bytes."""
 _PUSH = path("push")
 _OF_ONE_QUEUE = frozenset({"queue_full", "encryption_unavailable"})
-"""Not waited out by us: it may last, and those who push to other queues would wait with it."""
+"""Codes that are not retried: they may last, and pushes to other queues would wait, too."""
 
 
 class Pushed(msgspec.Struct, frozen=True, gc=False, rename={"id": "message_id", "queue": "queueName"}):
-    """What became of a message: it is stored, now (`queued`) or since an earlier push with this key (`duplicate`)."""
+    """Result of a push: the message is stored.
+
+    `status` is `queued`, or `duplicate` if a message with the same idempotency key is already stored in the partition.
+    """
 
     status: Literal["queued", "duplicate"]
     id: str
-    """Of the message, by which it can be found and cancelled."""
+    """Id of the message. Use it to find or cancel the message."""
     transaction_id: str
+    """Idempotency key of the push."""
     partition_id: str
+    """Id of the partition that stores the message."""
     queue: str
+    """Name of the queue."""
 
 
 class _Outcome(msgspec.Struct, gc=False, rename={"queue": "queueName"}):
-    """What the server says of an item, refused ones included."""
+    """The server's result for one item, including rejected ones."""
 
     status: str
     queue: str
@@ -50,10 +56,10 @@ class _Outcome(msgspec.Struct, gc=False, rename={"queue": "queueName"}):
 
 
 class Pusher:
-    """Pushes messages; those of one partition arrive in the order of the calls.
+    """Pushes messages. Messages of one partition arrive in the order of the calls.
 
-    One request is on its way at a time, and what comes meanwhile goes together in the next. (Measured: two at a time
-    are slower, because each of them then carries less.)
+    One request is in flight at a time; messages that arrive meanwhile share the next one. (Measured: two requests in
+    flight are slower, because each carries fewer messages.)
     """
 
     def __init__(
@@ -67,10 +73,9 @@ class Pusher:
         self._home = Home()
 
     async def push(self, message: NewMessage) -> Pushed:
-        """Push one; it is on stable storage when this returns. Raises what the server has against it.
+        """Push one message. It is on stable storage when this returns. Raises the server's rejection.
 
-        Whoever is cancelled while it waits does not know whether the message was kept. The same `NewMessage` may be
-        pushed again.
+        If the caller is cancelled, the outcome is unknown. The same `NewMessage` can be pushed again safely.
         """
         span = pushing((message,))
         if span is None:
@@ -81,7 +86,7 @@ class Pusher:
         return pushed
 
     async def push_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
-        """Push any number; the outcomes are in their order. Raises the first refusal, when all have been tried."""
+        """Push several messages. Results are in their order. Raises the first rejection after all have been tried."""
         span = pushing(messages)
         if span is None:
             return await self._push_many(messages)
@@ -102,18 +107,18 @@ class Pusher:
         except asyncio.CancelledError:
             for future in futures:
                 if not future.cancel() and not future.cancelled():
-                    future.exception()  # Looked at, or it would be told as one that nobody looked at.
+                    future.exception()  # Mark the exception as retrieved, otherwise asyncio logs it.
             raise
         pushed = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
         if len(pushed) == len(outcomes):
             return pushed
         first_error = next(outcome for outcome in outcomes if isinstance(outcome, BaseException))
         if pushed:
-            first_error.add_note(f"{len(pushed)} of {len(outcomes)} messages are stored; pushing all again is safe")
+            first_error.add_note(f"{len(pushed)} of {len(outcomes)} messages are stored; it is safe to push all again")
         raise first_error
 
     async def drain(self) -> None:
-        """Wait until everything that was pushed so far has been answered."""
+        """Wait until all pushes so far have an answer."""
         if self._batcher is not None:
             await self._batcher.drain()
 
@@ -124,19 +129,19 @@ class Pusher:
             return batcher.submit(message)
         except Overloaded as error:
             refused: asyncio.Future[Pushed] = asyncio.get_running_loop().create_future()
-            text = f"{self._max_pending} messages wait to be pushed already; push fewer at a time"
+            text = f"{self._max_pending} messages are waiting to be pushed; await pushes before you start more"
             refused.set_exception(Overloaded(text, code=error.code))
             return refused
 
     def _open(self) -> Batcher[NewMessage, Pushed]:
-        # Made at the first push: a batcher belongs to the loop that runs then.
+        # Created at the first push, because a batcher belongs to the running event loop.
         self._batcher = Batcher(
             "push", self._send, max_items=self._max_items, max_wait=0.0, max_pending=self._max_pending, max_calls=1
         )
         return self._batcher
 
     async def _send(self, messages: Sequence[NewMessage]) -> list[Pushed | HarkError]:
-        """One request after the other, so that the order is kept."""
+        """Send one request after the other, which keeps the order."""
         outcomes: list[Pushed | HarkError] = []
         for part in _parts(messages, self._max_items, self._max_bytes):
             outcomes += await self._request(part)
@@ -152,13 +157,13 @@ class Pusher:
                 return [error]
             if not isinstance(error, InvalidInput) and error.code != "encryption_unavailable":
                 return [error.again() for _ in messages]
-            # One of them is wrong, or all are too much together. By halves that one is soon alone with its error.
+            # One item is invalid, or the request is too large. Halving isolates the invalid item.
             half = len(messages) // 2
             return await self._request(messages[:half]) + await self._request(messages[half:])
 
 
 def _parts(messages: Sequence[NewMessage], max_items: int, max_bytes: int) -> Iterator[Sequence[NewMessage]]:
-    """Messages in order, in parts that fit a request; one that is too large for any goes alone."""
+    """Split messages, in order, into requests that fit. A message that is too large for any request is sent alone."""
     start = size = 0
     for index, message in enumerate(messages):
         size += len(message.payload) + _AROUND
@@ -172,9 +177,12 @@ def _outcomes(body: bytes, expected: int) -> list[Pushed | HarkError]:
     try:
         pushed: list[Pushed | HarkError] = msgspec.json.decode(body, type=list[Pushed])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pushed = [_outcome(one) for one in decode(body, list[_Outcome])]  # Somebody was refused.
+        pushed = [_outcome(one) for one in decode(body, list[_Outcome])]  # At least one item was rejected.
     if len(pushed) != expected:
-        raise HarkError(f"the server answered {len(pushed)} of {expected} pushed items; is that Hark?", code="not_hark")
+        text = (
+            f"the server returned {len(pushed)} results for {expected} pushed messages; check that it is a Hark server"
+        )
+        raise HarkError(text, code="not_hark")
     return pushed
 
 
@@ -182,5 +190,5 @@ def _outcome(one: _Outcome) -> Pushed | HarkError:
     if one.status in ("queued", "duplicate") and one.message_id and one.partition_id and one.transaction_id:
         status: Literal["queued", "duplicate"] = "queued" if one.status == "queued" else "duplicate"
         return Pushed(status, one.message_id, one.transaction_id, one.partition_id, one.queue)
-    text = one.error or f"the server refused a message for the queue {one.queue!r}"
+    text = one.error or f"the server rejected a message for queue {one.queue!r}"
     return error_of(429 if one.code == "queue_full" else 500, one.code, text)

@@ -1,4 +1,4 @@
-"""Transactions: settlements, pushes and writes of keys that happen together or not at all."""
+"""Transactions: settlements, pushes and key-value writes that are applied together or not at all."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ T = TypeVar("T")
 
 
 class OperationResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of one push or one settlement of a transaction."""
+    """Result of one push or one settlement of a transaction."""
 
     index: int
+    """Position in the transaction, from 0."""
     type: Literal["push", "ack"]
     success: bool
     transaction_id: str | None = None
     status: str | None = None
-    """Of a push: `queued` or `duplicate`."""
+    """For a push: `queued` or `duplicate`."""
     message_id: str | None = None
     partition_id: str | None = None
     queue: str | None = msgspec.field(name="queueName", default=None)
     dead_lettered: bool = msgspec.field(name="dlq", default=False)
-    """Of a settlement: whether the message became a dead letter."""
+    """For a settlement: whether the message was dead-lettered."""
     code: str | None = None
     error: str | None = None
 
 
 class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a transaction did: one result per push and settlement, in order."""
+    """Result of a committed transaction: one entry per push and settlement, in order."""
 
     results: tuple[OperationResult, ...] = ()
     versionstamp: str | None = None
-    """Of the keys that it wrote."""
+    """Versionstamp of the keys that it wrote. None if it wrote none."""
 
 
 class Transaction:
-    """Collects what is to happen together; `await transaction.commit()` does it.
+    """Collects pushes, settlements and key-value writes. `commit` applies all of them or none.
 
-    As a context manager it is committed at the end of the block, and dropped when the block raises:
+    As a context manager it commits at the end of the block. If the block raises, nothing is sent:
 
         async with client.transaction() as transaction:
             transaction.ack(message).push("invoices", {"order": 17})
@@ -65,12 +66,12 @@ class Transaction:
         self._operations: list[dict[str, object]] = []
         self._leases: list[str] = []
         self._messages: dict[int, tuple[Message, Status]] = {}
-        """Messages of the client that it settles, by the place of the settlement."""
+        """The client's messages that it settles, by the index of the settlement."""
         self._repeatable = True
         self._tried = False
         self._answered = False
         self.kv = KeyChanges()
-        """Checks and changes of keys that belong to it."""
+        """Checks and writes of keys in this transaction."""
 
     async def __aenter__(self) -> Transaction:
         return self
@@ -81,7 +82,7 @@ class Transaction:
         if kind is None and not self._tried:
             await self.commit()
 
-    # What is to happen -------------------------------------------------------------------------------------
+    # Operations --------------------------------------------------------------------------------------------
 
     def ack(
         self,
@@ -91,7 +92,11 @@ class Transaction:
         error: str | None = None,
         delay: float | timedelta | None = None,
     ) -> Transaction:
-        """Settle a delivered message; `delay` is in seconds, for `failed` and `retry`."""
+        """Settle a delivered message: acknowledge it, or give another status.
+
+        `status` is `completed`, `failed`, `retry` or `dlq`. `error` is the error text of a failure. `delay` is the time
+        in seconds before the redelivery, for `failed` and `retry` only.
+        """
         self._open()
         if status not in ("completed", "failed", "retry", "dlq"):
             raise InvalidInput(f"status: expected completed, failed, retry or dlq, got {status!r}")
@@ -107,7 +112,7 @@ class Transaction:
         }
         if delay is not None:
             operation["delay"] = milliseconds(delay, "delay", 0, MAX_DELAY)
-        # To complete what is completed is a success. Anything else that is said twice is refused the second time.
+        # Completing a completed message succeeds. The server rejects any other repeated settlement.
         self._repeatable = self._repeatable and status == "completed"
         if isinstance(message, Message):
             self._messages[len(self._operations)] = message, status
@@ -117,31 +122,32 @@ class Transaction:
     def push(
         self, queue: str, data: object, *, partition: str | None = None, **options: Unpack[PushOptions]
     ) -> Transaction:
-        """Push a message, with the options of a push."""
+        """Push a message. The options are those of `Queue.push`."""
         self._open()
         message = stamped(new_message(queue, data, partition=partition, **options))
         self._operations.append({"type": "push", "items": [message]})
         return self
 
     def queue(self, name: str) -> TransactionQueue[Transaction]:
-        """The queue for a push in the long form: `.queue("orders").partition("customer-7").push(data)`."""
+        """The queue of a push in the fluent form: `.queue("orders").partition("customer-7").push(data)`."""
         return TransactionQueue(self.push, name)
 
     def require(self, lease: str | Held | Wrapped) -> Transaction:
-        """A lease that must be live, given by its id or by a message; else nothing happens."""
+        """Require that a lease is still valid, given by its id or a message. Otherwise nothing is applied."""
         self._open()
         self._leases.append(lease if isinstance(lease, str) else held(lease).lease_id)
         return self
 
-    # Doing it ----------------------------------------------------------------------------------------------
+    # Commit ------------------------------------------------------------------------------------------------
 
     async def commit(self) -> TransactionResult:
-        """Do all of it; raises `TransactionRefused` when the server does not, and then nothing was done.
+        """Apply everything. Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
 
-        When the reply is lost it is sent again if that can't do anything twice: pushes have keys, and completed stays
-        completed. With other settlements, required leases, checks, sums or appended values it can't be told what a
-        second answer means, and `ConnectionFailed` or `outcome_unknown` is raised: it was done whole, or not at all.
-        After an error without an answer it may be committed again, with the same keys.
+        If the reply is lost, the client repeats the request when that is safe: with pushes, acknowledgements, and
+        `set`, `delete`, `min` or `max` of keys. With other settlements, required leases, checks, sums or appended
+        values a second answer would be ambiguous. It then raises `ConnectionFailed`, or `EngineFailure` with the code
+        `outcome_unknown`: everything was applied, or nothing. After an error without an answer you can call `commit`
+        again; it uses the same idempotency keys.
         """
         self._open()
         self._tried = True
@@ -157,12 +163,13 @@ class Transaction:
         self._answered = True
         if not answer.success:
             refused = next((one.index for one in answer.results if not one.success), None)
-            raise TransactionRefused(answer.error or "the transaction was refused", code=answer.code, index=refused)
+            text = answer.error or "the server rejected the transaction"
+            raise TransactionRefused(text, code=answer.code, index=refused)
         self._conclude(answer.results)
         return TransactionResult(results=answer.results, versionstamp=answer.kv.versionstamp if answer.kv else None)
 
     def _conclude(self, results: Sequence[OperationResult]) -> None:
-        """Nothing more is to be said of the messages that it settled, not even at the end of their blocks."""
+        """Mark the settled messages, so that the end of their blocks does not settle them again."""
         for result in results:
             if (settled := self._messages.get(result.index)) is not None:
                 message, status = settled
@@ -171,24 +178,24 @@ class Transaction:
 
     def _open(self) -> None:
         if self._answered:
-            raise InvalidInput("this transaction was committed already; begin a new one")
+            raise InvalidInput("this transaction was already committed; start a new one with client.transaction()")
 
 
 class TransactionQueue(Generic[T]):
-    """A queue, and maybe a partition of it, that a transaction, async or sync, pushes to."""
+    """A queue, and optionally a partition, that a transaction pushes to."""
 
     def __init__(self, push: Callable[..., T], name: str, partition: str | None = None) -> None:
         self._push = push
-        """That of the transaction."""
+        """The `push` of the transaction."""
         self._name = name
         self._partition = partition
 
     def partition(self, name: str) -> TransactionQueue[T]:
-        """The partition of the queue."""
+        """Select the partition of the queue."""
         return TransactionQueue(self._push, self._name, name)
 
     def push(self, data: object, **options: Unpack[PushOptions]) -> T:
-        """Push a message there, and go on with the transaction."""
+        """Push a message to this queue. Returns the transaction."""
         return self._push(self._name, data, partition=self._partition, **options)
 
 

@@ -1,1 +1,1 @@
-"""Ways to a server, behind one seam (`api.Transport`)."""
+"""Transports to a server, all with the interface `api.Transport`."""

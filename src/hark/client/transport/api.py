@@ -1,4 +1,4 @@
-"""The seam between the client and the wire: one request, one answer, nothing of what they mean."""
+"""The interface between the client and the network: one request, one response."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hark.errors import HarkError
 
 Value = str | int | float | bool
 Query = Mapping[str, Value | None]
-"""None means absent."""
+"""None: the parameter is omitted."""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """What is asked of a server."""
+    """A request to a server."""
 
     method: str
     path: str
-    """Percent-encoded, from `/` on."""
+    """Percent-encoded, starting with `/`."""
     query: Query | None = None
     body: bytes | None = None
     timeout: float = 30.0
-    """Seconds until there must be an answer."""
+    """Time limit of the response in seconds."""
     headers: Mapping[str, str] | None = None
-    """Beside those that every request has."""
+    """Headers in addition to those of every request."""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What a server said, whatever its status."""
+    """The response of a server, with any status."""
 
     status: int
     body: bytes
@@ -38,7 +38,11 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectionFailed(HarkError):
-    """There was no answer."""
+    """No server answered.
+
+    `sent` is False if the request did not reach a server: it had no effect, and you can safely repeat it. If `sent` is
+    True, the request may have been applied.
+    """
 
     code = "connection_failed"
     status = 503
@@ -47,28 +51,28 @@ class ConnectionFailed(HarkError):
     def __init__(self, text: str, *, sent: bool) -> None:
         super().__init__(text)
         self.sent = sent
-        """Whether the request may have reached the server: then it may have had its effect."""
+        """Whether the request may have reached the server, and may have been applied."""
 
 
 class Transport(Protocol):
-    """A way to one server, or to several that are equal. Belongs to the event loop that first used it."""
+    """A connection to one server, or to several on the same store. Belongs to the event loop that first uses it."""
 
     @property
     def url(self) -> str:
-        """Where to, for people."""
+        """The address, for messages."""
 
     async def send(self, request: Request) -> Answer:
-        """Ask once; raises `ConnectionFailed` when there is no answer."""
+        """Send one request. Raises `ConnectionFailed` if there is no response."""
 
     def fork(self) -> Transport | None:
-        """The same way for another event loop; None if there is none, because the server lives in this one."""
+        """The same transport for another event loop. None if the server lives in this event loop."""
 
     async def close(self) -> None:
-        """Hang up. A transport that was never used has nothing to close."""
+        """Close all connections. Needs nothing if the transport was never used."""
 
 
 class Home:
-    """The event loop that something belongs to: the one that first used it."""
+    """The event loop that an object belongs to: the one that first used it."""
 
     __slots__ = ("_loop",)
 
@@ -76,22 +80,22 @@ class Home:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self) -> None:
-        """Raises when this is another one."""
+        """Raises `HarkError` if the running event loop is another one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:
-                text = "the client belongs to the event loop that first used it; connect again in this one"
+                text = "the client belongs to another event loop; create a client with connect() in this one"
                 raise HarkError(text, code="wrong_loop")
             self._loop = loop
 
 
 def query_text(value: Value) -> str:
-    """A query value as the API reads it."""
+    """A query value in the format of the API."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def retry_after_seconds(text: str | None) -> float | None:
-    """A Retry-After in seconds; dates are not ours."""
+    """A Retry-After in seconds. Dates are ignored, because Hark does not send them."""
     try:
         return None if text is None else max(0.0, float(text))
     except ValueError:

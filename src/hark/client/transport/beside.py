@@ -1,4 +1,4 @@
-"""A server in this process, but not in the user's event loop: a handler that blocks its loop stops nothing there."""
+"""A server in this process with its own thread and event loop, so that a blocking handler does not stop it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Future = concurrent.futures.Future[Any]
 
 
 class BesideTransport:
-    """A way to a server in a thread of its own. The thread starts with the first request, and ends with the last way.
+    """A transport to a server in a separate thread. The thread starts with the first request.
 
-    Any number of ways lead there, each for one event loop: `fork` makes another one.
+    Any number of transports share the thread, each for one event loop: `fork` creates another one. The thread ends when
+    the last one is closed.
     """
 
     def __init__(self, server: AsgiTransport | ServerThread) -> None:
@@ -30,45 +31,45 @@ class BesideTransport:
 
     @property
     def url(self) -> str:
-        """Where to, for people."""
+        """The address, for messages."""
         return self._thread.server.url
 
     @property
     def poll_as(self) -> PollAs | None:
-        """Tells the server's store how to poll, if it does; from any thread."""
+        """Sets the polling strategy of the server's store, if it polls. Can be called from any thread."""
         return self._thread.server.poll_as
 
     async def open(self) -> None:
-        """Start the server, unless it was started already."""
+        """Start the server, unless it was started."""
         await self._ask(self._thread.server.open())
 
     async def send(self, request: Request) -> Answer:
-        """Ask once; raises `ConnectionFailed` when there is no answer in time."""
+        """Send one request. Raises `ConnectionFailed` if there is no response in time."""
         return await self._ask(self._thread.server.send(request))
 
     async def _ask(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed:
             work.close()
-            raise HarkError("the client is closed; connect again", code="client_closed")
+            raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
         future = self._thread.submit(work)
         self._asked.add(future)
         try:
-            # Who is cancelled here is gone there too: then the server gives back what it had for him.
+            # A cancellation here also cancels the request there, so the server releases the messages of a pop.
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):
-                raise ConnectionFailed("the client was closed", sent=True) from None
+                raise ConnectionFailed("the client was closed before the server answered", sent=True) from None
             raise
         finally:
             self._asked.discard(future)
 
     def fork(self) -> BesideTransport:
-        """The same way for another event loop."""
+        """The same transport for another event loop."""
         return BesideTransport(self._thread)
 
     async def close(self) -> None:
-        """Hang up; whoever is the last to do so closes the server."""
+        """Close this transport. The last one also stops the server."""
         if self._closed:
             return
         self._closed = True
@@ -78,7 +79,7 @@ class BesideTransport:
 
 
 class ServerThread:
-    """The thread in which the server lives, and how many have a way to it."""
+    """The thread of the server, and the number of transports that use it."""
 
     def __init__(self, server: AsgiTransport) -> None:
         self.server = server
@@ -89,28 +90,28 @@ class ServerThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begin something in the server's loop, from any thread."""
+        """Run a coroutine in the server's event loop, from any thread."""
         with self._lock:
             if not self._over:
                 return asyncio.run_coroutine_threadsafe(work, self._loop or self._start())
         work.close()
-        raise HarkError("the client is closed; connect again", code="client_closed")
+        raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
 
     def _start(self) -> asyncio.AbstractEventLoop:
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-        # A daemon: a program that forgot to close its client can still end.
+        # A daemon thread, so that a program that forgot to close its client can end.
         self._thread = threading.Thread(target=_serve, args=(started,), name="hark-server", daemon=True)
         self._thread.start()
         self._loop = started.result()
         return self._loop
 
     def join_in(self) -> None:
-        """There is one more way."""
+        """Count one more transport."""
         with self._lock:
             self._ways += 1
 
     async def leave(self) -> None:
-        """There is one way less; after the last one the server is closed, and its thread ends."""
+        """Count one transport less. After the last one the server is stopped and its thread ends."""
         with self._lock:
             self._ways -= 1
             loop, thread = self._loop, self._thread
@@ -121,19 +122,19 @@ class ServerThread:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.server.close(), loop))
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            # The thread has nothing left to do, so this takes no time.
+            # The thread has nothing left to do, so this returns immediately.
             thread.join()
 
 
 def _serve(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:  # At its end it cancels what still runs.
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:  # At the end it cancels all running tasks.
         loop = runner.get_loop()
         loop.call_soon(started.set_result, loop)
         loop.run_forever()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """The fastest loop there is: uvloop, which Windows does not have."""
+    """The fastest available event loop: uvloop, which Windows does not have."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a client shows a server, and what it wants to see of it: a token, and a certificate."""
+"""Credentials: the token of a client, and the certificates that it trusts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ AUTHORIZATION = "Authorization"
 
 
 def checked_token(token: str, name: str = "token") -> str:
-    """A token that fits into a header, without the spaces around it; raises `InvalidInput` without quoting it."""
+    """A token without surrounding spaces that fits into a header. Raises `InvalidInput` without quoting it."""
     if not isinstance(token, str):
-        raise InvalidInput(f"{name}: expected a text, got {type(token).__name__}")
+        raise InvalidInput(f"{name}: expected a string, got {type(token).__name__}")
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidInput(f"{name}: expected one word of ASCII, as `hark token create` printed it (not shown here)")
@@ -21,15 +21,15 @@ def checked_token(token: str, name: str = "token") -> str:
 
 
 def bearer(token: str) -> str:
-    """The value of the header that carries a token."""
+    """The value of the Authorization header."""
     return f"Bearer {token}"
 
 
 def with_token(headers: Mapping[str, str], token: str | None, default: str | None) -> dict[str, str]:
-    """The headers of all requests, with a token; one that is only the `default` yields to a header that was given."""
+    """The headers of all requests, with the token. A given Authorization header wins over the `default` token."""
     given = any(name.lower() == AUTHORIZATION.lower() for name in headers)
     if given and token is not None:
-        raise InvalidInput("token: expected either a token or the header Authorization, got both")
+        raise InvalidInput("token: expected either a token or an Authorization header, got both")
     if token is None and (given or default is None):
         return dict(headers)
     checked = checked_token(default or "", "HARK_TOKEN") if token is None else checked_token(token)
@@ -37,20 +37,20 @@ def with_token(headers: Mapping[str, str], token: str | None, default: str | Non
 
 
 def trusting(ca_file: str, name: str = "ca_file") -> ssl.SSLContext:
-    """TLS that trusts the authorities of a PEM file and no others; raises `InvalidInput`."""
+    """A TLS context that trusts only the authorities in a PEM file. Raises `InvalidInput`."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError as error:
-        raise InvalidInput(f"{name}: {ca_file} has no certificates in PEM: {error.reason or error}") from error
+        raise InvalidInput(f"{name}: {ca_file} contains no PEM certificates: {error.reason or error}") from error
     except OSError as error:
-        raise InvalidInput(f"{name}: {ca_file} can't be read: {error.strerror or error}") from error
+        raise InvalidInput(f"{name}: {ca_file} cannot be read: {error.strerror or error}") from error
 
 
 def refused_by_tls(url: str, error: BaseException | str) -> str:
-    """Why there is no connection that can be trusted, and what to do."""
+    """Why there is no trusted connection, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate of {url} is not trusted: {error.verify_message}; give the file of its authority as "
-            "ca_file or HARK_CA_FILE"
+            f"the certificate of {url} is not trusted: {error.verify_message}; give the certificate file of its "
+            "authority as ca_file or HARK_CA_FILE"
         )
-    return f"{url} does not speak TLS as expected: {error}; is it http:// instead?"
+    return f"TLS connection to {url} failed: {error}; if the server does not use TLS, use http:// instead"

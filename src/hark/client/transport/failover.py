@@ -1,4 +1,4 @@
-"""Several equal servers: one is used as long as it works, then the next."""
+"""Several servers on the same store: the client uses one until it fails, then the next."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput
 
 _ELSEWHERE = frozenset({"stopping", "engine_failure"})
-"""Refusals after which nothing was done, and that another server may not have."""
+"""Errors after which nothing was done, and that another server may not have."""
 _IN_TROUBLE = frozenset({502, 503, 504})
 
 
 class _Problem(msgspec.Struct):
-    """The part of a refusal that matters here."""
+    """The relevant part of an error response."""
 
     code: str
 
@@ -28,10 +28,10 @@ _decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class FailoverTransport:
-    """Asks one of several equal servers, and another one when it can't be reached or is stopping.
+    """Sends requests to one of several servers on the same store, and to another if it is unreachable or shutting down.
 
-    A request whose reply was lost is not sent again from here, because it may have had its effect: that is for the
-    caller to decide, who then gets another server. One that failed is the last choice for `pause` seconds.
+    A request whose reply was lost is not repeated here, because it may have been applied. The caller decides, and its
+    next request goes to another server. A server that failed is the last choice for `pause` seconds.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class FailoverTransport:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All servers, in the order of preference."""
+        """All servers, in order of preference."""
         return self._urls
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """Whom all of them trust; None: whom the system trusts."""
+        """The TLS context of all servers. None: trust what the system trusts."""
         return next((server.tls for server in self._servers if isinstance(server, HttpTransport)), None)
 
     async def send(self, request: Request) -> Answer:
-        """Ask once, whichever server takes the request; raises `ConnectionFailed` when there is no answer."""
+        """Send one request to an available server. Raises `ConnectionFailed` if there is no response."""
         refused: Answer | None = None
         unreachable: list[ConnectionFailed] = []
         for index in self._order():
@@ -99,13 +99,13 @@ class FailoverTransport:
         return FailoverTransport(self._urls, pause=self._pause, monotonic=self._monotonic, make=self._make)
 
     async def close(self) -> None:
-        """Hang up everywhere."""
-        async with AsyncExitStack() as servers:  # All of them, although one fails or this is cancelled.
+        """Close all connections."""
+        async with AsyncExitStack() as servers:  # All of them, even if one fails or this is cancelled.
             for server in self._servers:
                 servers.push_async_callback(server.close)
 
     def _order(self) -> list[int]:
-        """The one in use and those behind it, but last those that failed lately, the latest at the end."""
+        """The server in use and the following ones. Servers that failed recently are last, the latest at the end."""
         ring = [(self._current + step) % len(self._servers) for step in range(len(self._servers))]
         if not self._failed_at:
             return ring
@@ -118,14 +118,14 @@ class FailoverTransport:
         self._current = self._order()[0]
 
     def _stay(self, index: int) -> None:
-        """A server works: it is used until it fails, unless the one in use works as well."""
+        """A server works: use it until it fails, unless the current one works as well."""
         if self._current in self._failed_at:
             self._current = index
         self._failed_at.pop(index, None)
 
 
 def _code(answer: Answer) -> str | None:
-    """What Hark said; None: that was somebody in between."""
+    """The error code of a Hark server. None: the response comes from a proxy."""
     try:
         return _decode_problem(answer.body).code
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,9 +1,10 @@
-"""HTTP by aiohttp: of the clients with years of upkeep the fastest that we measured (bench/client/libraries.py)."""
+"""HTTP with aiohttp: the fastest of the maintained client libraries that we measured (bench/client/libraries.py)."""
 
 from __future__ import annotations
 
 import io
 import ssl
+import sys
 from urllib.parse import urlencode
 
 import aiohttp
@@ -16,11 +17,19 @@ from hark.errors import HarkError, InvalidInput
 _JSON = {"Content-Type": "application/json"}
 _CONNECT_SECONDS = 10.0
 _AT_ONCE = 2**20
-"""Bytes that aiohttp takes in one piece; it reads larger bodies in parts."""
+"""Bytes that aiohttp sends in one piece. It reads larger bodies in parts."""
+
+
+def connector(tls: ssl.SSLContext | None) -> aiohttp.TCPConnector:
+    """The connections of a session. Closing the session also ends connections that a cancelled request left behind."""
+    # Such a connection waits for the server to end TLS. Before Python 3.12.8, aiohttp forgets it unless asked not to.
+    return aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=60, ssl=tls or True, enable_cleanup_closed=sys.version_info < (3, 12, 8)
+    )
 
 
 class HttpTransport:
-    """One server, over as many connections as there are requests at a time."""
+    """One server, with as many connections as there are concurrent requests."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None) -> None:
         try:
@@ -28,22 +37,22 @@ class HttpTransport:
         except (ValueError, TypeError):
             base = URL()
         if base.scheme not in ("http", "https") or not base.host or base.query_string or base.fragment:
-            raise InvalidInput(f"{url!r} is not the URL of a server: expected something like http://127.0.0.1:6632")
+            raise InvalidInput(f"{url!r} is not the URL of a server; expected for example http://127.0.0.1:6632")
         self._base = str(base).rstrip("/")
         self._headers = headers or {}
         self.tls = tls
-        """Whom to trust; None: whom the system trusts."""
+        """The TLS context. None: trust what the system trusts."""
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._home = Home()
 
     @property
     def url(self) -> str:
-        """Where to."""
+        """The address of the server."""
         return self._base
 
     async def send(self, request: Request) -> Answer:
-        """Ask once; raises `ConnectionFailed` when there is no answer."""
+        """Send one request. Raises `ConnectionFailed` if there is no response."""
         self._home.check()
         session = self._session or self._open()
         url = self._base + request.path
@@ -70,17 +79,17 @@ class HttpTransport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise unreachable(self._base, error) from error
         except TimeoutError as error:
-            raise ConnectionFailed(f"no answer from {self._base} within {request.timeout:g} s", sent=True) from error
+            raise ConnectionFailed(f"no response from {self._base} within {request.timeout:g} s", sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
             text = f"the connection to {self._base} broke: {str(error) or type(error).__name__}"
             raise ConnectionFailed(text, sent=True) from error
 
     def fork(self) -> HttpTransport:
-        """The same way for another event loop."""
+        """The same transport for another event loop."""
         return HttpTransport(self._base, self._headers, self.tls)
 
     async def close(self) -> None:
-        """Close all connections; nothing more is sent."""
+        """Close all connections. Nothing more can be sent."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -88,23 +97,23 @@ class HttpTransport:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
-            # A call that is tried again, or a watch, would open connections that nobody closes.
-            raise HarkError("the client is closed; connect again", code="client_closed")
-        # Made at the first request: a session belongs to the loop that runs then.
+            # A retry or a watch would open connections that nothing closes.
+            raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
+        # Created at the first request, because a session belongs to the running event loop.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ssl=self.tls or True),
+            connector=connector(self.tls),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None),
         )
-        # Else aiohttp asks again by itself when the reply to a GET is lost. A pop that settles would take twice.
+        # Otherwise aiohttp repeats a GET automatically after a lost reply. A pop with automatic acks would pop twice.
         self._session._retry_connection = False
         return self._session
 
 
 def unreachable(url: str, error: Exception) -> ConnectionFailed:
-    """What it means that there is no connection. A certificate that is not trusted today is not trusted in a second."""
+    """The error for a failed connection. An untrusted certificate is not retried."""
     cause: BaseException = error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
@@ -115,4 +124,6 @@ def unreachable(url: str, error: Exception) -> ConnectionFailed:
         failure.retryable = False
         return failure
     reason = str(cause) or type(cause).__name__
-    return ConnectionFailed(f"no server at {url}: {reason}; is it running? (hark serve)", sent=False)
+    return ConnectionFailed(
+        f"cannot connect to {url}: {reason}; check the URL, and that the server is running (hark serve)", sent=False
+    )

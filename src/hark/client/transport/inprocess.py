@@ -17,14 +17,14 @@ Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[object]]
 PollAs = Callable[[PollingStrategy], PollMetrics]
-"""Tells a store how to rest between its polls, from now on; answers where these polls are counted."""
+"""Sets the polling strategy of a store. Returns the metrics of these polls."""
 
 
 class AsgiTransport:
     """An ASGI application that runs in the client's event loop.
 
-    `on_open` is awaited once, before the first request; `on_close` at the end, if it was. `poll_as` is there when the
-    server finds out by polls whether others have brought work.
+    `on_open` is awaited once, before the first request; `on_close` at the end, if it was opened. `poll_as` is set if
+    the server polls its store for changes by other processes.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AsgiTransport:
         poll_as: PollAs | None = None,
     ) -> None:
         self.url = url
-        """Where to, for people."""
+        """The address, for messages."""
         self.poll_as = poll_as
         self._app = app
         self._on_open = on_open
@@ -48,13 +48,13 @@ class AsgiTransport:
         self._home = Home()
 
     async def open(self) -> None:
-        """Start the server, unless it was started already."""
+        """Start the server, unless it was started."""
         if self._closed:
-            raise HarkError("the client is closed; connect again", code="client_closed")
+            raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
         self._home.check()
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
-        # Others may wait for it too: whoever is cancelled does not take it along.
+        # Others may wait for it, too: a cancelled caller does not cancel the start.
         await asyncio.shield(self._opening)
 
     async def _start(self) -> None:
@@ -62,7 +62,7 @@ class AsgiTransport:
             await self._on_open()
 
     async def send(self, request: Request) -> Answer:
-        """Ask once; raises `ConnectionFailed` when there is no answer in time."""
+        """Send one request. Raises `ConnectionFailed` if there is no response in time."""
         await self.open()
         exchange = _Exchange(request)
         task = asyncio.create_task(self._run(exchange))
@@ -72,39 +72,41 @@ class AsgiTransport:
             async with asyncio.timeout(request.timeout):
                 return await exchange.answer
         except TimeoutError:
-            raise ConnectionFailed(f"no answer within {request.timeout:g} s", sent=True) from None
+            raise ConnectionFailed(
+                f"no response from the server in this process within {request.timeout:g} s", sent=True
+            ) from None
         finally:
-            # The application hears that its client is gone, as over a socket, and may give back what it had for it.
+            # The application learns that its client is gone, as over a socket, and can release the messages of a pop.
             exchange.left.set()
 
     async def _run(self, exchange: _Exchange) -> None:
-        failure = HarkError("the application did not answer", code="no_answer")
+        failure = HarkError("the ASGI application did not send a response", code="no_answer")
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:
-            failure = HarkError(f"the application failed: {error!r}", code="application_failed")
+            failure = HarkError(f"the ASGI application raised {error!r}", code="application_failed")
             failure.__cause__ = error
         exchange.fail(failure)
 
     def fork(self) -> None:
-        """There is no way from another event loop: the server lives in this one."""
+        """None: the server lives in this event loop and cannot be reached from another one."""
 
     async def close(self) -> None:
-        """Hang up on what is running, then close the server."""
+        """End running requests, then stop the server."""
         if self._closed or self._opening is None:
             self._closed = True
             return
         self._closed = True
         for exchange in self._running.values():
             exchange.left.set()
-            exchange.fail(ConnectionFailed("the client was closed", sent=True))
+            exchange.fail(ConnectionFailed("the client was closed before the server answered", sent=True))
         await asyncio.wait([self._opening, *self._running])
         if not self._opening.cancelled() and self._opening.exception() is None and self._on_close is not None:
             await self._on_close()
 
 
 class _Exchange:
-    """One request and its answer, as an ASGI application sees them."""
+    """One request and its response, as an ASGI application sees them."""
 
     def __init__(self, request: Request) -> None:
         self._body: bytes | None = request.body or b""
@@ -116,12 +118,12 @@ class _Exchange:
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: HarkError) -> None:
-        """There will be no answer, unless there is one already."""
+        """Fail the request, unless it has a response."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
     async def receive(self) -> Event:
-        """The request, then nothing until the client is gone or has its answer."""
+        """The request body. After that it waits until the client is gone or has its response."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -129,7 +131,7 @@ class _Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, event: Event) -> None:
-        """Take a part of the answer."""
+        """Receive a part of the response."""
         if event["type"] == "http.response.start":
             self._status = event["status"]
             headers = {bytes(name).lower(): bytes(value) for name, value in event.get("headers", ())}

@@ -1,13 +1,13 @@
-// Requests to the server. Paths begin with a slash and are taken from where the page itself lies.
+// Requests to the server. Paths begin with a slash and are relative to the address of the dashboard.
 //
 //   url`/api/v1/resources/queues/${name}`     a path whose values are encoded
 //   get(path, query, {signal})                the answer as data; throws ApiError
 //   post(path, body), put(path, body), del(path, query)
-//   attempt(action, done)      runs an async function; shows what went wrong as a note, else the text `done`.
-//                              Answers what the function answered, undefined when it failed
-//   new JsonText(text)         a body that is JSON already and goes out as it is, with every digit
+//   attempt(action, done)      runs an async function; shows a toast with its error, or else with the text `done`.
+//                              Returns the result of the function, or undefined if it failed
+//   new JsonText(text)         a body that is JSON already and is sent unchanged, with every digit
 //   class ApiError             .status, .code, .message (the server's text)
-//   left(error)                true for what happens because the person went to another page: not worth a note
+//   left(error)                true for errors that only mean that the user left the page: no toast needed
 
 import { toast } from "./toasts.js";
 
@@ -49,11 +49,11 @@ export function left(error) {
   return error.name === "AbortError" || error.code === "unauthorized";
 }
 
-// Browsers take these out of an address, even encoded: to purge the group `..` would purge its queue.
+// Web browsers remove these segments from an address, even encoded: purging the group `..` would purge its queue.
 const STEPS = new Set([".", ".."]);
 
 async function request(method, path, { query, body, signal } = {}) {
-  if (path.split("/").some((segment) => STEPS.has(segment))) throw new ApiError(0, "unaddressable", "Browsers can't ask for what is called . or .., but the command hark can.");
+  if (path.split("/").some((segment) => STEPS.has(segment))) throw new ApiError(0, "unaddressable", "A web browser cannot request a name that is '.' or '..'. Use the hark command instead.");
   const response = await reach(`.${path}${asQuery(query)}`, {
     method,
     signal,
@@ -63,7 +63,7 @@ async function request(method, path, { query, body, signal } = {}) {
   const data = parse(await response.text());
   if (response.ok) return data;
   if (response.status === 401) askToLogIn();
-  throw new ApiError(response.status, data?.code ?? "error", data?.error ?? `The server answered ${response.status}.`);
+  throw new ApiError(response.status, data?.code ?? "error", data?.error ?? `The server returned status ${response.status}.`);
 }
 
 async function reach(address, options) {
@@ -71,7 +71,7 @@ async function reach(address, options) {
     return await fetch(address, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", "The server can't be reached. Is it running?");
+    throw new ApiError(0, "unreachable", "The server is unreachable. Check that it is running.");
   }
 }
 
@@ -85,7 +85,7 @@ function askToLogIn() {
   if (!here.startsWith("#/login")) location.hash = `#/login?next=${encodeURIComponent(here)}`;
 }
 
-// Payloads may have numbers that a double can't hold: those keep their digits, also when they are printed.
+// Payloads can contain integers that a double cannot represent: these keep their digits, also when printed.
 function exactly(_key, value, context) {
   const source = context?.source;
   if (typeof value !== "number" || source === undefined || !JSON.rawJSON) return value;

@@ -1,19 +1,19 @@
-// Questions before something is done.
+// Confirmation and form dialogs.
 //
-//   ask({title, body, action, cancel, danger, typed, run})   a dialog. body: text or nodes. cancel: false where there is
-//       nothing to cancel. danger: a red button that does not have the focus at first. typed: a name that must be typed
-//       to go on. run: async, done while the dialog is open; what it throws is shown in the dialog.
-//       Answers what run answered (true without one), null when it was cancelled.
+//   ask({title, body, action, cancel, danger, typed, run})   a dialog. body: text or nodes. cancel: the text of the
+//       button that closes it; false: no such button. danger: a red button without the initial focus. typed: a name that
+//       the user must type to confirm. run: async, runs while the dialog is open; the dialog shows its error.
+//       Returns the result of run (true without one), or null when the user cancelled.
 
 import { left } from "./api.js";
 import { h, uid } from "./dom.js";
 import { field } from "./ui.js";
 
-export function ask({ title, body, action, cancel: cancellable = true, danger = false, typed = null, run = null }) {
+export function ask({ title, body, action, cancel: cancelText = "Cancel", danger = false, typed = null, run = null }) {
   const id = uid("dialog");
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   const go = h("button", { type: "submit", class: danger ? "danger" : "primary", disabled: typed !== null }, action);
-  const cancel = h("button", { type: "button" }, "Cancel");
+  const cancel = h("button", { type: "button" }, cancelText);
   const name = typed === null ? null : typeTheName(typed, go);
   const form = h(
     "form",
@@ -21,7 +21,7 @@ export function ask({ title, body, action, cancel: cancellable = true, danger = 
     h("h2", { id }, title),
     h("div", { class: "dialog-body" }, typeof body === "string" ? h("p", null, body) : body, name),
     trouble,
-    h("div", { class: "dialog-actions" }, cancellable && cancel, go),
+    h("div", { class: "dialog-actions" }, cancelText && cancel, go),
   );
   const dialog = h("dialog", { "aria-labelledby": id }, form);
   return open(dialog, { form, cancel, go, trouble, run, first: firstFocus(form, name, danger ? cancel : go) });

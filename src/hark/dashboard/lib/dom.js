@@ -3,8 +3,8 @@
 //   h(tag, props, ...children)      an HTML element; props: class, dataset, on: {event: listener}, attributes,
 //                                   and as properties: value, checked, disabled, hidden. null, undefined, false: left out
 //   svg(tag, attributes, ...children)   the same for SVG
-//   fill(node, ...children)         replace what is in a node
-//   icon(name)                      a small drawing that goes with a text
+//   fill(node, ...children)         replace the children of a node
+//   icon(name)                      a small drawing beside a text
 //   uid(prefix)                     an id that is not taken, for labels
 
 const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "indeterminate", "selected"]);

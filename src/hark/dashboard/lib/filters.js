@@ -1,12 +1,12 @@
 // Filters over a table, kept in the address so that a reload and a link keep them.
 //
 //   filters(page, fields, changed) -> {nodes, values(), any()}
-//     fields    [{name, label, kind, options}]; kind: "text" (default), "queue" (text, with names from the server),
+//     fields    [{name, label, hint, kind, options}]; kind: "text" (default), "queue" (text, with names from the server),
 //               "select" (options: [[value, text]], the first is the default), "range" (options as for select, of
-//               values such as "3600": the last so many seconds; "all"; "custom", which is added, is two times)
+//               numbers of seconds such as "3600" (the last hour) and "all"; "custom" with two times is added)
 //     changed   called when one of them changes; () => table.reset() as a rule
-//     values()  {name: text}, without what is not set; a range gives `from` and `to`
-//     any()     whether one is set to something else than its default
+//     values()  {name: text} of the filters that are set; a range gives `from` and `to`
+//     any()     whether any filter differs from its default
 
 import { get } from "./api.js";
 import { h, uid } from "./dom.js";
@@ -25,8 +25,8 @@ export function filters(page, fields, changed) {
 
 const PARTS = { text: textPart, queue: queuePart, select: selectPart, range: rangePart };
 
-function textPart(page, { name, label }, changed) {
-  const input = h("input", { type: "text", placeholder: label, "aria-label": label, value: page.query.get(name) ?? "", autocomplete: "off", spellcheck: "false" });
+function textPart(page, { name, label, hint }, changed) {
+  const input = h("input", { type: "text", placeholder: label, "aria-label": label, title: hint, value: page.query.get(name) ?? "", autocomplete: "off", spellcheck: "false" });
   listen(input, () => {
     page.setQuery({ [name]: input.value.trim() });
     changed();
@@ -35,7 +35,7 @@ function textPart(page, { name, label }, changed) {
   return { node: input, input, values: () => (value() ? { [name]: value() } : {}), set: () => value() !== "" };
 }
 
-// Suggests names that contain what was typed; there may be thousands, so that the server searches.
+// Suggests names that contain the typed text. The server searches, because there can be thousands of names.
 function queuePart(page, field, changed) {
   const part = textPart(page, field, changed);
   const list = h("datalist", { id: uid("queues") });
@@ -45,7 +45,7 @@ function queuePart(page, field, changed) {
       const found = await get("/api/v1/resources/queues", { search: part.input.value.trim(), limit: 20 }, { signal: page.signal });
       list.replaceChildren(...found.queues.slice(0, 20).map((queue) => h("option", { value: queue.name })));
     } catch {
-      list.replaceChildren(); // Suggestions are a convenience: any name may be typed.
+      list.replaceChildren(); // Suggestions are optional: the user can type any name.
     }
   };
   part.input.addEventListener("focus", suggest, { once: true });
@@ -72,7 +72,7 @@ function rangePart(page, { name = "range", label, options }, changed) {
   const show = () => {
     custom.hidden = choice.node.value !== "custom";
   };
-  const choice = selectPart(page, { name, label, options: [...options, ["custom", "Between…"]] }, () => {
+  const choice = selectPart(page, { name, label, options: [...options, ["custom", "Custom range"]] }, () => {
     show();
     changed();
   });

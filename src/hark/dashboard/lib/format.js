@@ -1,12 +1,12 @@
-// Numbers, durations and times as people read them. What is unknown (null, undefined) is a dash.
+// Numbers, durations and times for people. An unknown value (null, undefined) is a dash.
 //
 //   count(n)            1,234 then 12.3k, 4.56M      exact(n)        1,234,567
 //   rate(n)             per second: 0, 0.25, 12.4    milliseconds(n) 0.8 ms, 12 ms, 1.4 s
-//   duration(seconds)   45 s, 3 m 20 s, 2 h 5 m, 3 d bytes(n)        1.4 MB
-//   ago(time)           <time>, "3 m ago" or "in 5 s", kept current, with the ISO text as its title
+//   duration(seconds)   45 s, 3 min 20 s, 2 h 5 min bytes(n)     1.4 MB
+//   ago(time)           <time>, "3 min ago" or "in 5 s", kept current, with the ISO text as its title
 //   moment(time)        <time>, the date and time here, with the ISO text as its title
 //   millis(time)        ISO text or milliseconds to milliseconds; NaN when it is neither
-//   keepCurrent()       moves all ago() on; the app calls it every second
+//   keepCurrent()       updates all ago() texts; the app calls it every second
 
 import { h } from "./dom.js";
 
@@ -43,7 +43,7 @@ export function milliseconds(value) {
   return value < 60_000 ? `${Number((value / 1000).toFixed(1))} s` : duration(value / 1000);
 }
 
-const STEPS = [[86_400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
+const STEPS = [[86_400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 export function duration(seconds) {
   if (unknown(seconds)) return NOTHING;
@@ -98,7 +98,9 @@ export function keepCurrent() {
 
 function distance(at, now) {
   const seconds = (now - at) / 1000;
-  // Clocks of servers and browsers differ a little: what is about now is now.
+  // The clocks of the server and the web browser can differ slightly: within a second it is "now".
   if (Math.abs(seconds) < 1) return "now";
-  return seconds > 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
+  const all = Math.abs(seconds);
+  const text = duration(all < 60 ? all : all - (all % 60));
+  return seconds > 0 ? `${text} ago` : `in ${text}`;
 }

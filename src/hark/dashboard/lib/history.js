@@ -1,4 +1,4 @@
-// The last hour in numbers: what the server remembers, and from then on what its stream tells.
+// The numbers of the last hour: the history from the server, continued by the samples of its event stream.
 //
 //   keepHistory(page, draw)   loads it and calls draw(points, sample) with all points, oldest first, and the newest
 //                             sample (null before there is one), now and with each sample, until the page is left
@@ -35,14 +35,14 @@ class History {
       this.points = samples.map((sample) => ({ ...sample, at: millis(sample.at) }));
       this.show();
     } catch (error) {
-      // Without a history the plots begin now. Whoever left, or is not logged in, sees another page.
+      // Without a history the plots begin now. No redraw if the user left the page or must log in.
       if (!left(error)) this.show();
     } finally {
       this.loading = false;
     }
   }
 
-  // Samples of a second are put together to points of the history's size: an hour stays cheap to draw.
+  // Combines the samples of one second into points of the history's interval, so that an hour is cheap to draw.
   add(sample) {
     this.sample = sample;
     const at = millis(sample.at);
@@ -63,7 +63,7 @@ class History {
 
 function joined(tip, sample, at) {
   const point = { ...sample, at, since: tip.since, count: tip.count + 1 };
-  // In a second without deliveries nothing was late; the others of this point still say how late.
+  // A second without deliveries has no latency: keep the latency of the other seconds of this point.
   if (typeof sample.latencyMs?.p50 !== "number") point.latencyMs = tip.latencyMs;
   for (const name of RATES) {
     if (typeof tip[name] === "number" && typeof sample[name] === "number") {

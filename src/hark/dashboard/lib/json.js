@@ -2,8 +2,8 @@
 //
 //   pretty(value)      indented text
 //   jsonView(value)    the same as a <pre> with colours
-//   jsonInput({label, value, rows}) -> {element, input, read()}   a text area that says where its JSON is wrong;
-//                      read() answers the text itself, so that the server gets every digit, or throws
+//   jsonInput({label, value, rows}) -> {element, input, read()}   a text area that reports invalid JSON;
+//                      read() returns the text unchanged, so that the server gets every digit, or throws
 
 import { h } from "./dom.js";
 import { field } from "./ui.js";
@@ -18,7 +18,7 @@ export function pretty(value) {
 export function jsonView(value) {
   const text = pretty(value);
   const box = h("pre", { class: "json", tabindex: "0", "aria-label": "JSON" });
-  // So many spans would be slow to lay out; as text it is as readable.
+  // Too many coloured spans are slow to lay out: show a long text without colours.
   box.append(...(text.length > MOST_COLOURED ? [text] : coloured(text)));
   return box;
 }
@@ -62,6 +62,6 @@ function wrong(text) {
     JSON.parse(text);
     return null;
   } catch (error) {
-    return `Not JSON: ${error.message}`;
+    return `Invalid JSON: ${error.message}`;
   }
 }

@@ -1,6 +1,6 @@
-// Keyboard shortcuts. They are off while somebody types, and while a dialog is open.
+// Keyboard shortcuts. They are off while the user types, and while a dialog is open.
 //
-//   start(places)     places: [[letter, text, hash]]; `g` and the letter go there, `/` searches, `?` shows them all
+//   start(places)     places: [[letter, text, hash]]; `g` and the letter open the page, `/` searches, `?` lists the shortcuts
 
 import { ask } from "./dialog.js";
 import { h } from "./dom.js";
@@ -20,7 +20,7 @@ export function start(places) {
 }
 
 export function help(places) {
-  const rows = [...places.map(([letter, text]) => [["g", letter], text]), [["/"], "Search on this page"], [["?"], "This list"], [["Esc"], "Close a dialog"]];
+  const rows = [...places.map(([letter, text]) => [["g", letter], `Go to ${text}`]), [["/"], "Search on this page"], [["?"], "Show this list"], [["Esc"], "Close a dialog or a menu"]];
   const list = rows.map(([keys, text]) => h("div", null, h("dt", null, keys.map((key) => h("kbd", null, key))), h("dd", null, text)));
   ask({ title: "Keyboard shortcuts", body: h("dl", { class: "shortcuts" }, list), action: "Close", cancel: false });
 }

@@ -1,7 +1,7 @@
 // A button that opens a list of actions.
 //
 //   menu(text, items, {label, kind})   items: [{text, on, role, danger}]; on: async. label: the button's name for screen
-//                                      readers where the text says too little. Answers the button
+//                                      readers if the text is not enough. Returns the button
 
 import { attempt } from "./api.js";
 import { h } from "./dom.js";
@@ -13,7 +13,7 @@ export function menu(text, items, { label, kind = "quiet small" } = {}) {
   return node;
 }
 
-// The list is no child of the button's row: rows are drawn anew while it is open.
+// The list is not a child of the button's row, because rows are redrawn while it is open.
 function open(node, items) {
   const list = h("div", { class: "menu", role: "menu", popover: "auto" });
   for (const item of items) {

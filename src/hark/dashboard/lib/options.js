@@ -1,6 +1,6 @@
 // The options of a queue as a form.
 //
-//   optionsForm(options) -> {element, read()}   all of them; read() answers all of them
+//   optionsForm(options) -> {element, read()}   a form of all options; read() returns their values
 //   OPTIONS   [[title, [option]]]; an option: {name, label, unit, hint, type: "int" | "number" | "bool", least, most, first}
 
 import { h } from "./dom.js";
@@ -16,38 +16,38 @@ export const OPTIONS = [
   [
     "Delivery",
     [
-      int("leaseTime", "Lease time", "s", 300, 1, YEARS_10, "How long a consumer holds what it popped."),
-      int("priority", "Priority", "", 0, -1_000_000, 1_000_000, "Pops over several queues take from the highest first."),
-      int("delayedProcessing", "Delayed processing", "s", 0, 0, YEARS_10, "Messages are delivered from this age on."),
-      int("windowBuffer", "Window buffer", "s", 0, 0, 31_536_000, "A partition is delivered when it got nothing for so long."),
-      int("maxInFlight", "Most in flight", "messages", 0, 0, 1e9, "On leases at once, over all groups. 0: no bound."),
-      number("rateLimit", "Rate limit", "messages/s", 0, 0, 1e6, "Delivered at most. 0: no bound."),
-      int("rateBurst", "Rate burst", "messages", 0, 0, 1e9, "Delivered at once after a pause; needs a rate limit."),
-      int("lockDuration", "Lock duration", "ms", 0, 0, YEARS_10 * 1000, "For consumers of the key-value API. 0: as the server is set."),
+      int("leaseTime", "Lease time", "s", 300, 1, YEARS_10, "A consumer must settle or renew within this time."),
+      int("priority", "Priority", "", 0, -1_000_000, 1_000_000, "A pop from several queues starts with the highest."),
+      int("delayedProcessing", "Delivery delay", "s", 0, 0, YEARS_10, "Minimum age of a message at delivery."),
+      int("windowBuffer", "Window buffer", "s", 0, 0, 31_536_000, "Delivers a partition after this time without a push."),
+      int("maxInFlight", "Maximum in flight", "messages", 0, 0, 1e9, "Over all groups. 0 means no limit."),
+      number("rateLimit", "Rate limit", "messages/s", 0, 0, 1e6, "Maximum delivery rate. 0 means no limit."),
+      int("rateBurst", "Rate burst", "messages", 0, 0, 1e9, "Size of a burst after a pause. Needs a rate limit."),
+      int("lockDuration", "Lock duration", "ms", 0, 0, YEARS_10 * 1000, "Lease time in the key-value API. 0: server default."),
     ],
   ],
   [
     "Retries",
     [
-      int("retryLimit", "Retries", "", 3, 0, 1000, "Attempts after the first."),
-      int("retryDelay", "First delay", "ms", 0, 0, YEARS_10 * 1000, "Wait before the first retry."),
-      number("retryMultiplier", "Multiplier", "×", 1, 1, 1000, "Each further wait is longer by this."),
-      int("retryMaxDelay", "Longest delay", "ms", 3_600_000, 0, YEARS_10 * 1000, "No wait is longer than this."),
-      bool("deadLetterQueue", "Keep dead letters", true, "Off: there are none at all."),
-      bool("dlqAfterMaxRetries", "Dead letter after the last retry", true, "Off: the message is dropped and counted."),
+      int("retryLimit", "Retries", "", 3, 0, 1000, "Delivery attempts after the first one."),
+      int("retryDelay", "First delay", "ms", 0, 0, YEARS_10 * 1000, "Delay before the first retry."),
+      number("retryMultiplier", "Multiplier", "×", 1, 1, 1000, "Factor between one retry delay and the next."),
+      int("retryMaxDelay", "Maximum delay", "ms", 3_600_000, 0, YEARS_10 * 1000, "Upper limit of the retry delay."),
+      bool("deadLetterQueue", "Keep dead letters", true, "Off: Hark drops these messages instead."),
+      bool("dlqAfterMaxRetries", "Dead-letter after the last retry", true, "Off: Hark drops the message and counts it."),
     ],
   ],
   [
-    "Keeping",
+    "Retention",
     [
-      int("maxSize", "Most stored", "messages", 0, 0, Number.MAX_SAFE_INTEGER, "Beyond it pushes are refused. 0: no bound."),
-      int("ttl", "Time to live", "s", 0, 0, YEARS_100, "Not delivered from this age on. 0: always."),
-      int("maxWaitTimeSeconds", "Longest wait", "s", 0, 0, YEARS_100, "Removed at this age if not settled. 0: never."),
-      bool("retentionEnabled", "Remove by age", false, "Whether the next two have an effect."),
-      int("retentionSeconds", "Remove all after", "s", 0, 0, YEARS_100, "Consumed or not. 0: never."),
-      int("completedRetentionSeconds", "Remove settled after", "s", 0, 0, YEARS_100, "0: as the server is set."),
-      bool("dropSettled", "Drop what is settled", false, "At once; later groups find nothing to replay."),
-      bool("encryptionEnabled", "Encrypt payloads", false, "At rest; the server needs a key."),
+      int("maxSize", "Maximum size", "messages", 0, 0, Number.MAX_SAFE_INTEGER, "Hark rejects pushes beyond this number of unsettled messages. 0 means no limit."),
+      int("ttl", "Time to live", "s", 0, 0, YEARS_100, "Older messages expire undelivered. 0: never."),
+      int("maxWaitTimeSeconds", "Maximum wait", "s", 0, 0, YEARS_100, "Removes unsettled messages at this age. 0: never."),
+      bool("retentionEnabled", "Remove by age", false, "Enables the next two options."),
+      int("retentionSeconds", "Remove all after", "s", 0, 0, YEARS_100, "Settled or not. 0: never."),
+      int("completedRetentionSeconds", "Remove settled after", "s", 0, 0, YEARS_100, "Settled by all groups. 0: server default."),
+      bool("dropSettled", "Remove when settled", false, "Immediately. New groups cannot replay messages."),
+      bool("encryptionEnabled", "Encrypt payloads", false, "In the store. The server needs an encryption key."),
     ],
   ],
 ];
@@ -75,7 +75,7 @@ function inputFor({ name, type, least, most }, value) {
   return h("input", { type: "number", name, value: String(value), min: least, max: most, step: type === "int" ? 1 : "any", required: true, inputmode: "decimal" });
 }
 
-// The browser has checked the bounds when a form is submitted; an empty input is the default.
+// The web browser checks the limits when a form is submitted; an empty input means the default.
 function readNumber(option, input) {
   return input.value === "" ? option.first : Number(input.value);
 }

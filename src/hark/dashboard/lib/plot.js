@@ -1,15 +1,15 @@
-// Line plots of the last hour. The mouse and the arrow keys read values; where there are none, the line has a gap.
+// Line plots of the last hour. The pointer and the arrow keys select values; missing values are gaps in the line.
 //
 //   plot({title, lines, format, tops, seconds}) -> {element, draw(points)}
 //     lines     [{name, value(point)}]; the first has the accent colour
 //     format    a number as text
-//     tops      where the axis may end, ascending; without them at 1, 2 or 5 times a power of ten
+//     tops      possible ends of the axis, ascending; the default is 1, 2 or 5 times a power of ten
 //     points    [{at (milliseconds), ...}], oldest first
 
 import { fill, h, svg } from "./dom.js";
 
 const HEIGHT = 120;
-const PAD = { left: 44, right: 8, top: 8, bottom: 18 };
+const PAD = { left: 50, right: 8, top: 8, bottom: 18 };
 const GAP_MS = 35_000;
 
 export function plot({ title, lines, format, tops = [], seconds = 3600 }) {
@@ -105,7 +105,7 @@ class Plot {
 
   summary(last) {
     const now = this.lines.map((line) => `${line.name} ${this.format(last && line.value(last))}`).join(", ");
-    return `${this.title}, last hour. Now: ${now}. Arrow keys read earlier values.`;
+    return `${this.title}, last hour. Now: ${now}. Use the arrow keys to read earlier values.`;
   }
 
   axes() {
@@ -115,7 +115,7 @@ class Plot {
     ]);
     const minutes = (this.width < 420 ? [60, 30, 0] : [60, 45, 30, 15, 0]).map((ago) => {
       const anchor = ago === 60 ? "start" : ago === 0 ? "end" : "middle";
-      return svg("text", { class: "tick", x: this.x(this.start + this.span * (1 - ago / 60)), y: HEIGHT - 4, "text-anchor": anchor }, ago ? `−${Math.round((ago * this.span) / 3_600_000)} m` : "now");
+      return svg("text", { class: "tick", x: this.x(this.start + this.span * (1 - ago / 60)), y: HEIGHT - 4, "text-anchor": anchor }, ago ? `−${Math.round((ago * this.span) / 3_600_000)} min` : "now");
     });
     return [levels, minutes];
   }
@@ -132,7 +132,7 @@ class Plot {
       }
       const joined = before !== null && point.at - before < GAP_MS;
       path += `${joined ? "L" : "M"}${this.x(point.at).toFixed(1)} ${this.y(value).toFixed(1)}`;
-      // A lone value is a dot: a line of no length with round ends.
+      // A single value is a dot: a line without length and with round ends.
       if (!joined) path += "h.01";
       before = point.at;
     }

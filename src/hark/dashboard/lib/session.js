@@ -1,18 +1,18 @@
-// Who uses the page, and what that person may do.
+// The current user and the role of that user.
 //
-//   session()               {required, authenticated, subject, role, queues}; asked for once, until forget()
+//   session()               {required, authenticated, subject, role, queues}; requested once, until forget()
 //   forget()                after login and logout
-//   may(role)               whether the person has this role ("read-only", "read-write", "admin") or a higher one
-//   guard(control, role)    disables a button or input that the person may not use, and says why in its title.
-//                           Answers the control. (The server decides; this only saves a click.)
+//   may(role)               whether the user has this role ("read-only", "read-write", "admin") or a higher one
+//   guard(control, role)    disables a button or input that the user has no role for, and explains it in the title.
+//                           Returns the control. (The server decides; this only saves a click.)
 
 import { get } from "./api.js";
 
 const ROLES = ["read-only", "read-write", "admin"];
-const EVERYBODY = { required: false, authenticated: true, subject: "", role: "admin", queues: ["*"] };
+const WITHOUT_LOGIN = { required: false, authenticated: true, subject: "", role: "admin", queues: ["*"] };
 
 let asked = null;
-let known = EVERYBODY;
+let known = WITHOUT_LOGIN;
 
 export function session() {
   asked ??= ask();
@@ -30,7 +30,7 @@ export function may(role) {
 export function guard(control, role) {
   if (may(role)) return control;
   control.disabled = true;
-  control.title = `Needs the role ${role}; you are ${known.role}.`;
+  control.title = `This requires the role ${role}. Your role is ${known.role}.`;
   return control;
 }
 
@@ -39,7 +39,7 @@ async function ask() {
     known = await get("/api/v1/session");
   } catch (error) {
     if (error.status !== 404) asked = null;
-    known = EVERYBODY;
+    known = WITHOUT_LOGIN;
   }
   return known;
 }

@@ -1,11 +1,11 @@
-// What happens on the server, told by one stream that all pages share. It is closed while nobody looks at the page.
+// One event stream from the server, shared by all pages. It is closed while the tab is hidden.
 //
-//   onSample(listener)         called with every sample, and at once with the last one; answers how to stop
-//   onState(listener)          called with "live", "connecting" or "offline"; answers how to stop
-//   live(refresh, {queues, seconds, signal})   calls refresh (async) when something happened: to one of the queues that
-//                              queues() names, or to any when it is not given. At most once in so many seconds (1), less
-//                              often when it takes long, and never while the last call still runs. Also when the stream
-//                              comes back after a gap.
+//   onSample(listener)         called with every sample, and immediately with the last one; returns a function that stops it
+//   onState(listener)          called with "live", "connecting" or "offline"; returns a function that stops it
+//   live(refresh, {queues, seconds, signal})   calls refresh (async) when one of the queues that queues() names
+//                              changed, or any queue if it is not given, and when the stream is live again after a gap.
+//                              At most once in `seconds` (default 1), less often if refresh is slow, and never while the
+//                              last call is still running.
 
 import { attempt } from "./api.js";
 
@@ -49,11 +49,11 @@ export function live(refresh, { queues, seconds = 1, signal } = {}) {
     await attempt(refresh);
     running = false;
     ended = Date.now();
-    // A look at a hundred thousand partitions takes a while: the server shall have time for others.
+    // Reading a hundred thousand partitions takes time: leave the server time for other requests.
     pause = Math.max(seconds * 1000, REST * (ended - started));
     if (wanted) plan();
   };
-  // What is told at once, of the time before, is known to who has just looked.
+  // The listeners are called immediately with the last sample, which the caller has just loaded: ignore it.
   let begun = false;
   const plan = () => {
     if (!begun) return;
@@ -109,7 +109,7 @@ function open() {
   watchForSilence();
 }
 
-// A server that is gone without a word sends nothing, which is no error for the browser.
+// If the server vanishes without closing the connection, the web browser reports no error.
 function watchForSilence() {
   clearTimeout(stalled);
   stalled = setTimeout(retry, STALLED_MS);

@@ -1,15 +1,15 @@
-// Tables of which the server gives a page at a time.
+// Tables that the server returns page by page.
 //
 //   table(page, options) -> {element, refresh(), reset(), rows(), selected(), clearSelection()}
-//     page      what show() of a page got; search, sort and offset are kept in its query, so that a reload keeps them
+//     page      the argument of show(); its query keeps search, sort and offset, so that a reload keeps them
 //     columns   [{key, label, cell(row), numeric, sort, main, wide}]  cell: text or nodes. sort: a name that load gets as
 //               `sort`. main: the row's name, which becomes the title where rows are shown as cards
 //     load      async ({limit, offset, search, sort, signal}) -> {rows, total}   total null or absent: not known
-//     rowKey(row)    a text that tells rows apart
-//     search    {label} or none      limit  rows per page, 50      sort  the order at first
-//     label     what the table lists, for screen readers
+//     rowKey(row)    a text that identifies the row
+//     search    {label} or none      limit  rows per page, 50      sort  the initial order
+//     label     the name of the table, for screen readers
 //     filters   nodes beside the search; call reset() when one of them changes
-//     empty     () -> nodes, shown when there is nothing at all; `nothing`: the text when a search finds nothing
+//     empty     () -> nodes, shown when there are no rows at all; `nothing`: the text when a search finds no rows
 //     select    true: rows can be ticked; onSelect(keys) is called with each change
 //     name      a prefix in the query, for a second table on one page
 
@@ -28,7 +28,7 @@ export function table(page, options) {
 class DataTable {
   constructor(page, options) {
     this.page = page;
-    this.options = { limit: 50, filters: [], nothing: "Nothing matches.", name: "", ...options };
+    this.options = { limit: 50, filters: [], nothing: "No entries match. Change the search or the filters.", name: "", ...options };
     this.search = this.recall("search") ?? "";
     this.sort = this.recall("sort") ?? options.sort ?? null;
     this.offset = Number(this.recall("offset") ?? 0) || 0;
@@ -95,7 +95,7 @@ class DataTable {
     const { limit } = this.options;
     try {
       const found = await this.options.load({ limit, offset: this.offset, search: this.search, sort: this.sort, signal });
-      // What was removed meanwhile may leave a page behind the last one.
+      // Rows can be removed meanwhile, so that this page is behind the last one.
       if (found.rows.length === 0 && this.offset > 0) return this.go(Math.max(0, this.offset - limit));
       this.draw(found);
     } catch (error) {
@@ -106,7 +106,7 @@ class DataTable {
 
   explain(error) {
     if (left(error)) return;
-    // What is shown stays: it is more useful than an empty page. The note says that it is old.
+    // The old rows stay: they are more useful than an empty page. The toast reports the error.
     if (this.shown) toast(error.message, "bad");
     else fill(this.box, failure(error, () => this.refresh()));
   }
@@ -139,7 +139,7 @@ class DataTable {
     const { columns, label, select } = this.options;
     const head = columns.map((column) => this.headCell(column));
     if (select) {
-      this.all = h("input", { type: "checkbox", "aria-label": "Select all rows of this page" });
+      this.all = h("input", { type: "checkbox", "aria-label": "Select all rows on this page" });
       this.all.addEventListener("change", () => this.tickAll(this.all.checked));
       head.unshift(h("th", { class: "tick", scope: "col" }, this.all));
     }
@@ -180,7 +180,7 @@ class DataTable {
     this.tick(on ? this.shown.rows.map(this.options.rowKey) : [], this.shown.rows);
   }
 
-  // Only what is on this page can be ticked: nobody acts on what cannot be seen.
+  // Only rows of this page can be selected, so that no action affects invisible rows.
   tick(keys, rows) {
     const here = new Set(rows.map(this.options.rowKey));
     this.ticked = new Set(keys.filter((key) => here.has(key)));
@@ -198,7 +198,7 @@ class DataTable {
     const more = known ? this.offset + rows.length < total : rows.length === limit;
     const from = this.offset + 1;
     const to = this.offset + rows.length;
-    const range = rows.length ? `${exact(from)}–${exact(to)}${known ? ` of ${exact(total)}` : more ? " of more" : ""}` : "";
+    const range = rows.length ? `${exact(from)}–${exact(to)}${known ? ` of ${exact(total)}` : more ? " of many" : ""}` : "";
     const step = (text, drawing, offset, possible) => h("button", { type: "button", class: "small", "aria-label": text, title: text, disabled: !possible, on: { click: () => this.go(offset) } }, icon(drawing));
     const steps = (more || this.offset > 0) && [step("Previous page", "left", Math.max(0, this.offset - limit), this.offset > 0), step("Next page", "right", this.offset + limit, more)];
     fill(this.pager, h("span", { class: "range" }, range), steps);

@@ -1,4 +1,4 @@
-// Light, dark, or as the system says; kept in the browser. theme.js applies it before the first paint.
+// Light, dark or the theme of the system, stored in the web browser. theme.js applies it before the first paint.
 //
 //   theme()           "system", "light" or "dark"
 //   setTheme(name)    switches and keeps it
@@ -16,6 +16,6 @@ export function setTheme(name) {
     if (name === "system") localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, name);
   } catch {
-    // Storage may be forbidden; then the choice lasts until the page is closed.
+    // Storage can be disabled; then the choice lasts until the tab is closed.
   }
 }

@@ -1,6 +1,6 @@
-// Short notes at the edge of the page, read out by screen readers.
+// Short notifications at the edge of the page, read out by screen readers.
 //
-//   toast(text, kind)     kind: "good" (default) goes by itself, "bad" stays until it is closed
+//   toast(text, kind)     kind: "good" (default) disappears after 5 seconds, "bad" stays until it is closed
 
 import { h, icon } from "./dom.js";
 
@@ -14,9 +14,9 @@ export function toast(text, kind = "good") {
     { class: `toast ${kind}` },
     icon(kind === "bad" ? "warning" : "check"),
     h("span", { class: "toast-text" }, text),
-    h("button", { class: "quiet small", type: "button", "aria-label": "Close this note", on: { click: () => note.remove() } }, icon("close")),
+    h("button", { class: "quiet small", type: "button", "aria-label": "Dismiss", on: { click: () => note.remove() } }, icon("close")),
   );
-  // The same trouble over and over is one note.
+  // A repeated error is shown once.
   for (const other of place.children) if (other.textContent === note.textContent) other.remove();
   place.append(note);
   while (place.children.length > MOST) place.firstChild.remove();

@@ -2,14 +2,14 @@
 //
 //   heading(title, {lead, actions, crumbs})     the top of a page; its <h1> gets the focus. crumbs: [[text, hash]]
 //   panel(title, {actions, note}, ...children)  a box with a title (null: none)
-//   button(text, {icon, kind, role, title, on})  kind: "primary", "danger", "quiet"; role: who may press it.
-//                 on: an async function; the button is off while it runs, and what it throws becomes a note
+//   button(text, {icon, kind, role, title, on})  kind: "primary", "danger", "quiet"; role: the required role.
+//                 on: an async function; the button is disabled while it runs, and its error becomes a toast
 //   link(text, hash)         badge(text, kind)   kind: "good", "warn", "bad", "accent" or none
 //   stat(label, {unit, hint, href}) -> {element, set(text, kind)}   one number of a row of numbers
 //   stats(...stat elements)  facts([[label, value]])   a list of names and values
 //   field(label, input, {hint, error})            a labelled input
 //   select(options, {value, on, label})           options: texts or [value, text]
-//   empty(title, text, command)                   what to do when there is nothing; command: a line to copy
+//   empty(title, text, command)                   an empty list and what to do next; command: a line to copy
 //   notice(kind, ...children)                     "warn", "bad" or "info" over a page
 //   tabs(current, [[key, text, hash]])            links that look like tabs
 //   copyButton(text)         loading(lines)       failure(error, again)
@@ -23,7 +23,7 @@ export function heading(title, { lead, actions, crumbs } = {}) {
   return h(
     "header",
     { class: "page-head" },
-    crumbs && h("nav", { class: "crumbs", "aria-label": "Where you are" }, crumbs.map(([text, hash]) => [link(text, hash), h("span", { "aria-hidden": "true" }, "/")])),
+    crumbs && h("nav", { class: "crumbs", "aria-label": "Breadcrumbs" }, crumbs.map(([text, hash]) => [link(text, hash), h("span", { "aria-hidden": "true" }, "/")])),
     h("div", { class: "page-title" }, h("h1", { tabindex: "-1" }, title), actions && h("div", { class: "actions" }, actions)),
     lead && h("p", { class: "lead" }, lead),
   );
@@ -48,7 +48,7 @@ async function run(node, action) {
   node.disabled = true;
   await attempt(action);
   node.disabled = false;
-  // A button that is off loses the focus, and the person at the keyboard the place.
+  // A disabled button loses the focus: restore it for keyboard users.
   if (focused && document.activeElement === document.body) node.focus();
 }
 
@@ -105,12 +105,12 @@ export function notice(kind, ...children) {
 
 export function tabs(current, items) {
   const links = items.map(([key, text, hash]) => h("a", { href: hash, "aria-current": key === current ? "page" : null }, text));
-  return h("nav", { class: "tabs", "aria-label": "Parts of this page" }, links);
+  return h("nav", { class: "tabs", "aria-label": "Sections" }, links);
 }
 
 export function copyButton(text) {
   const copy = async () => {
-    if (!navigator.clipboard) throw new Error("Browsers copy only on localhost and over HTTPS. Select the text instead.");
+    if (!navigator.clipboard) throw new Error("Web browsers allow copying only on localhost and over HTTPS. Select the text instead.");
     await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
     toast("Copied.");
   };
@@ -122,7 +122,7 @@ export function loading(lines = 3) {
 }
 
 export function failure(error, again) {
-  if (error.status === 403) return empty("You may not see this", error.message);
+  if (error.status === 403) return empty("Permission required", error.message);
   const retry = again && button("Try again", { icon: "refresh", on: again });
-  return h("div", { class: "empty" }, h("p", { class: "empty-title" }, "That did not work"), h("p", null, error.message), retry);
+  return h("div", { class: "empty" }, h("p", { class: "empty-title" }, "Could not load"), h("p", null, error.message), retry);
 }

@@ -1,4 +1,4 @@
-// One dead letter: what went wrong, and the payload.
+// One dead letter: its error and its payload.
 
 import { ApiError, get } from "../lib/api.js";
 import { ask } from "../lib/dialog.js";
@@ -8,14 +8,15 @@ import { jsonView, pretty } from "../lib/json.js";
 import { toast } from "../lib/toasts.js";
 import { button, copyButton, facts, heading, link, loading, panel } from "../lib/ui.js";
 import { deleteIds, requeueIds } from "./parts/letters.js";
-import { groupName, messageHash } from "./parts/messages.js";
+import { groupName, groupText } from "./parts/group-name.js";
+import { messageHash } from "./parts/messages.js";
 
 export async function show(page) {
   const [id] = page.params;
   page.setTitle("Dead letter");
   page.root.append(heading("Dead letter", { crumbs: CRUMBS }), loading());
   const { messages } = await get("/api/v1/dlq", { id, limit: 1 }, { signal: page.signal });
-  if (messages.length === 0) throw new ApiError(404, "dead_letter_not_found", "There is no such dead letter; it was requeued or deleted.");
+  if (messages.length === 0) throw new ApiError(404, "dead_letter_not_found", "This dead letter does not exist. It was requeued or deleted.");
   const [letter] = messages;
   const actions = [
     button("Requeue", { icon: "refresh", kind: "primary", role: "read-write", on: () => requeue(letter) }),
@@ -24,8 +25,8 @@ export async function show(page) {
   fill(
     page.root,
     heading("Dead letter", { crumbs: CRUMBS, actions }),
-    panel("Error", { note: `after ${exact(letter.attempts)} attempt${letter.attempts === 1 ? "" : "s"}` }, h("pre", { class: "error-text", tabindex: "0", "aria-label": "Error" }, letter.errorMessage || "The consumer gave no text.")),
-    h("div", { class: "split" }, panel("Payload", { actions: copyButton(() => pretty(letter.data)) }, jsonView(letter.data)), panel("About it", {}, facts(about(letter)))),
+    panel("Error", { note: `after ${exact(letter.attempts)} attempt${letter.attempts === 1 ? "" : "s"}` }, h("pre", { class: "error-text", tabindex: "0", "aria-label": "Error" }, letter.errorMessage || "The consumer sent no error text.")),
+    h("div", { class: "split" }, panel("Payload", { actions: copyButton(() => pretty(letter.data)) }, jsonView(letter.data)), panel("Details", {}, facts(about(letter)))),
   );
 }
 
@@ -38,7 +39,7 @@ function about(letter) {
     ["Partition", letter.partition],
     ["Group", groupName(letter.consumerGroup)],
     ["Pushed", [moment(letter.createdAt), " (", ago(letter.createdAt), ")"]],
-    ["Transaction id", h("code", null, letter.transactionId)],
+    ["Idempotency key", h("code", null, letter.transactionId)],
     ["Message", link(letter.id, messageHash(letter.id))],
     ["Dead letter id", h("code", null, letter.deadLetterId)],
     ...(letter.producerSub ? [["Pushed by", letter.producerSub]] : []),
@@ -49,7 +50,7 @@ function about(letter) {
 async function requeue(letter) {
   const done = await ask({
     title: "Requeue this dead letter?",
-    body: `It goes back in front of ${letter.queue} / ${letter.partition}, for the ${groupLabel(letter)}, with fresh attempts.`,
+    body: `The message goes back to the front of partition ${letter.partition} of ${letter.queue}, only for ${groupText(letter.consumerGroup)}. Its attempts start again from zero.`,
     action: "Requeue",
     run: async () => {
       const { failed } = await requeueIds([letter.deadLetterId]);
@@ -57,18 +58,13 @@ async function requeue(letter) {
       return true;
     },
   });
-  if (done) leave(letter, "Requeued.");
-}
-
-function groupLabel({ consumerGroup }) {
-  const name = groupName(consumerGroup);
-  return name === consumerGroup ? `group ${name}` : name;
+  if (done) leave(letter, "Requeued the dead letter.");
 }
 
 async function remove(letter) {
   const done = await ask({
     title: "Delete this dead letter?",
-    body: "It is removed for good, with its payload. This can't be undone.",
+    body: "The dead letter and its payload are removed permanently. You cannot undo this.",
     action: "Delete",
     danger: true,
     run: async () => {
@@ -76,7 +72,7 @@ async function remove(letter) {
       return true;
     },
   });
-  if (done) leave(letter, "Deleted.");
+  if (done) leave(letter, "Deleted the dead letter.");
 }
 
 function leave(letter, text) {

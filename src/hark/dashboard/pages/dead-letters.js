@@ -1,4 +1,4 @@
-// Dead letters: find them, put them back, remove them.
+// Dead letters: find, requeue and delete them.
 
 import { del, get } from "../lib/api.js";
 import { ask } from "../lib/dialog.js";
@@ -9,11 +9,11 @@ import { live } from "../lib/stream.js";
 import { table } from "../lib/table.js";
 import { toast } from "../lib/toasts.js";
 import { button, empty, heading, link, panel } from "../lib/ui.js";
+import { groupName } from "./parts/group-name.js";
 import { LETTERS, deleteIds, requeueIds, requeueMatching } from "./parts/letters.js";
-import { groupName } from "./parts/messages.js";
 
 const LONGEST_ERROR = 160;
-const RANGES = [["all", "All times"], ["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last week"]];
+const RANGES = [["all", "Any time"], ["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last week"]];
 
 export async function show(page) {
   page.setTitle("Dead letters");
@@ -24,8 +24,8 @@ export async function show(page) {
       { name: "queue", label: "Queue", kind: "queue" },
       { name: "consumerGroup", label: "Group" },
       { name: "partition", label: "Partition" },
-      { name: "id", label: "Id" },
-      { name: "range", label: "Time of the failure", kind: "range", options: RANGES },
+      { name: "id", label: "Message id", hint: "The id of a message or of a dead letter" },
+      { name: "range", label: "Failure time", kind: "range", options: RANGES },
     ],
     () => list.reset(),
   );
@@ -34,7 +34,7 @@ export async function show(page) {
     label: "Dead letters",
     columns: COLUMNS,
     rowKey: (letter) => letter.deadLetterId,
-    search: { label: "Search in the error text" },
+    search: { label: "Search error texts" },
     filters: chosen.nodes,
     filtered: chosen.any,
     select: true,
@@ -44,17 +44,17 @@ export async function show(page) {
       total = found.total;
       return { rows: found.messages, total };
     },
-    empty: () => empty("No dead letters", "What can't be delivered, because its attempts are used up or a consumer says so, ends here."),
-    nothing: "No dead letter matches.",
+    empty: () => empty("No dead letters", "There is nothing to do. Hark dead-letters a message after its last retry, or when a consumer requests it."),
+    nothing: "No dead letter matches. Change the search or the filters.",
   });
   const matching = () => ({ ...chosen.values(), ...(searched() && { search: searched() }) });
   const searched = () => list.element.querySelector("input[type=search]").value.trim();
   const drawBar = (ids) => fill(bar, ids.length > 0 && [h("span", null, `${exact(ids.length)} selected`), ...forSelected(ids, list)]);
   const actions = [
-    button("Requeue all that match", { icon: "refresh", role: "read-write", on: () => requeueAll(matching(), total, list) }),
+    button("Requeue all matching", { icon: "refresh", role: "read-write", on: () => requeueAll(matching(), total, list) }),
     button("Purge", { icon: "trash", kind: "quiet-danger", role: "admin", on: () => purge(matching(), total, list) }),
   ];
-  page.root.append(heading("Dead letters", { lead: "Messages that could not be delivered to a group. Newest failure first.", actions }), panel(null, {}, bar, list.element));
+  page.root.append(heading("Dead letters", { lead: "Messages that a group failed to process. Newest failure first.", actions }), panel(null, {}, bar, list.element));
   const named = () => chosen.values().queue;
   live(list.refresh, { queues: () => (named() ? [named()] : undefined), seconds: 2, signal: page.signal });
 }
@@ -68,7 +68,7 @@ const COLUMNS = [
   { key: "failed", label: "Failed", cell: (letter) => ago(letter.failedAt) },
 ];
 
-// Errors may be whole tracebacks; their first line tells them apart.
+// An error can be a whole traceback: show its first line.
 function beginning(error) {
   const line = error.trim().split("\n", 1)[0];
   if (line === "") return "no error text";
@@ -85,7 +85,7 @@ function forSelected(ids, list) {
 async function requeueSelected(ids, list) {
   const done = await ask({
     title: `Requeue ${LETTERS(ids.length)}?`,
-    body: "Each goes back in front of its partition, for the group it died in, with fresh attempts.",
+    body: "Each message goes back to the front of its partition, only for the group that failed to process it. Its attempts start again from zero.",
     action: "Requeue",
     run: () => requeueIds(ids),
   });
@@ -99,7 +99,7 @@ async function requeueSelected(ids, list) {
 async function deleteSelected(ids, list) {
   const deleted = await ask({
     title: `Delete ${LETTERS(ids.length)}?`,
-    body: "They are removed for good, with their payloads. This can't be undone.",
+    body: "The selected dead letters and their payloads are removed permanently. You cannot undo this.",
     action: "Delete",
     danger: true,
     run: () => deleteIds(ids),
@@ -111,15 +111,15 @@ async function deleteSelected(ids, list) {
 }
 
 async function requeueAll(filter, total, list) {
-  if (filter.id) return toast("Remove the filter by id first: that one can be requeued on its page.", "bad");
+  if (filter.id) return toast("Clear the id filter first, or open the dead letter to requeue it.", "bad");
   const state = h("p", { class: "note", role: "status" });
   const requeued = await ask({
     title: `Requeue all ${LETTERS(total)} that match?`,
-    body: [h("p", null, "They go back in front of their partitions, the one that failed first in front, with fresh attempts. What fails from now on is not touched."), state],
+    body: [h("p", null, "Each message goes back to the front of its partition, only for the group that failed to process it. The oldest failure comes first. Attempts start again from zero. New dead letters are not requeued."), state],
     action: "Requeue all",
     run: () =>
       requeueMatching(filter, (done, left) => {
-        state.textContent = `${exact(done)} done, ${exact(left)} left…`;
+        state.textContent = `${exact(done)} requeued, ${exact(left)} left…`;
       }),
   });
   if (requeued === null) return undefined;
@@ -128,10 +128,10 @@ async function requeueAll(filter, total, list) {
 }
 
 async function purge(filter, total, list) {
-  if (!filter.queue) return toast("Choose a queue first: only the dead letters of one queue can be purged at a time.", "bad");
+  if (!filter.queue) return toast("Enter a queue in the filter first. You can purge the dead letters of one queue at a time.", "bad");
   const deleted = await ask({
     title: `Purge dead letters of ${filter.queue}?`,
-    body: `All ${LETTERS(total)} that match are removed for good, with their payloads. This can't be undone.`,
+    body: `All ${LETTERS(total)} that match the filters are removed permanently, with their payloads. You cannot undo this.`,
     action: "Purge",
     danger: true,
     typed: filter.queue,

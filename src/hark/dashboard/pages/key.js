@@ -15,7 +15,7 @@ export async function show(page) {
   page.root.append(heading(keyText(key), { crumbs: CRUMBS }), loading());
   const draw = async () => {
     const entry = await get(keyPath(key), null, { signal: page.signal });
-    fill(page.root, top(entry, draw), h("div", { class: "split" }, panel("Value", { actions: copyButton(() => pretty(entry.value)) }, jsonView(entry.value)), panel("About it", {}, facts(about(entry)))));
+    fill(page.root, top(entry, draw), h("div", { class: "split" }, panel("Value", { actions: copyButton(() => pretty(entry.value)) }, jsonView(entry.value)), panel("Details", {}, facts(about(entry)))));
   };
   await draw();
 }
@@ -27,14 +27,14 @@ function read(text) {
     const key = JSON.parse(text);
     if (Array.isArray(key)) return key;
   } catch {
-    // Said below.
+    // Reported below.
   }
-  throw new ApiError(0, "invalid", "This address names no key.");
+  throw new ApiError(0, "invalid", "This address contains no valid key.");
 }
 
 function top(entry, draw) {
   const actions = [
-    button("Set", { kind: "primary", role: "read-write", on: () => change(entry, draw) }),
+    button("Change value", { kind: "primary", role: "read-write", on: () => change(entry, draw) }),
     button("Delete", { icon: "trash", kind: "quiet-danger", role: "read-write", on: () => remove(entry) }),
   ];
   return heading(keyText(entry.key), { crumbs: CRUMBS, actions });
@@ -49,17 +49,17 @@ function about(entry) {
 }
 
 async function change(entry, draw) {
-  const value = jsonInput({ value: pretty(entry.value) });
+  const value = jsonInput({ label: "Value (JSON)", value: pretty(entry.value) });
   const left = entry.expiresAt ? Math.max(1, Math.round((entry.expiresAt - Date.now()) / 1000)) : "";
   const seconds = h("input", { type: "number", min: "0.001", step: "any", value: String(left) });
   const done = await ask({
-    title: `Set ${keyText(entry.key)}`,
-    body: [field("Value (JSON)", value.input), value.element, field("Expires after (seconds)", seconds, { hint: "Empty: never." })],
-    action: "Set",
+    title: `Change ${keyText(entry.key)}`,
+    body: [value.element, field("Expires after (seconds)", seconds, { hint: "Leave empty to keep the key until you delete it." })],
+    action: "Save",
     run: () => setKey({ path: keyPath(entry.key), value: value.read(), seconds: seconds.value }),
   });
   if (!done) return;
-  toast("Set.");
+  toast("Saved the value.");
   await draw();
 }
 
@@ -68,12 +68,12 @@ async function remove(entry) {
   const tree = h("input", { type: "checkbox" });
   const done = await ask({
     title: `Delete ${keyText(entry.key)}?`,
-    body: [h("p", null, "The value is removed for good. This can't be undone."), count > 0 && field(`Also the ${count} below it`, tree)],
+    body: [h("p", null, "The key and its value are removed permanently. You cannot undo this."), count > 0 && field(`Also delete the ${count} ${count === 1 ? "key" : "keys"} below it`, tree)],
     action: "Delete",
     danger: true,
     run: () => del(url`/keyval/api/keys/${JSON.stringify(entry.key)}`, { exact: !tree.checked }),
   });
   if (!done) return;
-  toast("Deleted.");
+  toast("Deleted the key.");
   location.hash = "#/keys";
 }

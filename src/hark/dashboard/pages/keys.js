@@ -1,4 +1,4 @@
-// The key-value store: entries below a prefix, in the order of their keys.
+// The key-value store: the keys below a prefix, in key order.
 
 import { get } from "../lib/api.js";
 import { ask } from "../lib/dialog.js";
@@ -16,7 +16,7 @@ const PREVIEW = 120;
 
 export async function show(page) {
   page.setTitle("Keys");
-  const chosen = filters(page, [{ name: "prefix", label: "Prefix, such as users" }], () => {
+  const chosen = filters(page, [{ name: "prefix", label: "Key prefix", hint: "For example users" }], () => {
     pages.clear();
     list.reset();
   });
@@ -34,19 +34,19 @@ export async function show(page) {
       pages.set(offset + limit, found.cursor);
       return { rows: found.entries.map(preview), total: count };
     },
-    empty: () => empty("No keys yet", "The key-value store keeps small JSON values beside the queues:", "hark kv put users/ada '{\"name\": \"Ada\"}'"),
-    nothing: "No key is below this prefix.",
+    empty: () => empty("No keys yet", "The key-value store holds small JSON values next to the queues. Set one:", "hark kv put users/ada '{\"name\": \"Ada\"}'"),
+    nothing: "No key has this prefix. Change the filter.",
   });
   const actions = [
     button("Refresh", { icon: "refresh", on: list.refresh }),
-    button("Set a key", { icon: "plus", kind: "primary", role: "read-write", on: () => setOne(chosen.values().prefix, list) }),
+    button("Set key", { icon: "plus", kind: "primary", role: "read-write", on: () => setOne(chosen.values().prefix, list) }),
   ];
-  page.root.append(heading("Keys", { lead: "Values of the key-value store, below a prefix or all of them.", actions }), panel(null, {}, list.element));
+  page.root.append(heading("Keys", { lead: "Keys and values of the key-value store.", actions }), panel(null, {}, list.element));
 }
 
 const entries = (query, signal) => get("/keyval/api/keys/paginate", query, { signal });
 
-// Pages follow each other by cursors. Whoever comes by a link to a later one has none, so that it is counted off.
+// Each page returns the cursor of the next one. A link to a later page has no cursor: read up to its offset.
 async function cursorAt(pages, offset, prefix, signal) {
   let known = offset;
   while (known > 0 && !pages.has(known)) known -= 1;
@@ -60,7 +60,7 @@ async function cursorAt(pages, offset, prefix, signal) {
   return pages.get(offset);
 }
 
-// Values may be large; the list shows how they begin.
+// Values can be large: the list shows their beginning.
 function preview(entry) {
   const text = JSON.stringify(entry.value);
   return { ...entry, value: text.length > PREVIEW ? `${text.slice(0, PREVIEW)}…` : text };
@@ -75,20 +75,19 @@ const COLUMNS = [
 
 async function setOne(prefix, list) {
   const key = h("input", { type: "text", value: prefix ? `${prefix}/` : "", autocomplete: "off", spellcheck: "false", required: true });
-  const value = jsonInput();
+  const value = jsonInput({ label: "Value (JSON)" });
   const seconds = h("input", { type: "number", min: "0.001", step: "any" });
   const done = await ask({
-    title: "Set a key",
+    title: "Set key",
     body: [
-      field("Key", key, { hint: "A path such as users/17, or a JSON array such as [\"users\", \"17\"] where the types of its parts matter." }),
-      field("Value (JSON)", value.input),
+      field("Key", key, { hint: "A path such as users/17, or a JSON array such as [\"users\", \"17\"] if the types of its parts matter. An existing value is replaced." }),
       value.element,
-      field("Expires after (seconds)", seconds, { hint: "Empty: never." }),
+      field("Expires after (seconds)", seconds, { hint: "Leave empty to keep the key until you delete it." }),
     ],
-    action: "Set",
+    action: "Save",
     run: () => setKey({ path: pathOf(key.value), value: value.read(), seconds: seconds.value }),
   });
   if (!done) return;
-  toast("Set.");
+  toast("Saved the value.");
   await list.refresh();
 }

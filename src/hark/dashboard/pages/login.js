@@ -1,4 +1,4 @@
-// Logging in and out. The token goes to the server once, which keeps it in a cookie that no script can read.
+// Log in and log out. The page sends the token once; the server stores it in a cookie that scripts cannot read.
 
 import { attempt, del, get, post } from "../lib/api.js";
 import { h } from "../lib/dom.js";
@@ -12,15 +12,15 @@ export async function show(page) {
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   const submit = button("Log in", { kind: "primary" });
   submit.type = "submit";
-  const form = h("form", { class: "form" }, field("Token", token, { hint: "As hark token create printed it, or a JWT." }), trouble, submit);
+  const form = h("form", { class: "form" }, field("Token", token, { hint: "The output of hark token create, or a JWT." }), trouble, submit);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     logIn(page, token, trouble, submit);
   });
-  page.root.append(h("div", { class: "login" }, h("img", { src: "assets/icon.svg", alt: "", width: "40", height: "40" }), heading("Log in to Hark"), panel(null, {}, form, h("p", { class: "note" }, "No token? Whoever runs the server makes one: ", h("code", null, "hark token create NAME --role read-only")))));
+  page.root.append(h("div", { class: "login" }, h("img", { src: "assets/icon.svg", alt: "", width: "40", height: "40" }), heading("Log in to Hark"), panel(null, {}, form, h("p", { class: "note" }, "No token? Ask the operator of this server to create one: ", h("code", null, "hark token create NAME --role read-only")))));
   token.focus();
   if (page.query.get("out")) await attempt(logOut, "Logged out.");
-  else await goOnIfNobodyHasTo(page);
+  else await skipUnlessRequired(page);
 }
 
 async function logIn(page, token, trouble, submit) {
@@ -47,12 +47,12 @@ async function logOut() {
   restart();
 }
 
-async function goOnIfNobodyHasTo(page) {
+async function skipUnlessRequired(page) {
   const { required, authenticated } = await get("/api/v1/session", null, { signal: page.signal });
   if (!required || authenticated) location.hash = next(page);
 }
 
-// Only to a page of this dashboard, whatever the address says.
+// Redirects only to a page of this dashboard, not to other addresses.
 function next(page) {
   const wanted = page.query.get("next") ?? "#/";
   return wanted.startsWith("#/") && !wanted.startsWith("#/login") ? wanted : "#/";

@@ -1,4 +1,4 @@
-// One message: its payload, what each group did with it, and why it is not delivered.
+// One message: its payload, its state in each group, and why it is not delivered.
 
 import { attempt, del, get, post, url } from "../lib/api.js";
 import { ask } from "../lib/dialog.js";
@@ -8,11 +8,25 @@ import { jsonView, pretty } from "../lib/json.js";
 import { live } from "../lib/stream.js";
 import { toast } from "../lib/toasts.js";
 import { badge, button, copyButton, empty, facts, heading, link, loading, panel } from "../lib/ui.js";
-import { eventRow, groupName, stateBadge } from "./parts/messages.js";
+import { groupName } from "./parts/group-name.js";
+import { eventRow, stateBadge } from "./parts/messages.js";
 
 const REFRESH_MS = 5000;
+const TRACE_EXAMPLE = 'await message.trace({"step": "charged"}, names=["order-17"])';
 const WAITING = new Set(["delayed", "delayed_processing", "behind", "retry", "window_buffer", "rate_limited", "max_in_flight"]);
 const STOPPED = new Set(["queue_paused", "group_paused", "pop_maintenance", "dead_lettered", "discarded", "expired", "not_asked", "no_group"]);
+
+const REASONS = {
+  behind: "behind another message",
+  delayed: "scheduled",
+  delayed_processing: "scheduled",
+  discarded: "dropped",
+  done: "settled",
+  leased: "in flight",
+  not_asked: "no consumer",
+  pop_maintenance: "maintenance mode",
+  retry: "scheduled for a retry",
+};
 
 export async function show(page) {
   page.setTitle("Message");
@@ -22,7 +36,7 @@ export async function show(page) {
   const draw = async () => drawAll(boxes, await read(place, page.signal));
   const first = await read(place, page.signal);
   page.setTitle(first.message?.transactionId ?? place.id);
-  fill(page.root, top(place, first), panel("Why is it not delivered?", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.groups, boxes.events);
+  fill(page.root, top(place, first), panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.groups, boxes.events);
   drawAll(boxes, first);
   let last = Date.now();
   const refresh = () => {
@@ -30,12 +44,12 @@ export async function show(page) {
     return attempt(draw);
   };
   live(refresh, { queues: () => [place.queue], signal: page.signal });
-  // What it waits for may simply come with time.
+  // The state can change with time alone, for example when a delay ends.
   const clock = setInterval(() => document.hidden || Date.now() - last < REFRESH_MS || refresh(), REFRESH_MS);
   page.signal.addEventListener("abort", () => clearInterval(clock));
 }
 
-// The address has the ids of partition and message, or that of the message alone.
+// The address contains the ids of the partition and the message, or only the id of the message.
 async function find(page) {
   const id = page.params.at(-1);
   if (page.params.length > 1) {
@@ -66,7 +80,7 @@ async function unlessMissing(answer) {
 
 function top(place, { message }) {
   const actions = message && [
-    button("Take back", { role: "read-write", title: "If nobody has got it yet", on: () => takeBack(place) }),
+    button("Cancel message", { role: "read-write", title: "Possible until a consumer receives the message", on: () => cancel(place) }),
     button("Delete", { icon: "trash", kind: "quiet-danger", role: "read-write", on: () => remove(place) }),
   ];
   const crumbs = [["Messages", `#/messages?queue=${encodeURIComponent(place.queue)}`], [place.queue, `#/queues/${encodeURIComponent(place.queue)}`]];
@@ -77,23 +91,23 @@ function drawAll(boxes, { message, why, events }) {
   const state = JSON.stringify([message, why, events]);
   if (boxes.state === state) return;
   boxes.state = state;
-  fill(boxes.why, why ? why.explanations.map(explanation) : empty("Nothing is known of it", "It was removed, and the server does not remember it."));
-  fill(boxes.payload, message ? panel("Payload", { note: message.isEncrypted ? "encrypted at rest" : null, actions: copyButton(() => pretty(message.payload)) }, jsonView(message.payload)) : panel("Payload", {}, empty("Removed", "The message is not stored any more.")));
-  fill(boxes.about, panel("About it", {}, facts(about(message, why))));
-  fill(boxes.groups, message && message.consumerGroups.length > 0 && panel("What groups did with it", {}, groups(message)));
-  fill(boxes.events, panel("Recorded events", { note: "by consumers, oldest first" }, events.length ? h("ol", { class: "events" }, events.map(eventRow)) : empty("No events", "Consumers can record what they do with a message: message.trace(...) in the client.")));
+  fill(boxes.why, why ? why.explanations.map(explanation) : empty("Unknown message", "The message was removed and the server has no record of it."));
+  fill(boxes.payload, message ? panel("Payload", { note: message.isEncrypted ? "encrypted at rest" : null, actions: copyButton(() => pretty(message.payload)) }, jsonView(message.payload)) : panel("Payload", {}, empty("Removed", "The message is no longer stored.")));
+  fill(boxes.about, panel("Details", {}, facts(about(message, why))));
+  fill(boxes.groups, message && message.consumerGroups.length > 0 && panel("Groups", {}, groups(message)));
+  fill(boxes.events, panel("Recorded events", { note: "oldest first" }, events.length ? h("ol", { class: "events" }, events.map(eventRow)) : empty("No events", "Record events about a message in your consumer:", TRACE_EXAMPLE)));
 }
 
 function explanation({ consumerGroup, reason, text }) {
   const kind = reason === "done" ? "good" : STOPPED.has(reason) ? "bad" : WAITING.has(reason) ? "warn" : "accent";
-  return h("div", { class: "why", dataset: { kind, reason } }, h("div", { class: "why-head" }, h("b", null, consumerGroup ? groupName(consumerGroup) : "Nobody"), badge(reason.replaceAll("_", " "), kind)), h("p", null, text));
+  return h("div", { class: "why", dataset: { kind, reason } }, h("div", { class: "why-head" }, h("b", null, consumerGroup ? groupName(consumerGroup) : "No group"), badge(REASONS[reason] ?? reason.replaceAll("_", " "), kind)), h("p", null, text));
 }
 
 function about(message, why) {
   const known = message ?? why ?? {};
   return [
     ["Message id", h("code", null, message?.id ?? why?.messageId)],
-    ["Transaction id", h("code", null, known.transactionId ?? "–")],
+    ["Idempotency key", h("code", null, known.transactionId ?? "–")],
     ["Queue", link(known.queue, `#/queues/${encodeURIComponent(known.queue)}`)],
     ["Partition", known.partition],
     ["Offset", String(known.offset)],
@@ -110,7 +124,7 @@ function groups(message) {
     ["Group", groupName(group.name)],
     ["State", stateBadge(group.status)],
     ["Attempts", String(group.attempts)],
-    ["Leased until", group.leaseExpiresAt ? ago(group.leaseExpiresAt) : "–"],
+    ["Lease expires", group.leaseExpiresAt ? ago(group.leaseExpiresAt) : "–"],
     ["Last error", group.errorMessage ?? "–"],
   ];
   const names = cells(message.consumerGroups[0]).map(([name]) => h("th", { scope: "col" }, name));
@@ -118,26 +132,27 @@ function groups(message) {
   return h("div", { class: "table-box" }, h("table", { "aria-label": "Groups" }, h("thead", null, h("tr", null, names)), h("tbody", null, rows)));
 }
 
-async function takeBack(place) {
+async function cancel(place) {
   const done = await ask({
-    title: "Take this message back?",
-    body: "Nobody will get it. This is refused if a group already has it, or is done with it.",
-    action: "Take back",
+    title: "Cancel this message?",
+    body: "The message is removed and no consumer receives it. You cannot undo this. If a consumer has already received the message, it is not cancelled.",
+    action: "Cancel message",
+    cancel: "Keep message",
     danger: true,
     run: () => post(url`/api/v1/messages/${place.id}/cancel`),
   });
-  if (done) leave(place, "Taken back.");
+  if (done) leave(place, "Cancelled the message.");
 }
 
 async function remove(place) {
   const done = await ask({
     title: "Delete this message?",
-    body: "It is removed from the queue for all groups, also if a consumer holds it now. This can't be undone.",
+    body: "The message and its recorded events are removed for all groups, even if the message is in flight. You cannot undo this.",
     action: "Delete",
     danger: true,
     run: () => del(url`/api/v1/messages/${place.id}`),
   });
-  if (done) leave(place, "Deleted.");
+  if (done) leave(place, "Deleted the message.");
 }
 
 function leave(place, text) {

@@ -1,4 +1,4 @@
-// Messages as they are stored: find one, and see how far it is.
+// The stored messages: find one and see its state.
 
 import { get } from "../lib/api.js";
 import { h } from "../lib/dom.js";
@@ -9,8 +9,8 @@ import { table } from "../lib/table.js";
 import { badge, empty, heading, link, panel } from "../lib/ui.js";
 import { messageLink, stateBadge } from "./parts/messages.js";
 
-const STATES = [["", "Any state"], ["pending", "Pending"], ["processing", "Processing"], ["completed", "Completed"], ["dead_letter", "Dead letter"]];
-const RANGES = [["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last week"], ["all", "All times"]];
+const STATES = [["", "Any state"], ["pending", "Pending"], ["processing", "In flight"], ["completed", "Settled"], ["dead_letter", "Dead letter"]];
+const RANGES = [["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last week"], ["all", "Any time"]];
 
 export async function show(page) {
   page.setTitle("Messages");
@@ -20,7 +20,7 @@ export async function show(page) {
       { name: "queue", label: "Queue", kind: "queue" },
       { name: "partition", label: "Partition" },
       { name: "status", label: "State", kind: "select", options: STATES },
-      { name: "range", label: "Time of the push", kind: "range", options: RANGES },
+      { name: "range", label: "Push time", kind: "range", options: RANGES },
     ],
     () => list.reset(),
   );
@@ -34,10 +34,10 @@ export async function show(page) {
       const { messages } = await get("/api/v1/messages", { ...chosen.values(), limit, offset }, { signal });
       return { rows: messages, total: null };
     },
-    empty: () => empty("No messages in the last hour", "Choose another time, or push one:", "hark push orders '{\"id\": 17}'"),
-    nothing: "No message matches these filters.",
+    empty: () => empty("No messages in the last hour", "Select a longer time, or push a message:", "hark push orders '{\"id\": 17}'"),
+    nothing: "No message matches. Change the filters.",
   });
-  page.root.append(heading("Messages", { lead: "Newest first. Open one to see its payload, and why it is not delivered." }), panel(null, {}, list.element));
+  page.root.append(heading("Messages", { lead: "Newest first. Open a message to see its payload and its delivery status." }), panel(null, {}, list.element));
   const named = () => chosen.values().queue;
   live(list.refresh, { queues: () => (named() ? [named()] : undefined), seconds: 2, signal: page.signal });
 }
@@ -47,19 +47,19 @@ const COLUMNS = [
   { key: "queue", label: "Queue", cell: (message) => link(message.queue, `#/queues/${encodeURIComponent(message.queue)}`) },
   { key: "partition", label: "Partition", cell: (message) => message.partition },
   { key: "offset", label: "Offset", numeric: true, cell: (message) => message.offset },
-  { key: "state", label: "State", cell: (message) => [stateBadge(message.status), " ", waits(message)] },
-  { key: "groups", label: "Groups done", numeric: true, cell: groupsDone },
+  { key: "state", label: "State", cell: (message) => [stateBadge(message.status), " ", schedule(message)] },
+  { key: "groups", label: "Groups settled", numeric: true, cell: settledBy },
   { key: "created", label: "Pushed", cell: (message) => ago(message.createdAt) },
 ];
 
-function waits(message) {
+function schedule(message) {
   if (message.status !== "pending" || !message.deliverAt || Date.parse(message.deliverAt) <= Date.now()) return null;
-  return h("span", { class: "note" }, "due ", ago(message.deliverAt));
+  return h("span", { class: "note" }, "scheduled ", ago(message.deliverAt));
 }
 
-function groupsDone({ busStatus, queueStatus }) {
+function settledBy({ busStatus, queueStatus }) {
   const own = queueStatus === null ? 0 : 1;
   const all = busStatus.totalGroups + own;
-  if (all === 0) return badge("nobody reads");
+  if (all === 0) return badge("no groups");
   return `${busStatus.consumedBy + (queueStatus === "completed" ? 1 : 0)} of ${all}`;
 }

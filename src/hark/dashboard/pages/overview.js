@@ -1,4 +1,4 @@
-// What flows, what waits, and what is wrong.
+// Rates, backlog, latency and warnings of the whole server.
 
 import { get, left, url } from "../lib/api.js";
 import { fill, h } from "../lib/dom.js";
@@ -6,9 +6,10 @@ import { count, duration, exact, milliseconds, rate } from "../lib/format.js";
 import { keepHistory } from "../lib/history.js";
 import { plot } from "../lib/plot.js";
 import { badge, empty, heading, link, notice, panel, stat, stats } from "../lib/ui.js";
+import { groupName } from "./parts/group-name.js";
 
 const LONG_WAIT_SECONDS = 300;
-const LOOK_AGAIN_MS = 30_000;
+const REFRESH_MS = 30_000;
 const MINUTES = [10, 60, 120, 600, 1200, 3600, 7200, 36_000, 86_400, 172_800, 864_000];
 // Below a minute latencies are decimal: 20 ms, 500 ms, 10 s.
 const LATENCIES = [1, 10, 100, 1000, 10_000].flatMap((power) => [power, 2 * power, 5 * power]).filter((top) => top <= 20_000).concat(MINUTES.slice(1).map((seconds) => seconds * 1000));
@@ -21,7 +22,7 @@ export async function show(page) {
   const numbers = makeNumbers();
   const plots = makePlots();
   const busiest = h("div");
-  const stuck = stuckPlaces(page);
+  const lagging = laggingGroups(page);
   const paused = pausedQueues(page);
   fill(
     page.root,
@@ -29,7 +30,7 @@ export async function show(page) {
     notices,
     numbers.element,
     panel(null, {}, h("div", { class: "plots" }, plots.map(({ element }) => element))),
-    h("div", { class: "columns" }, panel("Busiest queues", { note: "per second" }, busiest), stuck.element),
+    h("div", { class: "columns" }, panel("Busiest queues", { note: "messages per second" }, busiest), lagging.element),
   );
   keepHistory(page, (points, sample) => {
     plots.forEach((one) => one.draw(points));
@@ -40,14 +41,14 @@ export async function show(page) {
     lead.textContent = leadText(sample);
     drawNotices(notices, sample, points, paused());
     drawBusiest(busiest, sample);
-    stuck.look(sample);
+    lagging.update(sample);
   });
 }
 
-// Who may use only some queues is not told what all of them have.
+// The server does not send totals over all queues to a token that is limited to some queues.
 function leadText({ queues, partitions }) {
   const known = queues !== null && partitions !== null;
-  return known ? `${exact(queues)} ${queues === 1 ? "queue" : "queues"}, ${exact(partitions)} ${partitions === 1 ? "partition" : "partitions"}` : "Your token is for some queues. Numbers over all queues are not shown to you.";
+  return known ? `${exact(queues)} ${queues === 1 ? "queue" : "queues"}, ${exact(partitions)} ${partitions === 1 ? "partition" : "partitions"}` : "Your token is limited to some queues, so totals over all queues are hidden.";
 }
 
 function makeNumbers() {
@@ -55,16 +56,16 @@ function makeNumbers() {
   const all = {
     pushedPerSecond: [stat("Pushed", perSecond), rate],
     deliveredPerSecond: [stat("Delivered", perSecond), rate],
-    settledPerSecond: [stat("Settled", perSecond), rate],
-    failedPerSecond: [stat("Failed", perSecond), rate],
-    backlog: [stat("Backlog", { hint: "Messages that a group has not settled" }), count],
-    inFlight: [stat("In flight", { hint: "Messages on leases" }), count],
-    oldestWaitingSeconds: [stat("Oldest waiting", { hint: "Age of the oldest message that a group has not settled" }), duration],
-    p50: [stat("Latency p50", { hint: "From push to delivery" }), milliseconds],
-    p99: [stat("Latency p99", { hint: "From push to delivery" }), milliseconds],
+    settledPerSecond: [stat("Settled", { ...perSecond, hint: "Acknowledged, rejected, retried or dead-lettered" }), rate],
+    failedPerSecond: [stat("Failed", { ...perSecond, hint: "Failed attempts: Hark retries or drops the message" }), rate],
+    backlog: [stat("Backlog", { hint: "Messages that wait for delivery to the slowest group of each queue" }), count],
+    inFlight: [stat("In flight", { hint: "Messages that consumers hold a lease on" }), count],
+    oldestWaitingSeconds: [stat("Longest wait", { hint: "Age of the oldest message that a group has not settled" }), duration],
+    p50: [stat("Latency p50", { hint: "Median time from push to first delivery" }), milliseconds],
+    p99: [stat("Latency p99", { hint: "99 % of the messages are delivered within this time after the push" }), milliseconds],
     deadLetters: [stat("Dead letters", { href: "#/dead-letters" }), count],
-    pops: [stat("Waiting pops", { href: "#/consumers", hint: "Consumers that wait for a message" }), count],
-    streams: [stat("Streams", { href: "#/consumers", hint: "Consumers connected by server-sent events or WebSocket" }), count],
+    pops: [stat("Waiting pops", { href: "#/consumers", hint: "Pop requests that wait for a message on this server" }), count],
+    streams: [stat("Streams", { href: "#/consumers", hint: "Consumers connected to this server by server-sent events or WebSocket" }), count],
   };
   const set = (sample) => {
     const values = { ...sample, ...sample.latencyMs, ...sample.waiting };
@@ -85,36 +86,36 @@ function makePlots() {
   const line = (name, key) => ({ name, value: (point) => point[key] });
   return [
     plot({
-      title: "Per second",
+      title: "Messages per second",
       format: rate,
       lines: [line("pushed", "pushedPerSecond"), line("delivered", "deliveredPerSecond"), line("settled", "settledPerSecond"), line("failed", "failedPerSecond")],
     }),
-    plot({ title: "Messages", format: count, lines: [line("backlog", "backlog"), line("in flight", "inFlight")] }),
+    plot({ title: "Unsettled messages", format: count, lines: [line("backlog", "backlog"), line("in flight", "inFlight")] }),
     plot({
-      title: "Latency",
+      title: "Latency from push to delivery",
       format: milliseconds,
       tops: LATENCIES,
       lines: [{ name: "p50", value: (point) => point.latencyMs?.p50 }, { name: "p99", value: (point) => point.latencyMs?.p99 }],
     }),
-    plot({ title: "Oldest waiting", format: duration, tops: MINUTES, lines: [line("oldest", "oldestWaitingSeconds")] }),
+    plot({ title: "Longest wait", format: duration, tops: MINUTES, lines: [line("longest wait", "oldestWaitingSeconds")] }),
   ];
 }
 
 function drawNotices(place, sample, points, paused) {
   const notes = [];
-  if (sample.maintenance?.push) notes.push(notice("warn", "Pushes are stopped by maintenance. ", link("Settings", "#/settings")));
-  if (sample.maintenance?.pop) notes.push(notice("warn", "Deliveries are stopped by maintenance. ", link("Settings", "#/settings")));
-  if (paused.total) notes.push(notice("warn", pausedText(paused), " ", link("Show", "#/queues?paused=true")));
+  if (sample.maintenance?.push) notes.push(notice("warn", "Maintenance mode: the server rejects pushes. ", link("Open settings", "#/settings")));
+  if (sample.maintenance?.pop) notes.push(notice("warn", "Maintenance mode: the server delivers no messages. ", link("Open settings", "#/settings")));
+  if (paused.total) notes.push(notice("warn", pausedText(paused), " ", link("Show paused queues", "#/queues?paused=true")));
   const dead = newDeadLetters(points);
-  if (dead > 0) notes.push(notice("warn", `${dead === 1 ? "A message became a dead letter" : `${exact(dead)} messages became dead letters`} in the last hour. `, link(dead === 1 ? "Look at it" : "Look at them", "#/dead-letters")));
+  if (dead > 0) notes.push(notice("warn", `${dead === 1 ? "1 message was" : `${exact(dead)} messages were`} dead-lettered in the last hour. `, link("Show dead letters", "#/dead-letters")));
   const text = notes.map((note) => note.textContent).join("\n");
-  // Screen readers tell what changes: what is the same stays.
+  // Screen readers announce changes: do not redraw the same warnings.
   if (place.dataset.text === text) return;
   place.dataset.text = text;
   fill(place, notes);
 }
 
-// Asked for now and then while the stream tells anything: somebody else may pause a queue.
+// Requested every 30 seconds while samples arrive, because other users can pause a queue.
 function pausedQueues(page) {
   let known = { total: 0, queues: [] };
   let asked = 0;
@@ -123,14 +124,14 @@ function pausedQueues(page) {
     known = await get("/api/v1/resources/queues", { paused: true, limit: 3 }, { signal: page.signal }).catch(() => known);
   };
   return () => {
-    if (Date.now() - asked >= LOOK_AGAIN_MS) look();
+    if (Date.now() - asked >= REFRESH_MS) look();
     return known;
   };
 }
 
 function pausedText({ total, queues }) {
   const names = queues.map(({ name }) => name).join(", ");
-  if (total === 1) return `${names} is paused.`;
+  if (total === 1) return `Queue ${names} is paused.`;
   return total > queues.length ? `${exact(total)} queues are paused: ${names} and others.` : `${exact(total)} queues are paused: ${names}.`;
 }
 
@@ -146,11 +147,11 @@ function newDeadLetters(points) {
 function drawBusiest(place, sample) {
   const rows = sample.busiest ?? [];
   const state = sample.queues === 0 ? "none" : rows.length ? "busy" : "quiet";
-  // What has not changed stays: who has come to its button with the keyboard stays there too.
+  // Do not redraw an unchanged state, so that keyboard users keep the focus on its button.
   if (state !== "busy" && place.dataset.state === state) return;
   place.dataset.state = state;
-  if (state === "none") fill(place, empty("No queues yet", "A queue is made by the first push to it. Try one:", FIRST_STEPS));
-  else if (state === "quiet") fill(place, empty("All is quiet", "Queues with traffic show up here while it flows."));
+  if (state === "none") fill(place, empty("No queues yet", "Push a message to create the first queue:", FIRST_STEPS));
+  else if (state === "quiet") fill(place, empty("No traffic", "Push or receive messages to see the busiest queues here."));
   else drawRows(place, rows);
 }
 
@@ -165,42 +166,37 @@ function drawRows(place, rows) {
   if (held) [...place.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus();
 }
 
-// Which places wait long. It is asked for only while something does: with many partitions it is a long look.
-function stuckPlaces(page) {
+// Groups whose oldest message waits long. Requested only while there is one, because it is slow with many partitions.
+function laggingGroups(page) {
   const place = h("div");
-  const element = panel("Waiting longest", { note: `more than ${duration(LONG_WAIT_SECONDS)}` }, place);
+  const element = panel("Lagging groups", { note: `waiting for more than ${duration(LONG_WAIT_SECONDS)}` }, place);
   let asked = 0;
-  const quiet = () => fill(place, empty("Nothing waits long", "Groups that fall behind show up here, with the partition that holds them up."));
+  const quiet = () => fill(place, empty("No group is lagging", "A group appears here when a message stays unsettled for more than 5 minutes. If so, add consumers."));
   quiet();
-  const look = async (sample) => {
+  const update = async (sample) => {
     if (!(sample.oldestWaitingSeconds > LONG_WAIT_SECONDS)) return asked ? ((asked = 0), quiet()) : undefined;
-    if (Date.now() - asked < LOOK_AGAIN_MS) return undefined;
+    if (Date.now() - asked < REFRESH_MS) return undefined;
     asked = Date.now();
     try {
-      drawStuck(place, await get("/api/v1/consumer-groups/lagging", { minLagSeconds: LONG_WAIT_SECONDS, limit: 10 }, { signal: page.signal }));
+      drawLagging(place, await get("/api/v1/consumer-groups/lagging", { minLagSeconds: LONG_WAIT_SECONDS, limit: 10 }, { signal: page.signal }));
     } catch (error) {
-      if (!left(error)) fill(place, empty("Not known", error.message));
+      if (!left(error)) fill(place, empty("Could not load", error.message));
     }
     return undefined;
   };
-  return { element, look };
+  return { element, update };
 }
 
-function drawStuck(place, rows) {
+function drawLagging(place, rows) {
   const line = (row) =>
     h(
       "tr",
       null,
-      h("td", { class: "main", dataset: { label: "Queue" } }, h("span", null, link(row.queue_name, url`#/queues/${row.queue_name}/groups`), " ", h("span", { class: "soft" }, row.partition_name))),
+      h("td", { class: "main", dataset: { label: "Queue" } }, h("span", null, link(row.queue_name, url`#/queues/${row.queue_name}/groups`), " ", h("span", { class: "soft" }, row.partition_name), " ", row.worker_id && badge("in flight", "accent"))),
       h("td", { dataset: { label: "Group" } }, groupName(row.consumer_group)),
       h("td", { class: "numeric", dataset: { label: "Lag" } }, count(row.offset_lag)),
-      h("td", { class: "numeric", dataset: { label: "Oldest" } }, duration(row.time_lag_seconds)),
-      h("td", { dataset: { label: "" } }, row.worker_id ? badge("leased", "accent") : null),
+      h("td", { class: "numeric", dataset: { label: "Longest wait" } }, duration(row.time_lag_seconds)),
     );
-  const head = [["Queue and partition"], ["Group"], ["Lag", "numeric"], ["Oldest", "numeric"], [""]].map(([label, kind]) => h("th", { scope: "col", class: kind }, label));
-  fill(place, h("div", { class: "table-box" }, h("table", { "aria-label": "Waiting longest" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map(line)))));
-}
-
-function groupName(name) {
-  return name === "__QUEUE_MODE__" ? h("span", { class: "soft", title: name }, "default") : name;
+  const head = [["Queue and partition"], ["Group"], ["Lag", "numeric"], ["Longest wait", "numeric"]].map(([label, kind]) => h("th", { scope: "col", class: kind }, label));
+  fill(place, h("div", { class: "table-box" }, h("table", { "aria-label": "Lagging groups" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map(line)))));
 }

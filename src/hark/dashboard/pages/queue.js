@@ -11,7 +11,7 @@ import { showOptions } from "./parts/queue-options.js";
 import { showPartitions } from "./parts/queue-partitions.js";
 import { showPush } from "./parts/queue-push.js";
 
-const TABS = { partitions: ["Partitions", showPartitions], groups: ["Groups", showGroups], options: ["Options", showOptions], push: ["Push a message", showPush] };
+const TABS = { partitions: ["Partitions", showPartitions], groups: ["Groups", showGroups], options: ["Options", showOptions], push: ["Push message", showPush] };
 
 export async function show(page) {
   const [name, tab = "partitions"] = page.params;
@@ -43,10 +43,10 @@ export async function show(page) {
   const held = page.root.contains(document.activeElement);
   fill(page.root, heading(name, { crumbs, lead: labels, actions }), numbers.element, tabs(tab, links), place);
   draw(queue);
-  // The title that had the focus was replaced by the same one.
+  // The focused title was replaced by an identical one.
   if (held) page.root.querySelector("h1").focus({ preventScroll: true });
   parts.refresh = TABS[tab][1](page, place, queue, all);
-  // What lists partitions also tells the numbers above: it is asked once.
+  // The request for the partitions also returns the numbers above: one request is enough.
   live(tab === "partitions" ? parts.refresh : all.refresh, { queues: () => [name], signal: page.signal });
 }
 
@@ -60,8 +60,8 @@ async function load(page, name) {
 }
 
 function nothingHere(name, queue) {
-  if (queue) return empty("There is no such page", link("To the queue", url`#/queues/${name}`));
-  return h("div", null, empty("There is no queue of this name", "It is made by the first push to it.", `hark push ${shellWord(name)} '{"id": 17}'`), h("p", { class: "empty" }, link("All queues", "#/queues")));
+  if (queue) return empty("This page does not exist", link("Open the queue", url`#/queues/${name}`));
+  return h("div", null, empty("This queue does not exist", "Push a message to create it:", `hark push ${shellWord(name)} '{"id": 17}'`), h("p", { class: "empty" }, link("Show all queues", "#/queues")));
 }
 
 export function shellWord(text) {
@@ -71,16 +71,16 @@ export function shellWord(text) {
 function makeNumbers(name) {
   const here = new URLSearchParams({ queue: name });
   const all = {
-    pending: stat("Waiting", { hint: "As the group sees it that is furthest behind" }),
-    processing: stat("In flight", { hint: "Messages on leases of that group" }),
-    failed: stat("Retrying", { hint: "Waiting for, or in, a further attempt" }),
-    completed: stat("Settled", { hint: "Still stored, so that other groups can read them" }),
+    pending: stat("Backlog", { hint: "Messages that wait for delivery to the slowest group" }),
+    processing: stat("In flight", { hint: "Messages that consumers of the slowest group hold a lease on" }),
+    failed: stat("Retrying", { hint: "Messages that wait for a retry, or that a consumer is retrying" }),
+    completed: stat("Settled", { hint: "Settled by the slowest group and still stored" }),
     deadLetter: stat("Dead letters", { href: `#/dead-letters?${here}` }),
-    total: stat("Stored", { href: `#/messages?${here}`, hint: "Browse the messages" }),
+    total: stat("Stored", { href: `#/messages?${here}`, hint: "Show the stored messages" }),
   };
   const partitions = stat("Partitions");
-  const expired = stat("Expired", { hint: "Not delivered in their time to live" });
-  const dropped = stat("Dropped", { hint: "Without retries left, and not kept as dead letters" });
+  const expired = stat("Expired", { hint: "Messages that were not delivered within their time to live" });
+  const dropped = stat("Dropped", { hint: "Messages without retries left that Hark did not keep as dead letters" });
   const set = (queue) => {
     for (const [key, one] of Object.entries(all)) one.set(count(queue.totals[key]), key === "deadLetter" && queue.totals[key] ? "warn" : "");
     partitions.set(count(queue.partitionCount));
@@ -97,11 +97,11 @@ function drawLabels(place, queue) {
 }
 
 function drawActions(place, queue, refresh) {
-  // Only when something changed: a button that is replaced loses the focus.
+  // Redraw only after a change, because a replaced button loses the focus.
   if (place.dataset.paused === String(queue.paused)) return;
   place.dataset.paused = String(queue.paused);
   const held = place.contains(document.activeElement);
-  const push = button("Push…", { icon: "send", role: "read-write", on: () => (location.hash = url`#/queues/${queue.name}/push`) });
+  const push = button("Push message", { icon: "send", role: "read-write", on: () => (location.hash = url`#/queues/${queue.name}/push`) });
   fill(place, push, pauseButton(queue.name, queue.paused, refresh), purgeButton(queue.name, refresh), deleteButton(queue.name));
   if (held) place.children[1].focus();
 }

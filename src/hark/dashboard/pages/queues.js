@@ -1,4 +1,4 @@
-// All queues, a page at a time.
+// All queues, page by page.
 
 import { get, post, url } from "../lib/api.js";
 import { ask } from "../lib/dialog.js";
@@ -15,9 +15,9 @@ export async function show(page) {
   page.setTitle("Queues");
   const create = button("Create queue", { icon: "plus", kind: "primary", role: "read-write", on: createQueue });
   let paused = page.query.get("paused") === "true";
-  const choose = select([["", "All queues"], ["true", "Paused ones"]], {
+  const choose = select([["", "All queues"], ["true", "Paused queues"]], {
     value: String(paused),
-    label: "Which queues",
+    label: "Queues to show",
     on: (value) => {
       paused = value === "true";
       page.setQuery({ paused: value });
@@ -32,14 +32,14 @@ export async function show(page) {
     rowKey: (queue) => queue.name,
     search: { label: "Search queues" },
     sort: "newest",
-    nothing: "No queue matches.",
-    empty: () => empty("No queues yet", "A queue is made by the first push to it, or with the button above.", `hark push orders '{"id": 17}'`),
+    nothing: "No queue matches. Change the search or the filter.",
+    empty: () => empty("No queues yet", "Select \"Create queue\" above, or push a message to create a queue:", `hark push orders '{"id": 17}'`),
     load: async ({ signal, ...asked }) => {
       const found = await get("/api/v1/resources/queues", { ...asked, paused: paused || null }, { signal });
       return { rows: found.queues, total: found.total };
     },
   });
-  fill(page.root, heading("Queues", { actions: create }), panel(null, {}, queues.element));
+  fill(page.root, heading("Queues", { lead: "Backlog and messages in flight are counted for the slowest group of each queue.", actions: create }), panel(null, {}, queues.element));
   live(queues.refresh, { queues: () => queues.rows().map((queue) => queue.name), signal: page.signal });
 }
 
@@ -48,7 +48,7 @@ function columns(refresh) {
     { label: "Queue", main: true, sort: "name", cell: (queue) => h("span", null, link(queue.name, url`#/queues/${queue.name}`), " ", queue.paused && badge("paused", "warn")) },
     { label: "Namespace", cell: (queue) => [queue.namespace, queue.task].filter(Boolean).join(" / ") },
     { label: "Partitions", numeric: true, cell: (queue) => count(queue.partitions) },
-    { label: "Waiting", numeric: true, sort: "backlog", cell: (queue) => number(queue.messages.pending) },
+    { label: "Backlog", numeric: true, sort: "backlog", cell: (queue) => number(queue.messages.pending) },
     { label: "In flight", numeric: true, cell: (queue) => number(queue.messages.processing) },
     { label: "Stored", numeric: true, cell: (queue) => number(queue.messages.total) },
     { label: "Created", sort: "newest", cell: (queue) => ago(queue.createdAt) },
@@ -67,26 +67,26 @@ async function createQueue() {
   const task = input();
   const form = optionsForm();
   const options = h("details", null, h("summary", null, "Options"), form.element);
-  // A number out of bounds could not be pointed at while it is folded away.
+  // Unfold the options if one of them is invalid, so that the web browser can mark it.
   options.addEventListener("invalid", () => (options.open = true), true);
   const body = h(
     "div",
     { class: "form roomy" },
-    h("div", { class: "fields" }, field("Name", name), field("Namespace", namespace, { hint: "A label, may be empty." }), field("Task", task, { hint: "A label, may be empty." })),
+    h("div", { class: "fields" }, field("Name", name), field("Namespace", namespace, { hint: "Optional label." }), field("Task", task, { hint: "Optional label." })),
     options,
   );
   const run = async () => {
-    // Configuring a queue that is there would replace its options without a word.
-    if (await isThere(name.value)) throw new Error(`There is a queue ${name.value} already. Open it to change its options.`);
+    // Configuring an existing queue would replace its options without a warning.
+    if (await exists(name.value)) throw new Error(`A queue named ${name.value} already exists. Open it to change its options.`);
     return post("/api/v1/configure", { queue: name.value, namespace: namespace.value, task: task.value, options: form.read() });
   };
-  const made = await ask({ title: "Create a queue", body, action: "Create", run });
+  const made = await ask({ title: "Create queue", body, action: "Create", run });
   if (!made) return;
-  toast(`Queue ${made.queue} was made.`);
+  toast(`Created queue ${made.queue}.`);
   location.hash = url`#/queues/${made.queue}`;
 }
 
-async function isThere(name) {
+async function exists(name) {
   try {
     await get(url`/api/v1/resources/queues/${name}`, { limit: 1 });
     return true;

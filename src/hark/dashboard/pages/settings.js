@@ -1,4 +1,4 @@
-// The server itself: health, maintenance, settings, who did what, and how people get tokens.
+// The server: health, maintenance mode, settings, the audit log and tokens.
 
 import { get, left, post } from "../lib/api.js";
 import { ask } from "../lib/dialog.js";
@@ -10,7 +10,7 @@ import { setTheme, theme } from "../lib/theme.js";
 import { toast } from "../lib/toasts.js";
 import { badge, button, copyButton, empty, facts, failure, field, heading, link, loading, panel, select } from "../lib/ui.js";
 
-const NO_SETTINGS = "Needs the role admin.";
+const NO_SETTINGS = "This requires the role admin.";
 
 export async function show(page) {
   page.setTitle("Settings");
@@ -20,22 +20,22 @@ export async function show(page) {
   const audit = h("div", null, loading());
   page.root.append(
     heading("Settings"),
-    h("div", { class: "columns" }, panel("Health", {}, health), panel("Maintenance", { note: "kept over restarts, for all servers on the store" }, maintenance)),
-    h("div", { class: "columns" }, panel("You", {}, you(await session())), panel("Tokens", { note: "who may do what" }, tokens())),
+    h("div", { class: "columns" }, panel("Health", {}, health), panel("Maintenance mode", { note: "all servers on this store, kept across restarts" }, maintenance)),
+    h("div", { class: "columns" }, panel("Your access", {}, you(await session())), panel("Tokens", {}, tokens())),
     panel("Audit log", { note: "the last 200 actions, newest first", actions: button("Refresh", { icon: "refresh", kind: "small", on: () => drawAudit(audit, page.signal) }) }, audit),
-    panel("Settings of the server", { note: "without secrets; changed in hark.toml, HARK_ variables or flags" }, settings),
+    panel("Server settings", { note: "change them in hark.toml, HARK_ variables or flags; secrets are hidden" }, settings),
   );
   const reads = [drawHealth(health, page.signal), drawMaintenance(maintenance, page.signal), drawSettings(settings, page.signal), drawAudit(audit, page.signal)];
   followMaintenance(maintenance, page.signal);
   await Promise.all(reads);
 }
 
-// What one part can't show is said there; the others are of use without it.
+// Each panel shows its own error, so that the other panels stay useful.
 async function drawn(box, draw) {
   try {
     fill(box, await draw());
   } catch (error) {
-    if (!left(error)) fill(box, error.status === 403 ? empty("You may not see this", NO_SETTINGS) : failure(error));
+    if (!left(error)) fill(box, error.status === 403 ? empty("Permission required", NO_SETTINGS) : failure(error));
   }
 }
 
@@ -60,11 +60,11 @@ function drawHealth(box, signal) {
 }
 
 const MODES = [
-  { flag: "push", path: "/api/v1/system/maintenance", name: "Pushes", off: "are accepted", on: "are refused with 503" },
-  { flag: "pop", path: "/api/v1/system/maintenance/pop", name: "Pops", off: "are served", on: "answer empty" },
+  { flag: "push", path: "/api/v1/system/maintenance", name: "Pushes", off: "are accepted", on: "are rejected with 503", effect: "Producers must retry, because Hark does not keep rejected messages." },
+  { flag: "pop", path: "/api/v1/system/maintenance/pop", name: "Pops", off: "deliver messages", on: "return no messages", effect: "Messages stay in their queues." },
 ];
 
-// Only administrators may ask for it; everybody is told by the stream.
+// Only administrators can request the state; other users get it from the event stream.
 function drawMaintenance(box, signal) {
   if (!may("admin")) return null;
   return drawn(box, async () => {
@@ -79,7 +79,7 @@ function modes(box, state, signal) {
 }
 
 function modeLine(mode, stopped, again) {
-  const text = h("p", null, h("b", null, mode.name), ` ${stopped ? mode.on : mode.off} `, stopped && badge("maintenance", "warn"));
+  const text = h("p", null, h("b", null, mode.name), ` ${stopped ? mode.on : mode.off} `, stopped && badge("maintenance mode", "warn"));
   const change = button(stopped ? `Resume ${mode.name.toLowerCase()}` : `Stop ${mode.name.toLowerCase()}`, { kind: "small", role: "admin", on: () => switchMode(mode, !stopped, again) });
   return h("div", { class: "line" }, text, change);
 }
@@ -88,17 +88,17 @@ async function switchMode(mode, stop, again) {
   const word = mode.name.toLowerCase();
   const done = await ask({
     title: stop ? `Stop all ${word}?` : `Resume ${word}?`,
-    body: stop ? `${mode.name} ${mode.on} on all servers of the store until you resume them, also after a restart.` : `${mode.name} ${mode.off} again, at once.`,
+    body: stop ? `${mode.name} ${mode.on} on all servers of this store until you resume them, even after a restart. ${mode.effect}` : `${mode.name} ${mode.off} again on all servers of this store.`,
     action: stop ? `Stop ${word}` : `Resume ${word}`,
     danger: stop,
     run: () => post(mode.path, { enabled: stop }),
   });
   if (!done) return;
-  toast(stop ? `${mode.name} are stopped.` : `${mode.name} are resumed.`);
+  toast(stop ? `Stopped ${word}.` : `Resumed ${word}.`);
   await again();
 }
 
-// Somebody else, or another server, may throw the switch.
+// Other users and other servers can change the mode.
 function followMaintenance(box, signal) {
   const stop = onSample(({ maintenance }) => {
     if (!maintenance || JSON.stringify([maintenance.push, maintenance.pop]) === box.dataset.state) return;
@@ -119,32 +119,32 @@ function you({ required, subject, role, queues }) {
   });
   const who = required
     ? [["Name", subject], ["Role", role], ["Queues", queues.join(", ")], ["Session", link("Log out", "#/login?out=1")]]
-    : [["Access", "Nobody has to log in: everybody who reaches this server may do everything."]];
-  return [facts(who), field("Theme of this page", themes)];
+    : [["Login", "Not required. Every client that reaches this server has the role admin."]];
+  return [facts(who), field("Dashboard theme", themes)];
 }
 
 function tokens() {
   const line = "hark token create ada --role read-write --queues 'orders.*'";
   return [
-    h("p", null, "Tokens are made and revoked on the server's machine; with the first one everybody has to log in. Only their hashes are kept, so that a token is shown once."),
+    h("p", null, "Create and revoke tokens on the machine of the server. After the first token exists, all clients must send one. Hark stores only a hash and shows each token once."),
     h("div", { class: "command" }, h("code", null, line), copyButton(line)),
-    h("p", { class: "note" }, "read-only looks; read-write pushes, consumes and configures; admin also deletes, purges and stops."),
+    h("p", { class: "note" }, "The role read-only allows viewing. The role read-write also allows pushing, consuming and configuring. The role admin allows everything."),
   ];
 }
 
-// The server's own notes ---------------------------------------------------------------------------------------
+// Settings and audit log ----------------------------------------------------------------------------------------
 
 function drawSettings(box, signal) {
   return drawn(box, async () => {
-    if (!may("admin")) return empty("You may not see this", NO_SETTINGS);
+    if (!may("admin")) return empty("Permission required", NO_SETTINGS);
     const { engine, settings } = await get("/api/v1/system/settings", null, { signal });
     const shown = h("tbody", null, settings.map(settingRow));
     const search = h("input", { type: "search", placeholder: "Search settings", "aria-label": "Search settings" });
     search.addEventListener("input", () => {
       for (const line of shown.rows) line.hidden = !line.textContent.toLowerCase().includes(search.value.trim().toLowerCase());
     });
-    const head = h("thead", null, h("tr", null, ["Setting", "Value", "What it does"].map((name) => h("th", { scope: "col" }, name))));
-    const tools = h("div", { class: "table-tools" }, h("div", { class: "search plain" }, search), h("span", { class: "note" }, "The store is ", h("b", null, engine), "."));
+    const head = h("thead", null, h("tr", null, ["Setting", "Value", "Description"].map((name) => h("th", { scope: "col" }, name))));
+    const tools = h("div", { class: "table-tools" }, h("div", { class: "search plain" }, search), h("span", { class: "note" }, "Engine: ", h("b", null, engine)));
     return h("div", { class: "data-table" }, tools, h("div", { class: "table-box" }, h("table", { class: "settings", "aria-label": "Settings" }, head, shown)));
   });
 }
@@ -157,15 +157,15 @@ function settingRow({ name, value, meaning }) {
 
 function drawAudit(box, signal) {
   return drawn(box, async () => {
-    if (!may("admin")) return empty("You may not see this", NO_SETTINGS);
+    if (!may("admin")) return empty("Permission required", NO_SETTINGS);
     const { records } = await get("/api/v1/system/audit", null, { signal });
-    if (records.length === 0) return empty("Nothing yet", "Deletions, purges, requeues, configuration, maintenance and refused tokens are written down here.");
+    if (records.length === 0) return empty("No actions yet", "Hark records deletions, purges, requeues, configuration changes, maintenance mode and rejected tokens here.");
     const cells = (record) => [
       ["Action", h("b", null, record.action.replaceAll("_", " "))],
-      ["On", h("code", null, Object.entries(record.target).map(([name, value]) => `${name}=${typeof value === "string" ? value.replace(/^'(.*)'$/, "$1") : JSON.stringify(value)}`).join(" "))],
-      ["Who", record.subject || record.client],
-      ["Result", record.status < 400 ? badge("done", "good") : badge(record.result, "bad")],
-      ["When", ago(record.at)],
+      ["Target", h("code", null, Object.entries(record.target).map(([name, value]) => `${name}=${typeof value === "string" ? value.replace(/^'(.*)'$/, "$1") : JSON.stringify(value)}`).join(" "))],
+      ["User", record.subject || record.client],
+      ["Result", record.status < 400 ? badge("success", "good") : badge(record.result, "bad")],
+      ["Time", ago(record.at)],
     ];
     const head = h("thead", null, h("tr", null, cells(records[0]).map(([name]) => h("th", { scope: "col" }, name))));
     const rows = records.map((record) => h("tr", null, cells(record).map(([name, cell], index) => h("td", { class: ["main", "wide"][index] ?? "", dataset: { label: name } }, cell))));

@@ -1,4 +1,4 @@
-// The events of one name, over all messages.
+// The recorded events of one trace name, over all messages.
 
 import { get, url } from "../lib/api.js";
 import { h } from "../lib/dom.js";
@@ -6,7 +6,8 @@ import { ago } from "../lib/format.js";
 import { jsonView } from "../lib/json.js";
 import { table } from "../lib/table.js";
 import { badge, button, empty, heading, link, panel } from "../lib/ui.js";
-import { groupName, messageHash } from "./parts/messages.js";
+import { groupName } from "./parts/group-name.js";
+import { messageHash } from "./parts/messages.js";
 
 export async function show(page) {
   const [name] = page.params;
@@ -19,9 +20,9 @@ export async function show(page) {
       const found = await get(url`/api/v1/traces/by-name/${name}`, { limit, offset }, { signal });
       return { rows: found.traces, total: found.total };
     },
-    empty: () => empty("No events", "Nothing was recorded under this name, or the messages are gone."),
+    empty: () => empty("No events", "No event has this trace name, or its messages were removed. Record one in your consumer:", `await message.trace({"step": "charged"}, names=[${JSON.stringify(name)}])`),
   });
-  page.root.append(heading(name, { crumbs: [["Traces", "#/traces"]], lead: "Newest first.", actions: button("Refresh", { icon: "refresh", on: list.refresh }) }), panel(null, {}, list.element));
+  page.root.append(heading(name, { crumbs: [["Traces", "#/traces"]], lead: "Events with this trace name, newest first.", actions: button("Refresh", { icon: "refresh", on: list.refresh }) }), panel(null, {}, list.element));
 }
 
 const COLUMNS = [

@@ -168,10 +168,10 @@ async def requeue(pool: Pool, codec: IdCodec, now: int | None, dead_letter: str)
     )
     assert row is not None
     if not row["o_found"]:
-        raise NotFound(f"there is no dead letter {dead_letter}", code="dead_letter_not_found")
+        raise NotFound(f"dead letter {dead_letter} does not exist", code="dead_letter_not_found")
     if row["o_found"] > 1:
         raise Conflict(
-            f"message {dead_letter} is dead in {row['o_found']} groups; use the id of the dead letter",
+            f"message {dead_letter} is a dead letter in {row['o_found']} groups; pass the id of the dead letter",
             code="ambiguous",
         )
     return codec.encode(row["o_partition"], row["o_offset"]), row["o_queue"], row["o_group"]

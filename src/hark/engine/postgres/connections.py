@@ -57,7 +57,7 @@ class Connections:
 
     @property
     def idle(self) -> int:
-        """How many nobody uses."""
+        """The number of idle connections."""
         return len(self._idle)
 
     @property
@@ -122,7 +122,7 @@ class Connections:
         self._given_back.set()
 
     def drop_idle(self) -> None:
-        """Give up those that nobody uses, since they may be as dead as the one that was just used."""
+        """Close idle connections, because they may be broken like the last one."""
         for connection in self._idle:
             connection.terminate()
 
@@ -157,11 +157,13 @@ class Connections:
         self._given_back.set()
         if not self._open and not self._closing:
             self._away = True
-            log.warning("the database is away: all connections were lost", extra={"fields": {"store": "away"}})
+            log.warning(
+                "PostgreSQL is unavailable: lost all connections; reconnecting", extra={"fields": {"store": "away"}}
+            )
         self._look_for_lack()
 
     def _look_for_lack(self) -> None:
-        """Wake the keeper if connections are missing that nobody is making."""
+        """Wake the keeper if connections are missing and not yet being made."""
         if len(self._open) + len(self._attempts) < self._target:
             self._lacking.set()
         else:
@@ -196,17 +198,19 @@ class Connections:
             self.failures += 1
             why = f"{type(error).__name__}: {error}"
             if why != self._why:
-                log.warning("can't connect to the database: %s", why, extra={"fields": {"store": "away"}})
+                log.warning(
+                    "cannot connect to PostgreSQL; retrying every second: %s", why, extra={"fields": {"store": "away"}}
+                )
             self._why = why
             return False
         self._why = ""
         self.give(connection)
         if self._away:
             self._away = False
-            log.warning("the database is back", extra={"fields": {"store": "back"}})
+            log.warning("PostgreSQL is available again", extra={"fields": {"store": "back"}})
             asyncio.get_running_loop().call_soon(self._on_return)
         return True
 
 
 def _stopping() -> EngineFailure:
-    return EngineFailure("the server is stopping", code="stopping")
+    return EngineFailure("the server is shutting down; retry", code="stopping")

@@ -65,7 +65,8 @@ class Contacts:
         for _, group in job.groups:
             if request.group_mode not in (None, group.mode):
                 raise Conflict(
-                    f"group {group.name!r} of queue {group.queue!r} is {group.mode}, not {request.group_mode}",
+                    f"consumer group {group.name!r} of queue {group.queue!r} is {group.mode}, not "
+                    f"{request.group_mode}; use its mode, or another group",
                     code="group_mode_conflict",
                 )
         job.groups = [(priority, group) for priority, group in job.groups if group.queue_id is not None]

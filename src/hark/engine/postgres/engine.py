@@ -138,7 +138,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
 
     def _check_open(self) -> None:
         if not self._open:
-            raise EngineFailure("the server is stopping", code="stopping")
+            raise EngineFailure("the server is shutting down; retry", code="stopping")
 
     def _hint(self, hints: Iterable[Hint]) -> None:
         found = list(dict.fromkeys(hints))
@@ -146,7 +146,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
             self._listener(found)
 
     def _hint_all(self) -> None:
-        """The database is back after it was away: nobody knows what happened meanwhile."""
+        """PostgreSQL is available again: any change may have happened during the outage."""
         if not self._open:
             return
         for group in self._directory.groups.values():

@@ -208,8 +208,8 @@ def _shared(row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
 
 
 def _unknown() -> HarkError:
-    # Without the id: whoever may not know of a message is answered as if it had another one.
-    return NotFound("there is no message with this id, and there never was", code="message_not_found")
+    # The text does not contain the id, so that it is the same for a message that the client has no permission for.
+    return NotFound("no message with this id has ever existed; check the id", code="message_not_found")
 
 
 def _created(row: Any) -> int:

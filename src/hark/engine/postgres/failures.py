@@ -1,4 +1,4 @@
-"""What went wrong with the database, in the words and codes of Hark."""
+"""Translates PostgreSQL errors to Hark's errors and codes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hark.errors import EngineFailure, InvalidSetting, StoreUnusable
 log = logging.getLogger(__name__)
 
 TRY_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""The database rolled the transaction back because of another one; the same call may well succeed now."""
+"""PostgreSQL rolled the transaction back because of a concurrent one; a retry of the call can succeed."""
 
 _DISK_FULL_RETRY_SECONDS = 10
 
 
 def shown(url: str) -> str:
-    """The URL of a database without its password, which may also be in the query."""
+    """The URL of a database without its password, which can also be in the query."""
     return re.sub(r"//.*@", "//", url).partition("?")[0]
 
 
@@ -37,66 +37,69 @@ def of_call(error: Exception, broken: bool) -> EngineFailure:
     """The failure of a call; `broken` when its connection was lost under it."""
     match error:
         case asyncpg.ReadOnlySQLTransactionError():
-            return EngineFailure("the database takes no writes (a standby?); nothing of this request was kept")
-        case _ if broken:
-            log.warning("a connection to the database was lost under a call: %s", _words(error))
             return EngineFailure(
-                f"the connection to the database was lost ({_words(error)}); whether this request was kept is unknown",
+                "PostgreSQL accepts no writes; the request had no effect; check that the engine URL names the primary"
+            )
+        case _ if broken:
+            log.warning("lost a PostgreSQL connection during a call; its outcome is unknown: %s", _words(error))
+            return EngineFailure(
+                f"lost the connection to PostgreSQL ({_words(error)}); it is unknown whether the request took effect",
                 code="outcome_unknown",
             )
         case asyncpg.DiskFullError():
-            text = "the database's disk is full: nothing of this request was kept"
+            text = "the disk of the PostgreSQL server is full; the request had no effect; free disk space"
             return EngineFailure(text, code="disk_full", retry_after=_DISK_FULL_RETRY_SECONDS)
         case asyncpg.QueryCanceledError():
             return EngineFailure(
-                "the database took longer than postgres.statement_timeout_ms; nothing of this request was kept"
+                "PostgreSQL took longer than postgres.statement_timeout_ms; the request had no effect; retry, or "
+                "raise that setting"
             )
         case asyncpg.PostgresError():
-            log.error("the database refused a call: %s", error, exc_info=error)
-            return EngineFailure(f"the database failed: {_words(error)}; nothing of this request was kept")
+            log.error("PostgreSQL rejected a call: %s", error, exc_info=error)
+            return EngineFailure(f"PostgreSQL failed: {_words(error)}; the request had no effect")
         case _:
-            log.error("a call of the database failed", exc_info=error)
-            text = f"internal error: {type(error).__name__}; nothing of this request was kept"
+            log.error("a PostgreSQL call failed because of a bug; please report it", exc_info=error)
+            text = f"internal error: {type(error).__name__}; the request had no effect; see the server log"
             return EngineFailure(text, code="internal")
 
 
 def of_first_connection(error: Exception, url: str) -> StoreUnusable | InvalidSetting:
-    """Why the database can't be used at all, and what to do."""
+    """Why the server cannot connect to the database at start-up, and the remedy."""
     where = shown(url)
     match error:
         case asyncpg.InvalidCatalogNameError():
-            return StoreUnusable(f"{where}: there is no such database; make it with createdb")
+            return StoreUnusable(f"{where}: the database does not exist; create it with createdb")
         case asyncpg.InvalidAuthorizationSpecificationError():
-            return StoreUnusable(f"{where}: {_words(error)}; check user, password and the server's pg_hba.conf")
+            return StoreUnusable(f"{where}: {_words(error)}; check the user, the password and pg_hba.conf")
         case asyncpg.TooManyConnectionsError():
             return StoreUnusable(
-                f"{where}: {_words(error)}; raise the server's max_connections or lower postgres.pool_size"
+                f"{where}: {_words(error)}; raise max_connections in PostgreSQL or lower postgres.pool_size"
             )
         case asyncpg.CannotConnectNowError():
-            return StoreUnusable(f"{where}: {_words(error)}; try again in a moment")
+            return StoreUnusable(f"{where}: {_words(error)}; retry in a moment")
         case asyncpg.PostgresError() if "startup parameter" in str(error):
             return StoreUnusable(f"{where}: {_words(error)}; behind pgbouncer set postgres.prepared to false")
         case asyncpg.PostgresError():
             return StoreUnusable(f"{where}: {_words(error)}")
         case OSError():
             return StoreUnusable(
-                f"{where} is not reachable ({_words(error)}); is the server running, is the URL right?"
+                f"{where} is not reachable ({_words(error)}); check that PostgreSQL is running, and the engine URL"
             )
         case _:
-            # Its words may quote the URL, and so the password.
+            # The error text can quote the URL, and so the password.
             return InvalidSetting("engine: expected postgresql://user:password@host:port/database")
 
 
 def of_waiting(seconds: float, away: bool, why: str) -> EngineFailure:
-    """No connection became free in time."""
+    """The error of a call that got no connection in time."""
     if away:
-        return EngineFailure(f"the database is away ({why}); nothing of this request was kept")
+        return EngineFailure(f"PostgreSQL is unavailable ({why}); the request had no effect; retry later")
     return EngineFailure(
-        f"all connections to the database were busy for {seconds:g} s; nothing of this request was kept; "
-        "postgres.pool_size says how many there are"
+        f"all PostgreSQL connections were busy for {seconds:g} s; the request had no effect; retry, or raise "
+        "postgres.pool_size"
     )
 
 
 def _words(error: Exception) -> str:
-    """An error's own words, on one line."""
+    """The text of an error, on one line."""
     return " ".join(str(error).split()) or type(error).__name__

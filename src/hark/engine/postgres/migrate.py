@@ -58,7 +58,7 @@ async def migrate(pool: Pool, *, post: bool = False, dry_run: bool = False) -> l
             return missing
         return [step for step in missing if await _apply(pool, step)]
     except EngineFailure as error:
-        raise StoreUnusable(f"the schema of the database could not be brought up to date: {error.text}") from error
+        raise StoreUnusable(f"cannot migrate the schema of the database: {error.text}") from error
 
 
 async def missing_steps(pool: Pool, *, post: bool) -> list[Step]:
@@ -70,8 +70,7 @@ async def missing_steps(pool: Pool, *, post: bool) -> list[Step]:
     version = max((number for number, _ in applied), default=0)
     if version > newest:
         raise StoreUnusable(
-            f"the database has version {version} of the schema and this Hark knows versions up to {newest}; "
-            "use the Hark that made it, or a newer one"
+            f"the database has schema version {version}, but this Hark supports versions up to {newest}; upgrade Hark"
         )
     return [step for step in known if (step.number, step.phase) not in applied and (post or step.phase == "pre")]
 
@@ -131,7 +130,7 @@ async def _apply(pool: Pool, step: Step) -> bool:
             try:
                 await connection.execute(script.sql)
             except asyncpg.PostgresError as error:
-                raise StoreUnusable(f"step {step} of the schema failed in {script.name}: {error}") from error
+                raise StoreUnusable(f"schema migration {step} failed in {script.name}: {error}") from error
         if (step.number, step.phase) == (1, "pre"):
             tag = secrets.randbits(TAG_BITS)
             await connection.execute(f"insert into hark.meta (key, value) values ('tag', {tag})")

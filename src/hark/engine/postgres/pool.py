@@ -100,7 +100,7 @@ class Pool:
         if version < OLDEST_SERVER:
             await self.close()
             raise StoreUnusable(
-                f"{failures.shown(self._url)} is PostgreSQL {version}; Hark needs {OLDEST_SERVER} or newer"
+                f"{failures.shown(self._url)} runs PostgreSQL {version}; upgrade it to {OLDEST_SERVER} or newer"
             )
 
     async def close(self) -> None:

@@ -172,10 +172,12 @@ class Pushes:
 
     def _outcome(self, place: Place, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
         if code == _MISMATCH:
-            text = "the queue's encryption was changed"
+            text = f"the encryption of queue {place.queue!r} was changed during the push; retry"
             return PushOutcome("failed", transaction_id, None, place.uid, "sealing_mismatch", text)
         if code == _FULL:
-            text = f"queue {place.queue!r} is full: as many messages as maxSize allows wait to be settled"
+            text = (
+                f"queue {place.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
+            )
             return PushOutcome("failed", transaction_id, None, place.uid, "queue_full", text)
         message_id = self._codec.with_prefix(place.prefix, offset)
         return PushOutcome(

@@ -93,11 +93,11 @@ async def with_table_lock(pool: Pool, sql: str, *args: object) -> None:
     except HarkError as error:
         if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
             raise
-        log.debug("a table is in use, trying again later: %s", sql)
+        log.debug("a table is in use; retrying later: %s", sql)
 
 
 async def keep_compact(pool: Pool) -> None:
-    """Write tables anew whose rows are updated in place, when they have grown by what nobody can see."""
+    """Rewrite tables whose rows are updated in place, when dead row versions have made them large."""
     while True:
         await asyncio.sleep(_COMPACT_EVERY)
         try:
@@ -105,7 +105,7 @@ async def keep_compact(pool: Pool) -> None:
                 if await _has_grown(pool, table):
                     await with_table_lock(pool, "select hark.compact_v1($1)", table)
         except HarkError as error:
-            log.debug("compaction did not happen, trying again: %s", error)
+            log.debug("cannot compact the tables; retrying later: %s", error)
 
 
 async def _has_grown(pool: Pool, table: str) -> bool:

@@ -112,8 +112,9 @@ class _Part:
             operation = self._operations[index]
             assert isinstance(operation, NewMessage)
             if answer.pushed[1][failed - 1] == 2:
-                return TransactionOutcome(False, (), "sealing_mismatch", "the queue's encryption was changed", index)
-            text = f"PUSH operation failed: queue {operation.queue!r} is full (maxSize)"
+                text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"
+                return TransactionOutcome(False, (), "sealing_mismatch", text, index)
+            text = f"PUSH operation failed: queue {operation.queue!r} is full (maxSize); retry later or raise maxSize"
             return TransactionOutcome(False, (), "queue_full", text, index)
         return None
 

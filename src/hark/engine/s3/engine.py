@@ -103,7 +103,7 @@ class S3Engine(TableVerbs):
             await asyncio.shield(opening)
         except Refused as error:
             await _abandon(replica, opening)
-            raise StoreUnusable(f"{self._bucket.name} can't be used: {error}") from error
+            raise StoreUnusable(f"cannot use {self._bucket.name}: {error}") from error
         except BaseException:
             await _abandon(replica, opening)
             raise
@@ -145,7 +145,7 @@ class S3Engine(TableVerbs):
 
     def _running(self) -> Replica:
         if self._replica is None:
-            raise EngineFailure("the server is stopping", code="stopping")
+            raise EngineFailure("the server is shutting down; retry", code="stopping")
         return self._replica
 
     def _submit(self, call: Call) -> None:
@@ -202,7 +202,7 @@ class S3Engine(TableVerbs):
                 self._reader_connections.append(known[1])
             return body(known[1])
         except apsw.Error as error:
-            raise EngineFailure(f"the local copy of the state could not be read: {error}") from error
+            raise EngineFailure(f"cannot read the local copy of the state: {error}; see the server log") from error
 
     # Verbs that differ -------------------------------------------------------------------------------------
 

@@ -27,10 +27,10 @@ def backup(path: Path, target: Path, progress: Progress, *, replace: bool = Fals
     The copy is checked before it gets its name, so that a file of that name is a good one.
     """
     if not path.exists():
-        raise StoreUnusable(f"there is no database at {path}; name its directory with --data")
+        raise StoreUnusable(f"no database found at {path}; pass its directory with --data")
     _refuse_stores(path, target)
     if target.exists() and not replace:
-        raise StoreUnusable(f"{target} is there already; choose another name, or add --replace")
+        raise StoreUnusable(f"{target} already exists; choose another name, or add --replace")
     part = _part_of(target)
     try:
         _copy(path, part, progress)
@@ -44,12 +44,14 @@ def _refuse_stores(path: Path, target: Path) -> None:
     """A copy must not replace a store: its server would go on with the file it has open, and lose what it writes."""
     real = path.resolve()
     if target.resolve() in [real.with_name(real.name + ending) for ending in _OWN]:
-        raise StoreUnusable(f"{target} is a file of the store itself; choose another name")
+        raise StoreUnusable(f"{target} belongs to the store itself; choose another name")
     if target.is_dir():
-        raise StoreUnusable(f"{target} is a directory; name a file in it")
+        raise StoreUnusable(f"{target} is a directory; pass a file name")
     log = target.with_name(f"{target.name}-wal")
     if log.exists() and log.stat().st_size:  # It would be taken for the log of the copy.
-        raise StoreUnusable(f"{target} has a log beside it: it is a store in use, or not closed; choose another name")
+        raise StoreUnusable(
+            f"{target} has a write-ahead log, so it is a store in use or was not closed; choose another name"
+        )
 
 
 def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | None = None) -> None:
@@ -59,7 +61,7 @@ def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | Non
     # The lock of a server: nobody can start between our look and our copy.
     with Store(str(path)).locked():
         if set_aside is None and (there := _of_worth(path)):
-            raise StoreUnusable(f"{there[0]} is there already; add --replace to move it aside")
+            raise StoreUnusable(f"{there[0]} already exists; add --replace to move it aside")
         part = _part_of(path)
         try:
             _copy(copy, part, progress)
@@ -76,25 +78,25 @@ def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | Non
 def check(path: Path) -> None:
     """Raise unless a file is a whole database that this Hark can open."""
     if not path.is_file():
-        raise StoreUnusable(f"there is no file {path}")
+        raise StoreUnusable(f"the file {path} does not exist; check the path")
     try:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         try:
             version = schema.version_of(connection)
             if not version or connection.pragma("application_id") != schema.APPLICATION_ID:
-                raise StoreUnusable(f"{path} is not a database of Hark")
+                raise StoreUnusable(f"{path} is not a Hark database; check the path")
             if version > schema.CURRENT_VERSION:
                 raise StoreUnusable(
-                    f"{path} has schema version {version}, this Hark knows up to {schema.CURRENT_VERSION}; "
-                    "use the newer Hark that wrote it"
+                    f"{path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
+                    "upgrade Hark"
                 )
             found = connection.pragma("quick_check")
         finally:
             connection.close()
     except apsw.Error as error:
-        raise StoreUnusable(f"{path} can't be read: {error}") from error
+        raise StoreUnusable(f"cannot read {path}: {error}") from error
     if found != "ok":
-        raise StoreUnusable(f"{path} is damaged: {found}")
+        raise StoreUnusable(f"{path} is damaged: {found}; use another backup")
 
 
 def _copy(source: Path, target: Path, progress: Progress) -> None:
@@ -106,9 +108,9 @@ def _copy(source: Path, target: Path, progress: Progress) -> None:
         finally:
             reader.close()
     except apsw.Error as error:
-        raise StoreUnusable(f"{source} could not be copied to {target}: {error}") from error
+        raise StoreUnusable(f"cannot copy {source} to {target}: {error}") from error
     except OSError as error:
-        raise StoreUnusable(f"{target} can't be written: {error.strerror}") from error
+        raise StoreUnusable(f"cannot write {target}: {error.strerror}; check disk space and permissions") from error
 
 
 def _copy_pages(reader: apsw.Connection, target: Path, progress: Progress) -> None:
@@ -146,7 +148,7 @@ def _keep(part: Path, target: Path) -> None:
 def _set_aside(path: Path, aside: Path) -> None:
     """Move a database away with its log, without which it would not be whole, and which no other one must meet."""
     if _files(aside):
-        raise StoreUnusable(f"{aside} is there already; move it away first")
+        raise StoreUnusable(f"{aside} already exists; move it away first")
     for file in _files(path):
         file.rename(aside.with_name(aside.name + file.name.removeprefix(path.name)))
 

@@ -1,4 +1,4 @@
-"""Moves the log into the database beside the writer, so that no commit has to."""
+"""Checkpoints the write-ahead log in a separate thread, so that no commit has to do it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 _PAGES = 2_000
 _BLOCKING_PAGES = 40_000
-"""A passive checkpoint can't rewind a log that is being written to; from this size on writers have to wait for it."""
+"""A passive checkpoint cannot rewind a log that is being written to. From this size on, writers wait for it."""
 
 
 class Checkpointer:
@@ -57,5 +57,10 @@ class Checkpointer:
             except apsw.BusyError:
                 pass  # A reader is in the way; the next commit asks again.
             except apsw.Error as error:
-                log.error("the log could not be moved into the database: %s", error)
+                log.error(
+                    "cannot checkpoint the write-ahead log of %s, which grows meanwhile; check disk space and "
+                    "permissions: %s",
+                    self._store.path,
+                    error,
+                )
         connection.close()

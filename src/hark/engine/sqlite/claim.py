@@ -51,13 +51,13 @@ class Claimer:
         self._round_left = 0
         """Messages that may still be read in this round."""
         self.settled_at_once: dict[str, Lease] = {}
-        """Leases of pops with auto-ack, which end before anybody else can see them."""
+        """Leases of pops with auto-ack, which end before other calls can see them."""
         self.hand_out = HandOut(state, now, ids)
         self.picker = Picker(connection, now)
         self.seen: dict[Group, None] = {}
-        """Groups whose last sight is to be saved."""
+        """Groups whose `last_seen` must be saved."""
         self._found: dict[Group, set[int] | None] = {}
-        """Partitions that became ready by this call itself, and that nobody was told of; None: any."""
+        """Partitions that became ready by this call and have no hint yet; None: any."""
 
     # Who asks ----------------------------------------------------------------------------------------------
 
@@ -104,7 +104,8 @@ class Claimer:
             queue, group = self._state.queues.get(name), self._group(name, request.group)
             if group is not None and request.group_mode not in (None, group.mode):
                 raise Conflict(
-                    f"group {request.group!r} of queue {name!r} is {group.mode}, not {request.group_mode}",
+                    f"consumer group {request.group!r} of queue {name!r} is {group.mode}, not "
+                    f"{request.group_mode}; use its mode, or another group",
                     code="group_mode_conflict",
                 )
             if group is not None and (group.pending or group in self._state.expiring):
@@ -116,7 +117,7 @@ class Claimer:
                 self._note_found(group, group.wake_due(self._now))
                 found.append((queue, group))
         found.sort(key=lambda pair: -pair[0].info.options.priority)
-        # With one of its queues in the way, nobody can say yet which partition is next.
+        # While one of its queues is being changed, the next partition is not known yet.
         job = Job(request, [] if in_the_way else found)
         job.met_dirty = in_the_way
         return job
@@ -155,7 +156,7 @@ class Claimer:
         self._picked.clear()
 
     def note_endings(self) -> None:
-        """Remember what became of messages that nobody got in time."""
+        """Note the endings of messages that expired before a delivery."""
         for one in self.picker.ended:
             self._state.note_ending(*one)
         self.picker.ended.clear()
@@ -188,7 +189,7 @@ class Claimer:
         return [job if isinstance(job, HarkError) else self._answer(job) for job in jobs]
 
     def _undo(self, jobs: list[Job]) -> None:
-        """Nobody gets anything: put back what was taken, or it would be out of reach until the next start."""
+        """Undo all claims of a failed call, or their messages would be unavailable until the next start."""
         leases = {job.lease for job in jobs if job.lease is not None}
         for shared, entry in self._picked:
             if entry.offset in shared.entries:
@@ -361,7 +362,7 @@ class Claimer:
         return False
 
     def _note_blocked(self, queue: Queue, group: Group) -> None:
-        """Somebody is to be told when there is room again."""
+        """Request a hint for when there is room again."""
         for bounds in (queue.bounds, group.bounds):
             bounds.blocked = bool(bounds.limits.max_in_flight)
 

@@ -69,10 +69,10 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
         *values,
     )
     if not rows:
-        raise NotFound(f"there is no dead letter {dead_letter_id}", code="dead_letter_not_found")
+        raise NotFound(f"dead letter {dead_letter_id} does not exist", code="dead_letter_not_found")
     if len(rows) > 1:
         raise Conflict(
-            f"message {dead_letter_id} is dead in {len(rows)} groups; use the id of the dead letter",
+            f"message {dead_letter_id} is a dead letter in {len(rows)} groups; pass the id of the dead letter",
             code="ambiguous",
         )
     row_id, queue_name, partition_name, group_name, payload, transaction_id, extra, priority = rows[0]

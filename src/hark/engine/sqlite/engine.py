@@ -95,7 +95,7 @@ class SqliteEngine(TableVerbs):
 
     def _running(self) -> StoreThreads:
         if self._threads is None:
-            raise EngineFailure("the server is stopping", code="stopping")
+            raise EngineFailure("the server is shutting down; retry", code="stopping")
         return self._threads
 
     def _submit(self, call: Call) -> None:
@@ -139,7 +139,7 @@ class SqliteEngine(TableVerbs):
                 self._reader_connections.append(connection)
             return body(connection)
         except apsw.Error as error:
-            raise EngineFailure(f"the store could not be read: {error}") from error
+            raise EngineFailure(f"cannot read the store: {error}; see the server log") from error
 
     # Other servers -----------------------------------------------------------------------------------------
 

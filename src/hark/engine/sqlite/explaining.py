@@ -254,7 +254,7 @@ class Explainer:
 
 def _unknown() -> HarkError:
     # Without the id: whoever may not know of a message is answered as if it had another one.
-    return NotFound("there is no message with this id, and there never was", code="message_not_found")
+    return NotFound("no message with this id has ever existed; check the id", code="message_not_found")
 
 
 def _held(lease: Lease) -> Held:

@@ -12,13 +12,13 @@ from hark.engine.sqlite.transaction import WriteTransaction
 from hark.model import Settlement
 
 NOT_FOUND = ("not_found", "Message not found")
-EXPIRED = ("lease_expired", "Invalid or expired lease: its time is up")
+EXPIRED = ("lease_expired", "Invalid or expired lease: the lease expired; renew leases in time, or lengthen them")
 SUPERSEDED = (
     "lease_invalid",
-    "Invalid or expired lease: the message was not last delivered under this lease",
+    "Invalid or expired lease: the last delivery of the message was under another lease",
 )
-NOT_LEASED = ("not_leased", "Invalid or expired lease: the group does not hold this message")
-DEAD = ("dead_lettered", "The message is in the dead letters already")
+NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group holds this message")
+DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
 
 
 class Verdict:

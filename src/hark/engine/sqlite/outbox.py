@@ -41,7 +41,7 @@ class Outbox:
             try:
                 self._hand_over(*self._waiting.popleft())
             except Exception:
-                log.exception("whoever listens to hints failed; the answers behind them go on")
+                log.exception("hint listener raised; remaining responses are still sent")
 
     def _hand_over(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None) -> None:
         for call in answers:
@@ -59,12 +59,14 @@ class Outbox:
 
 
 def translate(error: Exception) -> HarkError:
-    """What a caller is told of a failure."""
+    """The error that a caller gets for a failure of the store."""
     if isinstance(error, HarkError):
         return error
     if isinstance(error, apsw.FullError):
-        return EngineFailure("the disk is full: nothing of this request was kept", code="disk_full", retry_after=10)
+        text = "the disk of the store is full; the request had no effect; free disk space"
+        return EngineFailure(text, code="disk_full", retry_after=10)
     if isinstance(error, apsw.Error):
-        return EngineFailure(f"the store failed: {error}; nothing of this request was kept")
-    log.exception("a bug in the engine", exc_info=error)
-    return EngineFailure(f"internal error: {type(error).__name__}; nothing of this request was kept", code="internal")
+        return EngineFailure(f"the store failed: {error}; the request had no effect; see the server log")
+    log.exception("the engine failed because of a bug; please report it", exc_info=error)
+    text = f"internal error: {type(error).__name__}; the request had no effect; see the server log"
+    return EngineFailure(text, code="internal")

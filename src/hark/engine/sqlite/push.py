@@ -164,11 +164,14 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
             message_id = transaction.state.codec.with_prefix(partition.prefix, earlier)
             return PushOutcome("duplicate", transaction_id, message_id, partition.uid)
     if item.sealed is not options.encryption_enabled:
-        text = "the queue's encryption was changed"
+        text = f"the encryption of queue {queue.name!r} was changed during the push; retry"
         return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
     if options.max_size:
         if room_left(transaction, queue) <= 0:
-            text = f"queue {queue.name!r} is full: {options.max_size} messages wait to be settled (maxSize)"
+            text = (
+                f"queue {queue.name!r} is full: {options.max_size} messages are not settled (maxSize); "
+                "retry later or raise maxSize"
+            )
             return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
         transaction.pushed_count[queue] = transaction.pushed_count.get(queue, 0) + 1
     return None

@@ -138,7 +138,7 @@ create table lanes (
     primary key (grp, partition, priority)
 ) without rowid;
 
--- Messages that a shared group has passed and not settled: it held them, or they are to come again. front: requeued.
+-- Messages that a shared group has passed and not settled: in flight, or waiting for a retry. front: requeued.
 create table exceptions (
     grp integer not null,
     partition integer not null,

@@ -153,10 +153,11 @@ def _refuse_pushes(
                 continue
         queue = transaction.state.queues.get(operation.queue)
         if operation.sealed is not (queue is not None and queue.info.options.encryption_enabled):
-            return TransactionOutcome(False, (), "sealing_mismatch", "the queue's encryption was changed", index)
+            text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"
+            return TransactionOutcome(False, (), "sealing_mismatch", text, index)
         if queue is not None and queue.info.options.max_size:
             wanted[queue.name] = wanted.get(queue.name, 0) + 1
             if wanted[queue.name] > room_left(transaction, queue):
-                text = f"PUSH operation failed: queue {queue.name!r} is full (maxSize)"
+                text = f"PUSH operation failed: queue {queue.name!r} is full (maxSize); retry later or raise maxSize"
                 return TransactionOutcome(False, (), "queue_full", text, index)
     return None

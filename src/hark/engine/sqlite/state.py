@@ -29,10 +29,10 @@ class Bounds:
 
     def __init__(self) -> None:
         self.tokens: float | None = None
-        """What is left of its rate; None: nobody asked yet, so all of it."""
+        """The tokens left of its rate; None: not used yet, so all of them."""
         self.filled_at = 0
         self.blocked = False
-        """Somebody was refused because of what is in flight, and is to be told when there is room."""
+        """A pop got nothing because of `max_in_flight`, so a hint is needed when there is room."""
         self.set(Limits())
 
     def set(self, limits: Limits) -> None:
@@ -101,7 +101,7 @@ class Partition:
         self.queue = queue
         self.next_tail = self.tail
         self.coming: int | None = None
-        """When the first delayed message of the running transaction is due: nobody may pass what is due by then."""
+        """When the first delayed message of the running transaction is due. No claim may pass messages due by then."""
         self.prefix = codec.prefix(self.id)
         self.uid = codec.encode(self.id, 0)
 
@@ -146,20 +146,20 @@ class Group:
         self.highest_partition = 0
         self.paused = False
         self.pending = False
-        """Its first contact is being committed: nobody may act on it yet."""
+        """The commit that creates the group is in progress: no call may use it yet."""
         self.created_at = 0
         self.last_seen = 0
         self.bounds = Bounds()
         self.in_flight = 0
         """How many messages it has on leases."""
         self.learned = 0
-        """The time at which somebody who found nothing will look again."""
+        """The time at which a pop that found nothing will look again."""
         self.tracks: dict[int, AnyTrack] = {}
         self.discovered = False
         """Whether `ready` holds the partitions that had work when the group was first touched."""
         self.ready: dict[int, tuple[int, int]] = {}
-        """Partitions believed ready, with their rank: -priority (0 in ordered groups), and the turn in which they were
-        last served (0: never)."""
+        """Partitions that may be ready, with their rank: -priority (0 in ordered groups), and the turn in which they
+        were last served (0: never)."""
         self.ready_heap: list[tuple[int, int, int]] = []
         self.waking: dict[int, tuple[int, EmptyReason]] = {}
         """Partitions that will be ready at a time, and what they wait for."""
@@ -230,7 +230,7 @@ class Group:
             _schedule(self.rising_heap, due, partition, self.rising.items())
 
     def reconsider(self, partition: int, now: int) -> bool:
-        """Look again at what was believed of a partition; True when it may be taken now."""
+        """Check again whether a partition is ready; True if it can be leased now."""
         track = self.tracks.get(partition)
         if track is not None:
             return self.refresh(track, now)
@@ -291,7 +291,7 @@ class Group:
 
 
 def _schedule(heap: list[tuple[int, int]], due: int, partition: int, valid: ItemsView[int, int]) -> None:
-    """Add to a schedule; when most of it is out of date, it is made anew."""
+    """Add to a schedule. It is rebuilt when most of its entries are out of date."""
     heapq.heappush(heap, (due, partition))
     if len(heap) > 2 * len(valid) + _HEAP_SLACK:
         heap[:] = [(at, number) for number, at in valid]
@@ -309,9 +309,9 @@ class State:
         self.codec = codec
         self._turns = count(1)
         self.turns: dict[tuple[int, int], int] = {}
-        """When places (group, partition) were served that memory has forgotten since, so that nobody starves."""
+        """When places (group, partition) that memory has dropped were last served, so that no partition starves."""
         self.endings: dict[tuple[int, int, int], Ending] = {}
-        """How groups came to be done with the last messages (group, partition, offset) that nobody completed."""
+        """How groups settled the last messages (group, partition, offset) that no consumer completed."""
         self.leases_expired = 0
         """How many since the start, here."""
         self.expiries_buried = 0
@@ -334,9 +334,9 @@ class State:
         self.leases: dict[str, Lease] = {}
         self.lease_heap: list[tuple[int, int, Lease]] = []
         self.expired_leases: dict[str, None] = {}
-        """The last leases that expired, so that latecomers are told what happened."""
+        """The last expired leases, so that late settlements get the right error."""
         self.removed: dict[tuple[int, int, int], None] = {}
-        """The last messages (group, partition, offset) that were taken out of somebody's hands, for the same reason."""
+        """The last messages (group, partition, offset) that were removed while leased, for the same reason."""
         self.largest_payload = 0
         self.latest_due = 0
         """The latest time of delivery that a shared group has passed, as stored."""
@@ -362,7 +362,7 @@ class State:
             self._push_expiry(group.leases, entry)
 
     def _push_expiry(self, heap: list[tuple[int, int, Lease]], entry: tuple[int, int, Lease]) -> None:
-        """Add to a schedule; when most of it is of leases that ended or were renewed, it is made anew."""
+        """Add to a schedule. It is rebuilt when most of its entries are of ended or renewed leases."""
         if len(heap) > 2 * len(self.leases) + _HEAP_SLACK:
             heap[:] = [one for one in heap if self.leases.get(one[2].id) is one[2] and one[2].expires_at == one[0]]
             heapq.heapify(heap)
@@ -401,7 +401,7 @@ class State:
                 del self.removed[next(iter(self.removed))]
 
     def note_ending(self, track: AnyTrack, offset: int, ending: Ending) -> None:
-        """A group is done with a message that nobody completed."""
+        """Note that a group settled a message that no consumer completed."""
         self.endings[track.group.id, track.partition.id, offset] = ending
         if len(self.endings) > _EXPIRED_REMEMBERED:
             del self.endings[next(iter(self.endings))]

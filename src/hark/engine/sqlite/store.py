@@ -130,7 +130,8 @@ class Store:
             self._lock_file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreUnusable(
-                f"can't write beside {path}: {error.strerror}; check the permissions or choose another --data"
+                f"cannot write to the directory of {path}: {error.strerror}; check its permissions or choose another "
+                "--data"
             ) from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +140,7 @@ class Store:
             os.close(self._lock_file)
             self._lock_file = None
             raise StoreUnusable(
-                f"{path} is in use by another Hark server (process {owner}); stop it, or choose another --data"
+                f"{path} is in use by another Hark server (process {owner}); shut it down, or choose another --data"
             ) from error
 
     def _sign_lock(self, mark: bytes) -> None:
@@ -157,13 +158,13 @@ class Store:
             wal = Path(f"{path}-wal")
             if wal.exists() and wal.stat().st_size:
                 raise StoreUnusable(
-                    f"{path} is missing but its log {wal.name} is there: the database was moved or deleted; "
-                    "restore it, or move the log away to start empty"
+                    f"{path} is missing, but its log {wal.name} exists: the database was moved or deleted; "
+                    "restore it, or move the log away to start with an empty store"
                 ) from None
             self._refuse_lost(path, "is missing")
             return
         except OSError as error:
-            raise StoreUnusable(f"can't read {path}: {error.strerror}") from error
+            raise StoreUnusable(f"cannot read {path}: {error.strerror}; check its permissions") from error
         if header and header != _HEADER:
             raise StoreUnusable(f"{path} is not a Hark database, or is corrupt (bad header); restore it from a backup")
         if not header:
@@ -172,16 +173,16 @@ class Store:
     def _refuse_lost(self, path: Path, what: str) -> None:
         if self._was_there:
             raise StoreUnusable(
-                f"{path} {what}, but there was a database here; restore it from a backup, or remove {path}.lock "
-                "to start empty"
+                f"{path} {what}, but it contained a database before; restore it from a backup, or remove {path}.lock "
+                "to start with an empty store"
             )
 
     def _check_identity(self) -> None:
         version = schema.version_of(self.writer)
         if version > schema.CURRENT_VERSION:
             raise StoreUnusable(
-                f"{self.path} has schema version {version}, this Hark knows up to {schema.CURRENT_VERSION}; "
-                "use the newer Hark that wrote it"
+                f"{self.path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
+                "upgrade Hark"
             )
         tables = self.writer.execute("select count(*) from sqlite_schema").get
         if version == 0 and tables:
@@ -206,12 +207,12 @@ class Store:
 
     def _explain(self, error: apsw.Error) -> str:
         if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
-            return f"{self.path} is corrupt ({error}); restore it from a backup. Nothing was changed"
+            return f"{self.path} is corrupt ({error}); restore it from a backup; nothing was changed"
         if isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
-            return f"{self.path} can't be opened for writing ({error}); check its permissions or choose another --data"
+            return f"cannot open {self.path} for writing ({error}); check its permissions or choose another --data"
         if isinstance(error, apsw.FullError):
-            return f"no space left for {self.path} ({error}); free some, then start again"
-        return f"{self.path} can't be used: {error}"
+            return f"no disk space left for {self.path} ({error}); free disk space, then start again"
+        return f"cannot use {self.path}: {error}"
 
 
 def insert_messages(connection: apsw.Connection, flat: list[Value]) -> None:

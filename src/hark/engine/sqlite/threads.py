@@ -193,19 +193,23 @@ class StoreThreads:
         # The claimer has ended: what came back to it, or waits, will not be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
         for call in left:
-            call.error = EngineFailure("the server is stopping", code="stopping")
+            call.error = EngineFailure("the server is shutting down; retry", code="stopping")
         self._outbox.post([*left, stop], [])
         self._outbox.deliver()
 
     def _transact_or_fail(self, writes: list[Call]) -> None:
-        """A transaction; when not even recovery works, everybody is told, and the next one tries again."""
+        """Run a transaction. If even recovery fails, all calls fail, and the next transaction retries the recovery."""
         try:
             if self._broken is not None:
                 with self._lock:
                     self._reset()
             self._transact(writes)
         except Exception as error:
-            log.critical("the store can't be read back; trying again with the next request", exc_info=error)
+            log.critical(
+                "cannot reload the state of %s after a failure; retrying with the next request",
+                self._store.path,
+                exc_info=error,
+            )
             with self._lock:
                 self._broken = translate(error)
                 parked, self._parked = self._parked, []
@@ -305,8 +309,9 @@ class StoreThreads:
         self._reset()
         known = isinstance(error, apsw.Error)
         log.error(
-            "a transaction of %d calls failed: %s",
+            "a commit of %d calls to %s failed; check the disk: %s",
             len(writes),
+            self._store.path,
             error,
             exc_info=None if known else error,
             extra={"fields": {"calls": len(writes), "reason": type(error).__name__}},

@@ -92,7 +92,7 @@ class WriteTransaction:
         return self._arrivals.setdefault(partition, Arrivals())
 
     def note_removal(self, partition: Partition) -> None:
-        """Messages of a partition are removed that somebody may have read ahead."""
+        """Note the removal of messages that a lane may have read ahead."""
         self._thinned[partition] = None
 
     def settle(self, track: AnyTrack, offset: int) -> None:
@@ -151,7 +151,7 @@ class WriteTransaction:
         self._dead = []
 
     def discard_dead_letters(self, queue: str) -> None:
-        """A queue is removed: nobody dies in it any more."""
+        """Drop the unsaved dead letters of a removed queue."""
         self._dead = [one for one in self._dead if one[1] != queue]
 
     def count(self, queue: str, what: str, number: int = 1) -> None:
@@ -191,7 +191,7 @@ class WriteTransaction:
         self.on_commit(end)
 
     def settled_many(self, queue: Queue) -> None:
-        """What is open in a queue has to be counted anew, and what nobody needs any more to be looked for."""
+        """Request a new count of the unsettled messages of a queue, and a search for messages to remove."""
         self.on_commit(lambda: setattr(queue, "open", None))
         if queue.info.options.drop_settled:
             self.want_sweep()

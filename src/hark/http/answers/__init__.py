@@ -1,1 +1,1 @@
-"""What endpoints answer, as types: checked where the answers are made, and the schemas of the OpenAPI document."""
+"""Types of responses, for type checks and for the schemas of the OpenAPI document."""

@@ -1,4 +1,4 @@
-"""Parts that answers of several themes have."""
+"""Parts of responses that several topics share."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TypedDict
 
 
 class Pagination(TypedDict):
-    """Which part of a list this is."""
+    """The page of a list."""
 
     limit: int
     offset: int
 
 
 class Counts(TypedDict):
-    """How many messages of a queue or partition are in which state."""
+    """Message counts of a queue or partition, by state."""
 
     total: int
     pending: int
@@ -24,13 +24,13 @@ class Counts(TypedDict):
 
 
 class Success(TypedDict):
-    """It is done."""
+    """A successful operation."""
 
     success: bool
 
 
 class ErrorAnswer(TypedDict):
-    """What went wrong: a text for people, and a stable code for programs."""
+    """An error: a text for people, and a stable code for programs."""
 
     error: str
     code: str

@@ -1,4 +1,4 @@
-"""Answers about dead letters."""
+"""Responses about dead letters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hark.http.answers.common import Pagination, Success
 
 
 class ListedDeadLetter(TypedDict):
-    """A message that could not be delivered, with its payload."""
+    """A dead letter: a message that could not be delivered to a consumer group."""
 
     id: str
     deadLetterId: str
@@ -30,7 +30,7 @@ class ListedDeadLetter(TypedDict):
 
 
 class DeadLetterPage(TypedDict):
-    """Dead letters, newest failure first."""
+    """A page of dead letters, the newest failure first."""
 
     messages: list[ListedDeadLetter]
     pagination: Pagination
@@ -38,7 +38,7 @@ class DeadLetterPage(TypedDict):
 
 
 class RequeuedDeadLetter(Success):
-    """A dead letter is a message again."""
+    """The dead letter was requeued as a new message."""
 
     deadLetterId: str
     messageId: str
@@ -48,21 +48,21 @@ class RequeuedDeadLetter(Success):
 
 
 class DeletedDeadLetter(Success):
-    """A dead letter was removed."""
+    """The dead letter was deleted."""
 
     deadLetterId: str
     deleted: int
 
 
 class PurgedDeadLetters(Success):
-    """How many dead letters of a queue were removed."""
+    """The matching dead letters of a queue were deleted."""
 
     queue: str
     deleted: int
 
 
 class DeadLetterResult(TypedDict):
-    """What became of one of many dead letters."""
+    """The result for one dead letter."""
 
     id: str
     success: bool
@@ -72,7 +72,7 @@ class DeadLetterResult(TypedDict):
 
 
 class RequeuedDeadLetters(TypedDict):
-    """What became of many that were to be put back, and how many more match."""
+    """The results of a requeue, and the number of further dead letters that match the filter."""
 
     requeued: int
     remaining: int
@@ -80,7 +80,7 @@ class RequeuedDeadLetters(TypedDict):
 
 
 class DeletedDeadLetters(TypedDict):
-    """What became of many that were to be removed."""
+    """The results of a deletion."""
 
     deleted: int
     results: list[DeadLetterResult]

@@ -1,4 +1,4 @@
-"""Answers about why messages are where they are, and about who holds what."""
+"""Responses that explain the state of messages, and lists of leases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hark.model import GroupMode, Reason
 
 
 class AheadMessage(TypedDict):
-    """A message that a group has to take first, and why it does not."""
+    """An earlier message that blocks this message in an ordered group, and the reason."""
 
     messageId: str
     offset: int
@@ -24,7 +24,7 @@ class AheadMessage(TypedDict):
 
 
 class GroupReason(TypedDict):
-    """Why a message was not delivered to a group, or settled by it; which of the fields are there, the reason says."""
+    """Why a message was not delivered to a consumer group or settled by it. The reason determines the other fields."""
 
     consumerGroup: str | None
     reason: Reason
@@ -59,7 +59,7 @@ class GroupReason(TypedDict):
 
 
 class ExplainedMessage(TypedDict):
-    """A message, and why it is where it is for each group."""
+    """A message, and an explanation of its state for each consumer group."""
 
     messageId: str
     queue: str
@@ -72,7 +72,7 @@ class ExplainedMessage(TypedDict):
 
 
 class HeldLease(TypedDict):
-    """What a live lease holds of one partition."""
+    """The part of a lease that concerns one partition."""
 
     leaseId: str | None
     queue: str
@@ -88,7 +88,7 @@ class HeldLease(TypedDict):
 
 
 class LeasePage(TypedDict):
-    """Live leases, oldest first."""
+    """A page of leases, the oldest first."""
 
     leases: list[HeldLease]
     total: int

@@ -1,4 +1,4 @@
-"""Answers about consumer groups."""
+"""Responses about consumer groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hark.model import Limits
 
 
 class ListedGroup(TypedDict):
-    """A group of a queue."""
+    """A consumer group of a queue."""
 
     name: str
     topics: list[str]
@@ -30,7 +30,7 @@ class ListedGroup(TypedDict):
 
 
 class LaggingTrack(TypedDict):
-    """A partition in which a group is behind."""
+    """A partition in which a consumer group lags."""
 
     consumer_group: str
     queue_name: str
@@ -45,7 +45,7 @@ class LaggingTrack(TypedDict):
 
 
 class ShownTrack(TypedDict):
-    """Where a group is in a partition."""
+    """The position of a consumer group in a partition."""
 
     partition: str
     partitionId: str
@@ -58,13 +58,13 @@ class ShownTrack(TypedDict):
 
 
 class ShownTracks(TypedDict):
-    """Where a group is in a queue."""
+    """The positions of a consumer group in a queue."""
 
     partitions: list[ShownTrack]
 
 
 class DeletedGroup(Success):
-    """A group is forgotten."""
+    """The consumer group was deleted."""
 
     consumerGroup: str
     deletedPartitions: int
@@ -72,13 +72,13 @@ class DeletedGroup(Success):
 
 
 class DeletedGroupOfQueue(DeletedGroup):
-    """A group is forgotten in one queue."""
+    """The consumer group was deleted in one queue."""
 
     queueName: str
 
 
 class Resubscribed(Success):
-    """Where a group starts in partitions that it has not touched yet."""
+    """The new start position of a consumer group."""
 
     consumerGroup: str
     newTimestamp: str
@@ -86,7 +86,7 @@ class Resubscribed(Success):
 
 
 class PausedGroup(Success):
-    """Whether a queue delivers to a group."""
+    """Whether a consumer group of a queue is paused."""
 
     queue: str
     consumerGroup: str
@@ -94,7 +94,7 @@ class PausedGroup(Success):
 
 
 class PurgedGroup(Success):
-    """How many messages a group is done with at once."""
+    """The messages of a queue were settled for a consumer group."""
 
     queue: str
     consumerGroup: str
@@ -102,7 +102,7 @@ class PurgedGroup(Success):
 
 
 class ShownLimits(Success):
-    """The limits of a group of a queue; 0: no bound."""
+    """The limits of a consumer group of a queue. 0 means no limit."""
 
     consumerGroup: str
     queueName: str
@@ -110,7 +110,7 @@ class ShownLimits(Success):
 
 
 class SoughtQueue(Success):
-    """A group was moved in all partitions of a queue."""
+    """The consumer group was moved in all partitions of a queue."""
 
     consumerGroup: str
     queueName: str
@@ -121,7 +121,7 @@ class SoughtQueue(Success):
 
 
 class SoughtPartition(Success):
-    """A group was moved in one partition."""
+    """The consumer group was moved in one partition."""
 
     consumerGroup: str
     queueName: str

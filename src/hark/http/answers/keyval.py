@@ -1,4 +1,4 @@
-"""Answers of the key-value API."""
+"""Responses of the key-value API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hark.http.keyval.messages import WireMessage
 
 
 class Ok(TypedDict):
-    """It is done."""
+    """A successful operation."""
 
     ok: bool
 
@@ -20,32 +20,32 @@ class Ok(TypedDict):
 
 
 class Enqueued(Ok):
-    """A message is stored."""
+    """The message was stored."""
 
     id: str
 
 
 class Polled(TypedDict):
-    """A message, or null if there is none."""
+    """The received message, or null if no message is available."""
 
     message: WireMessage | None
 
 
 class Settled(Ok):
-    """A message is settled; without a receipt, `found` false says that there was nothing to settle."""
+    """The message was settled. Without a receipt, `found` false means that there was no delivery to settle."""
 
     found: NotRequired[bool]
 
 
 class Cancelled(Ok):
-    """Whether a message was taken back, or why not."""
+    """Whether the message was cancelled, or the reason why not."""
 
     cancelled: bool
     reason: NotRequired[str]
 
 
 class WorkStats(TypedDict):
-    """How many messages of a queue are in which state."""
+    """Message counts of a work queue, by state."""
 
     pending: int
     processing: int
@@ -54,7 +54,7 @@ class WorkStats(TypedDict):
 
 
 class WorkSettings(TypedDict):
-    """How long consumers of a queue hold a message, and whether that is the server's word."""
+    """The settings of a work queue."""
 
     queue: str
     lockDuration: int
@@ -62,7 +62,7 @@ class WorkSettings(TypedDict):
 
 
 class WorkDeadLetter(TypedDict):
-    """A message that could not be delivered."""
+    """A dead letter: a message that could not be delivered."""
 
     id: str
     originalId: str
@@ -74,7 +74,7 @@ class WorkDeadLetter(TypedDict):
 
 
 class Requeued(Ok):
-    """A dead letter is a message again."""
+    """The dead letter was requeued as a new message."""
 
     newId: str
     id: str
@@ -84,26 +84,26 @@ class Requeued(Ok):
 
 
 class Deleted(TypedDict):
-    """How many were removed."""
+    """The number of deleted entries or dead letters."""
 
     deletedCount: int
 
 
 class Written(Ok):
-    """A key has a new version."""
+    """The key was written and has a new version."""
 
     versionstamp: str
 
 
 class Committed(Ok):
-    """What became of a commit; with `ok` false a check did not hold, and nothing was done."""
+    """The result of a commit. `ok` false means that a check failed and nothing was applied."""
 
     versionstamp: NotRequired[str]
     ids: NotRequired[list[str | None]]
 
 
 class EntryPage(TypedDict):
-    """A page of entries, and the cursor of the next one."""
+    """A page of entries, and the cursor of the next page."""
 
     entries: list[WireEntry]
     cursor: str | None
@@ -111,30 +111,30 @@ class EntryPage(TypedDict):
 
 
 class Counted(TypedDict):
-    """How many there are."""
+    """A number of entries."""
 
     count: int
 
 
 class PolledKeys(TypedDict):
-    """What changed, and what is known now, by position."""
+    """The changed entries, and the current versionstamps in the order of the keys."""
 
     entries: list[WireEntry]
     versionstamps: list[str]
 
 
 class PolledPrefix(TypedDict):
-    """What changed, and what is known now, to be sent back as it is."""
+    """The changed entries, and the current versionstamps as text for the next request."""
 
     entries: list[WireEntry]
     versionstamps: str
 
 
-# Numbers ---------------------------------------------------------------------------------------------------
+# Metrics ---------------------------------------------------------------------------------------------------
 
 
 class OperationNumbers(TypedDict):
-    """How often an operation was asked for, how often it failed, and how long it took."""
+    """Count, errors and latency of an operation."""
 
     count: int
     errors: int
@@ -142,28 +142,28 @@ class OperationNumbers(TypedDict):
 
 
 class OperationTotals(TypedDict):
-    """All operations together."""
+    """Totals of all operations."""
 
     operations: int
     errors: int
 
 
 class OperationsNumbers(TypedDict):
-    """The operations that were asked for."""
+    """Metrics by operation, and totals."""
 
     operations: dict[str, OperationNumbers]
     totals: OperationTotals
 
 
 class Storage(TypedDict):
-    """How much is stored."""
+    """The size of the key-value store."""
 
     entries: int
     sizeBytes: int
 
 
 class KeyvalMetrics(TypedDict):
-    """Numbers about the key-value API."""
+    """Metrics of the key-value API."""
 
     operations: OperationsNumbers
     queue: WorkStats

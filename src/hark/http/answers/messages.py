@@ -1,4 +1,4 @@
-"""Answers about messages, leases, transactions, traces and dead letters."""
+"""Responses about messages, leases, transactions and traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hark.model import MessageState
 
 
 class BusStatus(TypedDict):
-    """How many groups, beside the default one, are done with a message."""
+    """How many consumer groups, other than the default group, have settled a message."""
 
     consumedBy: int
     totalGroups: int
@@ -44,7 +44,7 @@ class ListedMessage(TypedDict):
 
 
 class Mode(TypedDict):
-    """Which groups there are: only the default one (queue), only others (bus), both (hybrid), or none."""
+    """The kinds of consumer groups: only the default group (queue), only others (bus), both (hybrid), or none."""
 
     hasQueueMode: bool
     busGroupsCount: int
@@ -52,14 +52,14 @@ class Mode(TypedDict):
 
 
 class MessagePage(TypedDict):
-    """Messages, newest first."""
+    """Messages, the newest first."""
 
     messages: list[ListedMessage]
     mode: Mode
 
 
 class MessageGroup(TypedDict):
-    """What a group did with a message."""
+    """The state of a message in a consumer group."""
 
     name: str
     consumed: bool
@@ -70,7 +70,7 @@ class MessageGroup(TypedDict):
 
 
 class MessageQueue(TypedDict):
-    """Options of the queue of a message."""
+    """Some options of the queue of a message."""
 
     leaseTime: int
     retryLimit: int
@@ -80,13 +80,13 @@ class MessageQueue(TypedDict):
 
 
 class ModeOfMessage(Mode):
-    """Which groups of the message's queue there are, and which of them are done with it."""
+    """The kinds of consumer groups of the queue, and the groups that have settled the message."""
 
     consumedByGroups: list[str]
 
 
 class ShownMessage(ListedMessage):
-    """A message with its payload and what each group did with it."""
+    """A message with its payload and its state in each consumer group."""
 
     payload: msgspec.Raw | None
     isEncrypted: bool
@@ -98,7 +98,7 @@ class ShownMessage(ListedMessage):
 
 
 class DeletedMessage(Success):
-    """Whether a message was removed."""
+    """Whether the message was deleted."""
 
     partitionId: str
     transactionId: str
@@ -106,13 +106,13 @@ class DeletedMessage(Success):
 
 
 class DeletedMessageById(Success):
-    """A message was removed."""
+    """The message was deleted."""
 
     id: str
 
 
 class CancelledMessage(Success):
-    """A message was taken back."""
+    """The message was cancelled."""
 
     id: str
     cancelled: bool
@@ -122,7 +122,7 @@ class CancelledMessage(Success):
 
 
 class ExtendedLease(TypedDict):
-    """Until when a lease is held; the time has three names because each official client reads another one."""
+    """The result of a lease renewal. The time has three names, because clients read different ones."""
 
     index: int
     leaseId: str
@@ -136,7 +136,7 @@ class ExtendedLease(TypedDict):
 
 
 class ExtendedLeases(TypedDict):
-    """What became of leases, by position."""
+    """The results of lease renewals, in the order of the leases."""
 
     results: list[RenewalAnswer]
 
@@ -145,7 +145,7 @@ class ExtendedLeases(TypedDict):
 
 
 class OperationResult(TypedDict):
-    """What became of a push or an ack of a transaction."""
+    """The result of one push or acknowledgement of a transaction."""
 
     index: int
     type: Literal["push", "ack"]
@@ -161,14 +161,14 @@ class OperationResult(TypedDict):
 
 
 class WrittenKeys(TypedDict):
-    """What became of the keys of a transaction."""
+    """The result of the key-value part of a transaction."""
 
     ok: bool
     versionstamp: NotRequired[str]
 
 
 class TransactionAnswer(TypedDict):
-    """What became of a transaction; one that is refused has `success` false, and nothing of it was done."""
+    """The result of a transaction. `success` false means that it was refused and nothing was applied."""
 
     transactionId: str
     success: bool
@@ -182,13 +182,13 @@ class TransactionAnswer(TypedDict):
 
 
 class RecordedTrace(Success):
-    """An event was recorded."""
+    """The trace event was recorded."""
 
     traceId: str
 
 
 class TraceEvent(TypedDict):
-    """An event about a message."""
+    """A trace event about a message."""
 
     id: str
     event_type: str
@@ -200,13 +200,13 @@ class TraceEvent(TypedDict):
 
 
 class TracesOfMessage(TypedDict):
-    """Events about one message, oldest first."""
+    """Trace events about one message, the oldest first."""
 
     traces: list[TraceEvent]
 
 
 class NamedTrace(TraceEvent):
-    """An event, and the message that it is about."""
+    """A trace event with its message."""
 
     transaction_id: str
     partition_id: str
@@ -216,7 +216,7 @@ class NamedTrace(TraceEvent):
 
 
 class NamedTraces(TypedDict):
-    """Events of one name, newest first."""
+    """A page of trace events of one name, the newest first."""
 
     traces: list[NamedTrace]
     total: int
@@ -224,7 +224,7 @@ class NamedTraces(TypedDict):
 
 
 class TraceName(TypedDict):
-    """A name that events were recorded under."""
+    """A trace name with counts."""
 
     trace_name: str
     trace_count: int
@@ -233,7 +233,7 @@ class TraceName(TypedDict):
 
 
 class TraceNames(TypedDict):
-    """Names of events."""
+    """A page of trace names."""
 
     trace_names: list[TraceName]
     total: int

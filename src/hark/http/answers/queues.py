@@ -1,4 +1,4 @@
-"""Answers about queues, and about the whole server at a glance."""
+"""Responses about queues, and the overview of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hark.model import QueueOptions
 
 
 class ConfiguredQueue(TypedDict):
-    """A queue as it is from now on."""
+    """The configured queue with all its options."""
 
     configured: bool
     queueId: str
@@ -19,11 +19,11 @@ class ConfiguredQueue(TypedDict):
     task: str
     options: QueueOptions
     ignoredOptions: list[str]
-    """Names that mean nothing here."""
+    """Names of unknown options."""
 
 
 class QueueHead(TypedDict):
-    """What a queue is called and how it is labelled."""
+    """The id, the name and the labels of a queue."""
 
     id: str
     name: str
@@ -34,7 +34,7 @@ class QueueHead(TypedDict):
 
 
 class ListedCounts(TypedDict):
-    """How many messages a queue has."""
+    """Message counts of a queue."""
 
     total: int
     pending: int
@@ -49,7 +49,7 @@ class ListedQueue(QueueHead):
 
 
 class QueuePage(TypedDict):
-    """Queues, and how many match."""
+    """A page of queues, and the number of queues that match."""
 
     queues: list[ListedQueue]
     total: int
@@ -57,11 +57,11 @@ class QueuePage(TypedDict):
 
 
 class Place(TypedDict):
-    """How far a group is in a partition."""
+    """The position of a consumer group in a partition."""
 
     consumerGroup: str
     cursor: int
-    """The offset up to which it is done; of a shared group the one where it started."""
+    """Offset up to which the group has settled all messages; of a shared group the offset where it started."""
     lag: int
     timeLagSeconds: int
     leaseId: str | None
@@ -69,7 +69,7 @@ class Place(TypedDict):
 
 
 class ShownPartition(TypedDict):
-    """A partition with its counts."""
+    """A partition with its message counts."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ class ShownPartition(TypedDict):
     oldestMessage: str | None
     newestMessage: str | None
     places: NotRequired[list[Place]]
-    """Where groups are in it, if that was asked for."""
+    """Positions of the groups, with `places=true`."""
 
 
 class ShownQueue(QueueHead):
@@ -93,14 +93,14 @@ class ShownQueue(QueueHead):
 
 
 class PartitionDepth(TypedDict):
-    """What a group has still to do in a partition."""
+    """The backlog of a partition."""
 
     partition: str
     pending: int
 
 
 class Depth(TypedDict):
-    """What a group has still to do in a queue."""
+    """The backlog of a queue for a consumer group."""
 
     queue: str
     group: str | None
@@ -112,7 +112,7 @@ class Depth(TypedDict):
 
 
 class DeletedQueue(TypedDict):
-    """A queue is not there any more."""
+    """The queue was deleted."""
 
     deleted: bool
     queue: str
@@ -120,31 +120,31 @@ class DeletedQueue(TypedDict):
 
 
 class PausedQueue(Success):
-    """Whether a queue delivers."""
+    """Whether a queue is paused."""
 
     queue: str
     paused: bool
 
 
 class PurgedQueue(Success):
-    """How many messages are gone."""
+    """The messages of the queue were deleted."""
 
     queue: str
     purged: int
 
 
-# At a glance -----------------------------------------------------------------------------------------------
+# Overview --------------------------------------------------------------------------------------------------
 
 
 class LabelCounts(TypedDict):
-    """How many messages the queues with a label have."""
+    """Message counts of the queues with a label."""
 
     total: int
     pending: int
 
 
 class LabelledQueues(TypedDict):
-    """What the queues with a label have together."""
+    """Totals of the queues with a label."""
 
     queues: int
     partitions: int
@@ -152,31 +152,31 @@ class LabelledQueues(TypedDict):
 
 
 class Namespace(LabelledQueues):
-    """The queues of a namespace."""
+    """Totals of a namespace."""
 
     namespace: str
 
 
 class Namespaces(TypedDict):
-    """Namespaces by name."""
+    """Namespaces, ordered by name."""
 
     namespaces: list[Namespace]
 
 
 class Task(LabelledQueues):
-    """The queues of a task."""
+    """Totals of a task."""
 
     task: str
 
 
 class Tasks(TypedDict):
-    """Tasks by name."""
+    """Tasks, ordered by name."""
 
     tasks: list[Task]
 
 
 class Spread(TypedDict):
-    """How numbers are spread."""
+    """Statistics of a set of numbers."""
 
     avg: float
     median: float
@@ -185,14 +185,14 @@ class Spread(TypedDict):
 
 
 class Lag(TypedDict):
-    """How far behind groups are: in seconds, and in messages."""
+    """The lag of consumer groups, in seconds and in messages."""
 
     time: Spread
     offset: Spread
 
 
 class Throughput(TypedDict):
-    """What flows; null: not known."""
+    """Throughput of this server process in the last second. Null: not known."""
 
     ingestedPerSecond: float | None
     processedPerSecond: float | None
@@ -213,7 +213,7 @@ class Overview(TypedDict):
 
 
 class Refreshed(TypedDict):
-    """That there was nothing to do, and why."""
+    """The refresh was skipped."""
 
     skipped: bool
     reason: str

@@ -1,4 +1,4 @@
-"""Answers about what goes on: samples, the last hour, and the original's words for it."""
+"""Responses about throughput and depths: samples, history, and the status routes of the Queen API."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hark.model import QueueOptions
 
 
 class LatencyMs(TypedDict):
-    """How old messages were at their first delivery, in milliseconds; null: nothing was delivered."""
+    """Age of messages at their first delivery, in milliseconds. Null: no message was delivered."""
 
     p50: float | None
     p99: float | None
 
 
 class HistorySample(TypedDict):
-    """What went through this server process in an interval, and what the store had at its end; null: not known."""
+    """Throughput of this server process in an interval, and depths of the store at its end. Null: not known."""
 
     at: str
     pushedPerSecond: float | None
@@ -34,14 +34,14 @@ class HistorySample(TypedDict):
 
 
 class History(TypedDict):
-    """The last hour, the oldest sample first."""
+    """Samples of the last hour, the oldest first."""
 
     intervalSeconds: int
     samples: list[HistorySample]
 
 
 class Waiting(TypedDict):
-    """How many wait on this server process."""
+    """Number of waiting consumers of this server process."""
 
     pops: int
     streams: int
@@ -49,14 +49,14 @@ class Waiting(TypedDict):
 
 
 class Stopped(TypedDict):
-    """What is stopped for maintenance."""
+    """Whether pushes or pops are stopped for maintenance."""
 
     push: bool
     pop: bool
 
 
 class BusyQueue(TypedDict):
-    """What goes through a queue."""
+    """Throughput of a queue."""
 
     queue: str
     pushedPerSecond: float
@@ -77,18 +77,18 @@ class LiveSample(HistorySample):
     more: bool
 
 
-# Of the original -------------------------------------------------------------------------------------------
+# Status routes of the Queen API ----------------------------------------------------------------------------
 
 
 class TimeRange(msgspec.Struct, rename={"since": "from", "until": "to"}):
-    """From when to when."""
+    """A period of time."""
 
     since: str
     until: str
 
 
 class ThroughputPoint(TypedDict):
-    """What went through in a minute; what the original has and this server does not keep is null."""
+    """Throughput of one minute. Values that Hark does not record are null."""
 
     timestamp: str
     ingested: int
@@ -114,7 +114,7 @@ class ThroughputPoint(TypedDict):
 
 
 class StatusQueue(TypedDict):
-    """A queue of the status."""
+    """A queue in the status."""
 
     id: str
     name: str
@@ -125,7 +125,7 @@ class StatusQueue(TypedDict):
 
 
 class ByVerb(TypedDict):
-    """A number for each of the three verbs; null where nothing was asked yet."""
+    """A number for each of push, pop and ack. Null: there were no requests yet."""
 
     push: float | None
     pop: float | None
@@ -140,7 +140,7 @@ class StatusMessages(Counts):
 
 
 class StatusLeases(TypedDict):
-    """What is held; null: see GET /api/v1/leases."""
+    """Leased messages. For details see GET /api/v1/leases."""
 
     active: None
     partitionsWithLeases: None
@@ -149,7 +149,7 @@ class StatusLeases(TypedDict):
 
 
 class StatusDeadLetters(TypedDict):
-    """How many dead letters there are; null: see GET /api/v1/dlq."""
+    """Dead letters. For details see GET /api/v1/dlq."""
 
     totalMessages: int
     affectedPartitions: None
@@ -157,7 +157,7 @@ class StatusDeadLetters(TypedDict):
 
 
 class StatusErrors(TypedDict):
-    """What went wrong in this server process since it started."""
+    """Errors of this server process since its start."""
 
     dbErrors: int
     ackFailed: int
@@ -165,7 +165,7 @@ class StatusErrors(TypedDict):
 
 
 class Status(TypedDict):
-    """The server at a glance, as the original shows it."""
+    """The status of the server, in the form of the Queen API."""
 
     timeRange: TimeRange
     bucketMinutes: int
@@ -187,14 +187,14 @@ class StatusQueueHead(QueueHead):
 
 
 class PartitionCursor(TypedDict):
-    """How many messages of a partition were settled."""
+    """Settled messages of a partition."""
 
     totalConsumed: int
     batchesConsumed: None
 
 
 class StatusPartition(TypedDict):
-    """A partition with its counts."""
+    """A partition with its message counts."""
 
     id: str
     name: str
@@ -206,7 +206,7 @@ class StatusPartition(TypedDict):
 
 
 class StatusTotals(TypedDict):
-    """What a queue has in all."""
+    """Totals of a queue."""
 
     partitions: int
     messages: Counts
@@ -221,7 +221,7 @@ class StatusOfQueue(TypedDict):
 
 
 class StatusMessage(TypedDict):
-    """A message in a list."""
+    """A message without its payload."""
 
     id: str
     transactionId: str
@@ -234,14 +234,14 @@ class StatusMessage(TypedDict):
 
 
 class DataPoint(TypedDict):
-    """How many messages were pushed in an interval."""
+    """Messages pushed in an interval."""
 
     timestamp: str
     messages: int
 
 
 class Analytics(msgspec.Struct, rename={"since": "from", "until": "to", "data_points": "dataPoints"}):
-    """How many messages were pushed, interval by interval."""
+    """Messages pushed, by interval."""
 
     data_points: list[DataPoint]
     interval: str
@@ -250,7 +250,7 @@ class Analytics(msgspec.Struct, rename={"since": "from", "until": "to", "data_po
 
 
 class Buffers(TypedDict):
-    """Of the original: what waits to be stored; here nothing is answered before it is."""
+    """Write buffers of the Queen API. Hark has none, so the counts are 0."""
 
     pending: int
     failed: int
@@ -262,7 +262,7 @@ class Buffers(TypedDict):
 
 
 class ShownSetting(TypedDict):
-    """A setting; secrets are hidden."""
+    """A setting. Secrets are hidden."""
 
     name: str
     value: Any
@@ -270,7 +270,7 @@ class ShownSetting(TypedDict):
 
 
 class ShownSettings(TypedDict):
-    """What the server runs on and with."""
+    """Version, store and settings of the server."""
 
     version: str
     engine: str

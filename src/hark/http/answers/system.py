@@ -1,4 +1,4 @@
-"""Answers about the server itself, and about those who wait on it."""
+"""Responses about the server and its waiting consumers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hark.http.answers.common import Pagination
 
 
 class SharedState(TypedDict):
-    """Of the original: whether servers share a cache."""
+    """Exists for compatibility with the Queen API."""
 
     enabled: bool
 
 
 class Worker(TypedDict):
-    """Of the original: which of its workers answered."""
+    """Exists for compatibility with the Queen API."""
 
     worker_id: int
     status: str
 
 
 class Health(TypedDict):
-    """Whether the server can reach its store."""
+    """The health of the server."""
 
     status: Literal["healthy", "unhealthy"]
     database: Literal["connected", "disconnected"]
@@ -37,13 +37,13 @@ class Health(TypedDict):
 
 
 class Live(TypedDict):
-    """The process answers."""
+    """The process responds."""
 
     status: Literal["live"]
 
 
 class Ready(TypedDict):
-    """Whether requests should be sent here."""
+    """Whether the server is ready for requests."""
 
     status: Literal["ready", "not ready"]
     error: NotRequired[str]
@@ -51,7 +51,7 @@ class Ready(TypedDict):
 
 
 class BatchSizes(TypedDict):
-    """How many requests shared calls to the store."""
+    """How many requests shared calls of the store."""
 
     calls: int
     requests: int
@@ -59,7 +59,7 @@ class BatchSizes(TypedDict):
 
 
 class SystemMetrics(TypedDict):
-    """Numbers about the store, about those who wait or watch, and about what shared a call."""
+    """Internal numbers of this server process."""
 
     store: dict[str, Any]
     delivery: dict[str, Any]
@@ -69,7 +69,7 @@ class SystemMetrics(TypedDict):
 
 
 class FailedFiles(TypedDict):
-    """Of the original: files of messages that could not be stored."""
+    """Exists for compatibility with the Queen API. All values are 0."""
 
     count: int
     totalBytes: int
@@ -79,7 +79,7 @@ class FailedFiles(TypedDict):
 
 
 class BufferStats(TypedDict):
-    """Of the original: messages that were answered before they were stored; here there are none."""
+    """Exists for compatibility with the Queen API. Hark has no write buffer, so the counts are 0."""
 
     pendingCount: int
     failedCount: int
@@ -88,14 +88,14 @@ class BufferStats(TypedDict):
 
 
 class Buffer(TypedDict):
-    """Of the original, in short."""
+    """Exists for compatibility with the Queen API."""
 
     bufferedMessages: int
     bufferHealthy: bool
 
 
 class Maintenance(Buffer):
-    """Whether pushes and pops are stopped."""
+    """The maintenance mode of pushes and pops."""
 
     maintenanceMode: bool
     popMaintenanceMode: bool
@@ -103,24 +103,24 @@ class Maintenance(Buffer):
 
 
 class PushMaintenance(Buffer):
-    """Whether pushes are stopped."""
+    """The maintenance mode of pushes."""
 
     maintenanceMode: bool
     message: str
 
 
 class PopMaintenance(TypedDict):
-    """Whether pops are stopped."""
+    """The maintenance mode of pops."""
 
     popMaintenanceMode: bool
     message: str
 
 
-# Those who wait --------------------------------------------------------------------------------------------
+# Waiting consumers -----------------------------------------------------------------------------------------
 
 
 class WaitingPop(msgspec.Struct, rename="camel", tag_field="kind", tag="pop", kw_only=True):
-    """A pop that waits."""
+    """A waiting pop."""
 
     id: str
     queue: str | None
@@ -137,7 +137,7 @@ class WaitingPop(msgspec.Struct, rename="camel", tag_field="kind", tag="pop", kw
 
 
 class StreamSubscription(msgspec.Struct, rename="camel", kw_only=True):
-    """What a stream is to get."""
+    """A subscription of a stream."""
 
     id: str
     queue: str | None
@@ -152,7 +152,7 @@ class StreamSubscription(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class WaitingStream(msgspec.Struct, rename="camel", tag_field="kind", tag="stream", kw_only=True):
-    """A consumer by server-sent events or by WebSocket."""
+    """A streaming consumer: server-sent events or WebSocket."""
 
     id: str
     waiting_since: str
@@ -164,7 +164,7 @@ class WaitingStream(msgspec.Struct, rename="camel", tag_field="kind", tag="strea
 
 
 class WaitingBrowser(msgspec.Struct, rename={"start": "from"}, tag_field="kind", tag="browser", kw_only=True):
-    """Somebody who sees messages as they come and takes none."""
+    """A queue browser: it reads messages without receiving them."""
 
     queue: str
     partition: str | None
@@ -172,7 +172,7 @@ class WaitingBrowser(msgspec.Struct, rename={"start": "from"}, tag_field="kind",
 
 
 class Consumers(TypedDict):
-    """Those who wait on this server."""
+    """A page of the waiting consumers of this server process."""
 
     consumers: list[WaitingPop | WaitingStream | WaitingBrowser]
     total: int

@@ -1,1 +1,1 @@
-"""What stands in front of every route: who asks, from where, what they may, and what is written down about it."""
+"""Code that runs before every route: authentication, origin checks, permissions and the audit log."""

@@ -1,4 +1,4 @@
-"""Who is let through to which operation."""
+"""Admission of requests: authentication, roles and permitted queues."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from hark.settings import Settings
 
 METRICS_PATHS = frozenset({"/metrics", "/metrics/prometheus"})
 _SCRAPER = Identity("", Role.READ_ONLY)
-"""Who asks for metrics where these are public."""
+"""The identity of requests for public metrics."""
 _KEYVAL = "/keyval/"
 _KEPT_CREDENTIALS = 1024
 _MAX_CREDENTIAL_BYTES = MAX_LENGTH + 64
-"""Of the header, with its scheme: nobody without a token should make us keep much."""
+"""Size limit of the header with its scheme, so that clients without a token cannot fill memory."""
 
 
 class Edge:
-    """Stands in front of the routes of one server."""
+    """Admits requests to the routes of one server."""
 
     def __init__(self, settings: Settings, authenticator: Authenticates, clock: Clock | None = None) -> None:
         self.authenticator = authenticator
@@ -52,9 +52,9 @@ class Edge:
         self._credential_of = lru_cache(_KEPT_CREDENTIALS)(_credential_in)
 
     def admit(self, scope: Scope, operation: Operation, params: Mapping[str, object], send: Send) -> Send:
-        """Let a request through, with who asks in its scope, or raise why not; answers go out by what is returned.
+        """Admit a request and put its identity into its scope, or raise the reason for the refusal.
 
-        Every request pays for every line of this.
+        Returns the `send` to use for the response. This runs for every request.
         """
         headers = dict(scope["headers"])
         if PARENT_HEADER in headers:
@@ -81,13 +81,13 @@ class Edge:
         elif identity.restricted:
             _check_reach(identity, scope, operation, params)
             return self._dressed(scope, operation, params, send, headers)
-        # Successful answers of raw operations go out as they are: those that are hot have what they need.
+        # Successful responses of raw operations need no further headers.
         if operation.raw and b"origin" not in headers and HEADER not in headers:
             return send
         return self._dressed(scope, operation, params, send, headers)
 
     def credential(self, headers: Headers) -> str | None:
-        """The token that a request brings, in its header or in the cookie of a page of this server."""
+        """Return the token of a request, from its header or from the cookie of the dashboard."""
         given = headers.get(b"authorization")
         if given is not None:
             return self._credential_of(given)
@@ -104,7 +104,7 @@ class Edge:
             note = partial(self._note_forbidden, scope)
         return dressed(scope, send, self._sites.cors_headers(headers), note)
 
-    # What is written down ----------------------------------------------------------------------------------
+    # Audit log ---------------------------------------------------------------------------------------------
 
     def _note_action(self, scope: Scope, operation: Operation, params: Mapping[str, object], status: int) -> None:
         try:
@@ -121,7 +121,7 @@ class Edge:
     # Refusing ----------------------------------------------------------------------------------------------
 
     async def refuse(self, scope: Scope, receive: Receive, send: Send, error: HarkError) -> None:
-        """Answer a request that goes no further: a question before another one, or an error."""
+        """Respond to a request that is not admitted: a CORS preflight, or an error."""
         headers = dict(scope["headers"])
         scope.setdefault(IDENTITY, NOBODY)
         if isinstance(error, (Unauthorized, Forbidden)):
@@ -142,7 +142,7 @@ class Edge:
     # Logins ------------------------------------------------------------------------------------------------
 
     def log_in(self, scope: Scope, token: str) -> Identity:
-        """Who comes with a token that was typed into a page; wrong ones are bounded by address."""
+        """Return the identity of a token from the login page. Failed logins are limited by client address."""
         address = client_of(scope)
         try:
             self.guesses.check(address)
@@ -159,12 +159,12 @@ class Edge:
 
 
 def edge_of(request: Request) -> Edge:
-    """What stands in front of the routes of this server."""
+    """Return the `Edge` of this server."""
     return cast(Edge, request.app.edge)
 
 
 def _check_reach(identity: Identity, scope: Scope, operation: Operation, params: Mapping[str, object]) -> None:
-    """Keep somebody who may use only some queues to these, as far as the request line tells which it is about."""
+    """Check a restricted token against the queue in the path or the query."""
     match operation.reach:
         case Reach.PATH:
             identity.check_queue(str(params["queue"]))
@@ -173,25 +173,25 @@ def _check_reach(identity: Identity, scope: Scope, operation: Operation, params:
             if not queue:
                 if not scope["path"].startswith(_KEYVAL):
                     raise Forbidden(
-                        "this token may use only some queues; name one with the parameter queue",
+                        "this token is restricted to some queues; name one of them with the parameter queue",
                         code="queue_not_allowed",
                     )
                 queue = DEFAULT_QUEUE
             identity.check_queue(queue)
         case Reach.SERVER:
-            check_unrestricted(identity, "this concerns all queues, or none, and is")
+            check_unrestricted(identity, "this operation is")
         case Reach.NOTHING | Reach.ITEMS | Reach.LISTED:
             pass
 
 
 def _credential_in(header: bytes) -> str | None:
     if len(header) > _MAX_CREDENTIAL_BYTES:
-        raise Unauthorized("the token is too long to be one of this server")
+        raise Unauthorized("the token is too long; check that the Authorization header has a token of this server")
     return credential_of(header.decode("latin-1"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address to listen on."""
+    """Return whether an address to listen on is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

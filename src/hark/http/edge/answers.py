@@ -1,4 +1,4 @@
-"""What every answer says beside its content: headers that keep browsers from mischief, and the id of the request."""
+"""Headers of every response: security headers for web browsers, and the request id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _API_PATHS = ("/api/", "/keyval/")
 
 
 def standing_headers(scope: Scope) -> tuple[Header, ...]:
-    """The headers of all answers to this kind of request."""
+    """Return the headers that all responses to this kind of request have."""
     headers = _API if scope["path"].startswith(_API_PATHS) else _PAGES
     return (*headers, _HSTS) if scope.get("scheme") in ("https", "wss") else headers
 
@@ -34,9 +34,9 @@ def standing_headers(scope: Scope) -> tuple[Header, ...]:
 def dressed(
     scope: Scope, send: Send, extra: tuple[Header, ...] = (), note: Callable[[int], None] | None = None
 ) -> Send:
-    """A `send` that gives the answer what it lacks of these headers, and the id of the request.
+    """Return a `send` that adds missing headers and the request id to the response.
 
-    `note` hears the status when the answer begins.
+    `note` is called with the status when the response begins.
     """
 
     def sending(event: Event) -> Coroutine[Any, Any, None]:

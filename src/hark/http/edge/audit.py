@@ -1,7 +1,7 @@
-"""The audit log: one record for each action of an administrator, each destructive one, and each refusal of a token.
+"""The audit log: one record for each administrative or destructive action and for each refused token.
 
-Records go to the logger `hark.audit`, to a file if the settings name one, and the last of them are kept in memory. They
-say who did what to what and how it ended; they never have payloads or tokens.
+Records go to the logger `hark.audit` and, if the settings name a file, to that file. The latest records are kept in
+memory. They never contain payloads or tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hark.http.routes.table import Operation
 log = logging.getLogger("hark.audit")
 
 KEPT = 200
-"""Records that are kept in memory."""
+"""Number of records that are kept in memory."""
 TARGET = "hark.audit_target"
-"""Under this name the scope of a request has what its body says about the target, if an endpoint noted that."""
+"""Key in the scope of a request for details of the target that only the body names."""
 AUDITED = frozenset(
     {
         "cancel_message",
@@ -52,44 +52,44 @@ AUDITED = frozenset(
         "seek_queue",
     }
 )
-"""Endpoints that are written down beside those that need the role admin and change something."""
+"""Audited endpoints, in addition to those that change something and require the role admin."""
 _REFUSALS_AT_ONCE = 20
 _REFUSALS_PER_SECOND = 1.0
 _LONGEST = 255
-"""Characters of a name in a record: longer ones are refused, but written down before."""
+"""Maximum number of characters of a name in a record."""
 _IN_QUERY = ("queue", "consumerGroup", "partition", "from", "to", "id")
 
 
 class AuditRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """Who did what to what, when, from where, and how it ended."""
+    """A record of the audit log: an action, its target, its subject and its result."""
 
     at: str
     action: str
-    """Such as `delete_queue`, `login` or `refused`."""
+    """For example `delete_queue`, `login` or `refused`."""
     subject: str
-    """Who; empty when authentication is off, or nobody was recognised."""
+    """Empty when authentication is off or the token is unknown."""
     role: str
-    """Empty when nobody was recognised."""
+    """Empty when the token is unknown."""
     target: dict[str, Any]
     status: int
-    """The HTTP status of the answer."""
+    """HTTP status of the response."""
     result: str
-    """`done`, or the code of the error."""
+    """`done`, `failed`, or the error code of a refusal."""
     request_id: str
     client: str
-    """The address that the request came from."""
+    """Address of the client."""
     suppressed: int = 0
-    """Refusals that were not written down before this one, because there were too many."""
+    """Number of refusals before this one that were not recorded, because there were too many."""
 
 
 class Audit:
-    """Writes records, and keeps the last ones."""
+    """Writes records and keeps the latest ones."""
 
     def __init__(self, clock: Clock, path: str = "", now: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._now = now
         self.last: deque[AuditRecord] = deque(maxlen=KEPT)
-        """The newest at the end."""
+        """The newest record is the last."""
         self._file = _open(path) if path else None
         self._allowance = float(_REFUSALS_AT_ONCE)
         self._refilled_at = now()
@@ -98,7 +98,7 @@ class Audit:
     def record(
         self, scope: Scope, action: str, status: int, result: str, target: Mapping[str, Any], suppressed: int = 0
     ) -> None:
-        """Write down what was done by a request."""
+        """Record an action of a request."""
         identity = identity_of(scope)
         self._write(
             AuditRecord(
@@ -116,7 +116,7 @@ class Audit:
         )
 
     def refused(self, scope: Scope, status: int, code: str) -> None:
-        """Write down that somebody was not let in; not every time when it happens all the time."""
+        """Record a refused request. Frequent refusals are only counted."""
         now = self._now()
         earned = (now - self._refilled_at) * _REFUSALS_PER_SECOND
         self._allowance = min(float(_REFUSALS_AT_ONCE), self._allowance + earned)
@@ -136,18 +136,22 @@ class Audit:
             try:
                 os.write(self._file, encode(record) + b"\n")
             except OSError as error:
-                log.error("the audit file can't be written: %s", error.strerror)
+                log.error(
+                    "cannot write to the audit file (setting audit.file): %s; free disk space or repair its "
+                    "permissions",
+                    error.strerror,
+                )
 
 
 def is_audited(scope: Scope, operation: Operation) -> bool:
-    """Whether what a request does is written down."""
+    """Return whether a request is audited."""
     if operation.raw or scope["method"] in ("GET", "HEAD"):
         return False
     return operation.role is Role.ADMIN or operation.endpoint.__name__ in AUDITED
 
 
 def target_of(scope: Scope, params: Mapping[str, object], query: Mapping[str, str]) -> dict[str, object]:
-    """What an action was about: names from the path, the query, and what its endpoint noted of the body."""
+    """Return the target of an action: names from the path, the query and the body."""
     asked = {name: query[name] for name in _IN_QUERY if query.get(name)}
     noted: Mapping[str, object] = scope.get(TARGET, {})
     named = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in {**asked, **params}.items()}
@@ -155,22 +159,22 @@ def target_of(scope: Scope, params: Mapping[str, object], query: Mapping[str, st
 
 
 def note_target(scope: Scope, **said: object) -> None:
-    """Say what an action is about, where only its body tells."""
+    """Add details of the target that only the body names."""
     scope[TARGET] = scope.get(TARGET, {}) | said
 
 
 def client_of(scope: Scope) -> str:
-    """The address that a request came from."""
+    """Return the client address of a request."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 def _open(path: str) -> int:
-    """The file, made for its owner alone; each record is one write at its end, so that several processes share it."""
+    """Open the file with mode 0600. Each record is one append, so several processes can share the file."""
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreUnusable(
-            f"audit.file: can't write {path!r}: {error.strerror}; choose a file in a directory that exists",
+            f"audit.file: cannot write to {path!r}: {error.strerror}; choose a file in an existing, writable directory",
             code="audit_file_unusable",
         ) from error

@@ -1,7 +1,6 @@
-"""Bounds on connections: how many there are, how long a request may take to arrive, how large its head may be.
+"""Limits on connections: their number, the time for a request to arrive, and the size of its headers.
 
-Nothing of it costs a request anything that arrives in one piece, as nearly all do: a timer runs only while a part of a
-request is missing.
+A timer runs only while a part of a request is missing, so requests that arrive in one piece cost nothing extra.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from hark.settings import Limits
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
-"""Of all headers of a request together."""
+"""Size limit of all headers of a request together."""
 MAX_TARGET_BYTES = 256 * 1024
-"""Of the path and the query: a poll of a prefix says what it knows of a thousand keys."""
+"""Size limit of path and query: a prefix poll sends the versions of up to a thousand keys."""
 MAX_HEAD_BYTES = 1024 * 1024
-"""Of a head that is not complete, with what came behind the request before it: then nobody waits for the rest."""
+"""Size limit of an incomplete head, including pipelined data; beyond it the server rejects the request."""
 MIN_BODY_BYTES_PER_SECOND = 1024
-"""A body that comes slower than this, over the time that `limits.body_timeout_seconds` says, is given up."""
+"""The server rejects a body that arrives more slowly than this, averaged over `limits.body_timeout_seconds`."""
 
 
 class Problem(NamedTuple):
-    """Why a request is answered without having been read."""
+    """The reason to reject a request before it is read completely."""
 
     status: int
     code: str
@@ -34,33 +33,44 @@ class Problem(NamedTuple):
     retry_after: int | None = None
 
 
-MALFORMED = Problem(400, "invalid_http", "this is not valid HTTP/1.1")
+MALFORMED = Problem(400, "invalid_http", "the request is not valid HTTP/1.1")
 HEAD_TOO_LARGE = Problem(
     431,
     "headers_too_large",
-    f"at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes, and {MAX_TARGET_BYTES} bytes of path and query",
+    f"the headers or the URL are too large: at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes in total, and "
+    f"{MAX_TARGET_BYTES} bytes of path and query",
 )
-SLOW = Problem(408, "request_timeout", "the request did not arrive in time; send it again")
-TOO_MANY = Problem(503, "too_many_connections", "too many connections (limits.max_connections); try again later", 1)
+SLOW = Problem(
+    408,
+    "request_timeout",
+    "the request did not arrive in time (settings limits.header_timeout_seconds and limits.body_timeout_seconds); "
+    "send it again",
+)
+TOO_MANY = Problem(
+    503,
+    "too_many_connections",
+    "the server has too many connections (setting limits.max_connections); retry later, or reuse connections",
+    1,
+)
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with bounds."""
+    """uvicorn's HTTP protocol with limits."""
 
     def __init__(self, *arguments: Any, limits: Limits, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._waits_for_body = False
-        """What the timer is for: the rest of a body, else the rest of a head, or anything at all."""
+        """Whether the timer waits for the rest of a body; else it waits for a head."""
         self._arrived = 0
-        """Bytes of what is not complete yet, or more."""
+        """Number of bytes of the incomplete part, or more."""
         self._upgraded = False
         self._problem = MALFORMED
-        """What to say when the parser gives up."""
+        """The problem to report when the parser fails."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's own.
-        """Take the connection, unless there are too many."""
+        """Accept the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._answer(TOO_MANY)
@@ -68,12 +78,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and see whether something is still missing."""
+        """Parse the data, and start the timer if a part is missing."""
         self._arrived += len(data)
         super().data_received(data)
         cycle = self.cycle
@@ -85,20 +95,20 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wait_for_the_rest()
 
     def on_headers_complete(self) -> None:
-        """Look at the size of the head before anything else looks at it."""
+        """Check the size of the head first."""
         if len(self.headers) > MAX_HEADERS or (self._arrived > MAX_HEADER_BYTES and self._head_is_large()):
             self._problem = HEAD_TOO_LARGE
-            raise ValueError  # To the parser, which makes it an error of its own.
+            raise ValueError  # The parser turns it into a parse error.
         super().on_headers_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Another protocol takes over."""
+        """Hand the connection over to the WebSocket protocol."""
         self._stop_waiting()
         self._upgraded = True
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is answered as every other mistake."""
+        """Report a parse error in the form of all other errors."""
         del msg
         self._answer(self._problem)
 
@@ -135,7 +145,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
-        """Time is up: cut off who is too slow, but never in the middle of an answer."""
+        """Close a connection that is too slow, but never in the middle of a response."""
         self._timer = None
         if self.transport.is_closing():
             return
@@ -150,7 +160,7 @@ class GuardedProtocol(HttpToolsProtocol):
             else:
                 self._answer(SLOW)
         elif cycle is not None and not cycle.response_complete:
-            self._wait_for_head()  # The beginning of the next request came while this one is being answered.
+            self._wait_for_head()  # The next request began to arrive during the current response.
         elif self._arrived:
             self._answer(SLOW)
         else:
@@ -161,7 +171,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return size > MAX_HEADER_BYTES or len(self.url) > MAX_TARGET_BYTES
 
     def _answer(self, problem: Problem) -> None:
-        """Say what is wrong, and hang up."""
+        """Send the error and close the connection."""
         self._stop_waiting()
         body = encode({"error": problem.text, "code": problem.code})
         headers = [JSON_HEADER, NOSNIFF, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]

@@ -1,4 +1,4 @@
-"""Who asks, as endpoints see it."""
+"""The identity of a request, for endpoints."""
 
 from __future__ import annotations
 
@@ -9,39 +9,45 @@ from hark.access.identity import ANYBODY, Identity, Role
 from hark.errors import Forbidden
 
 IDENTITY = "hark.identity"
-"""Under this name the scope of a request has who asks."""
+"""Key of the identity in the scope of a request."""
 
 NOBODY = Identity("", Role.READ_ONLY, ())
-"""Who asks for something public while authentication is on: no endpoint may take them for more."""
+"""The identity of requests to public routes while authentication is on. It has no queues."""
 
 
 def identity_of(asked: Mapping[str, Any]) -> Identity:
-    """Who asks, by a request or its scope; anybody where nothing stands in front of the routes."""
+    """Return the identity of a request or scope; unrestricted if no `Edge` runs before the routes."""
     return cast(Identity, asked.get(IDENTITY, ANYBODY))
 
 
 def check_role(identity: Identity, role: Role) -> None:
-    """Refuse those with less than this role."""
+    """Raise `Forbidden` if the identity has a lower role."""
     if identity.role < role:
-        raise Forbidden(f"this needs the role {role.text}; this token has the role {identity.role.text}")
+        raise Forbidden(
+            f"this operation requires the role {role.text}, and this token has the role {identity.role.text}; "
+            "use a token with that role"
+        )
 
 
 def check_unrestricted(identity: Identity, what: str) -> None:
-    """Refuse those who may use only some queues something that belongs to none, or to all."""
+    """Raise `Forbidden` if the identity is restricted to some queues. `what` begins the sentence of the text."""
     if identity.restricted:
         raise Forbidden(
-            f"{what} not for tokens that may use only some queues; use one for all queues", code="queue_not_allowed"
+            f"{what} not available to tokens that are restricted to some queues; use a token for all queues",
+            code="queue_not_allowed",
         )
 
 
 def check_filter(identity: Identity, queue: str | None) -> None:
-    """Refuse a search in a queue that may not be used, and one in all queues to those who may not use all."""
+    """Raise `Forbidden` if the identity may not search in this queue, or in all queues (None)."""
     if queue is not None:
         identity.check_queue(queue)
     elif identity.restricted:
-        raise Forbidden("this token may use only some queues; name one", code="queue_not_allowed")
+        raise Forbidden(
+            "this token is restricted to some queues; name one of them in the filter", code="queue_not_allowed"
+        )
 
 
 def shown_lease(identity: Identity, lease_id: str | None) -> str | None:
-    """A lease id for those who may settle: whoever knows it can, so that it is no business of those who only read."""
+    """Return a lease id only for identities that may settle messages, because the id is enough to settle them."""
     return lease_id if identity.role >= Role.READ_WRITE else None

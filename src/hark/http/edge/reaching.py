@@ -1,6 +1,6 @@
-"""Queues that only the body of a request names, or an id in it: whoever may use only some is kept to these.
+"""Permission checks for queues that only the body of a request or an id in it names.
 
-An id of another queue is answered like one that nothing has, so that nobody learns what there is beside their own.
+An id of a queue that the token may not use is treated like an unknown id, so that its existence is not revealed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hark.model import (
     TransactionOutcome,
 )
 
-_KEYS = "entries of the key-value store belong to no queue: they are"
+_KEYS = "the key-value store is"
 NOWHERE = "-"
-"""The id of nothing."""
+"""An id that does not exist."""
 
 
 def stamp(identity: Identity, messages: Sequence[NewMessage]) -> None:
-    """Check where messages go, and say in them who pushed them; a body can't."""
+    """Check the queues of messages, and set their producer to the subject of the token."""
     if identity.restricted:
         for message in messages:
             identity.check_queue(message.queue)
@@ -43,18 +43,19 @@ def stamp(identity: Identity, messages: Sequence[NewMessage]) -> None:
 
 
 def check_wish(identity: Identity, request: PopRequest) -> None:
-    """Refuse a wish for messages of other queues, or of whatever queues have a label."""
+    """Raise `Forbidden` for a pop of a queue that the token may not use, or by namespace or task."""
     if not identity.restricted:
         return
     if request.queue is None:
         raise Forbidden(
-            "this token may use only some queues; name one instead of a namespace or a task", code="queue_not_allowed"
+            "this token is restricted to some queues; name a queue instead of a namespace or a task",
+            code="queue_not_allowed",
         )
     identity.check_queue(request.queue)
 
 
 async def reached(identity: Identity, broker: Broker, id: str) -> str:
-    """The id of a message or a partition; of another queue one that nothing has, so that the answer is like that."""
+    """Return the id of a message or partition, or an unknown id if the token may not use its queue."""
     return NOWHERE if identity.restricted and (await _foreign(identity, broker, [id]))[0] else id
 
 
@@ -64,7 +65,7 @@ async def _foreign(identity: Identity, broker: Broker, ids: Sequence[str]) -> li
 
 
 async def reached_letter(identity: Identity, broker: Broker, where: DeadLetterFilter) -> DeadLetterFilter:
-    """What finds a dead letter by its id; of another queue what finds nothing."""
+    """Return the filter, or one that matches nothing if the token may not use the queue of the dead letter."""
     if identity.restricted:
         page = await broker.engine.dead_letters(msgspec.structs.replace(where, payloads=False))
         if any(not identity.may_use(letter.queue) for letter in page.items):
@@ -73,7 +74,7 @@ async def reached_letter(identity: Identity, broker: Broker, where: DeadLetterFi
 
 
 def settle(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> Coroutine[Any, Any, list[SettleOutcome]]:
-    """Settle messages, of the queues that may be used. (Not a coroutine itself: the usual case costs no level more.)"""
+    """Settle messages of permitted queues. (It is not a coroutine itself, to keep the common case fast.)"""
     return _settle_own(identity, broker, items) if identity.restricted else broker.settle(items)
 
 
@@ -82,7 +83,7 @@ async def _settle_own(identity: Identity, broker: Broker, items: Sequence[Settle
 
 
 async def _without_foreign(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[Settlement]:
-    """The same, but what would settle messages of another queue settles something that is nowhere."""
+    """Return the settlements, with an unknown id in those of queues that the token may not use."""
     foreign = await _foreign(identity, broker, [item.partition_id or item.transaction_id for item in items])
     return [
         msgspec.structs.replace(item, partition_id=NOWHERE) if is_foreign else item
@@ -91,7 +92,7 @@ async def _without_foreign(identity: Identity, broker: Broker, items: Sequence[S
 
 
 async def transact(identity: Identity, broker: Broker, transaction: Transaction) -> TransactionOutcome:
-    """Apply a transaction whose messages are stamped, all of it in queues that may be used."""
+    """Apply a transaction to permitted queues, with the producer set in its messages."""
     operations = transaction.operations
     keys = transaction.keys or KeyWrite()
     stamp(identity, [operation for operation in operations if isinstance(operation, NewMessage)])

@@ -1,4 +1,4 @@
-"""Request ids: taken over from the client or made, in answers and in every line of the log about the request."""
+"""Request ids: sent by the client or generated, returned in responses and written to log lines of the request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 HEADER = b"x-request-id"
 REQUEST_ID = "hark.request_id"
-"""Under this name the scope of a request has its id, once somebody needed it."""
+"""Key of the request id in the scope of a request, set when it is first needed."""
 
 _GIVEN = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _numbers = itertools.count(1)
 _process = os.urandom(6).hex()
-"""Ids of this process begin with it, so that those of several servers differ."""
+"""Prefix of the ids of this process, so that ids of several servers differ."""
 
 current_scope: ContextVar[Scope | None] = ContextVar("hark_request", default=None)
-"""The request that is being served. (Only the scope: on the hot routes nobody needs the id, so it is not made.)"""
+"""The scope of the current request. (The id is generated only when it is needed.)"""
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id of a request: the client's if it is 1 to 128 of `A-Z a-z 0-9 . _ -`, else a new one."""
+    """Return the id of a request: that of the client if it is 1 to 128 of `A-Z a-z 0-9 . _ -`, else a new one."""
     known: str | None = scope.get(REQUEST_ID)
     if known is None:
         known = scope[REQUEST_ID] = _given(scope) or _new()
@@ -34,7 +34,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 def current_request_id() -> str | None:
-    """The id of the request that is being served, if one is."""
+    """Return the id of the current request, or None."""
     scope = current_scope.get()
     return None if scope is None else request_id_of(scope)
 
@@ -47,14 +47,14 @@ def _given(scope: Scope) -> str | None:
 
 
 def _new() -> str:
-    # os.fork is not used by Hark: each process draws its own beginning.
+    # Hark does not use os.fork, so each process has its own prefix.
     return f"{_process}-{next(_numbers):x}"
 
 
 class RequestIds(logging.Filter):
-    """Gives every record of the log the id of the request that it is about, as `request_id`; empty without one."""
+    """Adds the id of the current request to each log record as `request_id`; empty if there is none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let everything through."""
+        """Accept every record."""
         record.request_id = current_request_id() or ""
         return True

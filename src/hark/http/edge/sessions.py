@@ -1,4 +1,4 @@
-"""Login of browsers: the token in a cookie that scripts can't read, and a bound on wrong guesses."""
+"""Login of web browsers: the token in a cookie that scripts cannot read, and a limit on failed logins."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hark.errors import InvalidInput, Overloaded
 
 COOKIE = "hark_session"
 MAX_TOKEN_BYTES = 3800
-"""Browsers keep about 4 KiB of a cookie."""
+"""Web browsers limit cookies to about 4 KiB."""
 FAILURES = 10
-"""Wrong logins of one address within the window; then it has to wait."""
+"""Number of failed logins of one address within the window before further logins are rejected."""
 WINDOW_SECONDS = 60.0
 _ADDRESSES = 10_000
 _FORBIDDEN = frozenset(' ",;\\')
 
 
 def cookie_value(header: bytes | None) -> str | None:
-    """The token in the cookies of a request."""
+    """Return the token in the cookies of a request."""
     if header is None:
         return None
     for part in header.decode("latin-1").split(";"):
@@ -30,18 +30,21 @@ def cookie_value(header: bytes | None) -> str | None:
 
 
 def set_cookie(token: str, *, secure: bool) -> str:
-    """The header that makes a browser keep the token until it is closed, and send it to nobody else.
+    """Return the `Set-Cookie` header that keeps the token until the web browser is closed.
 
-    The token itself is kept, not a number that stands for it: any server on the store takes it, a restart forgets
-    nobody, and a token that is revoked or over lets nobody in.
+    The cookie has the token itself and not a session id. So any server on the store accepts it, a restart does not log
+    users out, and a revoked or expired token no longer works.
     """
     if not token.isascii() or not token.isprintable() or _FORBIDDEN & set(token) or len(token) > MAX_TOKEN_BYTES:
-        raise InvalidInput(f"token: can't be kept in a cookie; at most {MAX_TOKEN_BYTES} characters of base64url")
+        raise InvalidInput(
+            f"token: cannot be stored in a cookie; expected at most {MAX_TOKEN_BYTES} printable ASCII characters "
+            "without spaces, quotes, commas, semicolons or backslashes"
+        )
     return _cookie(token, secure)
 
 
 def clear_cookie(*, secure: bool) -> str:
-    """The header that makes a browser forget the token."""
+    """Return the `Set-Cookie` header that removes the token."""
     return f"{_cookie('', secure)}; Max-Age=0"
 
 
@@ -50,24 +53,26 @@ def _cookie(value: str, secure: bool) -> str:
 
 
 class Guesses:
-    """Wrong logins by address, of the last minute."""
+    """Failed logins of the last minute, by client address."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
-        """The oldest addresses first; they are forgotten when there are too many."""
+        """The oldest addresses come first; they are removed when there are too many."""
 
     def check(self, address: str) -> None:
-        """Refuse an address that was wrong too often."""
+        """Raise `Overloaded` if an address has too many failed logins."""
         failures = self._recent(address)
         if len(failures) >= FAILURES:
             wait = failures[0] + WINDOW_SECONDS - self._now()
             raise Overloaded(
-                "too many wrong tokens from this address; wait a minute", code="too_many_logins", retry_after=wait
+                "too many failed logins from this address; wait one minute and try again",
+                code="too_many_logins",
+                retry_after=wait,
             )
 
     def failed(self, address: str) -> None:
-        """Somebody at an address was wrong."""
+        """Count a failed login of an address."""
         self._failures[address] = [*self._recent(address), self._now()]
         self._failures.move_to_end(address)
         if len(self._failures) > _ADDRESSES:

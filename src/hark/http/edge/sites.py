@@ -1,8 +1,8 @@
-"""Where a request comes from, as browsers say it: pages of other sites are refused, unless the settings name them.
+"""Cross-origin checks: requests from pages of other sites are rejected, unless the settings allow their origin.
 
-A page of any site can make a browser send requests to any address that its user can reach, loopback too. Browsers say
-so, with `Origin` and `Sec-Fetch-Site`; other programs send neither and are not concerned. What a page could not read is
-refused as well: a pop is a GET, and takes messages.
+A page of any site can make a web browser send requests to any address that its user can reach, including loopback.
+Web browsers mark these requests with `Origin` and `Sec-Fetch-Site`; other clients send neither. Requests whose response
+the page could not read are rejected too, because a GET can have effects: a pop receives messages.
 """
 
 from __future__ import annotations
@@ -30,37 +30,38 @@ _LONGEST_KEPT_HOST = 255
 
 
 class Sites:
-    """Which pages may talk to this server, and under which names it may be reached."""
+    """Allowed origins, and the host names of this server."""
 
     def __init__(self, origins: Sequence[str], hosts: Sequence[str], *, check_hosts: bool) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._any = ANY_ORIGIN in origins
         self._hosts = frozenset(host.lower() for host in hosts)
         self._check_hosts = check_hosts
-        """Whether a name that is not known is refused: where nobody has to show a token, a page may give its own name
-        the address of this server (DNS rebinding), and its browser takes the two for one site."""
+        """Whether unknown host names are rejected. This prevents DNS rebinding while no token is required: a page
+        could point its own host name to the address of this server, and would then count as the same site."""
         self.good_hosts: set[bytes | None] = {None}
-        """Names that were found to be good; None: old programs give none."""
+        """Host names that passed the check; None: the request has no host."""
 
     def check(self, headers: Headers, *, page: bool) -> None:
-        """Refuse requests of other sites' pages. `page`: what anybody may see; links from elsewhere may lead there."""
+        """Raise `Forbidden` for requests from pages of other sites. `page`: a public page that other sites may link."""
         origin = headers.get(b"origin")
         if origin is not None:
             if not self.allows(origin) and not _is_own(origin, headers):
                 raise _refused(origin.decode("latin-1"))
             return
-        # Without an origin it is no request that a page makes with CORS: a picture, a frame, a link.
+        # Requests without an origin are not made with CORS: images, frames, links.
         follows_link = page and headers.get(b"sec-fetch-mode") == b"navigate"
         if headers.get(b"sec-fetch-site") in _OTHER_SITES and not follows_link:
             raise _refused("another site")
 
     def check_host(self, host: bytes | None) -> None:
-        """Refuse names that this server is not known by."""
+        """Raise `Forbidden` if the host name is not one of this server."""
         if host is None or not self._check_hosts:
             return
         if not self._is_good(host.decode("latin-1")):
             raise Forbidden(
-                f"this server is not known by the name {host.decode('latin-1')!r}; use its address or localhost, "
+                f"the host name {host.decode('latin-1')!r} is not allowed; use the IP address of the server or "
+                "localhost, "
                 "or add the name to the setting allowed_hosts",
                 code="host_not_allowed",
             )
@@ -83,16 +84,16 @@ class Sites:
     # CORS --------------------------------------------------------------------------------------------------
 
     def allows(self, origin: bytes) -> bool:
-        """Whether the settings name the site of a page."""
+        """Return whether the settings allow an origin."""
         return self._any or origin in self._origins
 
     def is_foreign(self, headers: Headers) -> bool:
-        """Whether a page of a site asks that the settings name: its cookies do not count."""
+        """Return whether the request comes from a page of another site. Its cookies are ignored."""
         origin = headers.get(b"origin")
         return origin is not None and not _is_own(origin, headers)
 
     def preflight(self, headers: Headers) -> tuple[Header, ...] | None:
-        """What answers a browser that asks with OPTIONS before a page may ask; None: it is not such a question."""
+        """Return the headers of the response to a CORS preflight; None if the request is not a preflight."""
         origin = headers.get(b"origin")
         if origin is None or b"access-control-request-method" not in headers:
             return None
@@ -101,7 +102,7 @@ class Sites:
         return (*self.cors_headers(headers), *_PREFLIGHT)
 
     def cors_headers(self, headers: Headers) -> tuple[Header, ...]:
-        """What lets a page read the answer; nothing where the settings name no sites."""
+        """Return the headers that allow a page to read the response; empty if the settings allow no origins."""
         if not self._any and not self._origins:
             return ()
         origin = headers.get(b"origin")
@@ -112,13 +113,13 @@ class Sites:
 
 
 def _is_own(origin: bytes, headers: Headers) -> bool:
-    """Whether an origin is this server, by the name that the browser knows it by."""
+    """Return whether an origin is this server."""
     _, separator, place = origin.partition(b"://")
     return bool(separator) and place == headers.get(b"host")
 
 
 def _refused(who: str) -> Forbidden:
     return Forbidden(
-        f"pages of {who} may not use this server; add their origin to the setting cors.origins if they should",
+        f"requests from pages of {who} are not allowed; add the origin to the setting cors.origins to allow them",
         code="cross_origin",
     )

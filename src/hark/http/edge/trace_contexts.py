@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, by its header `traceparent`: messages that it pushes carry it on."""
+"""Trace context of a request, from its header `traceparent`. The messages that it pushes carry it on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hark.model import NewMessage
 from hark.model.trace_context import is_traceparent, is_tracestate, trace_context
 
 CONTEXT = "hark.trace_context"
-"""Under this name the scope of a request has its trace context, if it came with one."""
+"""Key of the trace context in the scope of a request."""
 PARENT_HEADER = b"traceparent"
 _STATE_HEADER = b"tracestate"
 
 
 def note_context(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-    """Keep what the headers say; what is malformed is ignored, as W3C Trace Context wants it."""
+    """Store the trace context of the headers. Invalid headers are ignored, as W3C Trace Context requires."""
     traceparent = headers[PARENT_HEADER].decode("latin-1")
     tracestate = headers.get(_STATE_HEADER, b"").decode("latin-1")
     if is_traceparent(traceparent):
@@ -24,7 +24,7 @@ def note_context(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
 
 
 def carry(asked: Mapping[str, Any], messages: Iterable[object]) -> None:
-    """Give the messages of a request its trace context, where they have none of their own."""
+    """Set the trace context of the request on its messages that have none."""
     if CONTEXT in asked:
         for message in messages:
             if isinstance(message, NewMessage) and message.trace_context is None:

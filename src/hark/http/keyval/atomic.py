@@ -1,4 +1,4 @@
-"""Checks, changes of keys and messages that happen together or not at all."""
+"""Atomic commits: checks, changes of keys and messages that are applied together or not at all."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MUTATION = re.compile(r"mutations\[(\d+)\]")
 
 
 class CheckBody(msgspec.Struct):
-    """The version that a key must have; null: it must not be there."""
+    """A condition on the version of a key. Null: the key must not exist."""
 
     key: object = None
     versionstamp: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class MutationBody(msgspec.Struct, rename="camel"):
-    """A change of a key, or a message."""
+    """A change of a key, or a message to enqueue."""
 
     type: str
     key: object = None
@@ -59,14 +59,18 @@ class MutationBody(msgspec.Struct, rename="camel"):
 
 
 class AtomicBody(msgspec.Struct):
-    """What is to happen."""
+    """An atomic commit: checks and mutations."""
 
     mutations: list[MutationBody]
     checks: list[CheckBody] | None = None
 
 
 async def commit(request: Request) -> Response:
-    """Do all of it, if all checks hold; a check that does not is answered with 200 and `ok` false."""
+    """Commit checks and mutations atomically.
+
+    Applies all mutations in one commit if all checks hold. If a check fails, nothing is applied and the response is 200
+    with `ok` false. A mutation of the type `enqueue` adds a message to a work queue.
+    """
     broker = broker_of(request)
     body = await read_json(request, AtomicBody, "body")
     queue = queue_param(query_of(request))
@@ -89,15 +93,16 @@ async def commit(request: Request) -> Response:
 
 
 def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue: str | None = None) -> KeyWrite:
-    """The checked write; errors name its parts as `{where}mutations[2].key`.
+    """Return the checked write. Errors name a field as `{where}mutations[2].key`.
 
-    Messages go to the queue that they name, else to `queue`; without one they are refused.
+    Messages go to the queue that they name, else to `queue`. Without `queue` messages are rejected.
     """
     checks = body.checks or ()
     for field, number in (("checks", len(checks)), ("mutations", len(body.mutations))):
         if number > most:
             raise InvalidInput(
-                f"{where}{field}: at most {most} in one request (limits.max_batch), got {number}",
+                f"{where}{field}: at most {most} in one request (setting limits.max_batch), got {number}; "
+                "send smaller batches",
                 code="batch_too_large",
             )
     mutations: list[KeyMutation] = []
@@ -116,7 +121,7 @@ def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue: str 
 def _check(check: CheckBody, where: str) -> KeyCheck:
     stamp = check.versionstamp
     if stamp is msgspec.UNSET:
-        raise InvalidInput(f"{where}.versionstamp: is required; null if the key must not be there")
+        raise InvalidInput(f"{where}.versionstamp: is required; send null if the key must not exist")
     version = None if stamp is None else version_of(stamp, f"{where}.versionstamp")
     return KeyCheck(key_of(check.key, f"{where}.key"), version)
 
@@ -127,11 +132,11 @@ def _mutation(item: MutationBody, where: str) -> KeyMutation:
     kind = cast(Literal["set", "delete", "sum", "min", "max", "append", "prepend"], item.type)
     key = key_of(item.key, f"{where}.key")
     if item.expires_in is not None and kind != "set":
-        raise InvalidInput(f"{where}.expiresIn: only with set")
+        raise InvalidInput(f"{where}.expiresIn: allowed only with type set, got type {kind}")
     if kind == "delete":
         return KeyMutation(kind=kind, key=key)
     if item.value is ABSENT:
-        raise InvalidInput(f"{where}.value: is required (null is a value)")
+        raise InvalidInput(f"{where}.value: is required; send null to store null")
     value = check_value(bytes(item.value), f"{where}.value")
     if kind in ("append", "prepend"):
         if not value.startswith(b"["):
@@ -143,13 +148,13 @@ def _mutation(item: MutationBody, where: str) -> KeyMutation:
 
 
 class _BigInt(msgspec.Struct, tag_field="__type", tag="bigint"):
-    """An integer as clients in JavaScript write those that are not doubles."""
+    """A big integer as JavaScript clients write it."""
 
     value: str
 
 
 def _number(value: bytes, field: str) -> bytes:
-    """A number as JSON; also one that came as text, or as a big integer."""
+    """Return a number as JSON. It may be sent as text or as a big integer."""
     given = decode_json(value, int | float | str | _BigInt, field)  # type: ignore[arg-type]  # A union is a type to msgspec.
     text = given.value if isinstance(given, _BigInt) else given
     if isinstance(text, str):
@@ -163,13 +168,13 @@ def _number(value: bytes, field: str) -> bytes:
 
 def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
     if queue is None:
-        raise InvalidInput(f"{where}.type: push messages with an operation of type push, not with enqueue")
+        raise InvalidInput(f"{where}.type: enqueue is not allowed in a transaction; use an operation of type push")
     name = queue if item.queue is None else check_name(item.queue, f"{where}.queue")
     return new_message(name, item.value, item.options, f"{where}.")
 
 
 def _as_numbered(text: str, mutations: Sequence[MutationBody]) -> str:
-    """A refusal that names a mutation by its place in the request: the store does not count messages among them."""
+    """Return an error text with the position of the mutation in the request: the store does not count messages."""
     places = [index for index, item in enumerate(mutations) if item.type != "enqueue"]
     return _MUTATION.sub(lambda match: f"mutations[{places[int(match[1])]}]", text, count=1)
 

@@ -17,11 +17,11 @@ from hark.http.routes.requests import broker_of, query_of, reply, text_in_path
 from hark.http.routes.table import Failure, Reach, Table, admin, read, write
 from hark.model import QUEUE_MODE, DeadLetter, DeadLetterFilter
 
-_OF_QUEUE = NameParam("queue", "The queue that the dead letter has to be of; an id alone will do.")
+_OF_QUEUE = NameParam("queue", "Work queue of the dead letter. Optional, because the id identifies the dead letter.")
 
 
 async def list_dead_letters(request: Request) -> Response:
-    """A page of the dead letters of a queue, newest failure first."""
+    """List dead letters of a work queue. Returns a page of dead letters, the newest failure first."""
     query = query_of(request)
     where = DeadLetterFilter(queue=queue_param(query), group=QUEUE_MODE, limit=LIMIT.of(query), offset=OFFSET.of(query))
     page = await broker_of(request).dead_letters(where)
@@ -29,7 +29,7 @@ async def list_dead_letters(request: Request) -> Response:
 
 
 async def get_dead_letter(request: Request) -> Response:
-    """One dead letter, by its own id or by that of the message."""
+    """Get a dead letter of a work queue. Accepts the id of the dead letter or the id of the message."""
     page = await broker_of(request).dead_letters(await _one(request))
     if not page.items:
         raise _not_found()
@@ -37,7 +37,10 @@ async def get_dead_letter(request: Request) -> Response:
 
 
 async def requeue(request: Request) -> Response:
-    """Put a dead letter back in front of its queue, with its options and no attempts used."""
+    """Requeue a dead letter of a work queue.
+
+    Puts the message back at the front of its queue with a new id. It keeps its options, and its attempts start at zero.
+    """
     engine = broker_of(request).engine
     page = await engine.dead_letters(await _one(request))
     if not page.items:
@@ -45,27 +48,27 @@ async def requeue(request: Request) -> Response:
     try:
         message_id = first(await engine.requeue([page.items[0].id]))
     except NotFound:
-        raise _not_found() from None  # Somebody else was faster.
+        raise _not_found() from None  # Another request removed it meanwhile.
     answer: answers.Requeued = {"ok": True, "newId": message_id, "id": message_id}
     return reply(answer)
 
 
 async def delete_dead_letter(request: Request) -> Response:
-    """Remove one dead letter; one that is not there is removed already."""
+    """Delete a dead letter of a work queue. Succeeds also if the dead letter does not exist."""
     await broker_of(request).engine.delete_dead_letters(await _one(request))
     answer: answers.Ok = {"ok": True}
     return reply(answer)
 
 
 async def purge_dead_letters(request: Request) -> Response:
-    """Remove all dead letters of a queue."""
+    """Delete all dead letters of a work queue. Returns the number of deleted dead letters."""
     where = DeadLetterFilter(queue=queue_param(query_of(request)), group=QUEUE_MODE)
     answer: answers.Deleted = {"deletedCount": await broker_of(request).engine.delete_dead_letters(where)}
     return reply(answer)
 
 
 async def _one(request: Request) -> DeadLetterFilter:
-    """An id finds its dead letter alone; a queue that is named has to be the right one."""
+    """Return a filter for the id in the path, and for the queue if the request names one."""
     queue = _OF_QUEUE.of(query_of(request))
     where = DeadLetterFilter(queue=queue, group=QUEUE_MODE, ids=(text_in_path(request, "id"),), limit=1)
     return await reached_letter(identity_of(request), broker_of(request), where)

@@ -1,4 +1,4 @@
-"""Keys and their values."""
+"""Routes for keys and their values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hark.model import Key, KeyEntry, KeyMutation, KeyRange, KeyWrite
 
 _KEYS = f"{BASE}/keys"
 _NO_FILTER = msgspec.Raw(b"null")
-_START = KeyParam("start", "Only keys from this one on.")
-_END = KeyParam("end", "Only keys before this one.")
-_REVERSE = BoolParam("reverse", "Whether the last key comes first.")
-_CURSOR = Param("cursor", "Where the page before this one ended.")
+_START = KeyParam("start", "Return only this key and the keys after it.")
+_END = KeyParam("end", "Return only keys before this key.")
+_REVERSE = BoolParam("reverse", "Return the keys in descending order.")
+_CURSOR = Param("cursor", "Cursor of the previous page. The default is the first page.")
 _EXPIRES_IN = IntParam(
-    "expiresIn", "Milliseconds after which the key is gone; if it is not given, never.", 0, 1, MAX_TTL_MS
+    "expiresIn", "Time to live of the key, in milliseconds. By default the key does not expire.", 0, 1, MAX_TTL_MS
 )
-_EXACT = BoolParam("exact", "Whether only the key itself is meant, and nothing below it.")
+_EXACT = BoolParam("exact", "Delete only the key itself and not the keys below it.")
 _RANGE = (PREFIX, _START, _END, LIMIT, _REVERSE)
 
 
@@ -39,7 +39,10 @@ _RANGE = (PREFIX, _START, _END, LIMIT, _REVERSE)
 
 
 async def get_key(request: Request) -> Response:
-    """The entry of a key; a path that may mean two keys gives the first that is there."""
+    """Get the entry of a key.
+
+    A path part that looks like a number can be a number or text. The server tries the number first.
+    """
     for entry in await broker_of(request).keyvalue.read_keys(_keys_in_path(request)):
         if entry is not None:
             return reply(wire_entry(entry))
@@ -47,7 +50,7 @@ async def get_key(request: Request) -> Response:
 
 
 async def put_key(request: Request) -> Response:
-    """Set the value of a key: the body, byte for byte."""
+    """Set the value of a key. The value is the JSON body, which is stored byte for byte."""
     query = query_of(request)
     key = _keys_in_path(request)[0]
     ttl_ms = _EXPIRES_IN.of(query) or None
@@ -59,16 +62,19 @@ async def put_key(request: Request) -> Response:
 
 
 class DeleteBody(msgspec.Struct):
-    """How to delete."""
+    """Options of a deletion."""
 
     exact: bool | None = None
     where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
 async def delete_key(request: Request) -> Response:
-    """Delete a key and all below it, or with `exact` only the key; how many entries that were."""
+    """Delete a key.
+
+    Deletes the key and all keys below it, or with `exact` only the key itself. Returns the number of deleted entries.
+    """
     keys = _keys_in_path(request)
-    # Whatever its content type: to overlook `exact` or `where` would delete too much.
+    # The body counts whatever its content type: to ignore `exact` or `where` would delete too much.
     body = decode_json(await read_body(request) or b"{}", DeleteBody, "body")
     _refuse_filter(body.where)
     exact = _EXACT.of(query_of(request)) if body.exact is None else body.exact
@@ -94,18 +100,18 @@ def _keys_in_path(request: Request) -> list[Key]:
 
 
 async def list_keys(request: Request) -> Response:
-    """The entries below a prefix, or all of them, in the order of their keys."""
+    """List entries. Returns the entries below a prefix, or all entries, in the order of their keys."""
     entries = await broker_of(request).keyvalue.list_keys(_range(query_of(request)))
     return _entries(entries)
 
 
 async def paginate_keys(request: Request) -> Response:
-    """A page of entries, and the cursor of the next one."""
+    """List entries in pages. Returns a page of entries and the cursor of the next page."""
     query = query_of(request)
     wanted = _range(query)
     if cursor := _CURSOR.text(query):
         wanted = msgspec.structs.replace(wanted, after=key_at(cursor, _CURSOR.name))
-    # One more than wanted: so that the last page is known to be the last.
+    # One more entry than wanted shows whether there is another page.
     more = msgspec.structs.replace(wanted, limit=wanted.limit + 1)
     entries = await broker_of(request).keyvalue.list_keys(more)
     page, has_more = entries[: wanted.limit], len(entries) > wanted.limit
@@ -118,7 +124,7 @@ async def paginate_keys(request: Request) -> Response:
 
 
 async def count_keys(request: Request) -> Response:
-    """How many entries are below a prefix, or at all."""
+    """Count entries. Returns the number of entries below a prefix, or of all entries."""
     prefix = PREFIX.of(query_of(request)) or ()
     answer: answers.Counted = {"count": await broker_of(request).keyvalue.count_keys(prefix)}
     return reply(answer)
@@ -135,7 +141,7 @@ def _range(query: Query) -> KeyRange:
 
 
 class ListBody(msgspec.Struct):
-    """A range with keys as arrays, so that the types of their parts are exact."""
+    """A range of keys. Keys are arrays, so that the types of their parts are exact."""
 
     prefix: list[object] | None = None
     start: list[object] | None = None
@@ -146,7 +152,7 @@ class ListBody(msgspec.Struct):
 
 
 async def list_exactly(request: Request) -> Response:
-    """The entries below a prefix, as `list_keys`."""
+    """List entries of a range. Like GET /keyval/api/keys, with keys as JSON arrays of exact types."""
     body = await read_json(request, ListBody, "body")
     _refuse_filter(body.where)
     limit = DEFAULT_LIMIT if body.limit is None else check_int(min(body.limit, MAX_LIMIT), "limit", 1, MAX_LIMIT)
@@ -168,7 +174,7 @@ def _entries(entries: Sequence[KeyEntry]) -> Response:
 
 
 class KeysBody(msgspec.Struct):
-    """Keys as arrays."""
+    """Several keys."""
 
     keys: object = None
     exact: bool | None = None
@@ -176,7 +182,10 @@ class KeysBody(msgspec.Struct):
 
 
 async def get_batch(request: Request) -> Response:
-    """The entries of keys, in the order of the request; where there is none its value and versionstamp are null."""
+    """Get the entries of several keys.
+
+    Returns one entry for each key, in the order of the request. A missing key has null as its value and versionstamp.
+    """
     keys = keys_of((await read_json(request, KeysBody, "body")).keys)
     entries = await broker_of(request).keyvalue.read_keys(keys)
     return reply(
@@ -185,7 +194,10 @@ async def get_batch(request: Request) -> Response:
 
 
 async def delete_batch(request: Request) -> Response:
-    """Delete keys and all below them, or with `exact` only the keys; all of them in one commit."""
+    """Delete several keys.
+
+    Deletes the keys and all keys below them, or with `exact` only the keys themselves, in one commit.
+    """
     body = await read_json(request, KeysBody, "body")
     _refuse_filter(body.where)
     answer: answers.Deleted = {"deletedCount": await _delete(request, keys_of(body.keys), bool(body.exact))}
@@ -196,19 +208,21 @@ async def delete_batch(request: Request) -> Response:
 
 
 def check_value(given: bytes, field: str) -> bytes:
-    """A value as it is to be stored: valid JSON that is not nested too deeply, kept byte for byte."""
+    """Return a checked value: valid JSON that is not nested too deeply, stored byte for byte."""
     value = given.strip(b" \t\r\n")
     if not value:
-        raise InvalidInput(f"{field}: is required; send JSON, such as null")
+        raise InvalidInput(f"{field}: is required; send a JSON value, for example null")
     decode_json(value, msgspec.Raw, field)
     if payload_too_deep(value):
-        raise InvalidInput(f"{field}: nested too deeply, at most {MAX_DEPTH} levels")
+        raise InvalidInput(f"{field}: must be nested at most {MAX_DEPTH} levels deep")
     return value
 
 
 def _refuse_filter(where: msgspec.Raw) -> None:
     if bytes(where) != b"null":
-        raise Refused(f"where: this server has no filters, and nothing was done: {short(bytes(where).decode())}")
+        raise Refused(
+            f"where: this server does not support filters, and nothing was changed: {short(bytes(where).decode())}"
+        )
 
 
 _NO_KEY = Failure(404, "key_not_found")

@@ -25,12 +25,16 @@ class QueueListeners:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._prefetch = IntParam(
-            "prefetch", "How many messages the client holds at most.", settings.queue.prefetch, 1, MAX_PREFETCH
+            "prefetch",
+            "Maximum number of unacknowledged messages that the client holds.",
+            settings.queue.prefetch,
+            1,
+            MAX_PREFETCH,
         )
         self._manner = manner_of(settings)
 
     def table(self) -> Table:
-        """The route."""
+        """Return the table of this route."""
         return {
             f"{BASE}/queue/listen": {
                 "GET": write(
@@ -46,7 +50,11 @@ class QueueListeners:
         }
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Messages of a work queue, as they come."""
+        """Stream messages of a work queue.
+
+        Sends each message as a server-sent event `message` as soon as it is available, and an event `ping` while there
+        is none. Acknowledge each message with POST /keyval/api/queue/ack and its receipt.
+        """
         try:
             stream = await self._open(scope)
         except Exception as error:
@@ -61,7 +69,7 @@ class QueueListeners:
         work = self._broker.work_queues
         await work.prepare(queue)
         stream = self._broker.delivery.open_stream(prefetch)
-        # One at a time: so of several listeners each gets its share of what is there.
+        # One message at a time, so that several listeners share the messages evenly.
         stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), scope))
         return stream
 

@@ -1,4 +1,4 @@
-"""How the key-value API speaks in events: what opens a stream, and when it says that it still lives."""
+"""Event streams of the key-value API: the opening and the pings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from hark.http.stream.events import Manner, event
 from hark.settings import Settings
 
 _OPENING = b"retry: 1000\n\n"
-"""Milliseconds after which a browser connects again when it has lost the connection."""
+"""Milliseconds after which a client reconnects when the connection is lost."""
 _IDLE_SECONDS = 0.1
-"""A client to whom nothing comes for so long after it connected hears that it is connected."""
+"""Time after which an idle client receives the first ping."""
 
 
 def manner_of(settings: Settings) -> Manner:
-    """The manner of listeners and watchers."""
+    """Return the event options of listeners and watchers."""
     return Manner(
         opening=_OPENING,
         ping=event(b"ping", b""),

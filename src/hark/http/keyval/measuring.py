@@ -1,4 +1,4 @@
-"""Endpoints whose calls are counted and timed, for the key-value API's metrics."""
+"""Counts and times calls of endpoints for the metrics of the key-value API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hark.http.routes.table import Endpoint
 
 
 def measured(operation: Operation, endpoint: Endpoint) -> Endpoint:
-    """An endpoint that counts as an operation."""
+    """Return an endpoint whose calls count as an operation."""
 
     @wraps(endpoint)
     async def measuring(request: Request) -> Response:

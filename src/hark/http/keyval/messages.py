@@ -1,4 +1,4 @@
-"""Messages of work queues: how they look on the wire, and their checks."""
+"""Messages of work queues: the form of the HTTP API and its checks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hark.model import NewMessage, PopResult
 from hark.model.trace_context import parted
 
 ABSENT = msgspec.Raw(b"null")
-"""What was not given; told apart by identity from an explicit null."""
+"""A missing field; compared by identity to distinguish it from an explicit null."""
 
 
 class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
-    """When and how often to deliver a message; null means absent."""
+    """Options of a message. Null means absent."""
 
     delay: int | float | None = None
     deliver_at: str | int | None = None
@@ -39,14 +39,14 @@ class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
 
 
 class EnqueueBody(msgspec.Struct, gc=False):
-    """A message as a producer sends it."""
+    """A message to enqueue."""
 
     value: msgspec.Raw = raw_default(ABSENT)
     options: EnqueueOptions | None = None
 
 
 class WireMessage(msgspec.Struct, gc=False, omit_defaults=True):
-    """A message in a consumer's hands; the receipt proves that it is still in these."""
+    """A delivered message. Its receipt identifies this delivery."""
 
     id: str
     value: msgspec.Raw
@@ -58,12 +58,12 @@ class WireMessage(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
-    """The checked message; errors name its fields as `{where}value` and `{where}options.delay`."""
+    """Return the checked message. Errors name a field as `{where}value` or `{where}options.delay`."""
     if value is ABSENT:
-        raise InvalidInput(f"{where}value: is required (null is a value)")
+        raise InvalidInput(f"{where}value: is required; send null to enqueue null")
     payload = bytes(value)
     if payload_too_deep(payload):
-        raise InvalidInput(f"{where}value: nested too deeply, at most {MAX_DEPTH} levels")
+        raise InvalidInput(f"{where}value: must be nested at most {MAX_DEPTH} levels deep")
     message = NewMessage(queue, payload=payload)
     if options is not None:
         _apply(message, options, f"{where}options")
@@ -89,10 +89,10 @@ def _apply(message: NewMessage, options: EnqueueOptions, where: str) -> None:
 
 
 def check_milliseconds(value: float, field: str, low: int = 0, high: int = MAX_DELAY_MS) -> int:
-    """A time span; a part of a millisecond counts as a whole one."""
+    """Return a duration in whole milliseconds, rounded up."""
     if low <= value <= high:
         return math.ceil(value)
-    raise InvalidInput(f"{field}: expected milliseconds from {low} to {high}, got {short(value)}")
+    raise InvalidInput(f"{field}: expected a number of milliseconds from {low} to {high}, got {short(value)}")
 
 
 def _backoff(schedule: list[int | float], field: str) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def _backoff(schedule: list[int | float], field: str) -> tuple[int, ...]:
 
 
 def wire_messages(result: PopResult) -> list[WireMessage]:
-    """The messages that a consumer got, as they go out."""
+    """Return delivered messages in the form of the HTTP API."""
     return [
         WireMessage(
             message.id,

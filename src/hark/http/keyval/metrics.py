@@ -1,4 +1,4 @@
-"""Numbers about the key-value API, as JSON and for Prometheus."""
+"""Metrics of the key-value API, as JSON and for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,9 +16,19 @@ from hark.http.routes.requests import broker_of, query_of, reply
 from hark.http.routes.table import Reach, Table, read
 from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
 
+_STATES = {
+    "pending": "Pending messages",
+    "processing": "Messages in flight",
+    "dlq": "Dead letters",
+    "total": "Pending messages, messages in flight and dead letters",
+}
+
 
 async def metrics(request: Request) -> Response:
-    """Counts and latencies of operations, and how much is stored."""
+    """Get metrics of the key-value API as JSON.
+
+    Returns counts and latencies of operations, the state of a work queue and the size of the key-value store.
+    """
     broker = broker_of(request)
     tallies = broker.operations.tallies()
     storage = await broker.keyvalue.key_stats()
@@ -44,14 +54,14 @@ async def metrics(request: Request) -> Response:
 
 
 async def prometheus(request: Request) -> Response:
-    """The same in the text format of Prometheus."""
+    """Get metrics of the key-value API for Prometheus. Returns the Prometheus text format."""
     broker = broker_of(request)
     storage = await broker.keyvalue.key_stats()
     families = list(_operation_metrics(broker.operations))
     for state, number in cast("dict[str, int]", await _queue(request)).items():
-        families.append(gauge(f"keyval_queue_{state}", f"Messages of the work queue: {state}.", one(number)))
-    families.append(gauge("keyval_entries_total", "Entries of the key-value store.", one(storage.entries)))
-    families.append(gauge("keyval_storage_bytes", "Bytes of its keys and values.", one(storage.bytes)))
+        families.append(gauge(f"keyval_queue_{state}", f"{_STATES[state]} of the work queue.", one(number)))
+    families.append(gauge("keyval_entries_total", "Entries in the key-value store.", one(storage.entries)))
+    families.append(gauge("keyval_storage_bytes", "Size of all keys and values, in bytes.", one(storage.bytes)))
     return Response(text(families), headers={"content-type": CONTENT_TYPE})
 
 
@@ -64,17 +74,17 @@ def _operation_metrics(operations: Operations) -> Iterator[Metric]:
     tallies = operations.tallies()
     yield counter(
         "keyval_operations_total",
-        "Operations that were asked for.",
+        "Operations, by name.",
         [({"operation": name}, tally.count) for name, tally in tallies.items()],
     )
     yield counter(
         "keyval_errors_total",
-        "Operations that the server could not do.",
+        "Operations that failed because of the server, by name.",
         [({"operation": name}, tally.errors) for name, tally in tallies.items()],
     )
     yield histogram(
         "keyval_operation_duration_ms",
-        "Milliseconds that operations took.",
+        "Duration of operations in milliseconds, by name.",
         [({"operation": name}, tally.milliseconds) for name, tally in tallies.items()],
     )
 

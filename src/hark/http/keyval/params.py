@@ -1,4 +1,4 @@
-"""Parameters that routes of the key-value API share."""
+"""Parameters that several routes of the key-value API share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ _DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
 
 
 class LimitParam(Param, frozen=True):
-    """How long a list may be; who asks for more than there is at once gets that."""
+    """The length of a list. A higher value than the maximum counts as the maximum."""
 
     def schema(self) -> Schema:
-        """What it may be, as JSON schema."""
+        """Return the JSON schema of the parameter."""
         return {"type": "integer", "minimum": 1, "default": DEFAULT_LIMIT}
 
+    def described(self) -> str:
+        """Return the description for the OpenAPI document, with the default."""
+        return f"{self.meaning} The default is {DEFAULT_LIMIT}."
+
     def of(self, query: Query) -> int:
-        """Its value."""
+        """Return the value."""
         text = query.get(self.name)
         if text is None:
             return DEFAULT_LIMIT
@@ -33,11 +37,11 @@ class LimitParam(Param, frozen=True):
         raise InvalidInput(f"{self.name} must be a positive number, got {short(text)}")
 
 
-QUEUE = NameParam("queue", f"The work queue; if it is not given, `{DEFAULT_QUEUE}`.")
-LIMIT = LimitParam("limit", f"How many entries at most; never more than {MAX_LIMIT}.")
+QUEUE = NameParam("queue", f"Name of the work queue. The default is `{DEFAULT_QUEUE}`.")
+LIMIT = LimitParam("limit", f"Maximum number of entries to return. Values over {MAX_LIMIT} count as {MAX_LIMIT}.")
 OFFSET = paging().offset
 
 
 def queue_param(query: Query) -> str:
-    """The queue that a request is about."""
+    """Return the work queue of a request."""
     return QUEUE.of(query) or DEFAULT_QUEUE

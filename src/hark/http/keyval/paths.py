@@ -1,4 +1,4 @@
-"""Keys in paths and parameters: `users/123`, or a JSON array where the types of the parts must be exact."""
+"""Keys in paths and parameters: `users/123`, or a JSON array with exact types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, short
-from hark.http.params import BoolParam, Param, Query
+from hark.http.params import BoolParam, Param, Query, Schema
 from hark.keys import MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys
 from hark.model import Key, KeyPart
 
@@ -20,10 +20,10 @@ _INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
 
 def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]:
-    """The keys that a path may mean, the likeliest first.
+    """Return the keys that a path can mean, in the order in which they are tried.
 
     `users/123` is `["users", 123]`, else `["users", "123"]`; with `strings=true` only the latter, with `strings=false`
-    only the former. A single segment that begins with a bracket is the key as a JSON array.
+    only the former. A single segment that begins with a bracket is a key as a JSON array.
     """
     strings = STRINGS.of(query) if STRINGS.name in query else None
     if not strings and len(segments) == 1 and segments[0].startswith("["):
@@ -38,7 +38,7 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
 
 
 def _parts(segments: Iterable[str]) -> list[str]:
-    """The segments that name something, checked."""
+    """Return the segments that are not empty, checked."""
     parts = [segment for segment in segments if segment]
     if len(parts) > MAX_PARTS:
         raise InvalidInput(f"Key path too deep (max {MAX_PARTS} parts)")
@@ -69,18 +69,34 @@ class KeyParam(Param, frozen=True):
     """A key or a prefix: `users/123`, or a JSON array."""
 
     def of(self, query: Query) -> Key | None:
-        """Its value, or None when it is absent or empty."""
+        """Return the value, or None when it is absent or empty."""
         return key_of_text(query.get(self.name, ""), self.name)
 
 
-PREFIX = KeyParam("prefix", "The key that all others begin with: `users/123`, or a JSON array.")
-STRINGS = BoolParam(
-    "strings", "Whether parts of the key in the path that look like numbers are text; if it is not given, either."
+PREFIX = KeyParam("prefix", "Prefix of the keys, as a path such as `users/123` or as a JSON array.")
+
+
+class _StringsParam(BoolParam, frozen=True):
+    """A boolean whose absence means neither true nor false."""
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of the parameter, without a default."""
+        return {name: value for name, value in BoolParam.schema(self).items() if name != "default"}
+
+    def described(self) -> str:
+        """Return the description for the OpenAPI document, without a default."""
+        return self.meaning
+
+
+STRINGS = _StringsParam(
+    "strings",
+    "Type of path parts that look like numbers. `true`: text. `false`: numbers. By default the server tries numbers "
+    "first, then text.",
 )
 
 
 def key_of_text(text: str, field: str) -> Key | None:
-    """A key as a path or as a JSON array; None for a path without a part."""
+    """Return a key from a path or a JSON array; None for an empty path."""
     if text.startswith("["):
         return _json_key(text, field)
     parts = _parts(text.split("/"))
@@ -88,10 +104,10 @@ def key_of_text(text: str, field: str) -> Key | None:
 
 
 class KeysParam(Param, frozen=True):
-    """Several keys: paths with commas between them, or a JSON array of keys."""
+    """Several keys: paths separated by commas, or a JSON array of keys."""
 
     def of(self, query: Query) -> Sequence[Key]:
-        """Its value."""
+        """Return the value."""
         name, text = self.name, query.get(self.name, "")
         if not text:
             raise InvalidInput(f"Missing '{name}' query parameter")
@@ -103,14 +119,16 @@ class KeysParam(Param, frozen=True):
         return keys_of(given)
 
 
-KEYS = KeysParam("keys", "The keys: `users/1,users/2`, or a JSON array of keys. Required.")
+KEYS = KeysParam(
+    "keys", "Required. Keys to watch, as paths such as `users/1,users/2` or as a JSON array of keys. At most 1000."
+)
 
 
 # Bodies ----------------------------------------------------------------------------------------------------
 
 
 def key_of(value: object, field: str) -> Key:
-    """A key that came in JSON; `field` names it in errors."""
+    """Return a checked key from JSON. `field` names it in errors."""
     try:
         return check_key(value)
     except InvalidKey as error:
@@ -118,7 +136,7 @@ def key_of(value: object, field: str) -> Key:
 
 
 def keys_of(value: object) -> Sequence[Key]:
-    """Several keys that came in JSON, in the words of the contract."""
+    """Return several checked keys from JSON."""
     try:
         return check_keys(value)
     except InvalidKey as error:
@@ -133,5 +151,7 @@ def _json(text: str, field: str) -> object:
     try:
         value: object = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        raise InvalidInput(f"{field}: what begins with [ must be a JSON array, got {short(text)}") from None
+        raise InvalidInput(
+            f"{field}: a value that begins with [ must be a valid JSON array, got {short(text)}"
+        ) from None
     return value

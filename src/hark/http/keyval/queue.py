@@ -1,4 +1,4 @@
-"""Work queues, from ASGI straight to the broker: enqueue, poll, ack, nack, cancel."""
+"""Work queues, which call the broker without a web framework: enqueue, poll, ack, nack, cancel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from hark.http.edge.reaching import reached, stamp
 from hark.http.edge.trace_contexts import carry
 from hark.http.keyval.messages import EnqueueBody, check_milliseconds, new_message, wire_messages
 from hark.http.keyval.params import BASE, QUEUE, queue_param
-from hark.http.params import BoolParam
-from hark.http.pops import timeout_param
+from hark.http.pops import WAIT, timeout_param
 from hark.http.responses import (
     NO_STORE,
     Receive,
@@ -40,34 +39,33 @@ from hark.settings import Settings
 T = TypeVar("T")
 
 _WORK = f"{BASE}/queue"
-_WAIT = BoolParam("wait", "Whether to wait for a message if there is none.")
 _LOST = (Failure(409, "lease_lost"), Failure(409, "message_not_found"))
 _ID_TEXT = "id must be a non-empty string"
 _TEXTS = {"id": _ID_TEXT}
 
 
 class WorkAckBody(msgspec.Struct, gc=False):
-    """Which message; with the receipt of its delivery, only that one counts."""
+    """The message to acknowledge. With a receipt, only that delivery can be acknowledged."""
 
     id: str = ""
     receipt: str | None = None
 
 
 class NackBody(WorkAckBody, gc=False):
-    """Which message failed, why, and when it should come again."""
+    """The message to reject, with the error and the delay before its redelivery."""
 
     error: str | None = None
     delay: int | float | None = None
 
 
 class CancelBody(msgspec.Struct, gc=False):
-    """Which message to take back."""
+    """The message to cancel."""
 
     id: str = ""
 
 
 class QueueRoutes:
-    """The routes, bound to a broker."""
+    """The routes of work queues, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
@@ -75,7 +73,7 @@ class QueueRoutes:
         self._timeout = timeout_param(settings)
 
     def table(self) -> Table:
-        """The routes."""
+        """Return the table of these routes."""
         return {
             f"{_WORK}/enqueue": {
                 "POST": write(
@@ -92,7 +90,7 @@ class QueueRoutes:
                 "GET": write(
                     self.poll,
                     Reach.QUERY,
-                    query=(QUEUE, _WAIT, self._timeout, CONSUMER),
+                    query=(QUEUE, WAIT, self._timeout, CONSUMER),
                     answer=answers.Polled,
                     errors=(ANOTHER_MODE,),
                     raw=True,
@@ -128,29 +126,44 @@ class QueueRoutes:
         }
 
     async def enqueue(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Store a message."""
+        """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
         await _answer(send, self._measured("queue_enqueue", self._enqueue(scope, receive)))
 
     async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A message is done."""
+        """Acknowledge a message of a work queue.
+
+        Removes the message. Send the receipt of the delivery: then an acknowledgement after the lease expired returns
+        409. Without a receipt the request settles the current delivery, and returns `found` false if there is none.
+        """
         await _answer(send, self._measured("queue_ack", self._ack(scope, receive)))
 
     async def nack(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A message failed and is to come again, or to become a dead letter."""
+        """Reject a message of a work queue.
+
+        The message is redelivered after a delay from its backoff schedule. After its last attempt it becomes a dead
+        letter. The receipt has the same meaning as in an acknowledgement.
+        """
         await _answer(send, self._measured("queue_nack", self._nack(scope, receive)))
 
     async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a message back, unless somebody has got it."""
+        """Cancel a message of a work queue.
+
+        Removes the message if no consumer has received it. Otherwise `cancelled` is false and `reason` says why.
+        """
         await _answer(send, self._cancel(scope, receive))
 
     async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take one message; waits for one if it is to."""
+        """Receive a message of a work queue.
+
+        Leases one message to the consumer. With `wait=true` the request waits until a message is available. Returns
+        null if no message is available.
+        """
         try:
             query = query_params(scope["query_string"])
             queue = queue_param(query)
             timeout = self._timeout.of(query)
-            seconds = timeout / 1000 if _WAIT.of(query) else 0
-            await receive()  # The (empty) body; from now on receive tells of nothing but the client's leaving.
+            seconds = timeout / 1000 if WAIT.of(query) else 0
+            await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
             consumer = CONSUMER.of(query) or caller(scope)
             polling = self._broker.work_queues.poll(queue, seconds, lambda: wait_until_left(receive), consumer)
             result = await self._measured("queue_dequeue", polling)
@@ -193,7 +206,7 @@ class QueueRoutes:
         message_id = await reached(identity_of(scope), self._broker, _check_id(body.id))
         receipt = body.receipt
         if receipt is not None and not check_text(receipt, "receipt"):
-            raise InvalidInput("receipt: must not be empty; leave it out to settle whatever delivery is live")
+            raise InvalidInput("receipt: must not be empty; leave it out to settle the current delivery")
         outcome = await self._broker.work_queues.settle(message_id, receipt, status, error, delay)
         if outcome.success:
             return {"ok": True}

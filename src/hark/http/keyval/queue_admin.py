@@ -1,4 +1,4 @@
-"""Work queues as administrators see them: statistics and settings."""
+"""Statistics and settings of work queues."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ MAX_LOCK_MS = 10 * 365 * 86_400_000
 
 
 class SettingsBody(msgspec.Struct, rename="camel"):
-    """What a queue does differently from what the server's settings say; null and 0: nothing.
-
-    Required: a body about something else must not take away what was set before.
-    """
+    """Settings of a work queue. The field is required, so that an empty body does not reset it."""
 
     lock_duration: int | None
 
 
 async def show_stats(request: Request) -> Response:
-    """How many messages of a queue are in which state."""
+    """Get statistics of a work queue. Returns the number of messages by state."""
     stats = await broker_of(request).work_queues.stats(queue_param(query_of(request)))
     answer: answers.WorkStats = {
         "pending": stats.pending,
@@ -37,14 +34,14 @@ async def show_stats(request: Request) -> Response:
 
 
 async def show_settings(request: Request) -> Response:
-    """How long consumers of a queue hold a message."""
+    """Get the settings of a work queue. Returns the length of the lease on a message of the queue."""
     queue = queue_param(query_of(request))
     own = await broker_of(request).work_queues.lock_duration(queue)
     return reply(_settings(request, queue, own))
 
 
 async def change_settings(request: Request) -> Response:
-    """Say how long consumers of a queue hold a message from now on."""
+    """Change the settings of a work queue. Sets the length of new leases on messages of the queue."""
     queue = queue_param(query_of(request))
     body = await read_json(request, SettingsBody, "body")
     own = check_int(body.lock_duration or 0, "lockDuration", 0, MAX_LOCK_MS)
@@ -53,7 +50,7 @@ async def change_settings(request: Request) -> Response:
 
 
 def _settings(request: Request, queue: str, own: int) -> answers.WorkSettings:
-    """What holds, and whether that is the server's word or the queue's own."""
+    """Return the settings in effect, and whether they are the default of the server."""
     lock_duration = own or settings_of(request).queue.lock_duration
     return {"queue": queue, "lockDuration": lock_duration, "inherited": not own}
 

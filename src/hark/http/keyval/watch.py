@@ -1,4 +1,4 @@
-"""Changes of keys, as server-sent events and as answers to polls that wait."""
+"""Changes of keys, as server-sent events and by polling."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from hark.keys import encode_key
 from hark.model import Key
 from hark.settings import Settings
 
-_PREFIXES = KeysParam("prefixes", "The same as `prefix`, as clients of the original call it; only one.")
-_INITIAL = BoolParam("initial", "Whether to begin with what is there.", True)
-_VERSIONSTAMPS = Param("versionstamps", "What the client knows, as it was answered last.")
-_WAIT = BoolParam("wait", "Whether to wait for a change if there is none.")
+_PREFIXES = KeysParam("prefixes", "Alias of `prefix`, for compatibility. One prefix only.")
+_INITIAL = BoolParam("initial", "Send the current entries first.", True)
+_VERSIONSTAMPS = Param(
+    "versionstamps", "The `versionstamps` of the previous response. The response has only entries that changed since."
+)
+_WAIT = BoolParam("wait", "Wait until an entry changes, for at most `timeout` milliseconds.")
 
 
 class KeyWatches:
-    """The routes, bound to a broker."""
+    """The routes that watch keys, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
@@ -39,7 +41,7 @@ class KeyWatches:
         self._manner = manner_of(settings)
 
     def table(self) -> Table:
-        """The routes."""
+        """Return the table of these routes."""
         return {
             f"{BASE}/watch": {
                 "GET": read(self.watch_keys, Reach.SERVER, query=(KEYS, _INITIAL), answer=str, media=EVENTS, raw=True)
@@ -75,7 +77,11 @@ class KeyWatches:
         }
 
     async def watch_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Changes of keys, as they come."""
+        """Watch keys.
+
+        Sends a server-sent event `change` with the changed entries whenever one of the keys changes. A deleted key has
+        null as its value and versionstamp.
+        """
         try:
             query = query_params(scope["query_string"])
             watcher = await self._broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
@@ -85,7 +91,11 @@ class KeyWatches:
             await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
 
     async def watch_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Changes of keys below a prefix, as they come."""
+        """Watch a prefix.
+
+        Sends a server-sent event `change` with the changed entries whenever a key below the prefix changes. A deleted
+        key has null as its value and versionstamp.
+        """
         try:
             query = query_params(scope["query_string"])
             watcher = await self._broker.keyvalue.watchers.watch_prefix(
@@ -97,7 +107,11 @@ class KeyWatches:
             await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
 
     async def poll_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What changed of keys since the client looked last; waits for something if it is to."""
+        """Poll keys for changes.
+
+        Returns the entries that changed since the versionstamps of the previous response. With `wait=true` the request
+        waits until an entry changes.
+        """
         try:
             query = query_params(scope["query_string"])
             keys = KEYS.of(query)
@@ -115,7 +129,11 @@ class KeyWatches:
             await send_json(send, 200, answer, NO_STORE)
 
     async def poll_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What changed below a prefix since the client looked last; waits for something if it is to."""
+        """Poll a prefix for changes.
+
+        Returns the entries below the prefix that changed since the versionstamps of the previous response. With
+        `wait=true` the request waits until an entry changes.
+        """
         try:
             query = query_params(scope["query_string"])
             prefix = _prefix_param(query)
@@ -153,23 +171,23 @@ async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
 
 
 def _prefix_param(query: Mapping[str, str]) -> Key:
-    """The prefix to watch; clients of the original call it `prefixes`."""
+    """Return the prefix to watch; some clients send it as `prefixes`."""
     if prefix := PREFIX.of(query):
         return prefix
     if not query.get(_PREFIXES.name):
         raise InvalidInput("Missing 'prefix' query parameter")
     prefixes = _PREFIXES.of(query)
     if len(prefixes) > 1:
-        raise InvalidInput(f"prefixes: expected one prefix, got {len(prefixes)}; open a watch for each")
+        raise InvalidInput(f"prefixes: expected one prefix, got {len(prefixes)}; open a separate watch for each prefix")
     return prefixes[0]
 
 
 def _known_param(query: Mapping[str, str], keys: Sequence[Key]) -> dict[bytes, Shown]:
-    """What the client knows of its keys, by position; an empty place: that there is nothing."""
+    """Return the versions that the client knows, in the order of its keys. Empty: the key did not exist."""
     text = _VERSIONSTAMPS.text(query)
     stamps = text.split(",") if text else []
     if len(stamps) > len(keys):
-        raise InvalidInput(f"versionstamps: expected one for each of {len(keys)} keys, got {len(stamps)}")
+        raise InvalidInput(f"versionstamps: expected at most one for each of the {len(keys)} keys, got {len(stamps)}")
     return {
         encode_key(key): Shown(key, version_of(stamp, f"versionstamps[{index}]"))
         for index, (key, stamp) in enumerate(zip(keys, stamps, strict=False))

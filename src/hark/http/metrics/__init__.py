@@ -1,1 +1,1 @@
-"""What `GET /metrics` shows: everything is counted elsewhere, and only read here."""
+"""The metrics of `GET /metrics`. They are counted elsewhere and only read here."""

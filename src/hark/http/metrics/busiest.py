@@ -1,8 +1,8 @@
-"""Which queues have series of their own: the busiest, so that their number is bounded whatever clients do.
+"""Chooses the busiest queues, which have separate time series, so that the number of series is bounded.
 
-A counter must never jump, or a scraper sees traffic that was not there. So a queue that was among the others and
-becomes one of the busiest is counted from 0 on, for the others keep what came before; and what it has counted when it
-is replaced is not given to the others.
+A counter must never jump, or Prometheus would see traffic that did not happen. So the counter of a newly chosen queue
+starts at 0, and its earlier messages stay in the counter of all other queues. When a queue is replaced, its messages
+are not added to the other queues.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from hark.broker.tallies import MOST_QUEUES, Tallies, Tally
 
 SHOWN = 100
 _LOYALTY = 2.0
-"""How much busier a queue has to be than one that it replaces: each change costs series."""
+"""How many times busier a queue must be than the queue that it replaces: each change costs series."""
 
 _FORGOTTEN = 0.01
-"""A score that is as good as none."""
+"""A lower score counts as none."""
 REST = ""
-"""The label of all others: no queue has this name."""
+"""The label of all other queues: no queue has this name."""
 
 
 class BusiestQueues:
-    """The choice, made anew with every look."""
+    """The busiest queues, chosen again at every scrape."""
 
     def __init__(self, tallies: Tallies, most: int = SHOWN) -> None:
         self._tallies = tallies
         self._most = most
         self._seen: dict[str, int] = {}
-        """What queues had done at the last look."""
+        """Activity of the queues at the last scrape."""
         self._scores: dict[str, float] = {}
-        """What they did lately; of what was done before a look, half counts at the next."""
+        """Recent activity; each scrape halves the earlier activity."""
         self._shown: dict[str, tuple[Tally, Tally]] = {}
-        """Their tallies, and what these said when they were chosen."""
+        """Their tallies, and the values of these when the queues were chosen."""
         self._said: dict[str, Tally] = {}
-        """The numbers of the last look."""
+        """The values of the last scrape."""
         self._retired = Tally()
-        """What was said of those that were replaced; what they counted after that goes to the others."""
+        """The last values of replaced queues; their later messages count among the other queues."""
 
     def look(self, backlog: Mapping[str, int]) -> dict[str, Tally]:
-        """The numbers of the busiest queues, and under `REST` those of all others; `backlog` decides among the idle."""
+        """Return the values of the busiest queues, and of all others as `REST`; `backlog` ranks idle queues."""
         new = self._note_busy()
         chosen = self._choose(backlog)
         for name in set(self._shown).difference(chosen):
@@ -56,17 +56,17 @@ class BusiestQueues:
         return {**numbers, REST: rest}
 
     def _note_busy(self) -> set[str]:
-        """Score what was done since the last look; the queues that were not there then."""
+        """Score the activity since the last scrape, and return the new queues."""
         new = set()
         self._scores = {name: score / 2 for name, score in self._scores.items() if score > _FORGOTTEN}
         for name, tally in reversed(self._tallies.queues.items()):
             done, before = tally.activity, self._seen.get(name)
             if done == before:
-                break  # The others were busy before it, and so before the last look.
+                break  # The remaining queues were last active before the last scrape.
             if before is None:
                 new.add(name)
             self._seen[name] = done
-            # One that was forgotten in between counts anew.
+            # A queue that was removed in between starts again at 0.
             self._scores[name] = self._scores.get(name, 0.0) + max(0, done - (before or 0))
         if len(self._seen) > 2 * MOST_QUEUES:
             self._seen = {name: done for name, done in self._seen.items() if name in self._tallies.queues}
@@ -86,8 +86,8 @@ class BusiestQueues:
         shown = self._shown.get(name)
         if shown is not None and (tally is None or shown[0] is tally):
             return
-        tally = tally or Tally()  # There is a backlog, but nothing has happened to it here.
-        if shown is not None:  # It was forgotten in between, and counts anew.
+        tally = tally or Tally()  # The queue has a backlog, but no activity in this process.
+        if shown is not None:  # It was removed in between, and starts again at 0.
             self._retired.add(self._said[name])
         base = Tally()
         if not is_new:

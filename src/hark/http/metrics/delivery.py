@@ -1,4 +1,4 @@
-"""Those who wait for messages or watch keys: how many, what wakes them, how the fallback polls them, and peers."""
+"""Metrics of waiting consumers and key watchers: their number, wake-ups, the fallback poller and peers."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ from hark.prometheus import counter, gauge, histogram, one
 
 
 def delivery_metrics(broker: Broker) -> Iterator[Metric]:
-    """All of them."""
+    """Return these metrics."""
     delivery = broker.delivery
-    yield gauge("hark_waiting_pops", "Pops that wait now.", one(len(delivery.intentions)))
-    yield gauge("hark_streams", "Clients that get messages as they come, now.", one(len(delivery.streams)))
-    yield gauge("hark_browsers", "Clients that see messages and take none, now.", one(len(delivery.browsers)))
-    yield gauge("hark_subscriptions", "Queues and groups that somebody waits for.", one(delivery.subscriptions))
+    yield gauge("hark_waiting_pops", "Waiting pops.", one(len(delivery.intentions)))
+    yield gauge("hark_streams", "Streaming consumers.", one(len(delivery.streams)))
+    yield gauge("hark_browsers", "Queue browsers.", one(len(delivery.browsers)))
+    yield gauge(
+        "hark_subscriptions",
+        "Combinations of queue and consumer group that have waiting consumers.",
+        one(delivery.subscriptions),
+    )
     wakes, empty = delivery.metrics.wakes, delivery.metrics.empty
     yield counter(
         "hark_wakes_total",
-        "Consumers told of work, by what told them.",
+        "Notifications to waiting consumers, by source.",
         [({"source": source}, number) for source, number in wakes.items()],
     )
     yield counter(
         "hark_empty_wakes_total",
-        "Those of them that found nothing.",
+        "Notifications after which the consumer found no message, by source.",
         [({"source": source}, number) for source, number in empty.items()],
     )
     yield histogram(
         "hark_wake_latency_seconds",
-        "From when a consumer was told of work to when it had it.",
+        "Time in seconds from the notification of a consumer to its receipt of messages.",
         [({}, delivery.metrics.latency)],
     )
     yield from _fallback_metrics(broker)
     watching = broker.keyvalue.watchers.metrics()
-    yield gauge("hark_key_watchers", "Clients that watch keys, now.", one(watching["watchers"]))
+    yield gauge("hark_key_watchers", "Clients that watch keys.", one(watching["watchers"]))
     stopped = [
         ({"verb": "push"}, float(broker.maintenance(PUSH_MAINTENANCE))),
         ({"verb": "pop"}, float(broker.maintenance(POP_MAINTENANCE))),
@@ -51,23 +55,27 @@ def _fallback_metrics(broker: Broker) -> Iterator[Metric]:
     states = {"watched": "keys", "backoff": "keys_in_backoff", "due": "keys_due", "polling": "polling"}
     yield gauge(
         "hark_fallback_keys",
-        "What is polled for those who wait, by state.",
+        "Combinations of queue and consumer group that the fallback poller watches, by state.",
         [({"state": state}, polls[name]) for state, name in states.items()],
     )
     yield gauge(
         "hark_fallback_interval_seconds",
-        "The intervals between polls, now.",
+        "Current interval of the fallback poller in seconds: mean and maximum.",
         [({"stat": stat}, polls[f"interval_ms_{stat}"] / 1000) for stat in ("mean", "max")],
     )
-    yield counter("hark_fallback_polls_total", "Polls for those who wait.", one(polls["polls"]))
-    yield counter("hark_fallback_empty_polls_total", "Those that found nothing.", one(polls["empty_polls"]))
+    yield counter("hark_fallback_polls_total", "Polls of the fallback poller.", one(polls["polls"]))
+    yield counter(
+        "hark_fallback_empty_polls_total",
+        "Polls of the fallback poller that found no message.",
+        one(polls["empty_polls"]),
+    )
 
 
 def _peer_metrics(peers: dict[str, float]) -> Iterator[Metric]:
-    yield gauge("hark_peers", "Servers that are told of what happens here.", one(peers["peers"]))
+    yield gauge("hark_peers", "Peers that this server notifies.", one(peers["peers"]))
     yield counter(
         "hark_peer_datagrams_total",
-        "Datagrams between servers, by direction.",
+        "Datagrams exchanged with peers, by direction.",
         [
             ({"direction": "sent"}, peers["datagrams_sent"]),
             ({"direction": "received"}, peers["datagrams_received"]),
@@ -75,13 +83,13 @@ def _peer_metrics(peers: dict[str, float]) -> Iterator[Metric]:
     )
     yield counter(
         "hark_peer_hints_total",
-        "Hints between servers, by direction.",
+        "Hints exchanged with peers, by direction.",
         [({"direction": "sent"}, peers["hints_sent"]), ({"direction": "received"}, peers["hints_received"])],
     )
     yield counter("hark_peer_send_errors_total", "Datagrams that could not be sent.", one(peers["send_errors"]))
     refused = {name.removeprefix("refused_"): number for name, number in peers.items() if name.startswith("refused_")}
     yield counter(
         "hark_peer_refused_datagrams_total",
-        "Datagrams that were not believed, by reason.",
+        "Rejected datagrams from peers, by reason.",
         [({"reason": reason}, number) for reason, number in refused.items()],
     )

@@ -1,4 +1,4 @@
-"""What the store has, as the last survey found it: nothing is counted for a scrape."""
+"""Depths of the store, from the last survey. A scrape counts nothing itself."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from hark.prometheus import gauge, one
 
 
 def depth_metrics(depths: Depths, shown: Collection[str], now: int) -> Iterator[Metric]:
-    """In all, and for the queues that have series of their own."""
-    yield gauge("hark_survey_age_seconds", "How old these depths are.", one(_age(depths.at, now)))
+    """Return totals, and the depths of the queues with separate series."""
+    yield gauge(
+        "hark_survey_age_seconds", "Age of the survey of backlog and depths, in seconds.", one(_age(depths.at, now))
+    )
     yield gauge("hark_queues", "Queues.", one(depths.queues))
     yield gauge("hark_partitions", "Partitions.", one(depths.partitions))
-    yield gauge("hark_backlog_messages", "Messages that wait to be delivered.", one(depths.backlog))
-    yield gauge("hark_in_flight_messages", "Messages on leases.", one(depths.in_flight))
+    yield gauge("hark_backlog_messages", "Messages that wait for delivery.", one(depths.backlog))
+    yield gauge("hark_in_flight_messages", "Messages in flight.", one(depths.in_flight))
     yield gauge("hark_dead_letters", "Dead letters.", one(depths.dead_letters))
     oldest = _age(depths.oldest_waiting, now)
-    yield gauge("hark_oldest_waiting_seconds", "Age of the oldest message that is not settled.", one(oldest))
+    yield gauge("hark_oldest_waiting_seconds", "Age of the oldest unsettled message, in seconds.", one(oldest))
     yield from _queue_metrics(_with_rest(depths, shown), now)
 
 
 def _queue_metrics(by_queue: Mapping[str, QueueDepth], now: int) -> Iterator[Metric]:
     yield gauge(
         "hark_queue_backlog_messages",
-        "Messages that wait to be delivered, by queue.",
+        "Messages that wait for delivery, by queue.",
         [({"queue": queue}, depth.backlog) for queue, depth in by_queue.items()],
     )
     yield gauge(
         "hark_queue_in_flight_messages",
-        "Messages on leases, by queue.",
+        "Messages in flight, by queue.",
         [({"queue": queue}, depth.in_flight) for queue, depth in by_queue.items()],
     )
     yield gauge(
@@ -43,13 +45,13 @@ def _queue_metrics(by_queue: Mapping[str, QueueDepth], now: int) -> Iterator[Met
     )
     yield gauge(
         "hark_queue_oldest_waiting_seconds",
-        "Age of the oldest message that is not settled, by queue.",
+        "Age of the oldest unsettled message in seconds, by queue.",
         [({"queue": queue}, _age(depth.oldest_waiting, now)) for queue, depth in by_queue.items()],
     )
 
 
 def _with_rest(depths: Depths, shown: Collection[str]) -> dict[str, QueueDepth]:
-    """The shown queues as far as they are known, and all others as one."""
+    """Return the known queues among the shown ones, and the sum of all others."""
     known = {queue: depths.by_queue[queue] for queue in shown if queue in depths.by_queue}
     oldest = min(
         (
@@ -70,5 +72,5 @@ def _with_rest(depths: Depths, shown: Collection[str]) -> dict[str, QueueDepth]:
 
 
 def _age(time: int | None, now: int) -> float:
-    """In seconds; 0 if there is nothing."""
+    """Return an age in seconds; 0 if there is no time."""
     return 0.0 if time is None else max(0.0, (now - time) / SECOND)

@@ -1,4 +1,4 @@
-"""One scrape: asks the store for its numbers, and puts everything together."""
+"""A scrape: asks the store for its metrics, and combines all metrics."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from hark.http.metrics.store import call_metrics, only_grows, store_metrics
 from hark.prometheus import text
 
 Load = Callable[[], tuple[int, int]]
-"""Tells how many connections and requests there are."""
+"""Returns the number of connections and of requests in progress."""
 STORE_SECONDS = 2
-"""How long a scrape waits for the store: the other numbers matter most when it does not answer."""
+"""Seconds that a scrape waits for the store. The other metrics matter most while the store does not respond."""
 
 
 class Metrics:
-    """The metrics of one server."""
+    """The metrics of one server process."""
 
     def __init__(self, broker: Broker, requests: Requests, processes: int = 1) -> None:
-        """With several processes each has its part of the queues that may be shown."""
+        """With several processes, each shows its share of the busiest queues."""
         self._broker = broker
         self._requests = requests
         self._shown = max(1, SHOWN // processes)
         self.everybody: Callable[[], Awaitable[list[Metric]]] | None = None
-        """The metrics of all processes that this server has; None: there is no other."""
+        """Collects the metrics of all processes of this server; None: there is only this process."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         self._busiest: BusiestQueues | None = None
         self._counted: dict[str, float] = {}
-        """Numbers of the store that only grow, as it last told them: a counter that falls is taken for a restart."""
+        """The last counters of the store. A counter must not fall, or Prometheus would see a restart."""
 
     async def scrape(self, load: Load) -> bytes:
-        """What a scraper gets."""
+        """Return the metrics in the Prometheus text format."""
         families = await (self.collect(load) if self.everybody is None else self.everybody())
-        # It takes some milliseconds to write all of it down: others go on meanwhile.
+        # Formatting takes some milliseconds, so it runs in a thread.
         return await asyncio.to_thread(text, families)
 
     async def collect(self, load: Load) -> list[Metric]:
-        """The metrics of this process."""
+        """Return the metrics of this process."""
         store = await self._ask_store()
         return list(self._collect(store, load()))
 

@@ -1,4 +1,4 @@
-"""The server: requests, connections, the event loop, the version, and what the key-value store holds."""
+"""Metrics of the server: requests, connections, the event loop and the version."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from hark.prometheus import Rows, counter, gauge, histogram, one
 
 
 def server_metrics(broker: Broker, requests: Requests, load: tuple[int, int]) -> Iterator[Metric]:
-    """All of them; `load` are the connections and the requests of this moment."""
+    """Return these metrics. `load` is the number of connections and of requests in progress."""
     connections, in_flight = load
-    yield gauge("hark_build_info", "1, with the version in its label.", [({"version": __version__}, 1)])
-    yield counter("hark_http_requests_total", "Requests answered, by route, method and status.", _statuses(requests))
+    yield gauge("hark_build_info", "Always 1; the label has the version.", [({"version": __version__}, 1)])
+    yield counter("hark_http_requests_total", "HTTP responses, by route, method and status.", _statuses(requests))
     yield histogram(
         "hark_http_request_seconds",
-        "From the head of a request to the head of its answer, by route and method.",
+        "Time in seconds from the request head to the response head, by route and method.",
         [({"route": route, "method": method}, answers.seconds) for (route, method), answers in requests.routes.items()],
     )
-    yield gauge("hark_http_requests_in_flight", "Requests that are being answered, now.", one(in_flight))
-    yield gauge("hark_http_connections", "Connections that are open, now.", one(connections))
+    yield gauge("hark_http_requests_in_flight", "HTTP requests in progress.", one(in_flight))
+    yield gauge("hark_http_connections", "Open HTTP connections.", one(connections))
     yield histogram(
-        "hark_event_loop_lag_seconds", "How late the event loop was, twice a second.", [({}, broker.loop_lateness)]
+        "hark_event_loop_lag_seconds",
+        "Lag of the event loop in seconds, measured twice a second.",
+        [({}, broker.loop_lateness)],
     )
 
 

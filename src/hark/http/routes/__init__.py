@@ -1,1 +1,1 @@
-"""The routes of the /api/v1 part, by theme: each module has a table from path and method to operation."""
+"""The routes below /api/v1, by topic. Each module has a table from path and method to operation."""

@@ -1,4 +1,4 @@
-"""What administrators did lately."""
+"""The route of the audit log."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hark.http.params import IntParam
 from hark.http.routes.requests import query_of, reply
 from hark.http.routes.table import Reach, Table, admin
 
-_LIMIT = IntParam("limit", "How many records at most.", KEPT, 1, KEPT)
+_LIMIT = IntParam("limit", "Maximum number of records to return.", KEPT, 1, KEPT)
 
 
 class AuditRecords(msgspec.Struct):
-    """The last records of this server process, newest first."""
+    """The latest audit records of this server process, the newest first."""
 
     records: list[AuditRecord]
 
 
 async def list_audit(request: Request) -> Response:
-    """The last records of the audit log that this server process wrote, newest first."""
+    """List audit records. Returns the latest audit records of this server process, the newest first."""
     limit = _LIMIT.of(query_of(request))
     return reply(AuditRecords(list(edge_of(request).audit.last)[::-1][:limit]))
 

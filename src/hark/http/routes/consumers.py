@@ -1,4 +1,4 @@
-"""Who waits on this server: pops, streams and browsers."""
+"""The route that lists the waiting consumers of this server process: pops, streams and queue browsers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from hark.http.routes.table import Reach, Table, read
 Waiting = Intention | Stream | Browser
 
 _PAGE = paging()
-_QUEUE = NameParam("queue", "Only those who wait for messages of this queue.")
+_QUEUE = NameParam("queue", "Return only consumers that wait for messages of this queue.")
 
 
 async def list_consumers(request: Request) -> Response:
-    """Pops, then streams, then browsers, each kind in the order in which they came."""
+    """List waiting consumers.
+
+    Returns the consumers that are connected to this server process: waiting pops, then streams, then queue browsers,
+    each kind in the order of arrival.
+    """
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     queue = _QUEUE.of(query)
@@ -42,7 +46,7 @@ async def list_consumers(request: Request) -> Response:
 
 
 MaySee = Callable[[str | None], bool]
-"""Whether the asker may know of those who wait for messages of a queue, or (None) of whatever has a label."""
+"""Whether the caller may see consumers of a queue, or (None) consumers that wait by namespace or task."""
 
 
 def _may_see(identity: Identity) -> MaySee:
@@ -53,7 +57,7 @@ def _is_shown(one: Waiting, queue: str | None, may_see: MaySee) -> bool:
     seen = [name for name in _queues_of(one) if may_see(name)]
     if queue is not None:
         return queue in seen
-    return bool(seen) or may_see(None)  # A stream may have no subscriptions yet.
+    return bool(seen) or may_see(None)  # A stream can be without subscriptions.
 
 
 def _queues_of(one: Waiting) -> list[str | None]:

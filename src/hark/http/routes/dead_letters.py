@@ -1,4 +1,4 @@
-"""Dead letters: list, requeue, delete, one or many at a time."""
+"""Dead letters: list, requeue and delete, one or several at a time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from hark.http.routes.table import Failure, Reach, Table, admin, read, write
 from hark.model import DeadLetter, DeadLetterFilter
 
 _PAGE = paging()
-_QUEUE = NameParam("queue", "Only dead letters of this queue.")
-_GROUP = NameParam("consumerGroup", "Only those that died in this group.")
-_PARTITION = NameParam("partition", "Only those of partitions with this name.")
-_FROM = TimeParam("from", "Only those that failed from this time on.")
-_TO = TimeParam("to", "Only those that failed up to this time.")
-_ID = IdParam("id", "Only the one with this id, or those of the message with this id.")
-_SEARCH = IdParam("search", "Only those whose error contains this text; capital letters of ASCII count as small ones.")
-_PAYLOADS = BoolParam("payloads", "Whether the answer has the payloads; without them `data` is null.", True)
+_QUEUE = NameParam("queue", "Match only dead letters of this queue.")
+_GROUP = NameParam("consumerGroup", "Match only dead letters of this consumer group.")
+_PARTITION = NameParam("partition", "Match only dead letters of partitions with this name.")
+_FROM = TimeParam("from", "Match only dead letters that failed at or after this time.")
+_TO = TimeParam("to", "Match only dead letters that failed at or before this time.")
+_ID = IdParam("id", "Match only the dead letter with this id, or the dead letters of the message with this id.")
+_SEARCH = IdParam(
+    "search", "Match only dead letters whose error contains this text, without regard to the case of ASCII letters."
+)
+_PAYLOADS = BoolParam("payloads", "Include the payloads. Without them `data` is null.", True)
 _FILTER = (_QUEUE, _GROUP, _PARTITION, _FROM, _TO, _ID, _SEARCH)
 
 
 async def list_dead_letters(request: Request) -> Response:
-    """A page of dead letters, newest failure first."""
+    """List dead letters. Returns a page of matching dead letters, the newest failure first."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     where = msgspec.structs.replace(_filter(query), payloads=_PAYLOADS.of(query), limit=limit, offset=offset)
@@ -48,7 +50,10 @@ async def list_dead_letters(request: Request) -> Response:
 
 
 async def requeue(request: Request) -> Response:
-    """Put a dead letter back in front of its partition, for the group it died in."""
+    """Requeue a dead letter.
+
+    Puts the message back at the front of its partition, for the consumer group in which it failed.
+    """
     letter = await _find(request)
     message_id = first(await broker_of(request).engine.requeue([letter.id]))
     answer: answers.RequeuedDeadLetter = {
@@ -63,7 +68,7 @@ async def requeue(request: Request) -> Response:
 
 
 async def delete_dead_letter(request: Request) -> Response:
-    """Remove one dead letter."""
+    """Delete a dead letter. Accepts the id of the dead letter, or the id of its message."""
     letter = await _find(request)
     deleted = await broker_of(request).engine.delete_dead_letters(DeadLetterFilter(ids=(letter.id,)))
     if not deleted:
@@ -73,7 +78,10 @@ async def delete_dead_letter(request: Request) -> Response:
 
 
 async def purge_dead_letters(request: Request) -> Response:
-    """Remove the dead letters of a queue, or those of it that match."""
+    """Delete the dead letters of a queue.
+
+    Deletes all matching dead letters. The parameter `queue` is required.
+    """
     where = _filter(query_of(request))
     if where.queue is None:
         raise InvalidInput("queue is required")
@@ -86,7 +94,7 @@ async def purge_dead_letters(request: Request) -> Response:
 
 
 class FilterBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """Which dead letters, as in the parameters of the list; null means all."""
+    """A filter of dead letters. Absent fields match all dead letters."""
 
     queue: str | None = None
     consumer_group: str | None = None
@@ -97,7 +105,7 @@ class FilterBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class RequeueBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """Ids, or a filter and how many of those that match at most."""
+    """The dead letters to requeue: either ids, or a filter with an optional limit."""
 
     ids: list[str] | None = None
     filter: FilterBody | None = None
@@ -105,13 +113,17 @@ class RequeueBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class IdsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Ids of dead letters, or of messages that died in one group."""
+    """The ids of dead letters, or of messages that are dead letters in one consumer group."""
 
     ids: list[str]
 
 
 async def requeue_many(request: Request) -> Response:
-    """Put those with these ids back, or the oldest that match; each is answered on its own."""
+    """Requeue several dead letters.
+
+    Requeues the dead letters with the given ids, or the oldest dead letters that match the filter. The response has
+    one result for each dead letter.
+    """
     body = await read_json(request, RequeueBody, "body")
     engine = broker_of(request).engine
     found: Sequence[DeadLetter | HarkError]
@@ -125,7 +137,7 @@ async def requeue_many(request: Request) -> Response:
         letters, remaining = await find_oldest(engine, where, most)
         found, ids = letters, [letter.id for letter in letters]
     else:
-        raise InvalidInput("send ids, or a filter and maybe a limit")
+        raise InvalidInput("expected either ids, or a filter with an optional limit")
     chosen = [one.id for one in found if isinstance(one, DeadLetter)]
     _note_letters(request, found)
     outcomes = iter(await engine.requeue(chosen))
@@ -139,7 +151,10 @@ async def requeue_many(request: Request) -> Response:
 
 
 async def delete_many(request: Request) -> Response:
-    """Remove those with these ids in one commit; each is answered on its own."""
+    """Delete several dead letters.
+
+    Deletes the dead letters with the given ids in one commit. The response has one result for each id.
+    """
     ids = _check_ids((await read_json(request, IdsBody, "body")).ids)
     engine = broker_of(request).engine
     found = await find_each(engine, ids, identity_of(request).may_use)
@@ -152,14 +167,16 @@ async def delete_many(request: Request) -> Response:
 
 
 def _note_letters(request: Request, found: Sequence[DeadLetter | HarkError]) -> None:
-    """For the audit log: of which queues, and how many."""
+    """Note the queues and the number of dead letters for the audit log."""
     queues = [one.queue for one in found if isinstance(one, DeadLetter)]
     note_target(request.scope, queues=sorted(set(queues)), number=len(queues))
 
 
 def _check_ids(ids: list[str]) -> list[str]:
     if len(ids) > MAX_PAGE:
-        raise InvalidInput(f"ids: at most {MAX_PAGE} at a time, got {len(ids)}", code="batch_too_large")
+        raise InvalidInput(
+            f"ids: at most {MAX_PAGE} in one request, got {len(ids)}; send smaller batches", code="batch_too_large"
+        )
     return [check_text(one, f"ids[{index}]") for index, one in enumerate(ids)]
 
 
@@ -189,7 +206,7 @@ def _filter(query: Mapping[str, str]) -> DeadLetterFilter:
 
 
 async def _find(request: Request) -> DeadLetter:
-    """The dead letter with this id, or the only one of the message with this id."""
+    """Return the dead letter with the id in the path, or the only one of the message with this id."""
     group = _GROUP.of(query_of(request))
     where = DeadLetterFilter(ids=(text_in_path(request, "id"),), group=group, payloads=False, limit=2)
     where = await reached_letter(identity_of(request), broker_of(request), where)
@@ -198,7 +215,9 @@ async def _find(request: Request) -> DeadLetter:
         raise NotFound("Dead letter not found", code="dead_letter_not_found")
     if len(found) > 1:
         raise Conflict(
-            "this message is a dead letter in several groups; name one with consumerGroup, or use the deadLetterId",
+            "the message is a dead letter in several consumer groups; name one with the parameter "
+            "consumerGroup, or use "
+            "the deadLetterId instead of the message id",
             code="ambiguous",
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""The API, described for programs."""
+"""The route of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hark.http.routes.table import JSON, Table, public
 
 
 async def show_openapi(request: Request) -> Response:
-    """The OpenAPI document of this server."""
+    """Get the OpenAPI document. Returns this document, for clients and code generators."""
     return Response(request.app.openapi, media_type=JSON)
 
 

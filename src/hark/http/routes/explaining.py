@@ -1,4 +1,4 @@
-"""Why messages are where they are, and who holds what."""
+"""Explanations of undelivered messages, and the list of leases."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from hark.http.routes.requests import NO_MESSAGE, broker_of, query_of, reply, te
 from hark.http.routes.table import Reach, Table, read
 from hark.model import Explanation, HeldPart, LeaseFilter
 
-_GROUP = NameParam("consumerGroup", "Only for this group; if it is not given, for each that the queue has.")
+_GROUP = NameParam("consumerGroup", "Explain only for this consumer group. The default is all groups of the queue.")
 _PAGE = paging()
-_QUEUE = NameParam("queue", "Only leases on messages of this queue.")
-_PARTITION = NameParam("partition", "Only leases on messages of partitions with this name.")
-_HOLDER = NameParam("consumerGroup", "Only leases of this group.")
+_QUEUE = NameParam("queue", "Return only leases on messages of this queue.")
+_PARTITION = NameParam("partition", "Return only leases on messages of partitions with this name.")
+_HOLDER = NameParam("consumerGroup", "Return only leases of this consumer group.")
 
 
 async def explain_message(request: Request) -> Response:
-    """Why a message has not been delivered or settled, in a sentence and as data."""
+    """Explain the state of a message.
+
+    Returns for each consumer group why the message has not been delivered or settled, as a sentence and as data.
+    """
     broker = broker_of(request)
     message_id = await reached(identity_of(request), broker, text_in_path(request, "id"))
     explained = await broker.explain(message_id, _GROUP.of(query_of(request)))
@@ -49,7 +52,7 @@ def _reason(told: Explanation) -> GroupReason:
 
 
 async def list_leases(request: Request) -> Response:
-    """Live leases, one entry for each partition that they hold messages of, oldest first."""
+    """List leases. Returns the current leases, the oldest first. A lease has one entry for each of its partitions."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     where = LeaseFilter(

@@ -1,4 +1,4 @@
-"""A queue as lines of JSON."""
+"""Export of a queue as lines of JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ LINES = "application/x-ndjson"
 
 
 async def export_queue(request: Request) -> Response:
-    """The options, groups and messages of a queue, to be imported elsewhere."""
+    """Export a queue.
+
+    Returns the options, consumer groups and messages of a queue as lines of JSON, for the command `hark import`. The
+    last line has the type `end`; without it the export is incomplete. Dead letters are not exported.
+    """
     lines = broker_of(request).export_queue(name_in_path(request, "queue"))
-    # What can't even begin is an error like all others.
+    # An export that cannot start returns an ordinary error.
     first = await anext(lines)
     return StreamingResponse(_streamed(first, lines), media_type=LINES)
 
@@ -30,7 +34,7 @@ async def _streamed(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[b
         async for lines in rest:
             yield lines
     except Exception as error:
-        # The status has been sent. Without the last line the file is not whole, and this says why.
+        # The status is sent already. The file lacks its last line, and this line gives the reason.
         known = known_error(error)
         yield msgspec.json.encode(ErrorLine(error=known.text, code=known.code)) + b"\n"
 

@@ -1,4 +1,4 @@
-"""Consumer groups: list, show, delete, resubscribe, and a group of one queue: pause, resume, purge."""
+"""Consumer groups: list, get, delete, resubscribe; and a group of one queue: pause, resume, purge."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from hark.model import GroupStats, TrackStats
 
 LAGGING_SECONDS = 300
 DEAD_SECONDS = 86_400
-"""Engines note only about once an hour that a group was seen."""
+"""Long, because engines record the last activity of a group only about once an hour."""
 
 _PAGE = paging(MAX_LIST, MAX_LIST)
-_QUEUE = NameParam("queue", "Only groups of this queue.")
-_MIN_LAG = IntParam("minLagSeconds", "How long the oldest message has waited at least.", 3600, 0, MAX_NUMBER // SECOND)
+_QUEUE = NameParam("queue", "Return only consumer groups of this queue.")
+_MIN_LAG = IntParam(
+    "minLagSeconds", "Minimum age of the oldest unsettled message, in seconds.", 3600, 0, MAX_NUMBER // SECOND
+)
 _TRACKS = paging(1000, MAX_LIST).limit
-_FORGET = BoolParam("deleteMetadata", "Whether to forget where the group starts as well.", True)
+_FORGET = BoolParam("deleteMetadata", "Also delete the stored start position of the group.", True)
 
 
 async def list_groups(request: Request) -> Response:
-    """One entry per group and queue."""
+    """List consumer groups. Returns one entry for each consumer group and queue."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     groups = await broker_of(request).engine.group_stats(queue=_QUEUE.of(query))
@@ -49,7 +51,10 @@ async def list_groups(request: Request) -> Response:
 
 
 async def list_lagging(request: Request) -> Response:
-    """Places of groups in partitions where a message has waited long."""
+    """List lagging consumer groups.
+
+    Returns the partitions in which the oldest unsettled message of a consumer group is older than `minLagSeconds`.
+    """
     query = query_of(request)
     tracks = await _tracks(request, None, _MIN_LAG.of(query))
     moment = now()
@@ -57,7 +62,7 @@ async def list_lagging(request: Request) -> Response:
 
 
 async def show_group(request: Request) -> Response:
-    """A group's place in every partition, by queue."""
+    """Get a consumer group. Returns the position of the group in each partition, by queue name."""
     group = name_in_path(request, "group")
     moment = now()
     queues: dict[str, ShownTracks] = {}
@@ -68,16 +73,16 @@ async def show_group(request: Request) -> Response:
 
 
 async def _tracks(request: Request, group: str | None, min_lag_seconds: int = 0) -> list[TrackStats]:
-    """As many as are asked for, of queues that the asker may use."""
+    """Return positions of groups in partitions of permitted queues, up to the limit."""
     limit, identity = _TRACKS.of(query_of(request)), identity_of(request)
-    # The store knows nothing of who may see what: where something is left out it is asked for more.
+    # The store does not know permissions, so it is asked for more entries if some are left out afterwards.
     most = MAX_LIST if identity.restricted else limit
     tracks = await broker_of(request).engine.track_stats(group, min_lag_seconds=min_lag_seconds, limit=most)
     return [track for track in tracks if identity.may_use(track.queue)][:limit]
 
 
 async def delete_group(request: Request) -> Response:
-    """Forget a group in all queues."""
+    """Delete a consumer group in all queues. If the group consumes again, it starts as a new group."""
     group = name_in_path(request, "group")
     forget = _FORGET.of(query_of(request))
     deleted = await broker_of(request).engine.delete_group(group, None, forget)
@@ -91,7 +96,7 @@ async def delete_group(request: Request) -> Response:
 
 
 async def delete_group_of_queue(request: Request) -> Response:
-    """Forget a group in one queue."""
+    """Delete a consumer group of a queue. If the group consumes again, it starts as a new group."""
     group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
     forget = _FORGET.of(query_of(request))
     deleted = await broker_of(request).engine.delete_group(group, queue, forget)
@@ -106,13 +111,17 @@ async def delete_group_of_queue(request: Request) -> Response:
 
 
 class SubscriptionBody(msgspec.Struct, rename="camel"):
-    """Where a group is to start in partitions that it has not touched yet."""
+    """The new start position of a consumer group."""
 
     subscription_timestamp: str | int | None = None
 
 
 async def resubscribe(request: Request) -> Response:
-    """Change the stored start of a group; places that it has already stay."""
+    """Change the start position of a consumer group.
+
+    Applies to partitions from which the group has not received messages yet. Existing positions do not change; use a
+    seek to move them.
+    """
     group = name_in_path(request, "group")
     body = await read_json(request, SubscriptionBody, "subscription")
     if body.subscription_timestamp is None:
@@ -129,12 +138,12 @@ async def resubscribe(request: Request) -> Response:
 
 
 async def pause_group(request: Request) -> Response:
-    """Stop deliveries of a queue to one group."""
+    """Pause a consumer group of a queue. The group receives no messages of the queue until it is resumed."""
     return await _set_paused(request, True)
 
 
 async def resume_group(request: Request) -> Response:
-    """Let deliveries of a queue to one group go on."""
+    """Resume a consumer group of a queue. Deliveries to the group continue."""
     return await _set_paused(request, False)
 
 
@@ -147,7 +156,10 @@ async def _set_paused(request: Request, paused: bool) -> Response:
 
 
 async def purge_group(request: Request) -> Response:
-    """Settle everything that a group has open in a queue; other groups keep it."""
+    """Purge a consumer group of a queue.
+
+    Settles all messages of the queue for this group, including leased messages. Other groups are not affected.
+    """
     queue, group = name_in_path(request, "queue"), name_in_path(request, "group")
     engine = broker_of(request).engine
     if not await engine.group_stats(group, queue):
@@ -164,7 +176,7 @@ def _age_seconds(since: int | None, moment: int) -> float:
 def _group(stats: GroupStats, moment: int) -> ListedGroup:
     age = _age_seconds(stats.oldest_waiting, moment)
     since = stats.subscription.since
-    # Messages wait, nobody holds any, and nobody came for long: the group has no consumers any more.
+    # Messages are pending, none is leased, and no consumer was active for a day: the group has no consumers.
     idle = _age_seconds(stats.last_seen, moment) > DEAD_SECONDS
     dead = stats.lag > 0 and stats.leases == 0 and idle
     return {

@@ -1,4 +1,4 @@
-"""What goes on, for those who watch: the last hour, and a sample every second as an event."""
+"""Throughput and depths: the last hour, and a live sample every second."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from hark.http.stream.events import Manner, event, send_events
 from hark.http.stream.line import PING_SECONDS, Line
 from hark.settings import Settings
 
-_SECONDS = IntParam("seconds", "How far back.", HISTORY_SECONDS, INTERVAL_SECONDS, HISTORY_SECONDS)
+_SECONDS = IntParam("seconds", "Length of the period, in seconds.", HISTORY_SECONDS, INTERVAL_SECONDS, HISTORY_SECONDS)
 _PING = event(b"ping", b"{}")
 
 
 async def show_history(request: Request) -> Response:
-    """What went through this server process in the last hour, and what the store had, every ten seconds."""
+    """Get the history of the last hour.
+
+    Returns one sample for every ten seconds: the throughput of this server process, and the depths of the store.
+    """
     points = broker_of(request).observed.history(_SECONDS.of(query_of(request)))
     answer: answers.History = {"intervalSeconds": INTERVAL_SECONDS, "samples": [point_of(point) for point in points]}
     return reply(answer)
 
 
 def point_of(point: Point) -> answers.HistorySample:
-    """A point as it goes out."""
+    """Return a point in the form of the HTTP API."""
     rates, latency, depths, oldest = point.rates, point.latency, point.depths, point.oldest_waiting_seconds
     return {
         "at": format_time_ms(point.at),
@@ -53,7 +56,7 @@ def point_of(point: Point) -> answers.HistorySample:
 
 
 def sample_of(sample: Sample) -> answers.LiveSample:
-    """A sample as it goes out."""
+    """Return a sample in the form of the HTTP API."""
     depths, standing = sample.point.depths, sample.standing
     return {
         **point_of(sample.point),
@@ -77,7 +80,7 @@ def sample_of(sample: Sample) -> answers.LiveSample:
 
 
 def restricted_sample_of(sample: Sample, identity: Identity) -> answers.LiveSample:
-    """A sample for somebody who may use only some queues: what others do, also as a part of a sum, is left out."""
+    """Return a sample for a restricted token, without other queues and without totals."""
     shown = sample_of(sample)
     return {
         "at": shown["at"],
@@ -102,7 +105,7 @@ def restricted_sample_of(sample: Sample, identity: Identity) -> answers.LiveSamp
 
 
 class SampleEvents:
-    """The route of the events, bound to a broker; a sample is encoded once for all who watch."""
+    """The route of live samples, bound to a broker. Each sample is encoded once for all clients."""
 
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
@@ -113,13 +116,16 @@ class SampleEvents:
         self._encoded = b""
 
     def table(self) -> Table:
-        """The route."""
+        """Return the table of this route."""
         return {
             "/api/v1/events": {"GET": read(self.watch, Reach.LISTED, answer=str, media=EVENTS, raw=True)},
         }
 
     async def watch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What goes on, as an event `sample` every second: rates, depths, and the queues that something happened to."""
+        """Stream live samples.
+
+        Sends a server-sent event `sample` every second, with rates, depths and the names of the queues that changed.
+        """
         try:
             watcher = self._broker.observed.watch()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Leases: hold one longer, or many."""
+"""Renewal of one lease or several leases."""
 
 from __future__ import annotations
 
@@ -23,25 +23,29 @@ from hark.model import Renewal
 
 
 class ExtendBody(msgspec.Struct):
-    """How much longer; the body may be empty."""
+    """The length of the renewal. The body can be empty."""
 
     seconds: int | None = None
 
 
 class ExtendManyBody(msgspec.Struct, rename="camel"):
-    """Which leases, and how much longer."""
+    """The leases to renew, and the length of the renewal."""
 
     lease_ids: list[str]
     seconds: int | None = None
 
 
 async def extend(request: Request) -> Response:
-    """Hold a lease until now + seconds, in all partitions that share it; one that is gone is an answer."""
+    """Renew a lease.
+
+    Extends the lease until `seconds` from now, unless it already lasts longer. An expired or unknown lease returns 200
+    with `success` false.
+    """
     lease_id = text_in_path(request, "lease_id")
     body = await read_optional_json(request, ExtendBody, "extend")
     outcome = await broker_of(request).renew(Renewal(lease_id, renewal_seconds(body.seconds)))
     expires = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
-    # Three names for one time: each official client reads another one.
+    # The official clients read the time under different names.
     answer: ExtendedLease = {
         "index": 0,
         "leaseId": lease_id,
@@ -58,7 +62,11 @@ async def extend(request: Request) -> Response:
 
 
 async def extend_many(request: Request) -> Response:
-    """Hold many leases until now + seconds; `results` answers them by position."""
+    """Renew several leases.
+
+    Extends each lease until `seconds` from now, unless it already lasts longer. The results have the order of the
+    leases.
+    """
     body = await read_json(request, ExtendManyBody, "extend")
     most = settings_of(request).limits.max_batch
     answer: ExtendedLeases = {"results": await renew_all(broker_of(request), body.lease_ids, body.seconds, most)}

@@ -1,4 +1,4 @@
-"""The limits of a group: how many messages of a queue it may hold, and how many it gets per second."""
+"""Limits of a consumer group of a queue: messages in flight, and messages per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hark.model import Limits
 
 
 async def show_limits(request: Request) -> Response:
-    """The limits of a group of a queue; 0: no bound."""
+    """Get the limits of a consumer group of a queue. A limit of 0 means no limit."""
     group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
     found = await broker_of(request).engine.group_stats(group, queue)
     if not found:
@@ -24,7 +24,7 @@ async def show_limits(request: Request) -> Response:
 
 
 async def limit_group(request: Request) -> Response:
-    """Replace all limits of a group of a queue; those that are not given are none."""
+    """Set the limits of a consumer group of a queue. Replaces all limits; an absent limit becomes 0 (no limit)."""
     group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
     limits = read_limits(await read_json(request, dict[str, msgspec.Raw], "limits"))
     if not await broker_of(request).engine.limit_group(queue, group, limits):

@@ -1,4 +1,4 @@
-"""Messages as an administrator sees them: list, show, cancel, delete."""
+"""Administration of messages: list, get, cancel, delete."""
 
 from __future__ import annotations
 
@@ -32,24 +32,28 @@ _MINUTE = 60 * SECOND
 _HOUR = 60 * _MINUTE
 
 _PAGE = paging(200)
-_QUEUE = NameParam("queue", "Only messages of this queue.")
-_PARTITION = NameParam("partition", "Only messages of partitions with this name.")
-_NS = NameParam("ns", "Only messages of queues in this namespace.")
-_NAMESPACE = NameParam("namespace", "The same as `ns`.")
-_TASK = NameParam("task", "Only messages of queues with this task.")
-_STATUS = ChoiceParam("status", "Only messages in this state.", ("pending", "processing", "completed", "dead_letter"))
-_FROM = TimeParam("from", "Only messages from this time on; if it is not given, those of the last hour.")
-_TO = TimeParam("to", "Only messages up to this time; a whole minute means all of it.")
+_QUEUE = NameParam("queue", "Return only messages of this queue.")
+_PARTITION = NameParam("partition", "Return only messages of partitions with this name.")
+_NS = NameParam("ns", "Return only messages of queues in this namespace.")
+_NAMESPACE = NameParam("namespace", "Alias of `ns`.")
+_TASK = NameParam("task", "Return only messages of queues with this task.")
+_STATUS = ChoiceParam(
+    "status", "Return only messages in this state.", ("pending", "processing", "completed", "dead_letter")
+)
+_FROM = TimeParam("from", "Return only messages created at or after this time. The default is one hour ago.")
+_TO = TimeParam(
+    "to", "Return only messages created at or before this time. A time without seconds includes the whole minute."
+)
 
 
 async def list_messages(request: Request) -> Response:
-    """Messages of the last hour, or of the time that is asked for, newest first."""
+    """List messages. Returns messages without payloads, the newest first; by default those of the last hour."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     queue = _QUEUE.of(query)
     since, until = _FROM.of(query), _TO.of(query)
     if until is not None and until % _MINUTE == 0:
-        until += _MINUTE - 1  # A whole minute means all of it.
+        until += _MINUTE - 1  # Include the whole minute.
     where = MessageFilter(
         queue=queue,
         partition=_PARTITION.of(query),
@@ -69,7 +73,7 @@ async def list_messages(request: Request) -> Response:
 
 
 async def show_message(request: Request) -> Response:
-    """One message with its payload and what each group did with it."""
+    """Get a message. Returns the message with its payload and its state in each consumer group."""
     broker = broker_of(request)
     partition_id = await reached(identity_of(request), broker, text_in_path(request, "partition_id"))
     view = await broker.message(partition_id, text_in_path(request, "transaction_id"))
@@ -102,7 +106,10 @@ async def show_message(request: Request) -> Response:
 
 
 async def delete_message(request: Request) -> Response:
-    """Remove one message; one that is not there is an answer, as in the original."""
+    """Delete a message by partition and transaction id.
+
+    Deletes the message for all consumer groups, leased or not. An unknown message returns 200 with `success` false.
+    """
     partition_id = text_in_path(request, "partition_id")
     transaction_id = text_in_path(request, "transaction_id")
     engine = broker_of(request).engine
@@ -118,7 +125,7 @@ async def delete_message(request: Request) -> Response:
 
 
 async def delete_message_by_id(request: Request) -> Response:
-    """Remove one message by its id alone."""
+    """Delete a message. Deletes the message for all consumer groups, leased or not."""
     message_id = text_in_path(request, "id")
     broker = broker_of(request)
     [removed] = await broker.engine.delete_messages([await reached(identity_of(request), broker, message_id)])
@@ -129,7 +136,10 @@ async def delete_message_by_id(request: Request) -> Response:
 
 
 async def cancel_message(request: Request) -> Response:
-    """Take a message back, delayed or not, unless somebody has got it."""
+    """Cancel a message.
+
+    Removes the message if no consumer has received it. Otherwise the request returns 409.
+    """
     message_id = text_in_path(request, "id")
     broker = broker_of(request)
     [outcome] = await broker.engine.cancel([await reached(identity_of(request), broker, message_id)])
@@ -137,9 +147,14 @@ async def cancel_message(request: Request) -> Response:
         case "not_found":
             raise NotFound("Message not found", code="message_not_found")
         case "leased":
-            raise Conflict("too late to cancel: a group holds the message or has tried it", code="message_leased")
+            raise Conflict(
+                "the message cannot be cancelled: a consumer has already received it; delete it instead",
+                code="message_leased",
+            )
         case "settled":
-            raise Conflict("too late to cancel: a group is done with the message", code="message_settled")
+            raise Conflict(
+                "the message cannot be cancelled: a consumer group has already settled it", code="message_settled"
+            )
     answer: CancelledMessage = {"success": True, "id": message_id, "cancelled": True}
     return reply(answer)
 
@@ -155,7 +170,7 @@ def _mode(groups: set[str]) -> Mode:
 
 
 def _main_group(groups: Sequence[GroupView]) -> GroupView | None:
-    """The default group if the message has it, else the one that tried most often."""
+    """Return the default group if the message has it, else the group with the most attempts."""
     for group in groups:
         if group.group == QUEUE_MODE:
             return group

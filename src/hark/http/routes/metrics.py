@@ -1,4 +1,4 @@
-"""Numbers for Prometheus."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hark.prometheus import CONTENT_TYPE
 
 
 async def scrape(request: Request) -> Response:
-    """Everything that is counted, in the text format of Prometheus."""
+    """Get metrics for Prometheus. Returns all metrics of the server in the Prometheus text format."""
     body = await request.app.metrics.scrape(lambda: load_of(request.scope))
     return Response(body, headers={"content-type": CONTENT_TYPE})
 

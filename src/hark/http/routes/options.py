@@ -1,4 +1,4 @@
-"""The options of a queue and the limits of a group: which there are, and what values they may have."""
+"""Queue options and limits of consumer groups: names, bounds and checks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, check_int, decode_json, short
 from hark.model import Limits, QueueOptions
+from hark.model.queues import texts_of
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,15 @@ _INTEGERS = {
 }
 _MAX_MULTIPLIER = 1000
 _RATES = (0.0001, 1_000_000)
-"""Below the least of them, waiting for the next message would take more than hours."""
+"""Below the minimum, the wait for the next message would be longer than hours."""
 _NUMBERS = {"retryMultiplier": (1, _MAX_MULTIPLIER), "rateLimit": (0, _RATES[1])}
 _NAMES = frozenset(field.encode_name for field in msgspec.structs.fields(QueueOptions))
 _LIMITS = tuple(field.encode_name for field in msgspec.structs.fields(Limits))
 
 
-def _schema(options: type[msgspec.Struct]) -> dict[str, object]:
-    """What each option may be, as JSON schema; null means its default."""
-    properties: dict[str, object] = {}
+def _schema(options: type[QueueOptions | Limits]) -> dict[str, dict[str, object]]:
+    """Return the JSON schemas of options. Null means the default."""
+    properties: dict[str, dict[str, object]] = {}
     for field in msgspec.structs.fields(options):
         name, default = field.encode_name, field.default
         if name in _INTEGERS:
@@ -53,6 +54,8 @@ def _schema(options: type[msgspec.Struct]) -> dict[str, object]:
             properties[name] = {"type": ["number", "null"], "minimum": least, "maximum": most, "default": default}
         else:
             properties[name] = {"type": ["boolean", "null"], "default": default}
+    for name, text in texts_of(options).items():
+        properties[name] = {"description": text, **properties[name]}
     return properties
 
 
@@ -64,7 +67,7 @@ LimitsBody = Annotated[
 
 
 def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOptions, list[str]]:
-    """The checked options, and the names of those that mean nothing here; what is null has its default."""
+    """Return the checked options, and the names of unknown options. Null means the default."""
     values: dict[str, int | float | bool] = {}
     ignored: list[str] = []
     for name, raw in given.items():
@@ -74,16 +77,16 @@ def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOpt
             values[name] = _read_option(name, value, f"options.{name}")
     _check_burst(values, "options.rateBurst")
     if ignored:
-        log.warning("queue %r: unknown options were ignored: %s", queue, ", ".join(map(short, ignored)))
+        log.warning("queue %r: ignored unknown options %s; check their spelling", queue, ", ".join(map(short, ignored)))
     return msgspec.convert(values, QueueOptions), ignored
 
 
 def read_limits(given: Mapping[str, msgspec.Raw]) -> Limits:
-    """The checked limits of a group. A name that means nothing is refused: ignoring it would take a bound away."""
+    """Return the checked limits of a group. Unknown names are rejected: to ignore them would remove a limit."""
     values: dict[str, int | float | bool] = {}
     for name, raw in given.items():
         if name not in _LIMITS:
-            raise InvalidInput(f"{short(name)}: no such limit; there are {', '.join(_LIMITS)}")
+            raise InvalidInput(f"{short(name)}: unknown limit; expected {', '.join(_LIMITS)}")
         if (value := bytes(raw)) != b"null":
             values[name] = _read_option(name, value, name)
     _check_burst(values, "rateBurst")
@@ -92,7 +95,7 @@ def read_limits(given: Mapping[str, msgspec.Raw]) -> Limits:
 
 def _check_burst(values: Mapping[str, int | float | bool], where: str) -> None:
     if values.get("rateBurst") and not values.get("rateLimit"):
-        raise InvalidInput(f"{where}: has no effect without rateLimit; give both")
+        raise InvalidInput(f"{where}: allowed only together with rateLimit; set both")
 
 
 def _read_option(name: str, value: bytes, where: str) -> int | float | bool:
@@ -107,6 +110,6 @@ def _read_option(name: str, value: bytes, where: str) -> int | float | bool:
         rate = decode_json(value, float, where)
         low, high = _RATES
         if rate and not low <= rate <= high:
-            raise InvalidInput(f"{where}: expected 0 (no bound) or a number from {low} to {high}, got {short(rate)}")
+            raise InvalidInput(f"{where}: expected 0 (no limit) or a number from {low} to {high}, got {short(rate)}")
         return rate
     return decode_json(value, bool, where)

@@ -1,4 +1,4 @@
-"""The whole server at a glance: namespaces, tasks, totals, lags."""
+"""Overview of the server: namespaces, tasks, totals and lag."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PAGE = paging(MAX_LIST, MAX_LIST)
 
 
 async def list_namespaces(request: Request) -> Response:
-    """Namespaces that queues are labelled with."""
+    """List namespaces. Returns the namespaces of all queues, with totals."""
     found = await _by_label(request, lambda stats: stats.info.namespace)
     answer: answers.Namespaces = {"namespaces": [{"namespace": name, **queues} for name, queues in found]}
     return reply(answer)
 
 
 async def list_tasks(request: Request) -> Response:
-    """Tasks that queues are labelled with."""
+    """List tasks. Returns the tasks of all queues, with totals."""
     found = await _by_label(request, lambda stats: stats.info.task)
     answer: answers.Tasks = {"tasks": [{"task": name, **queues} for name, queues in found]}
     return reply(answer)
@@ -45,7 +45,7 @@ async def _by_label(request: Request, label: Callable[[QueueStats], str]) -> lis
 
 
 async def _queues(request: Request) -> list[QueueStats]:
-    """Those that the asker may use."""
+    """Return the queues that the caller may use."""
     found = (await broker_of(request).engine.queue_stats(QueueFilter())).items
     return [stats for stats in found if identity_of(request).may_use(stats.info.name)]
 
@@ -62,7 +62,7 @@ def _together(queues: Sequence[QueueStats]) -> answers.LabelledQueues:
 
 
 async def show_overview(request: Request) -> Response:
-    """Totals over all queues, and how far behind the groups are."""
+    """Get an overview. Returns totals over all queues, and the lag of the consumer groups."""
     queues = await _queues(request)
     groups = await broker_of(request).engine.group_stats()
     groups = [stats for stats in groups if identity_of(request).may_use(stats.queue)]
@@ -85,7 +85,7 @@ async def show_overview(request: Request) -> Response:
 
 
 def _throughput(request: Request) -> answers.Throughput:
-    """What went through this server process in the last second; of the whole server, so not for everybody."""
+    """Return the throughput of this server process in the last second; not for restricted tokens."""
     sample = broker_of(request).observed.latest
     if sample is None or identity_of(request).restricted:
         return {"ingestedPerSecond": None, "processedPerSecond": None}
@@ -94,7 +94,7 @@ def _throughput(request: Request) -> answers.Throughput:
 
 
 async def refresh_stats(_request: Request) -> Response:
-    """Statistics are counted when they are asked for, so that there is nothing to refresh."""
+    """Refresh statistics. Does nothing, because statistics are always current; exists for compatibility."""
     answer: answers.Refreshed = {"skipped": True, "reason": "statistics are always current"}
     return reply(answer)
 

@@ -1,4 +1,4 @@
-"""How far groups are in the partitions that are shown."""
+"""Positions of consumer groups in the partitions of a queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hark.model import TrackStats
 
 
 async def add_places(request: Request, queue: str, partitions: Sequence[ShownPartition]) -> None:
-    """Say of each partition of a queue where each group is in it."""
+    """Add the positions of all groups to the partitions of a queue."""
     places: dict[str, list[Place]] = {}
     for partition in partitions:
         partition["places"] = places.setdefault(partition["name"], [])

@@ -1,4 +1,4 @@
-"""Queues: configure, list, show, delete, pause, resume, purge."""
+"""Queues: configure, list, get, delete, pause, resume, purge."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from hark.http.routes.table import Reach, Table, admin, read, write
 from hark.model import Counts, PartitionStats, QueueFilter, QueueSpec, QueueStats
 
 _PAGE = paging(MAX_LIST, MAX_LIST)
-_SEARCH = Param("search", "Only those with this text in their name.")
-_NAMESPACE = NameParam("namespace", "Only queues of this namespace.")
-_TASK = NameParam("task", "Only queues of this task.")
-_PAUSED = BoolParam("paused", "Only queues whose deliveries are stopped.")
+_SEARCH = Param("search", "Return only entries whose name contains this text.")
+NAMESPACE = NameParam("namespace", "Return only queues in this namespace.")
+TASK = NameParam("task", "Return only queues with this task.")
+_PAUSED = BoolParam("paused", "Return only paused queues.")
 _PARTITIONS = paging(MAX_PAGE, MAX_LIST)
-_PLACES = BoolParam("places", "Also tell how far each group is in each of these partitions.")
-_GROUP = NameParam("group", "The consumer group; if it is not given, the one that is furthest behind.")
+_PLACES = BoolParam("places", "Include the position of each consumer group in each partition.")
+_GROUP = NameParam("group", "Consumer group. The default is the group that is furthest behind.")
 _SORT = ChoiceParam(
     "sort",
-    "newest: those made last come first; name: by name; backlog: those with the most waiting messages come first.",
+    "Order of the queues. `newest`: newest queue first. `name`: by name. `backlog`: largest backlog first.",
     ("newest", "name", "backlog"),
     "newest",
 )
 
 
 class ConfigureBody(msgspec.Struct):
-    """A queue as a client describes it; null means absent."""
+    """A queue to create or configure. Null means absent."""
 
     queue: str | None = None
     namespace: str | None = None
@@ -53,7 +53,11 @@ class ConfigureBody(msgspec.Struct):
 
 
 async def configure(request: Request) -> Response:
-    """Make a queue, or replace all its options."""
+    """Create or configure a queue.
+
+    Creates the queue if it does not exist. Replaces its namespace, its task and all its options; an option that is
+    absent gets its default. Unknown options are ignored and listed in `ignoredOptions`.
+    """
     body = await read_json(request, ConfigureBody, "configure")
     if not body.queue:
         raise InvalidInput("queue is required")
@@ -81,14 +85,14 @@ async def configure(request: Request) -> Response:
 
 
 async def list_queues(request: Request) -> Response:
-    """Queues with their counts, newest first."""
+    """List queues. Returns queues with their message counts; by default the newest queue first."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     sort = _SORT.of(query)
     where = QueueFilter(
         search=_SEARCH.text(query),
-        namespace=_NAMESPACE.of(query),
-        task=_TASK.of(query),
+        namespace=NAMESPACE.of(query),
+        task=TASK.of(query),
         paused=_PAUSED.of(query) or None,
         sort="name" if sort == "name" else "newest",
         limit=limit,
@@ -110,7 +114,7 @@ async def list_queues(request: Request) -> Response:
 
 
 async def show_queue(request: Request) -> Response:
-    """One queue with its options and a page of its partitions."""
+    """Get a queue. Returns the queue with its options, its message counts and a page of its partitions."""
     name = name_in_path(request, "queue")
     query = query_of(request)
     limit, offset = _PARTITIONS.of(query)
@@ -132,7 +136,10 @@ async def show_queue(request: Request) -> Response:
 
 
 async def show_depth(request: Request) -> Response:
-    """What one group, or the one furthest behind, has still to do: the sum and a page of partitions."""
+    """Get the backlog of a queue.
+
+    Returns the number of unsettled messages of a consumer group, in total and by partition.
+    """
     name = name_in_path(request, "queue")
     query = query_of(request)
     group, limit = _GROUP.of(query), _PAGE.limit.of(query)
@@ -143,7 +150,7 @@ async def show_depth(request: Request) -> Response:
         tracks = await engine.track_stats(group, name, limit=limit)
         depths = [(track.partition, track.lag) for track in tracks]
     else:
-        # A group that never came starts at the first message, unless it says otherwise when it comes.
+        # An unknown group would start at the first message, unless its first pop chooses another position.
         seen = [
             (item.name, item.counts.total if group else item.counts.pending + item.counts.processing)
             for item in await engine.partition_stats(name, limit=limit)
@@ -164,7 +171,10 @@ async def show_depth(request: Request) -> Response:
 
 
 async def delete_queue(request: Request) -> Response:
-    """Remove a queue with everything in it; a queue that is not there is removed already."""
+    """Delete a queue.
+
+    Deletes the queue with its messages, consumer groups and dead letters. Succeeds also if the queue does not exist.
+    """
     name = name_in_path(request, "queue")
     [existed] = await broker_of(request).delete_queues([name])
     answer: answers.DeletedQueue = {"deleted": True, "queue": name, "existed": existed}
@@ -172,12 +182,12 @@ async def delete_queue(request: Request) -> Response:
 
 
 async def pause_queue(request: Request) -> Response:
-    """Stop deliveries of a queue."""
+    """Pause a queue. The queue accepts messages, and delivers none until it is resumed."""
     return await _set_paused(request, True)
 
 
 async def resume_queue(request: Request) -> Response:
-    """Let deliveries of a queue go on."""
+    """Resume a queue. Deliveries of the queue continue."""
     return await _set_paused(request, False)
 
 
@@ -190,7 +200,7 @@ async def _set_paused(request: Request, paused: bool) -> Response:
 
 
 async def purge_queue(request: Request) -> Response:
-    """Remove all messages of a queue, leased ones too."""
+    """Purge a queue. Deletes all messages of the queue, including leased messages. Dead letters remain."""
     name = name_in_path(request, "queue")
     engine = broker_of(request).engine
     if not await engine.queue_infos([name]):
@@ -200,7 +210,7 @@ async def purge_queue(request: Request) -> Response:
 
 
 async def stats_of(request: Request, name: str) -> QueueStats:
-    """The counts of a queue, which has to be there."""
+    """Return the counts of a queue; raises `NotFound` if it does not exist."""
     found = (await broker_of(request).engine.queue_stats(QueueFilter(names=[name]))).items
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
@@ -208,7 +218,7 @@ async def stats_of(request: Request, name: str) -> QueueStats:
 
 
 def counts_of(counts: Counts) -> common.Counts:
-    """The six numbers of a queue or partition."""
+    """Return the message counts of a queue or partition."""
     return {
         "total": counts.total,
         "pending": counts.pending,
@@ -220,7 +230,7 @@ def counts_of(counts: Counts) -> common.Counts:
 
 
 def listed_queue(stats: QueueStats) -> answers.ListedQueue:
-    """A queue in a list."""
+    """Return a queue for a list."""
     counts = stats.counts
     return {
         **head_of(stats),
@@ -230,7 +240,7 @@ def listed_queue(stats: QueueStats) -> answers.ListedQueue:
 
 
 def head_of(stats: QueueStats) -> answers.QueueHead:
-    """What a queue is called and how it is labelled."""
+    """Return the id, the name and the labels of a queue."""
     info = stats.info
     return {
         "id": info.id,
@@ -253,7 +263,7 @@ def _partition(partition: PartitionStats) -> answers.ShownPartition:
     }
 
 
-_LIST = (*_PAGE, _SEARCH, _NAMESPACE, _TASK, _PAUSED, _SORT)
+_LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)
 
 TABLE: Table = {
     "/api/v1/configure": {"POST": write(configure, Reach.ITEMS, body=ConfigureBody, answer=answers.ConfiguredQueue)},

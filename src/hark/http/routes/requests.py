@@ -1,4 +1,4 @@
-"""What every endpoint needs: the broker, the checked parts of the request, and an answer in JSON."""
+"""Helpers of all endpoints: the broker, the checked parts of a request, and JSON responses."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ ANOTHER_MODE = Failure(409, "group_mode_conflict")
 
 
 def broker_of(request: Request) -> Broker:
-    """The broker of this server."""
+    """Return the broker of this server."""
     return cast(Broker, request.app.broker)
 
 
 def settings_of(request: Request) -> Settings:
-    """The settings of this server."""
+    """Return the settings of this server."""
     return cast(Settings, request.app.settings)
 
 
 def name_in_path(request: Request, name: str) -> str:
-    """A checked name from the path."""
+    """Return a checked name from the path."""
     return check_name(request.path_params[name], name)
 
 
 def text_in_path(request: Request, name: str) -> str:
-    """An id from the path: an unknown one is an answer, not an error."""
+    """Return an id from the path. An unknown id is not an error of the request."""
     return check_text(request.path_params[name], name)
 
 
 async def read_body(request: Request, most: int | None = None) -> bytes:
-    """The whole body, if it is not over the limit: that of the settings, or a smaller one."""
+    """Return the whole body; raises `BodyTooLarge` if it is over the limit of the settings, or over `most`."""
     limit = settings_of(request).max_body_bytes if most is None else most
     declared = request.headers.get("content-length", "")
     body = bytearray()
@@ -62,33 +62,33 @@ async def read_body(request: Request, most: int | None = None) -> bytes:
             else:
                 return bytes(body)
         except ClientDisconnect:
-            raise InvalidInput("the request body ended early") from None
-    setting = " (setting max_body_bytes)" if most is None else ""
-    raise BodyTooLarge(f"the request body is over the limit of {limit} bytes{setting}")
+            raise InvalidInput("the client disconnected before the request body was complete") from None
+    setting = " (setting max_body_bytes); send smaller batches" if most is None else ""
+    raise BodyTooLarge(f"the request body is over {limit} bytes{setting}")
 
 
 async def read_json(
     request: Request, type: type[T], what: str, texts: Mapping[str, str] | None = None, most: int | None = None
 ) -> T:
-    """The decoded body."""
+    """Return the decoded body."""
     return decode_json(await read_body(request, most), type, what, texts)
 
 
 async def read_optional_json(request: Request, type: type[T], what: str) -> T:
-    """The decoded body, all defaults when it is empty."""
+    """Return the decoded body; an empty body means all defaults."""
     return decode_json(await read_body(request) or b"{}", type, what)
 
 
 def query_of(request: Request) -> dict[str, str]:
-    """The parameters of the request; starlette would take the last of several, and repair what is not UTF-8."""
+    """Return the query parameters. (starlette would use the last of repeated parameters, and accept invalid UTF-8.)"""
     return query_params(request.scope["query_string"])
 
 
 def now() -> int:
-    """The time for "how long ago" in answers; what is due is decided by the engine's clock alone."""
+    """Return the current time for ages in responses. (Due times depend only on the clock of the engine.)"""
     return time.time_ns() // 1000
 
 
 def reply(content: object, status: int = 200) -> Response:
-    """An answer in JSON; `msgspec.Raw` parts go out byte for byte."""
+    """Return a JSON response. `msgspec.Raw` parts are sent byte for byte."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""How paths find their operations: by segment, decoded after the split."""
+"""Routing: paths are split into segments first and decoded afterwards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PathParams = Mapping[str, str | list[str]]
 _REST = ":path}"
 _KEPT_PATHS = 4096
 _KEPT_BYTES = 512
-"""Consumers ask for the same paths over and over: what these lead to is kept, if they are not long."""
+"""Consumers repeat the same paths, so the results of short paths are cached."""
 
 
 class Found(NamedTuple):
-    """What a request is for, the names in its path, and the pattern that it fits."""
+    """The operation of a request, the parameters in its path, and the matching route pattern."""
 
     operation: Operation
     params: PathParams
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 
 class Router:
-    """A table of routes, ready to be looked into."""
+    """Finds the operation of a request in a table of routes."""
 
     def __init__(self, table: Table) -> None:
         self._patterns: dict[int, list[_Pattern]] = {}
@@ -42,18 +42,18 @@ class Router:
         self._recall = lru_cache(_KEPT_PATHS)(self._search)
 
     def find(self, scope: Scope) -> Found:
-        """The operation that a request is for; raises `NotFound` or `MethodNotAllowed`."""
+        """Return the operation of a request; raises `NotFound` or `MethodNotAllowed`."""
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
         methods = self._exact.get(path)
         if methods is None:
             methods = self._recall(path) if len(path) <= _KEPT_BYTES else self._search(path)
-        found = methods.get(scope.get("method", WEBSOCKET))  # A WebSocket comes without a method.
+        found = methods.get(scope.get("method", WEBSOCKET))  # A WebSocket has no method.
         if found is None:
             raise _no_operation(scope, methods)
         return found
 
     def _search(self, path: bytes) -> Mapping[str, Found]:
-        """What a path leads to, by method."""
+        """Return the operations of a path, by method."""
         segments = path_segments(path)
         methods: dict[str, Found] = {}
         for pattern in self._candidates(len(segments)):
@@ -78,12 +78,12 @@ class _Pattern:
         self.rest = words.pop()[1:].removesuffix(_REST) if path.endswith(_REST) else ""
         self.words = [(word[1:-1], True) if word.startswith("{") else (word, False) for word in words]
         self.operations = dict(operations)
-        # A HEAD must not take messages, as those do that answer themselves.
+        # A HEAD request must not receive messages, so raw operations do not support it.
         if (get := self.operations.get("GET")) is not None and not get.raw:
             self.operations["HEAD"] = get
 
     def match(self, segments: list[str]) -> PathParams | None:
-        """The names in a path of the right length, if it is one of this pattern."""
+        """Return the parameters of a path of the right length, or None if it does not match."""
         params: dict[str, str | list[str]] = {}
         for segment, (word, is_name) in zip(segments, self.words, strict=False):
             if is_name:
@@ -98,10 +98,14 @@ class _Pattern:
 def _no_operation(scope: Scope, methods: Mapping[str, Found]) -> HarkError:
     path = scope["path"]
     if scope["type"] != "http":
-        return NotFound(f"no such route: no WebSockets are taken at {path}", code="route_not_found")
+        return NotFound(
+            f"no such route: {path} does not accept WebSockets; connect to /api/v1/consume", code="route_not_found"
+        )
     if not methods:
-        return NotFound(f"no such route: {scope['method']} {path}", code="route_not_found")
+        return NotFound(
+            f"no such route: {scope['method']} {path}; GET /openapi.json lists the routes", code="route_not_found"
+        )
     if WEBSOCKET in methods:
-        return InvalidInput(f"{path} is a WebSocket: connect to it with ws://")
+        return InvalidInput(f"{path} accepts only WebSocket connections; connect with ws:// or wss://")
     allow = ", ".join(methods)
-    return MethodNotAllowed(f"{path} takes {allow}, not {scope['method']}", allow=allow)
+    return MethodNotAllowed(f"{path} does not support {scope['method']}; use {allow}", allow=allow)

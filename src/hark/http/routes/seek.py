@@ -1,4 +1,4 @@
-"""Seek: move a group of a queue to the end, to a time or to an offset."""
+"""Seek: move a consumer group of a queue to the end, to a time or to an offset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hark.model import Seek, SeekOutcome
 
 
 class SeekBody(msgspec.Struct, rename="camel"):
-    """Where to; exactly one of the three."""
+    """The new position: exactly one of the fields."""
 
     to_end: bool | None = None
     timestamp: str | int | None = None
@@ -24,7 +24,10 @@ class SeekBody(msgspec.Struct, rename="camel"):
 
 
 async def seek_queue(request: Request) -> Response:
-    """Move a group in all partitions of a queue."""
+    """Seek a consumer group in a queue.
+
+    Moves the group to the end, to a time or to an offset, in all partitions of the queue. Its leases there end.
+    """
     body = await read_optional_json(request, SeekBody, "seek")
     wish = _wish(request, body, None)
     outcome = await _seek(request, wish)
@@ -41,7 +44,11 @@ async def seek_queue(request: Request) -> Response:
 
 
 async def seek_partition(request: Request) -> Response:
-    """Move a group in one partition; without a body to the end, as in the original."""
+    """Seek a consumer group in a partition.
+
+    Moves the group to the end, to a time or to an offset of the partition. An empty body moves it to the end. Its lease
+    there ends.
+    """
     body = await read_optional_json(request, SeekBody, "seek")
     if body == SeekBody():
         body = SeekBody(to_end=True)
@@ -64,7 +71,7 @@ async def _seek(request: Request, wish: Seek) -> SeekOutcome:
     try:
         return first(await broker_of(request).engine.seek([wish]))
     except NotFound as error:
-        # The words of the contract, which its clients may look for.
+        # Clients may rely on these texts.
         what = "Partition" if error.code == "partition_not_found" else "Queue"
         raise NotFound(f"{what} not found", code=error.code) from error
 
@@ -72,7 +79,7 @@ async def _seek(request: Request, wish: Seek) -> SeekOutcome:
 def _wish(request: Request, body: SeekBody, partition: str | None) -> Seek:
     given = [body.to_end or None, body.timestamp, body.offset]
     if sum(value is not None for value in given) != 1:
-        raise InvalidInput("expected exactly one of toEnd (true), timestamp, offset")
+        raise InvalidInput("expected exactly one of toEnd (true), timestamp and offset")
     return Seek(
         queue=name_in_path(request, "queue"),
         group=name_in_path(request, "group"),

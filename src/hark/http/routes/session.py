@@ -1,4 +1,4 @@
-"""Login of the dashboard: a token for a cookie."""
+"""Login of the dashboard: exchanges a token for a cookie."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hark.http.routes.requests import read_json, reply
 from hark.http.routes.table import Failure, Table, public
 
 _MOST_BYTES = 64 * 1024
-"""Of the body of a login: whoever has no token yet should not make us keep much."""
+"""Size limit of a login, because it needs no token."""
 
 
 class SessionBody(msgspec.Struct):
-    """The token of whoever logs in."""
+    """The token to log in with."""
 
     token: str
 
 
 class Session(msgspec.Struct):
-    """Who is logged in, and whether anybody has to be."""
+    """The current login, and whether a token is required."""
 
     required: bool
     authenticated: bool
@@ -35,15 +35,15 @@ class Session(msgspec.Struct):
 
 
 async def show_session(request: Request) -> Response:
-    """Who asks, by the token or the cookie that comes with the request."""
+    """Get the current session. Returns the identity of the token or the cookie of the request."""
     return reply(_session(edge_of(request), _identity(request)))
 
 
 async def log_in(request: Request) -> Response:
-    """Keep a token in a cookie that scripts can't read; the browser forgets it when it is closed."""
+    """Log in. Stores a token in a cookie that scripts cannot read and that lasts until the web browser is closed."""
     edge = edge_of(request)
     token = (await read_json(request, SessionBody, "body", most=_MOST_BYTES)).token
-    # Before it is looked at: a token that can't be kept is no good, whether it is known or not.
+    # Checked first: a token that does not fit into a cookie is rejected, known or not.
     cookie = set_cookie(token, secure=_is_secure(request)) if edge.authenticator.enabled else None
     identity = edge.log_in(request.scope, token)
     response = reply(_session(edge, identity))
@@ -54,7 +54,7 @@ async def log_in(request: Request) -> Response:
 
 
 async def log_out(request: Request) -> Response:
-    """Forget the cookie. The token itself stays good: who fears for it revokes it."""
+    """Log out. Removes the cookie. The token remains valid until it expires or is revoked."""
     edge = edge_of(request)
     request.scope[IDENTITY] = _identity(request) or NOBODY
     edge.audit.record(request.scope, "logout", 200, "done", {})
@@ -81,7 +81,7 @@ def _session(edge: Edge, identity: Identity | None) -> Session:
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether the browser came by TLS: to this server, or to a proxy in front of it, which the page's origin tells."""
+    """Return whether the web browser uses TLS, to this server or (by its origin) to a proxy in front of it."""
     return request.scope.get("scheme") == "https" or request.headers.get("origin", "").startswith("https://")
 
 

@@ -1,4 +1,4 @@
-"""The settings of the server, for administrators."""
+"""The route of the server settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hark.settings import SETTINGS, shown
 
 
 async def show_settings(request: Request) -> Response:
-    """Every setting with its value; keys and passwords are hidden."""
+    """List settings. Returns every setting of the server with its value. Secrets are hidden."""
     settings = settings_of(request)
     answer: answers.ShownSettings = {
         "version": __version__,

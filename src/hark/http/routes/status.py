@@ -1,4 +1,4 @@
-"""The server and its queues as the original's dashboard asks for them; what is not kept here is null."""
+"""Status routes in the form of the Queen API. Values that Hark does not record are null."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hark.http.answers import status as answers
 from hark.http.checks import format_time_ms
 from hark.http.edge.identities import identity_of
 from hark.http.params import ChoiceParam, NameParam, TimeParam, paging
-from hark.http.routes.queues import counts_of, head_of, listed_queue, stats_of
+from hark.http.routes.queues import NAMESPACE, TASK, counts_of, head_of, listed_queue, stats_of
 from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path, now, query_of, reply
 from hark.http.routes.table import Reach, Table, read
 from hark.model import Counts, MessageFilter, PartitionStats, QueueFilter, QueueStats
@@ -25,25 +25,28 @@ from hark.model import Counts, MessageFilter, PartitionStats, QueueFilter, Queue
 _MINUTE = 60 * SECOND
 _INTERVALS = {"minute": _MINUTE, "hour": 60 * _MINUTE, "day": 24 * 60 * _MINUTE}
 
-_FROM = TimeParam("from", "From this time on; at most an hour is kept.")
-_TO = TimeParam("to", "Up to this time.")
-_QUEUE = NameParam("queue", "Only this queue; what flows is known for the server as a whole only.")
-_NAMESPACE = NameParam("namespace", "Only queues of this namespace.")
-_TASK = NameParam("task", "Only queues of this task.")
-_INTERVAL = ChoiceParam("interval", "How long the intervals are.", tuple(_INTERVALS), "hour")
+_FROM = TimeParam("from", "Start of the period. The default is one hour ago; older data is not kept.")
+_TO = TimeParam("to", "End of the period. The default is now.")
+_QUEUE = NameParam(
+    "queue", "Return only this queue. With a filter the throughput is empty: it is recorded only for the whole server."
+)
+_INTERVAL = ChoiceParam("interval", "Length of an interval.", tuple(_INTERVALS), "hour")
 _PAGE = paging(100)
 _MESSAGES = paging(50)
-_FILTERS = (_QUEUE, _NAMESPACE, _TASK)
+_FILTERS = (_QUEUE, NAMESPACE, TASK)
 
 
 async def show_status(request: Request) -> Response:
-    """What flowed in the last hour, and what the queues have."""
+    """Get the status of the server.
+
+    Returns the throughput of the last hour by minute, and the message counts of the queues.
+    """
     query = query_of(request)
     broker = broker_of(request)
     where = QueueFilter(
         names=None if (name := _QUEUE.of(query)) is None else [name],
-        namespace=_NAMESPACE.of(query),
-        task=_TASK.of(query),
+        namespace=NAMESPACE.of(query),
+        task=TASK.of(query),
     )
     since, until, points = _history(request)
     throughput = [_throughput(start, inside) for start, inside in _buckets(points, _MINUTE)]
@@ -76,7 +79,7 @@ async def show_status(request: Request) -> Response:
 
 
 def _history(request: Request) -> tuple[int, int, list[Point]]:
-    """The times that are asked for, and the points between them; none if only some queues are asked for."""
+    """Return the period of the request and its points; no points if the request is for some queues only."""
     query = query_of(request)
     moment = now()
     since = _FROM.of(query)
@@ -145,7 +148,7 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 
 
 def _by_verb(broker: Broker) -> tuple[answers.ByVerb, answers.ByVerb]:
-    """Requests since the start, and messages per request."""
+    """Return the number of requests since the start, and the messages per request."""
     tallies, total = broker.tallies, broker.tallies.total
     asked: answers.ByVerb = {
         "push": tallies.push_requests,
@@ -168,13 +171,13 @@ def _each(messages: int, requests: int) -> float | None:
 
 
 async def list_status_queues(request: Request) -> Response:
-    """Queues with their counts, newest first."""
+    """List the status of queues. Returns queues with their message counts, the newest first."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
     identity = identity_of(request)
     page = await list_queues(
         broker_of(request).engine,
-        QueueFilter(namespace=_NAMESPACE.of(query), task=_TASK.of(query), limit=limit, offset=offset),
+        QueueFilter(namespace=NAMESPACE.of(query), task=TASK.of(query), limit=limit, offset=offset),
         visible=identity.may_use if identity.restricted else None,
     )
     answer: queue_answers.QueuePage = {
@@ -186,7 +189,7 @@ async def list_status_queues(request: Request) -> Response:
 
 
 async def show_status_queue(request: Request) -> Response:
-    """One queue with its options and a page of its partitions."""
+    """Get the status of a queue. Returns the queue with its options and a page of its partitions."""
     name = name_in_path(request, "queue")
     limit, offset = _PAGE.of(query_of(request))
     stats = await stats_of(request, name)
@@ -212,7 +215,7 @@ def _partition(partition: PartitionStats) -> answers.StatusPartition:
 
 
 async def list_status_messages(request: Request) -> Response:
-    """Messages of a queue, newest first."""
+    """List the messages of a queue. Returns messages without payloads, the newest first."""
     limit, offset = _MESSAGES.of(query_of(request))
     where = MessageFilter(queue=name_in_path(request, "queue"), limit=limit, offset=offset)
     answer: list[answers.StatusMessage] = [
@@ -235,7 +238,7 @@ async def list_status_messages(request: Request) -> Response:
 
 
 async def show_analytics(request: Request) -> Response:
-    """How many messages were pushed, interval by interval, in the last hour."""
+    """Get the push rate over time. Returns the number of pushed messages of the last hour, by interval."""
     interval = _INTERVAL.of(query_of(request)) or "hour"
     since, until, points = _history(request)
     data = [
@@ -249,7 +252,7 @@ async def show_analytics(request: Request) -> Response:
 
 
 async def show_buffers(request: Request) -> Response:
-    """Nothing is answered before it is on stable storage, so that nothing waits to be stored."""
+    """Get the state of write buffers. Always empty, because Hark stores data before it responds."""
     healthy = await broker_of(request).readiness.problem() is None
     answer: answers.Buffers = {"pending": 0, "failed": 0, "dbHealthy": healthy, "worker": 0}
     return reply(answer)
@@ -260,9 +263,7 @@ TABLE: Table = {
         "GET": read(show_status, Reach.SERVER, query=(_FROM, _TO, *_FILTERS), answer=answers.Status),
     },
     "/api/v1/status/queues": {
-        "GET": read(
-            list_status_queues, Reach.LISTED, query=(_NAMESPACE, _TASK, *_PAGE), answer=queue_answers.QueuePage
-        ),
+        "GET": read(list_status_queues, Reach.LISTED, query=(NAMESPACE, TASK, *_PAGE), answer=queue_answers.QueuePage),
     },
     "/api/v1/status/queues/{queue}": {
         "GET": read(show_status_queue, Reach.PATH, query=_PAGE, answer=answers.StatusOfQueue, errors=(NO_QUEUE,)),

@@ -1,4 +1,4 @@
-"""The server itself: health, numbers and maintenance."""
+"""Health, internal numbers and maintenance of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hark.http.routes.table import Reach, Table, admin, public, read
 
 log = logging.getLogger(__name__)
 
-# Nothing is ever answered before it is on stable storage, so that there is no buffer to report on.
+# Hark has no write buffer: it stores data before it responds.
 _NO_BUFFER: answers.Buffer = {"bufferedMessages": 0, "bufferHealthy": True}
 _NO_BUFFER_STATS: answers.BufferStats = {
     "pendingCount": 0,
@@ -29,10 +29,10 @@ _NO_BUFFER_STATS: answers.BufferStats = {
 
 
 async def health(request: Request) -> Response:
-    """Whether the server can reach its store."""
+    """Check the health of the server. Returns 200 if the server can reach its store, else 503."""
     problem = await broker_of(request).readiness.reach()
     if problem is not None:
-        log.warning("health: %s", problem)
+        log.warning("health check failed: %s", problem)
     answer: answers.Health = {
         "status": "healthy" if problem is None else "unhealthy",
         "database": "connected" if problem is None else "disconnected",
@@ -48,29 +48,33 @@ async def health(request: Request) -> Response:
 
 
 async def live(_request: Request) -> Response:
-    """Whether the process answers at all; it does not look at the store, so that nobody restarts it for that."""
+    """Check that the process responds. Does not check the store, so a store outage does not cause a restart."""
     answer: answers.Live = {"status": "live"}
     return reply(answer)
 
 
 async def ready(request: Request) -> Response:
-    """Whether requests should be sent here: the store answered lately, and the server is not about to stop."""
+    """Check that the server is ready. Returns 503 while the store is unavailable or the server shuts down."""
     problem = await broker_of(request).readiness.problem()
     if problem is None:
         is_ready: answers.Ready = {"status": "ready"}
         return reply(is_ready)
-    log.warning("not ready: %s", problem)
+    log.warning("readiness check failed: %s", problem)
     answer: answers.Ready = {"status": "not ready", "error": _told(request, problem), "code": "not_ready"}
     return reply(answer, 503)
 
 
 def _told(request: Request, problem: str) -> str:
-    """What everybody may know of a problem: where tokens are asked for, not what the store is and where."""
-    return "the log of the server says why" if edge_of(request).authenticator.enabled else problem
+    """Return the public text of a problem: with authentication on, it does not reveal details of the store."""
+    return "see the log of the server for the cause" if edge_of(request).authenticator.enabled else problem
 
 
 async def metrics(request: Request) -> Response:
-    """Numbers about the store, about those who wait for messages or watch keys, and about what shared a call."""
+    """Get internal metrics as JSON.
+
+    Returns numbers about the store, waiting consumers, key watchers, batches and peers. For monitoring, use
+    GET /metrics.
+    """
     broker = broker_of(request)
     answer: answers.SystemMetrics = {
         "store": await broker.engine.store_metrics(),
@@ -87,7 +91,7 @@ async def metrics(request: Request) -> Response:
 
 
 class MaintenanceBody(msgspec.Struct):
-    """The switch."""
+    """Whether maintenance is on."""
 
     enabled: bool
 
@@ -96,7 +100,7 @@ _TEXTS = {"enabled": "enabled (boolean) is required"}
 
 
 async def show_maintenance(request: Request) -> Response:
-    """Whether pushes and pops are stopped."""
+    """Get the maintenance mode. Returns whether pushes and pops are stopped."""
     broker = broker_of(request)
     answer: answers.Maintenance = {
         "maintenanceMode": broker.maintenance(PUSH_MAINTENANCE),
@@ -108,28 +112,28 @@ async def show_maintenance(request: Request) -> Response:
 
 
 async def set_maintenance(request: Request) -> Response:
-    """Stop or resume all pushes, over restarts too."""
+    """Set the maintenance mode for pushes. While it is on, pushes return 503. It survives restarts."""
     enabled = await _switch(request, PUSH_MAINTENANCE)
     answer: answers.PushMaintenance = {
         "maintenanceMode": enabled,
         **_NO_BUFFER,
-        "message": "Pushes are refused until maintenance ends" if enabled else "Pushes are accepted",
+        "message": "Pushes are rejected until maintenance is turned off" if enabled else "Pushes are accepted",
     }
     return reply(answer)
 
 
 async def show_pop_maintenance(request: Request) -> Response:
-    """Whether pops are stopped."""
+    """Get the maintenance mode for pops. Returns whether pops are stopped."""
     return _pop_maintenance(broker_of(request).maintenance(POP_MAINTENANCE))
 
 
 async def set_pop_maintenance(request: Request) -> Response:
-    """Stop or resume all pops, over restarts too."""
+    """Set the maintenance mode for pops. While it is on, pops return no messages. It survives restarts."""
     return _pop_maintenance(await _switch(request, POP_MAINTENANCE))
 
 
 def _pop_maintenance(enabled: bool) -> Response:
-    text = "Pops answer empty until maintenance ends" if enabled else "Pops are served"
+    text = "Pops return no messages until maintenance is turned off" if enabled else "Pops return messages"
     answer: answers.PopMaintenance = {"popMaintenanceMode": enabled, "message": text}
     return reply(answer)
 

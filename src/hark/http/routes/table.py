@@ -1,4 +1,4 @@
-"""What a table of routes says of each operation: who may ask for it, what it is about, what it takes and answers."""
+"""Operations in a table of routes: role, queues, parameters, body and responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hark.access.identity import Role
 from hark.http.params import Param
 
 WEBSOCKET = "WEBSOCKET"
-"""The method under which a table has an endpoint that takes WebSockets."""
+"""The method of endpoints for WebSockets in a table."""
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -23,24 +23,24 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Reach(enum.Enum):
-    """Which queues an operation is about: how somebody who may use only some of them is kept to these."""
+    """The queues of an operation, and how they are checked against the queues of a restricted token."""
 
     NOTHING = enum.auto()
-    """None at all."""
+    """The operation concerns no queue."""
     PATH = enum.auto()
-    """The one that is `{queue}` in the path; it is checked before the endpoint is called."""
+    """The queue `{queue}` in the path, checked before the endpoint is called."""
     QUERY = enum.auto()
-    """The one in the parameter `queue`; it is checked before, and who may not use all queues has to give it."""
+    """The queue in the parameter `queue`, checked before the endpoint is called. Restricted tokens must name it."""
     ITEMS = enum.auto()
-    """Those that the body or an id names; the endpoint checks each."""
+    """The queues that the body or an id names; the endpoint checks each of them."""
     LISTED = enum.auto()
-    """All that the asker may use; the endpoint leaves out the others."""
+    """All queues that the caller may use; the endpoint leaves out the others."""
     SERVER = enum.auto()
-    """All there are; refused to those who may use only some."""
+    """All queues; restricted tokens are rejected."""
 
 
 class Failure(NamedTuple):
-    """An error that an operation may answer with, beside those that every operation may."""
+    """An error response of an operation, in addition to those of every operation."""
 
     status: int
     code: str
@@ -50,51 +50,51 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path."""
 
     endpoint: Callable[..., Awaitable[object]]
-    """A function from a request to a response, or if `raw` an ASGI application."""
+    """A function from a request to a response, or an ASGI application if `raw`."""
     role: Role | None
-    """The least role that may ask; None: everybody may, without a token too."""
+    """The lowest role that may call the operation; None: public, no token required."""
     reach: Reach
     query: tuple[Param, ...] = ()
     body: Any = None
-    """The type of the body, if it has one."""
+    """The type of the request body, if there is one."""
     body_optional: bool = False
-    """Whether an empty body is as good as an empty object."""
+    """Whether an empty body counts as an empty object."""
     answer: Any = None
-    """The type of the body of the answer; or these types by status, None where the answer has no body."""
+    """The type of the response body, or types by status; None: no body."""
     media: str = JSON
-    """What the answer is, if it is no error."""
+    """The media type of successful responses."""
     errors: tuple[Failure, ...] = ()
     raw: bool = False
 
     @property
     def answers(self) -> Mapping[int, Any]:
-        """The types of what it answers, by status."""
+        """The types of response bodies, by status."""
         return self.answer if isinstance(self.answer, Mapping) else {200: self.answer}
 
 
 Table = Mapping[str, Mapping[str, Operation]]
 """Path patterns, each with an operation per HTTP method.
 
-`{name}` takes one segment as the client wrote it, so that %2F is part of a name; `{name:path}` at the end takes all
-segments that are left, one or more, as a list. Where two patterns fit a path, the first that has the method counts.
+`{name}` matches one segment before decoding, so %2F is part of a name. `{name:path}` at the end matches one or more
+remaining segments as a list. If two patterns match a path, the first one with the method counts.
 """
 
 
 def public(endpoint: Callable[..., Awaitable[object]], **said: Any) -> Operation:
-    """An operation for everybody, about no queue."""
+    """Return a public operation that concerns no queue."""
     return Operation(endpoint=endpoint, role=None, reach=Reach.NOTHING, **said)
 
 
 def read(endpoint: Callable[..., Awaitable[object]], reach: Reach, **said: Any) -> Operation:
-    """An operation that changes nothing."""
+    """Return an operation for the role read-only: it changes nothing."""
     return Operation(endpoint=endpoint, role=Role.READ_ONLY, reach=reach, **said)
 
 
 def write(endpoint: Callable[..., Awaitable[object]], reach: Reach, **said: Any) -> Operation:
-    """An operation of those who produce and consume."""
+    """Return an operation for the role read-write: for producers and consumers."""
     return Operation(endpoint=endpoint, role=Role.READ_WRITE, reach=reach, **said)
 
 
 def admin(endpoint: Callable[..., Awaitable[object]], reach: Reach, **said: Any) -> Operation:
-    """An operation that can't be undone, or that concerns the whole server."""
+    """Return an operation for the role admin: it cannot be undone, or it concerns the whole server."""
     return Operation(endpoint=endpoint, role=Role.ADMIN, reach=reach, **said)

@@ -1,4 +1,4 @@
-"""Traces: events that consumers record about messages."""
+"""Trace events that consumers record about messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NO_DATA = msgspec.Raw(b"null")
 
 
 class TraceBody(msgspec.Struct, rename="camel"):
-    """An event; null means absent."""
+    """A trace event to record. Null means absent."""
 
     transaction_id: str | None = None
     partition_id: str | None = None
@@ -52,7 +52,7 @@ class TraceBody(msgspec.Struct, rename="camel"):
 
 
 async def record(request: Request) -> Response:
-    """Record an event about a message."""
+    """Record a trace event. Stores an event about a message, with optional names to find it by."""
     body = await read_json(request, TraceBody, "trace")
     if not body.transaction_id or not body.partition_id:
         raise InvalidInput("transactionId and partitionId are required")
@@ -60,7 +60,7 @@ async def record(request: Request) -> Response:
     if data == b"null":
         raise InvalidInput("data is required")
     if payload_too_deep(data):
-        raise InvalidInput(f"data: nested too deeply, at most {MAX_DEPTH} levels")
+        raise InvalidInput(f"data: must be nested at most {MAX_DEPTH} levels deep")
     partition_id = check_text(body.partition_id, "partitionId")
     trace = NewTrace(
         partition_id=await reached(identity_of(request), broker_of(request), partition_id),
@@ -76,7 +76,7 @@ async def record(request: Request) -> Response:
 
 
 async def list_of_message(request: Request) -> Response:
-    """The events of one message, oldest first."""
+    """List the trace events of a message. Returns a page of events, the oldest first."""
     limit, offset = _OF_MESSAGE.of(query_of(request))
     broker = broker_of(request)
     traces, _ = await broker.traces(
@@ -90,7 +90,7 @@ async def list_of_message(request: Request) -> Response:
 
 
 async def list_by_name(request: Request) -> Response:
-    """The events of one name over all messages, newest first."""
+    """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     limit, offset = _BY_NAME.of(query_of(request))
     traces, total = await broker_of(request).traces(name=name_in_path(request, "name"), limit=limit, offset=offset)
     answer: NamedTraces = {
@@ -102,7 +102,7 @@ async def list_by_name(request: Request) -> Response:
 
 
 async def list_names(request: Request) -> Response:
-    """The names that events were recorded under."""
+    """List trace names. Returns the names of recorded trace events, with counts."""
     limit, offset = _NAMES.of(query_of(request))
     names, total = await broker_of(request).engine.trace_names(limit, offset)
     answer: TraceNames = {

@@ -1,4 +1,4 @@
-"""Transactions: pushes, settlements and writes of keys that happen together or not at all."""
+"""Transactions: pushes, acknowledgements and writes of keys that are applied together or not at all."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ _TEXTS = {name: text for name, text in ITEM_TEXTS.items() if name not in {"items
 
 
 class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
-    """A push: `items`, or the fields of one item beside the type."""
+    """A push: either several messages in `items`, or the fields of one message."""
 
     queue: str = ""
     items: list[PushItem] | None = None
 
 
 class AckOperation(AckBody, tag_field="type", tag="ack"):
-    """A settlement."""
+    """An acknowledgement."""
 
 
 class TransactionBody(msgspec.Struct, rename="camel"):
-    """The operations in order, and the leases that they need."""
+    """The operations of a transaction, in order, and the leases that they require."""
 
     operations: list[PushOperation | AckOperation]
     required_leases: list[str] | None = None
@@ -70,16 +70,22 @@ class TransactionBody(msgspec.Struct, rename="camel"):
 
 
 class KeysBody(msgspec.Struct):
-    """The part of a transaction that writes keys, by itself: what is wrong with it has words of its own."""
+    """The key-value part of a transaction, decoded separately for better error texts."""
 
     kv: atomic.AtomicBody | list[msgspec.Raw] | None
 
 
 async def transact(request: Request) -> Response:
-    """Apply a transaction; one that is refused is answered with 200 and `success` false."""
+    """Apply a transaction.
+
+    Applies pushes, acknowledgements and writes of keys together or not at all. A refused transaction returns 200 with
+    `success` false, and nothing is applied.
+    """
     body = await read_json(request, TransactionBody, "transaction", _TEXTS)
     if body.timers:
-        raise Refused("timers: this server has none; push with delay or deliverAt instead. Nothing was applied")
+        raise Refused(
+            "timers: this server does not support timers, and nothing was applied; push with delay or deliverAt instead"
+        )
     most = settings_of(request).limits.max_batch
     keys = _keys(body.kv, most)
     operations = _flatten(body.operations, most)
@@ -102,12 +108,12 @@ async def transact(request: Request) -> Response:
 
 
 def _keys(given: msgspec.Raw, most: int) -> KeyWrite | None:
-    """What is to be checked and written in the key-value store."""
+    """Return the checks and mutations of the key-value store."""
     body = decode_json(b'{"kv":%b}' % bytes(given), KeysBody, "kv").kv
     if not body:
         return None
     if isinstance(body, list):
-        raise Refused("kv: expected an object with checks and mutations; this server has no list of operations here")
+        raise Refused("kv: this server does not support a list of operations; send an object with checks and mutations")
     return atomic.parse_key_write(body, most, where="kv.")
 
 
@@ -118,7 +124,7 @@ def _written(keys: KeyWritten | None) -> WrittenKeys:
 
 
 def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> list[NewMessage | Settlement]:
-    """One entry per pushed item and per settlement."""
+    """Return one entry for each pushed message and each acknowledgement."""
     flat: list[NewMessage | Settlement] = []
     for index, operation in enumerate(operations):
         if isinstance(operation, AckOperation):
@@ -131,7 +137,7 @@ def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> l
             flat.extend(_message(item, place, where) for place, item in enumerate(operation.items))
         if len(flat) > most:
             raise InvalidInput(
-                f"operations: at most {most} in one transaction (setting limits.max_batch)",
+                f"operations: at most {most} in one transaction (setting limits.max_batch); split the transaction",
                 code="batch_too_large",
             )
     return flat
@@ -139,12 +145,12 @@ def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> l
 
 def _message(item: PushItem, index: int, where: str) -> NewMessage:
     if item.payload is NO_PAYLOAD:
-        item.payload = _EMPTY_OBJECT  # Only a push of its own makes a missing payload null.
+        item.payload = _EMPTY_OBJECT  # Outside of transactions a missing payload is null.
     return to_new_message(item, index, where)
 
 
 def _results(operations: Sequence[NewMessage | Settlement], transaction: TransactionOutcome) -> list[OperationResult]:
-    # Of a transaction that failed the last result is that of the operation that failed.
+    # The last result of a failed transaction is that of the failed operation.
     failed, count = transaction.failed_index, len(transaction.results)
     start = 0 if failed is None else max(0, failed + 1 - count)
     results: list[OperationResult] = []

@@ -1,1 +1,1 @@
-"""Streams over HTTP: messages as they come, by SSE and by WebSocket."""
+"""Streaming consumers over HTTP: server-sent events and WebSocket."""

@@ -1,4 +1,4 @@
-"""What goes on over one WebSocket: deliveries out, frames in, each frame answered before the next is read."""
+"""One WebSocket connection: deliveries to the client, and frames from the client, handled one after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SLACK = 64
 
 
 class Connection:
-    """One client, its stream and its browsers."""
+    """One client with its stream and its queue browsers."""
 
     def __init__(
         self, broker: Broker, settings: Settings, stream: Stream, line: Line, identity: Identity, caller: str
@@ -44,13 +44,13 @@ class Connection:
         self._line = line
         self._browsers: dict[str, Browser] = {}
         self._groups: dict[str, str] = {}
-        """The groups of leases that were delivered here; some of those that are over are forgotten now and then."""
+        """Groups of the leases that were delivered on this connection. Expired leases are removed from time to time."""
         self._most_groups = _SLACK
         self._drained = asyncio.Event()
         self._resumed = asyncio.Event()
 
     def close(self) -> None:
-        """Nothing more goes out."""
+        """Close the queue browsers."""
         for browser in self._browsers.values():
             browser.close()
         self._browsers.clear()
@@ -58,7 +58,7 @@ class Connection:
     # Out ---------------------------------------------------------------------------------------------------
 
     async def deliver(self) -> None:
-        """Write what comes for the stream, until it is closed."""
+        """Write deliveries to the client until the stream is closed."""
         stream = self._stream
         while not stream.closed:
             arrival = await stream.next()
@@ -78,7 +78,7 @@ class Connection:
         if error is not None:
             await self._write(_ended(consumer.name, error))
         elif self._stream.consumers.get(consumer.name) is not consumer:
-            self._stream.lost(arrival)  # It was on its way when the client unsubscribed.
+            self._stream.lost(arrival)  # The client unsubscribed before the delivery was written.
         else:
             group = consumer.request.group
             self._remember(result.lease_id, group)
@@ -113,12 +113,12 @@ class Connection:
     # In ----------------------------------------------------------------------------------------------------
 
     async def obey(self, receive: Receive, tasks: asyncio.TaskGroup) -> None:
-        """Do what the client's frames say, one after the other, until it leaves."""
+        """Handle the frames of the client, one after the other, until it disconnects."""
         while (event := await receive())["type"] != "websocket.disconnect":
             text = event.get("text")
             try:
                 if text is None:
-                    raise InvalidInput("frame: expected text with a JSON object, got a binary frame")
+                    raise InvalidInput("frame: expected a text frame with a JSON object, got a binary frame")
                 answer = await self._do(frames.decode_frame(text), tasks)
             except Exception as error:
                 answer = frames.refused(text, known_error(error))
@@ -161,9 +161,11 @@ class Connection:
         name = check_name(frame.id, "id")
         wish = subscribing(msgspec.to_builtins(frame), self._settings)
         if name in self._browsers or name in self._stream.consumers:
-            raise Conflict(f"id: there is a subscription {short(name)} already", code="subscription_exists")
+            raise Conflict(
+                f"id: the subscription {short(name)} exists already; choose another id", code="subscription_exists"
+            )
         if len(self._browsers) + len(self._stream.consumers) >= MAX_SUBSCRIPTIONS:
-            raise InvalidInput(f"at most {MAX_SUBSCRIPTIONS} subscriptions on one connection; open another one")
+            raise InvalidInput(f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions; open another connection")
         if isinstance(wish, Browsing):
             self._identity.check_queue(wish.queue)
             browser = await self._broker.delivery.browsers.open(wish.queue, wish.partition, wish.start)
@@ -181,14 +183,18 @@ class Connection:
         if browser is not None:
             self._leave(name, browser)
         elif not self._stream.unsubscribe(name):
-            raise NotFound(f"id: there is no subscription {short(name)}", code="subscription_not_found")
+            raise NotFound(
+                f"id: the subscription {short(name)} does not exist on this connection", code="subscription_not_found"
+            )
         return frames.Unsubscribed(name)
 
     def _settlements(self, frame: frames.Ack | frames.Nack) -> list[Settlement]:
         items, most = frame.items, self._settings.limits.max_batch
         if len(items) > most:
             raise InvalidInput(
-                f"items: at most {most} in one frame (limits.max_batch), got {len(items)}", code="batch_too_large"
+                f"items: at most {most} in one frame (setting limits.max_batch), got {len(items)}; send smaller "
+                "batches",
+                code="batch_too_large",
             )
         settlements = []
         for index, item in enumerate(items):
@@ -198,7 +204,9 @@ class Connection:
                 if item.status not in _NACKS:
                     raise InvalidInput(f"{where}status: expected failed, retry or dlq, got {short(item.status)}")
             elif item.status not in (None, "completed"):
-                raise InvalidInput(f"{where}status: an ack completes; send a nack for {short(item.status)}")
+                raise InvalidInput(
+                    f"{where}status: expected completed in an ack frame, got {short(item.status)}; send a nack frame"
+                )
             settlements.append(settlement_of(item, self._group_of(item, frame.consumer_group, where), where))
         return settlements
 

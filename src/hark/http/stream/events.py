@@ -1,4 +1,4 @@
-"""Server-sent events: what all routes have in common that answer with them."""
+"""Server-sent events: the code that all event streams share."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hark.http.stream.transport import transport_of
 
 
 class Source(Protocol):
-    """Where events come from; once it is closed, those who wait for its next one are told that there is none."""
+    """A source of events. After `close`, a pending wait for the next event returns nothing."""
 
     def close(self) -> None:
-        """The client is gone."""
+        """Close the source, because the client has disconnected."""
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
-    """How a route goes about its events."""
+    """Options of an event stream."""
 
     opening: bytes
-    """What goes out at once, so that the client sees that it is connected."""
+    """Sent immediately, so that the client sees that it is connected."""
     ping: bytes
     ping_seconds: float
     first_ping_seconds: float | None = None
-    """When the first ping comes, if it comes sooner than the others."""
+    """Time until the first ping, if it is shorter than the others."""
     patience: float
-    """Seconds that a client may read nothing of what is written to it."""
+    """Seconds after which a client that reads nothing is disconnected."""
     cache_control: bytes = b"no-store"
 
 
 def event(name: bytes, data: bytes, id: bytes = b"") -> bytes:
-    """An event as it goes out; line breaks in JSON are mere space."""
+    """Return an event as bytes. Line breaks in JSON become spaces."""
     if b"\n" in data or b"\r" in data:
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")
     if id:
@@ -52,10 +52,10 @@ async def send_events(
     feed: Callable[[Line], Awaitable[None]],
     manner: Manner,
 ) -> None:
-    """Answer with events: `feed` writes those of the source to the line until there are no more.
+    """Respond with events: `feed` writes the events of the source to the line until there are no more.
 
-    The client's leaving ends the source, and the end of the source ends the answer. What `feed` raises goes out as an
-    event of its own.
+    The source is closed when the client disconnects, and the response ends when the source ends. An exception of `feed`
+    is sent as an event `error`.
     """
     watch = asyncio.create_task(_close_when_left(receive, source))
     headers = [
@@ -99,7 +99,7 @@ async def _feed(scope: Scope, send: Send, feed: Callable[[Line], Awaitable[None]
 
 
 async def take(stream: Stream, line: Line, render: Callable[[Arrival], bytes]) -> None:
-    """Write what comes for a stream, until it is closed; what could not be written is given back."""
+    """Write deliveries of a stream until it is closed. Leases on messages that could not be written are released."""
     while (arrival := await stream.next()) is not None:
         if arrival.error is not None:
             raise arrival.error

@@ -1,4 +1,4 @@
-"""The frames of a WebSocket, each a JSON object that says by `type` what it is."""
+"""The frames of a WebSocket: JSON objects with a field `type`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NO_REF = msgspec.Raw(b"null")
 
 
 class _Frame(msgspec.Struct, rename="camel", tag_field="type", tag=str.lower):
-    """Base of all frames; `ref` is whatever the client likes, and comes back in the answer."""
+    """Base class of all frames. `ref` is any JSON value of the client; the response repeats it."""
 
 
 # From the client -------------------------------------------------------------------------------------------
 
 
 class Subscribe(_Frame, kw_only=True):
-    """Take or browse messages as well; the fields are those of a pop."""
+    """Subscribe to messages, or browse them. The fields are the parameters of a pop."""
 
     id: str
     queue: str | None = None
@@ -46,19 +46,19 @@ class Subscribe(_Frame, kw_only=True):
 
 
 class Unsubscribe(_Frame):
-    """Take no more of a subscription; what the client holds of it stays its own."""
+    """End a subscription. The client keeps its leases."""
 
     id: str
 
 
 class Credit(_Frame):
-    """The client may hold so many unsettled messages, all in all."""
+    """Set the number of unacknowledged messages that the client may hold in total."""
 
     n: int
 
 
 class Ack(_Frame):
-    """Messages are done."""
+    """Acknowledge messages."""
 
     items: list[AckBody]
     ref: msgspec.Raw = NO_REF
@@ -66,7 +66,7 @@ class Ack(_Frame):
 
 
 class Nack(_Frame):
-    """Messages failed, should come again later, or are dead letters."""
+    """Reject, retry or dead-letter messages."""
 
     items: list[AckBody]
     ref: msgspec.Raw = NO_REF
@@ -74,7 +74,7 @@ class Nack(_Frame):
 
 
 class Renew(_Frame):
-    """Hold leases longer."""
+    """Renew leases."""
 
     lease_ids: list[str]
     ref: msgspec.Raw = NO_REF
@@ -82,25 +82,25 @@ class Renew(_Frame):
 
 
 class Pause(_Frame):
-    """Give me nothing for now."""
+    """Stop deliveries to this client until it resumes."""
 
 
 class Resume(_Frame):
-    """Go on, after a pause or a drain."""
+    """Continue deliveries after a pause or a drain."""
 
 
 class Drain(_Frame):
-    """Give me nothing more, and say when all that was on its way has come."""
+    """Stop deliveries, and confirm when the last message has been sent."""
 
     ref: msgspec.Raw = NO_REF
 
 
 class Ping(_Frame):
-    """Are you there?"""
+    """Check the connection."""
 
 
 class Pong(_Frame):
-    """I am."""
+    """Response to a ping."""
 
 
 ClientFrame = Subscribe | Unsubscribe | Credit | Ack | Nack | Renew | Pause | Resume | Drain | Ping | Pong
@@ -114,19 +114,19 @@ _TEXTS = {
 
 
 class Subscribed(_Frame):
-    """Messages of the subscription may come from now on."""
+    """Confirms a subscription."""
 
     id: str
 
 
 class Unsubscribed(_Frame):
-    """No messages of the subscription come any more."""
+    """Confirms the end of a subscription."""
 
     id: str
 
 
 class Messages(_Frame):
-    """Messages under one lease; none where they were settled at delivery, or are only shown."""
+    """Messages under one lease. The lease id is empty for auto-acknowledged and browsed messages."""
 
     id: str
     lease_id: str
@@ -134,28 +134,28 @@ class Messages(_Frame):
 
 
 class Settled(_Frame):
-    """What became of an ack or a nack, item by item."""
+    """Results of an ack or a nack, in the order of its items."""
 
     ref: msgspec.Raw
     results: Sequence[AckAnswer]
 
 
 class Renewed(_Frame):
-    """What became of leases, in the order in which they were named."""
+    """Results of a renewal, in the order of its leases."""
 
     ref: msgspec.Raw
     results: Sequence[RenewalAnswer]
 
 
 class Drained(_Frame):
-    """Nothing more comes until the client resumes."""
+    """Confirms that no messages follow until the client resumes."""
 
     ref: msgspec.Raw
     unsettled: int
 
 
 class Error(_Frame, kw_only=True):
-    """A frame was refused (with its `ref` or `id`), or a subscription ended (with its `id`)."""
+    """A frame was rejected (with its `ref` or `id`), or a subscription ended (with its `id`)."""
 
     ref: msgspec.Raw | UnsetType = UNSET
     id: msgspec.Raw | UnsetType = UNSET
@@ -167,21 +167,21 @@ ServerFrame = Subscribed | Unsubscribed | Messages | Settled | Renewed | Drained
 
 
 class _Labels(msgspec.Struct):
-    """By what a client knows its frame again."""
+    """The fields by which a client recognises its frame."""
 
     ref: msgspec.Raw | UnsetType = UNSET
     id: msgspec.Raw | UnsetType = UNSET
 
 
 def decode_frame(text: str) -> ClientFrame:
-    """A frame of a client; what is wrong with it is said by field."""
+    """Decode a frame of a client. Errors name the invalid field."""
     # (A union is no type to mypy, though it is one to msgspec.)
     frame: ClientFrame = decode_json(text.encode(), ClientFrame, "frame", _TEXTS)  # type: ignore[arg-type]
     return frame
 
 
 def refused(text: str | None, error: HarkError) -> Error:
-    """The answer to a frame that was refused, with its labels if it can be read that far."""
+    """Return the error frame for a rejected frame, with its `ref` and `id` if they can be read."""
     try:
         labels = msgspec.json.decode(text or "", type=_Labels)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

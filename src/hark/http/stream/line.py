@@ -1,4 +1,4 @@
-"""The way out to one streaming client."""
+"""Writes to one streaming client."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 Put = Callable[[bytes], Awaitable[None]]
-"""Hands bytes to the server, which first waits until its buffer has room; without bytes it only waits."""
+"""Passes bytes to the server, after its buffer has room. With empty bytes it only waits."""
 
 PING_SECONDS = 15.0
 
 
 class Gone(Exception):
-    """The client has left, or did not read for too long."""
+    """The client has disconnected, or has not read for too long."""
 
 
 class Line:
-    """One write at a time, each in the hands of the socket before the next, and a ping when there is nothing else."""
+    """Serialises writes to a client and sends pings while it is idle. Each write reaches the socket before the next."""
 
     def __init__(
         self, put: Put, transport: asyncio.Transport, *, patience: float, ping: bytes, ping_seconds: float
@@ -27,23 +27,23 @@ class Line:
         self._ping = ping
         self._ping_seconds = ping_seconds
         self._left = 0
-        """Bytes of a write that the socket has not taken yet."""
+        """Bytes of a write that the socket has not accepted yet."""
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
         if not transport.is_closing():
-            # No room at all: so whoever waits for room waits until the socket has the last byte. (Transports with TLS
-            # count otherwise: with 0 they would find a buffer full that is empty. And they know only of their own
-            # buffer, behind which there is that of the socket's transport.)
+            # A limit of zero makes writes wait until the socket has the last byte. (For TLS transports the limit is 1:
+            # with 0 they treat an empty buffer as full. They count only their own buffer, not that of the socket's
+            # transport.)
             secure = transport.get_extra_info("sslcontext") is not None
             transport.set_write_buffer_limits(high=1 if secure else 0, low=0)
 
     async def write(self, data: bytes) -> None:
-        """Return when the socket has all of it; raises `Gone` if the client has left or does not read at all."""
+        """Return when the socket has all data; raises `Gone` if the client has disconnected or does not read."""
         async with self._turn:
             self._check()
             try:
-                await self._wait_for_room()  # The server itself writes too: it answers pings.
+                await self._wait_for_room()  # The server itself also writes, for example to answer pings.
                 await self._put(data)
                 await self._wait_for_room()
             except OSError:
@@ -69,7 +69,7 @@ class Line:
         if left < self._left:
             self._left = left
             self._watch()
-        else:  # Closing would wait for the client to read what is left.
+        else:  # `close` would wait until the client reads the rest.
             self._transport.abort()
 
     def _check(self) -> None:
@@ -77,7 +77,7 @@ class Line:
             raise Gone
 
     async def keep_alive(self, first_seconds: float | None = None) -> None:
-        """Ping whenever nothing was written for a while, until the client is gone; the first time maybe sooner."""
+        """Send a ping whenever nothing was written for a while, until the client disconnects."""
         pause = self._ping_seconds if first_seconds is None else first_seconds
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Messages as server-sent events: GET /api/v1/listen and its forms."""
+"""Messages as server-sent events: GET /api/v1/listen and its variants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventStreams:
         )
 
     def table(self) -> Table:
-        """The route, with the queue or a partition of it in the path too."""
+        """Return the table of the route, also with the queue or a partition in the path."""
         return {
             "/api/v1/listen": {"GET": self._listen(Reach.QUERY)},
             "/api/v1/listen/queue/{queue}": {"GET": self._listen(Reach.PATH)},
@@ -46,7 +46,12 @@ class EventStreams:
         return read(self.listen, reach, query=query, answer=str, media=EVENTS, errors=errors, raw=True)
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Messages as they come, to take them or only to see them."""
+        """Stream messages.
+
+        Sends each message as a server-sent event `message` as soon as it is available, and an event `ping` while there
+        is none. Acknowledge the messages with POST /api/v1/ack. With `browse=true` the stream shows messages without
+        receiving them and requires only the role read-only; otherwise it requires the role read-write.
+        """
         try:
             source = await self._open(scope)
         except Exception as error:

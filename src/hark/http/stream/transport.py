@@ -1,4 +1,4 @@
-"""uvicorn's protocols, with the socket in reach: a client that does not read can only be got rid of there."""
+"""uvicorn's protocols with access to the transport, to disconnect clients that do not read."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ _MAX_FRAGMENTS = 10_000
 
 
 class OpenProtocol(GuardedProtocol):
-    """uvicorn's HTTP with bounds, and its transport in the state of each request, which WebSockets inherit."""
+    """uvicorn's HTTP protocol with limits, and its transport in the state of each request and WebSocket."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's own.
-        """Once per connection, so that requests cost nothing more."""
+        """Store the transport once per connection, so that requests cost nothing extra."""
         super().connection_made(transport)
         self.app_state = self.app_state | {_STATE: transport, _SERVER: self.server_state}
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the connection at once: one that was reset uvicorn would keep until its idle time is over."""
+        """Release the connection immediately. uvicorn would keep a reset connection until its idle timeout."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
 
 class QuietWebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, but what it says of every connection can be kept out of the log."""
+    """uvicorn's WebSocket protocol with a separate logger."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Use a logger of its own."""
+        """Use the separate logger."""
         super().connection_made(transport)
         self.logger = self.conn.logger = logging.getLogger(WEBSOCKET_LOG)
 
     def handle_ping(self) -> None:
-        """Answer, unless the client reads nothing of what it is sent."""
+        """Answer a ping, unless the client does not read."""
         if self.transport.get_write_buffer_size() > _UNREAD_BYTES:
             self.transport.abort()
         else:
             super().handle_ping()
 
     def handle_cont(self, event: Frame) -> None:
-        """Put the parts of a message together; each costs memory, however small it is."""
+        """Collect the fragments of a message, up to a limit: each fragment costs memory."""
         if len(self.frames) >= _MAX_FRAGMENTS:
             self.transport.abort()
         else:
@@ -60,16 +60,16 @@ class QuietWebSocket(WebSocketsSansIOProtocol):
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
-    """Whether uvicorn says of a WebSocket what somebody should know: one that was refused has been answered."""
+    """Return whether a WebSocket log record is worth logging. Rejected connections are not."""
     return record.levelno >= logging.WARNING and "without completing handshake" not in record.msg
 
 
 def transport_of(scope: Scope) -> asyncio.Transport:
-    """The transport that a request came by."""
+    """Return the transport of a request."""
     return cast(asyncio.Transport, scope["state"][_STATE])
 
 
 def load_of(scope: Scope) -> tuple[int, int]:
-    """How many connections the server has that a request came by, and how many requests it is answering."""
+    """Return the number of open connections and of requests in progress."""
     server: ServerState | None = scope.get("state", {}).get(_SERVER)
     return (0, 0) if server is None else (len(server.connections), len(server.tasks))

@@ -1,4 +1,4 @@
-"""Consumers by WebSocket: GET /api/v1/consume."""
+"""Consumers over WebSocket: GET /api/v1/consume."""
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ class WebSockets:
         self._settings = settings
         self._ping_seconds = ping_seconds
         self._credit = IntParam(
-            "credit", "How many messages may be sent before more credit is given.", 0, 0, settings.limits.max_batch
+            "credit",
+            "Initial credit: maximum number of unacknowledged messages that the client holds. A frame `credit` "
+            "changes it.",
+            0,
+            0,
+            settings.limits.max_batch,
         )
 
     def table(self) -> Table:
-        """The route."""
+        """Return the table of this route."""
         return {
             "/api/v1/consume": {
                 WEBSOCKET: read(self.consume, Reach.ITEMS, query=(self._credit,), answer={101: None}, raw=True)
@@ -39,18 +44,23 @@ class WebSockets:
         }
 
     async def consume(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Consume by WebSocket: subscribe, get messages, settle them."""
+        """Consume over WebSocket.
+
+        Opens a WebSocket connection. The client sends frames to subscribe, to grant credit, and to acknowledge, reject
+        and renew messages. Frames are JSON objects with a field `type`. Subscriptions that receive messages, and frames
+        that settle or renew them, require the role read-write.
+        """
         try:
             stream = self._open(scope)
         except Exception as error:
             await refuse(scope, receive, send, known_error(error))
             return
-        await receive()  # That somebody wants to connect.
+        await receive()  # The connect event.
         try:
             await send({"type": "websocket.accept"})
             await self._talk(stream, scope, receive, send)
         except OSError:
-            return  # It left before it was there.
+            return  # The client disconnected during the handshake.
         finally:
             stream.close()
 
@@ -77,7 +87,7 @@ class WebSockets:
                 tasks.create_task(line.keep_alive())
                 tasks.create_task(connection.deliver())
                 await connection.obey(receive, tasks)
-                raise Gone  # Whatever else goes on for this client ends too.
+                raise Gone  # Ends the other tasks of this client.
         except* Gone:
             pass
         finally:

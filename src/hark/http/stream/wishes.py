@@ -1,4 +1,4 @@
-"""What a streaming client asks for: the parameters of a pop, and those of a browser."""
+"""Requests of streaming clients: the parameters of a pop, and those of a queue browser."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.http.checks import parse_time, query_params, short
-from hark.http.params import BoolParam, IntParam, NameParam, Param
-from hark.http.pops import Place, place_in_query, place_of, pop_request, priority_param, taking_params
+from hark.http.params import BoolParam, IntParam, Param
+from hark.http.pops import PARTITION, Place, place_in_query, place_of, pop_request, priority_param, taking_params
 from hark.model import BrowseFrom, PopRequest
 from hark.settings import Settings
 
@@ -17,16 +17,16 @@ DEFAULT_PREFETCH = 10
 
 
 class Taking(msgspec.Struct, frozen=True):
-    """To take messages as they come."""
+    """A request to receive messages."""
 
     request: PopRequest
     priority: int
     prefetch: int = 0
-    """How many it may hold unsettled, where that is said together with the wish."""
+    """Maximum number of unacknowledged messages; 0 if the client sets it separately."""
 
 
 class Browsing(msgspec.Struct, frozen=True):
-    """To see messages as they come, and to take none."""
+    """A request to browse messages without receiving them."""
 
     queue: str
     partition: str | None
@@ -35,36 +35,40 @@ class Browsing(msgspec.Struct, frozen=True):
 
 Wish = Taking | Browsing
 
-_PARTITION = NameParam("partition", "Only this partition of the queue.")
-_BROWSE = BoolParam("browse", "Whether to see messages and take none.")
-_FROM = Param("from", "Where browsing starts: `head`, `tail`, or a time.")
+_BROWSE = BoolParam("browse", "Show messages without receiving them. Requires a queue.")
+_FROM = Param(
+    "from",
+    "Where browsing starts: `head` (oldest stored message), `tail` (new messages only), or a time. Allowed only with "
+    "`browse=true`. The default is `tail`.",
+)
 
 
 def listening_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
-    """The parameters of a stream; those of the place where it is not in the path."""
-    partition = () if place else (_PARTITION,)
+    """Return the parameters of a stream. `place`: including the queue."""
+    partition = () if place else (PARTITION,)
     taking = taking_params(settings, DEFAULT_PREFETCH, place=place)
     return (*taking, *partition, prefetch_param(settings), _BROWSE, _FROM)
 
 
 def prefetch_param(settings: Settings) -> IntParam:
-    """How many messages a client may hold."""
+    """Return the parameter for the number of messages that a client may hold."""
     most = settings.limits.max_batch
-    return IntParam("prefetch", "How many messages the client holds at most.", DEFAULT_PREFETCH, 1, most)
+    meaning = "Maximum number of unacknowledged messages that the client holds."
+    return IntParam("prefetch", meaning, DEFAULT_PREFETCH, 1, most)
 
 
 def listening(place: Place, query_string: bytes, settings: Settings) -> Wish:
-    """The wish of a path, which may name a place, and of a query string."""
+    """Return the request of a path, which may name a queue, and of a query string."""
     query = query_params(query_string)
     queue, partition = place_of(place, query)
     if queue is not None and partition is None:
-        partition = _PARTITION.of(query)
+        partition = PARTITION.of(query)
     prefetch = prefetch_param(settings).of(query)
     return _wish(query, (queue, partition), prefetch, settings)
 
 
 def subscribing(fields: Mapping[str, object], settings: Settings) -> Wish:
-    """The wish of a frame, whose fields have the names of the parameters."""
+    """Return the request of a frame, whose fields have the names of the parameters."""
     query = {name: _text(value) for name, value in fields.items() if value is not None}
     wish = _wish(query, place_in_query(query), DEFAULT_PREFETCH, settings)
     return wish if isinstance(wish, Browsing) else msgspec.structs.replace(wish, prefetch=0)
@@ -74,11 +78,13 @@ def _wish(query: Mapping[str, str], place: Place, prefetch: int, settings: Setti
     start = _FROM.text(query)
     if not _BROWSE.of(query):
         if start:
-            raise InvalidInput("from: only with browse; say with subscriptionFrom where a group starts")
+            raise InvalidInput(
+                "from: allowed only with browse=true; use subscriptionFrom to choose where a consumer group starts"
+            )
         return Taking(pop_request(query, place, prefetch, settings), priority_param(query), prefetch)
     queue, partition = place
     if queue is None:
-        raise InvalidInput("queue is required: say which one to browse")
+        raise InvalidInput("queue is required: name the queue to browse")
     return Browsing(queue, partition, _start(start or "tail"))
 
 

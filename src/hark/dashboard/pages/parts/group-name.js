@@ -1,11 +1,13 @@
-// How groups are called: that of consumers who name none has a name that nobody chose.
+// Names of groups. Consumers that name no group share the default group, which has a name made by the server.
+//
+//   groupName(name)   for a table or a list        groupText(name)   within a sentence
 
 import { h } from "../../lib/dom.js";
 
 export const DEFAULT_GROUP = "__QUEUE_MODE__";
 
 export function groupName(name) {
-  return name === DEFAULT_GROUP ? h("span", { class: "soft", title: name }, "default") : h("span", null, name);
+  return name === DEFAULT_GROUP ? h("span", { class: "soft", title: name }, "default group") : h("span", null, name);
 }
 
 export function groupText(name) {

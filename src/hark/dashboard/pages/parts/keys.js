@@ -1,9 +1,9 @@
-// What the pages about keys share.
+// Shared functions of the pages about keys.
 //
 //   keyText(key)             a key as a path where that is unambiguous, else as JSON
 //   keyHash(key)             the address of its page
 //   keyPath(key)             its route on the server
-//   pathOf(text)             the route of a key that a person typed: users/17, or ["users", "17"]
+//   pathOf(text)             the route of a key that the user typed: users/17, or ["users", "17"]
 //   setKey({path, value, seconds})   write it; value: JSON text
 
 import { JsonText, put, url } from "../../lib/api.js";
@@ -25,7 +25,7 @@ export function keyPath(key) {
 
 export function pathOf(text) {
   const typed = text.trim();
-  if (typed === "") throw new Error("A key is needed, such as users/ada.");
+  if (typed === "") throw new Error("Enter a key, for example users/ada.");
   if (typed.startsWith("[")) return url`/keyval/api/keys/${typed}`;
   return `/keyval/api/keys/${typed.split("/").map(encodeURIComponent).join("/")}`;
 }

@@ -1,8 +1,8 @@
-// What can be done with dead letters, on their list and on the page of one.
+// Actions on dead letters, for the list and for the page of one dead letter.
 //
-//   requeueIds(ids) -> {requeued, failed}    put them back, many requests if there are many
-//   requeueMatching(filter, progress) -> number   put all back that match and failed before now
-//   deleteIds(ids) -> number                 remove them
+//   requeueIds(ids) -> {requeued, failed}    requeue these dead letters
+//   requeueMatching(filter, progress) -> number   requeue all that match and failed before now
+//   deleteIds(ids) -> number                 delete these dead letters
 //   LETTERS(n)                               "1 dead letter", "5 dead letters"
 
 import { post } from "../../lib/api.js";
@@ -15,7 +15,7 @@ export async function requeueIds(ids) {
   return { requeued, failed: results.filter((result) => !result.success) };
 }
 
-// The server takes a bounded number at a time. What fails again meanwhile is newer than `to`, and not taken twice.
+// The server requeues a limited number per request. Messages that fail again meanwhile are newer than `to`.
 export async function requeueMatching(filter, progress) {
   const fixed = { ...filter, to: filter.to ?? new Date().toISOString() };
   let all = 0;

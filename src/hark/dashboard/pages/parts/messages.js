@@ -1,26 +1,21 @@
-// What several pages show of messages.
+// Parts of several pages that show messages.
 //
 //   messageLink(message)          a link to its page; needs id and partitionId
 //   messageHash(id, partitionId)  the address of that page
 //   stateBadge(state)             its state as a coloured word
-//   groupName(group)              the name of a group as people know it
 //   eventRow(event)               one recorded event, with its data
 
 import { h } from "../../lib/dom.js";
 import { ago } from "../../lib/format.js";
 import { jsonView } from "../../lib/json.js";
 import { badge, link } from "../../lib/ui.js";
+import { groupName } from "./group-name.js";
 
-const STATES = { pending: ["pending", ""], processing: ["processing", "accent"], completed: ["completed", "good"], dead_letter: ["dead letter", "bad"] };
-const QUEUE_MODE = "__QUEUE_MODE__";
+const STATES = { pending: ["pending", ""], processing: ["in flight", "accent"], completed: ["settled", "good"], dead_letter: ["dead letter", "bad"] };
 
 export function stateBadge(state) {
   const [text, kind] = STATES[state] ?? [state, ""];
   return badge(text, kind);
-}
-
-export function groupName(group) {
-  return group === QUEUE_MODE ? "default group" : group;
 }
 
 export function messageHash(id, partitionId) {

@@ -1,4 +1,4 @@
-// What can be done to a whole queue. Each asks first where something is lost.
+// Actions on a whole queue. Destructive actions need a confirmation.
 
 import { del, post, url } from "../../lib/api.js";
 import { ask } from "../../lib/dialog.js";
@@ -12,10 +12,10 @@ export function pauseButton(queue, paused, done, kind = "") {
     icon: paused ? "play" : "pause",
     kind,
     role: "read-write",
-    title: paused ? "Let deliveries go on" : "Stop deliveries; pushes go on",
+    title: paused ? "Resume deliveries" : "Stop deliveries. Pushes are still accepted.",
     on: async () => {
       await post(url`/api/v1/resources/queues/${queue}/` + (paused ? "resume" : "pause"));
-      toast(paused ? `Deliveries of ${queue} go on.` : `Deliveries of ${queue} are stopped.`);
+      toast(paused ? `Resumed ${queue}.` : `Paused ${queue}. Consumers receive no messages from it.`);
       await done();
     },
   });
@@ -24,37 +24,37 @@ export function pauseButton(queue, paused, done, kind = "") {
 }
 
 export function purgeButton(queue, done) {
-  return button("Purge…", { icon: "trash", kind: "quiet-danger", role: "admin", on: () => purge(queue, done) });
+  return button("Purge", { icon: "trash", kind: "quiet-danger", role: "admin", on: () => purge(queue, done) });
 }
 
 export function deleteButton(queue) {
-  return button("Delete…", { icon: "trash", kind: "quiet-danger", role: "admin", on: () => remove(queue) });
+  return button("Delete", { icon: "trash", kind: "quiet-danger", role: "admin", on: () => remove(queue) });
 }
 
 async function purge(queue, done) {
   const answer = await ask({
     title: `Purge ${queue}?`,
-    body: h("p", null, "All its messages are removed, settled or not, also those that consumers hold right now. Dead letters stay. ", h("b", null, "This can't be undone.")),
-    action: "Purge the queue",
+    body: h("p", null, "All messages of this queue are removed for all groups, including messages in flight. The queue, its options, its groups and its dead letters stay. ", h("b", null, "You cannot undo this.")),
+    action: "Purge queue",
     danger: true,
     typed: queue,
     run: () => post(url`/api/v1/resources/queues/${queue}/purge`),
   });
   if (!answer) return;
-  toast(`${count(answer.purged)} ${answer.purged === 1 ? "message was" : "messages were"} removed from ${queue}.`);
+  toast(`Removed ${count(answer.purged)} ${answer.purged === 1 ? "message" : "messages"} from ${queue}.`);
   await done();
 }
 
 async function remove(queue) {
   const answer = await ask({
     title: `Delete ${queue}?`,
-    body: h("p", null, "The queue is removed with its messages, groups and dead letters. ", h("b", null, "This can't be undone.")),
-    action: "Delete the queue",
+    body: h("p", null, "The queue is removed with its options, messages, groups and dead letters. A later push creates a new queue with default options. ", h("b", null, "You cannot undo this.")),
+    action: "Delete queue",
     danger: true,
     typed: queue,
     run: () => del(url`/api/v1/resources/queues/${queue}`),
   });
   if (!answer) return;
-  toast(`Queue ${queue} was deleted.`);
+  toast(`Deleted queue ${queue}.`);
   location.hash = "#/queues";
 }

@@ -1,4 +1,4 @@
-// The groups of a queue: how far behind they are, and what can be done about it.
+// The groups of a queue: their lag, and actions on them.
 
 import { del, get, post, put, url } from "../../lib/api.js";
 import { ask } from "../../lib/dialog.js";
@@ -16,7 +16,7 @@ export function showGroups(page, place, queue, { refresh }) {
     label: "Groups",
     columns: columns(queue.name, refresh),
     rowKey: (group) => group.name,
-    empty: () => empty("No groups yet", "A group is there from its first pop on.", `curl 'http://${location.host}/api/v1/pop/queue/${encodeURIComponent(queue.name)}?consumerGroup=billing'`),
+    empty: () => empty("No groups yet", "The first pop of a group creates it:", `curl 'http://${location.host}/api/v1/pop/queue/${encodeURIComponent(queue.name)}?consumerGroup=billing'`),
     load: async ({ limit, offset, signal }) => ({ rows: await get("/api/v1/consumer-groups", { queue: queue.name, limit, offset }, { signal }) }),
   });
   fill(place, panel(null, {}, groups.element));
@@ -28,12 +28,12 @@ function columns(queue, refresh) {
   return [
     { label: "Group", main: true, cell: (group) => h("span", null, groupName(group.name), " ", badges(group)) },
     { label: "Lag", numeric: true, cell: (group) => h("span", { class: group.totalLag ? null : "soft", title: exact(group.totalLag) }, count(group.totalLag)) },
-    { label: "Partitions behind", numeric: true, cell: (group) => link(count(group.partitionsWithLag), places(group.name)) },
-    { label: "Oldest", numeric: true, cell: (group) => (group.totalLag ? duration(group.maxTimeLag) : "–") },
+    { label: "Lagging partitions", numeric: true, cell: (group) => link(count(group.partitionsWithLag), places(group.name)) },
+    { label: "Longest wait", numeric: true, cell: (group) => (group.totalLag ? duration(group.maxTimeLag) : "–") },
     { label: "In flight", numeric: true, cell: (group) => count(group.inFlight) },
     { label: "Leases", numeric: true, cell: (group) => link(count(group.members), `#/consumers?${new URLSearchParams({ queue, consumerGroup: group.name })}`) },
     { label: "Limits", cell: (group) => limitsText(group.limits) },
-    { label: "Started with", cell: (group) => started(group) },
+    { label: "Start", cell: (group) => started(group) },
     { label: "", cell: (group) => actions(queue, group, refresh) },
   ];
 }
@@ -43,9 +43,11 @@ function badges(group) {
   return [badge(group.groupMode), group.paused && badge("paused", "warn"), state].filter(Boolean).map((one) => [one, " "]);
 }
 
+const STARTS = { all: "first message", new: "new messages" };
+
 function started(group) {
   if (group.subscriptionMode === "timestamp" || group.subscriptionTimestamp) return ago(group.subscriptionTimestamp);
-  return group.subscriptionMode === "all" ? "all" : group.subscriptionMode;
+  return STARTS[group.subscriptionMode] ?? group.subscriptionMode;
 }
 
 function limitsText({ maxInFlight, rateLimit, rateBurst }) {
@@ -56,44 +58,44 @@ function limitsText({ maxInFlight, rateLimit, rateBurst }) {
 function actions(queue, group, refresh) {
   const items = [
     { text: group.paused ? "Resume" : "Pause", role: "read-write", on: () => pause(queue, group, refresh) },
-    { text: "Seek…", role: "read-write", on: () => seekGroup(queue, group.name, refresh) },
-    { text: "Limits…", role: "read-write", on: () => limit(queue, group, refresh) },
-    { text: "Settle all…", role: "read-write", danger: true, on: () => settleAll(queue, group, refresh) },
-    { text: "Delete…", role: "admin", danger: true, on: () => remove(queue, group, refresh) },
+    { text: "Seek", role: "read-write", on: () => seekGroup(queue, group.name, refresh) },
+    { text: "Limits", role: "read-write", on: () => limit(queue, group, refresh) },
+    { text: "Settle all", role: "read-write", danger: true, on: () => settleAll(queue, group, refresh) },
+    { text: "Delete", role: "admin", danger: true, on: () => remove(queue, group, refresh) },
   ];
   return h("div", { class: "actions" }, menu("Actions", items, { label: `Actions on ${groupText(group.name)}` }));
 }
 
 async function pause(queue, group, refresh) {
   await post(url`/api/v1/resources/queues/${queue}/groups/${group.name}/` + (group.paused ? "resume" : "pause"));
-  toast(group.paused ? `Deliveries to ${groupText(group.name)} go on.` : `Deliveries to ${groupText(group.name)} are stopped.`);
+  toast(group.paused ? `Resumed ${groupText(group.name)}.` : `Paused ${groupText(group.name)}. Its consumers receive no messages from ${queue}.`);
   await refresh();
 }
 
 async function settleAll(queue, group, refresh) {
   const answer = await ask({
-    title: `Settle all for ${groupText(group.name)}?`,
-    body: `The ${exact(group.totalLag)} messages that it has open in ${queue} count as done for this group, also those that its consumers hold. Other groups keep them.`,
+    title: `Settle all messages for ${groupText(group.name)}?`,
+    body: `The group skips all messages that it has not settled in ${queue} (now ${exact(group.totalLag)}), including messages in flight. Other groups are not affected. To receive the messages again, seek the group back while they are still stored.`,
     action: "Settle all",
     danger: true,
     run: () => post(url`/api/v1/resources/queues/${queue}/groups/${group.name}/purge`),
   });
   if (!answer) return;
-  toast(`${count(answer.purged)} messages were settled for ${groupText(group.name)}.`);
+  toast(`Settled ${count(answer.purged)} ${answer.purged === 1 ? "message" : "messages"} for ${groupText(group.name)}.`);
   await refresh();
 }
 
 async function remove(queue, group, refresh) {
   const answer = await ask({
     title: `Delete ${groupText(group.name)} of ${queue}?`,
-    body: "Its place in every partition is forgotten and its leases are void. If its consumers come again, it starts as a new group, and may get everything once more.",
-    action: "Delete the group",
+    body: "The group loses its position in every partition, and its leases become invalid. You cannot undo this. If a consumer uses the group again, it starts as a new group and can receive messages a second time.",
+    action: "Delete group",
     danger: true,
     typed: group.name,
     run: () => del(url`/api/v1/consumer-groups/${group.name}/queues/${queue}`),
   });
   if (!answer) return;
-  toast(`${groupText(group.name)} was deleted.`);
+  toast(`Deleted ${groupText(group.name)}.`);
   await refresh();
 }
 
@@ -103,13 +105,13 @@ async function limit(queue, group, refresh) {
   const body = h(
     "div",
     { class: "form" },
-    field("Most in flight (messages)", inputs.maxInFlight, { hint: "On leases at once. 0: no bound." }),
-    field("Rate limit (messages/s)", inputs.rateLimit, { hint: "Delivered at most. 0: no bound." }),
-    field("Rate burst (messages)", inputs.rateBurst, { hint: "Delivered at once after a pause; needs a rate limit." }),
+    field("Maximum in flight (messages)", inputs.maxInFlight, { hint: "0 means no limit." }),
+    field("Rate limit (messages/s)", inputs.rateLimit, { hint: "Maximum delivery rate. 0 means no limit." }),
+    field("Rate burst (messages)", inputs.rateBurst, { hint: "Size of a burst after a pause. Needs a rate limit." }),
   );
   const limits = () => Object.fromEntries(Object.entries(inputs).map(([name, one]) => [name, Number(one.value)]));
   const run = () => put(url`/api/v1/consumer-groups/${group.name}/queues/${queue}/limits`, limits());
   if (!(await ask({ title: `Limits of ${groupText(group.name)}`, body, action: "Save", run }))) return;
-  toast("The limits were saved.");
+  toast("Saved the limits.");
   await refresh();
 }

@@ -1,4 +1,4 @@
-// The options of a queue, to be seen and changed.
+// A form with the options of a queue.
 
 import { post } from "../../lib/api.js";
 import { fill, h } from "../../lib/dom.js";
@@ -30,7 +30,7 @@ export function showOptions(_page, place, queue, { refresh }) {
     try {
       const answer = await post("/api/v1/configure", { queue: queue.name, namespace: namespace.value, task: task.value, options: options.read() });
       Object.assign(queue, { namespace: answer.namespace, task: answer.task, options: answer.options });
-      toast("The options were saved.");
+      toast("Saved the options.");
       await refresh();
     } catch (error) {
       trouble.textContent = error.message;

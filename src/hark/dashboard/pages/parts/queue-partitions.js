@@ -1,4 +1,4 @@
-// The partitions of a queue, a page at a time: what waits in each, and how far a group is in it.
+// The partitions of a queue, page by page: their messages, and the cursor and lag of a group.
 
 import { get, url } from "../../lib/api.js";
 import { fill, h } from "../../lib/dom.js";
@@ -18,8 +18,8 @@ export function showPartitions(page, place, queue, { draw }) {
     rowKey: (partition) => partition.id,
     search: { label: "Search partitions" },
     filters: [choose],
-    nothing: "No partition has that in its name.",
-    empty: () => empty("No partitions yet", "A partition is made by the first push to it.", `hark push ${queue.name} '{"id": 17}' --partition customer-4`),
+    nothing: "No partition matches. Change the search.",
+    empty: () => empty("No partitions yet", "Push a message to create a partition:", `hark push ${queue.name} '{"id": 17}' --partition customer-4`),
     load: async ({ limit, offset, search, signal }) => {
       const found = await get(url`/api/v1/resources/queues/${queue.name}`, { limit, offset, search, places: true }, { signal });
       draw(found);
@@ -35,7 +35,7 @@ export function showPartitions(page, place, queue, { draw }) {
   return partitions.refresh;
 }
 
-// Without a group it is the one that is furthest behind here.
+// Without a selected group: the group with the most lag in this partition.
 function placeOf(partition, group) {
   const places = partition.places ?? [];
   if (group !== ANY) return places.find((one) => one.consumerGroup === group) ?? null;
@@ -48,16 +48,16 @@ function columns(queue) {
   const ofPlace = (show) => (partition) => (partition.place ? show(partition.place) : "–");
   return [
     { label: "Partition", main: true, cell: (partition) => link(partition.name, messages(partition)) },
-    { label: "Waiting", numeric: true, cell: (partition) => number(partition.stats.pending) },
+    { label: "Backlog", numeric: true, cell: (partition) => number(partition.stats.pending) },
     { label: "In flight", numeric: true, cell: (partition) => number(partition.stats.processing) },
     { label: "Retrying", numeric: true, cell: (partition) => number(partition.stats.failed) },
-    { label: "Dead", numeric: true, cell: (partition) => number(partition.stats.deadLetter) },
+    { label: "Dead letters", numeric: true, cell: (partition) => number(partition.stats.deadLetter) },
     { label: "Stored", numeric: true, cell: (partition) => number(partition.stats.total) },
     { label: "Newest", cell: (partition) => ago(partition.newestMessage) },
     { label: "Group", cell: ofPlace((one) => groupName(one.consumerGroup)) },
     { label: "Cursor", numeric: true, cell: ofPlace((one) => exact(one.cursor)) },
     { label: "Lag", numeric: true, cell: ofPlace((one) => number(one.lag)) },
-    { label: "Oldest", numeric: true, cell: ofPlace((one) => (one.lag ? duration(one.timeLagSeconds) : "–")) },
+    { label: "Wait", numeric: true, cell: ofPlace((one) => (one.lag ? duration(one.timeLagSeconds) : "–")) },
     { label: "Lease", cell: ofPlace((one) => (one.leaseId ? badge("leased", "accent") : null)) },
   ];
 }
@@ -65,6 +65,6 @@ function columns(queue) {
 async function offerGroups(page, place, queue, group, on) {
   const groups = await get("/api/v1/consumer-groups", { queue, limit: 1000 }, { signal: page.signal }).catch(() => []);
   if (!groups.length) return;
-  const options = [[ANY, "Group that is furthest behind"], ...groups.map(({ name }) => [name, name === "__QUEUE_MODE__" ? "default group" : name])];
-  fill(place, select(options, { value: group, on, label: "Whose cursor and lag" }));
+  const options = [[ANY, "Group with the most lag"], ...groups.map(({ name }) => [name, name === "__QUEUE_MODE__" ? "default group" : name])];
+  fill(place, select(options, { value: group, on, label: "Group for cursor and lag" }));
 }

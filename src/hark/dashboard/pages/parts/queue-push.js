@@ -30,10 +30,10 @@ export function showPush(_page, place, queue, { refresh }) {
     h(
       "div",
       { class: "fields" },
-      field("Partition", partition, { hint: "Made if it is not there." }),
-      field("Transaction id", transaction, { hint: "Pushed twice with the same one, a message is kept once." }),
-      field("Delay (s)", delay, { hint: "Not delivered earlier." }),
-      field("Priority", priority, { hint: "0 to 9; higher first, in shared groups." }),
+      field("Partition", partition, { hint: "Created by the first push to it." }),
+      field("Idempotency key", transaction, { hint: "Optional. A second push with the same key is a duplicate." }),
+      field("Delay (s)", delay, { hint: "Time until the first delivery." }),
+      field("Priority", priority, { hint: "0 to 9. Shared groups receive higher values first." }),
     ),
     h("div", { class: "actions" }, push),
     outcome,
@@ -49,14 +49,14 @@ export function showPush(_page, place, queue, { refresh }) {
   return null;
 }
 
-// The payload goes out as it was typed: as data it would lose digits of large numbers.
+// Sends the payload as typed, because parsing it would lose digits of large numbers.
 async function send(item, payload) {
   try {
     const head = JSON.stringify(item).slice(0, -1);
     const [answer] = await post("/api/v1/push", new JsonText(`{"items": [${head}, "payload": ${payload.read()}}]}`));
     if (answer.status === "failed") return notice("bad", answer.error);
     const message = link(answer.message_id, `#/messages/${encodeURIComponent(answer.message_id)}`);
-    if (answer.status === "duplicate") return notice("warn", "Nothing was pushed: a message with this transaction id is there already: ", message);
+    if (answer.status === "duplicate") return notice("warn", "Not pushed. The partition already has a message with this idempotency key: ", message);
     return notice("info", "Pushed as message ", message, ".");
   } catch (error) {
     return notice("bad", error.message);

@@ -1,4 +1,4 @@
-// Moving a group to another place of a queue.
+// Moves a group to another position in a queue.
 
 import { post, url } from "../../lib/api.js";
 import { ask } from "../../lib/dialog.js";
@@ -14,16 +14,16 @@ export async function seekGroup(queue, group, refresh) {
   const body = h(
     "div",
     { class: "form" },
-    h("p", null, "What its consumers hold there is taken from them. Messages before the new place are not delivered, those after it are, also a second time."),
+    h("p", null, "The group skips messages before the new position. It receives messages after the new position, even if it settled them before. Leases of the group become invalid."),
     to.element,
-    field("Only in partition", partition, { hint: "Empty: in all of them." }),
+    field("Only in partition", partition, { hint: "Leave empty for all partitions." }),
   );
   const all = url`/api/v1/consumer-groups/${group}/queues/${queue}`;
   const path = () => (partition.value ? all + url`/partitions/${partition.value}/seek` : `${all}/seek`);
-  const answer = await ask({ title: `Move ${groupText(group)} in ${queue}`, body, action: "Move the group", danger: true, run: () => post(path(), to.read()) });
+  const answer = await ask({ title: `Seek ${groupText(group)} in ${queue}`, body, action: "Seek", danger: true, run: () => post(path(), to.read()) });
   if (!answer) return;
   const moved = answer.partitionsUpdated ?? (answer.updated ? 1 : 0);
-  toast(`${groupText(group)} was moved in ${exact(moved)} ${moved === 1 ? "partition" : "partitions"}.`);
+  toast(`Moved ${groupText(group)} in ${exact(moved)} ${moved === 1 ? "partition" : "partitions"}.`);
   await refresh();
 }
 
@@ -39,18 +39,18 @@ function choices() {
   const element = h(
     "fieldset",
     { class: "fieldset choices" },
-    h("legend", null, "Go on"),
-    choice("end", "at the end: skip all that is there"),
-    choice("start", "at the first message that is kept"),
-    choice("time", "after a time", time),
-    choice("offset", "with an offset", offset),
+    h("legend", null, "New position"),
+    choice("end", "End: skip all stored messages"),
+    choice("start", "Start: the first stored message"),
+    choice("time", "After a time", time),
+    choice("offset", "At an offset", offset),
   );
   const read = () => {
     const chosen = element.querySelector("input[type=radio]:checked").value;
     if (chosen === "end") return { toEnd: true };
     if (chosen === "start") return { offset: 1 };
     if (chosen === "offset") return { offset: Number(offset.value) };
-    if (!time.value) throw new Error("Give the time after which the group is to go on.");
+    if (!time.value) throw new Error("Enter the time after which the group continues.");
     return { timestamp: new Date(time.value).toISOString() };
   };
   return { element, read };

@@ -37,7 +37,7 @@ class Address(msgspec.Struct, frozen=True):
         try:
             parts = urlsplit(url)
         except ValueError:
-            _refuse("that is no URL; expected s3://bucket/prefix")
+            _refuse("invalid URL; expected s3://bucket/prefix")
         parameters = _parameters(parts)
         return cls(
             bucket=_bucket(parts),
@@ -64,29 +64,29 @@ def _refuse(text: str) -> NoReturn:
 def _bucket(parts: SplitResult) -> str:
     if "@" in parts.netloc:
         _refuse(
-            "credentials do not belong in the URL of a bucket; give them as the AWS tools expect them, "
-            "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            "the URL of a bucket must not contain credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE"
         )
     if not parts.netloc:
         _refuse("the URL names no bucket; expected s3://bucket/prefix")
     if _BUCKET.fullmatch(parts.netloc) is None or ".." in parts.netloc:
         _refuse(
-            f"{parts.netloc!r} is not the name of a bucket: 3 to 63 lower-case letters, digits, dots and hyphens "
-            "(a server other than AWS goes into ?endpoint=http://host:port)"
+            f"{parts.netloc!r} is not a bucket name: expected 3 to 63 lower-case letters, digits, dots and hyphens "
+            "(for a server other than AWS, add ?endpoint=http://host:port)"
         )
     return parts.netloc
 
 
 def _prefix(parts: SplitResult) -> str:
     if parts.fragment:
-        _refuse(f"the URL of a bucket has no part after '#', but this one has {parts.fragment!r}")
+        _refuse(f"the URL of a bucket cannot have a part after '#'; remove {parts.fragment!r}")
     prefix = parts.path.strip("/")
     if not prefix:
         return ""
     if _PREFIX.fullmatch(prefix) is None or {".", ".."} & set(prefix.split("/")) or len(prefix) > _MAX_PREFIX:
         _refuse(
-            f"{prefix!r} is not a prefix that Hark takes: names of letters, digits and !_.*'()=- between single "
-            f"slashes, at most {_MAX_PREFIX} characters"
+            f"invalid prefix {prefix!r}; expected names of letters, digits and !_.*'()=- between single slashes, "
+            f"at most {_MAX_PREFIX} characters"
         )
     return prefix
 
@@ -95,9 +95,9 @@ def _parameters(parts: SplitResult) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _PARAMETERS:
-            _refuse(f"the URL of a bucket takes ?endpoint= and &region=, but not {name!r}")
+            _refuse(f"unknown parameter {name!r} in the URL of a bucket; expected endpoint or region")
         if name in found:
-            _refuse(f"the URL has {name}= twice")
+            _refuse(f"the URL contains {name}= twice; remove one of them")
         found[name] = value
     return found
 
@@ -111,13 +111,13 @@ def _endpoint(text: str | None) -> str | None:
     except ValueError:
         usable = False
     if not usable:
-        _refuse("endpoint= is not the URL of a server; expected such as ?endpoint=http://127.0.0.1:9000")
+        _refuse("endpoint= is not the URL of a server; expected, for example, ?endpoint=http://127.0.0.1:9000")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        _refuse("endpoint= is the URL of a server alone, without credentials and parameters")
+        _refuse("endpoint= must be the URL of a server without credentials and parameters")
     return text.rstrip("/")
 
 
 def _region(text: str | None) -> str | None:
     if text is not None and _REGION.fullmatch(text) is None:
-        _refuse(f"region={text!r} is not the name of a region; expected such as region=eu-west-1")
+        _refuse(f"region={text!r} is not the name of a region; expected, for example, region=eu-west-1")
     return text

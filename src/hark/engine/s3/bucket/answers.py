@@ -1,4 +1,4 @@
-"""What the answers of a store mean, by their status and their code."""
+"""Translates responses of the bucket to errors, by status and code."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ _SLOW_DOWN = frozenset(
         "TooManyRequests",
     }
 )
-# S3 answers 400 when the body of a request came too slowly, though nobody did anything wrong.
+# S3 answers 400 when the body of a request arrived too slowly, although the request is valid.
 _UNCLEAR = frozenset({"InternalError", "OperationTimeout", "RequestTimeout"}) | _SLOW_DOWN
-_ABOUT_CREDENTIALS = (
-    "these credentials are not accepted; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-)
+_ABOUT_CREDENTIALS = "the credentials are invalid; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _EXPIRED = "the credentials have expired; renew them"
-_ELSEWHERE = "the bucket is in another region; name it with ?region= in the URL of the engine, or as s3.region"
+_ELSEWHERE = "the bucket is in another region; set it with ?region= in the engine URL, or as s3.region"
 _FORBIDDEN = (
-    "these credentials may not do that; Hark needs s3:GetObject, s3:PutObject and s3:DeleteObject on the objects, and "
-    "s3:ListBucket on the bucket (without it, S3 calls an object that is missing forbidden)"
+    "the credentials lack a permission; Hark needs s3:GetObject, s3:PutObject and s3:DeleteObject on the objects, and "
+    "s3:ListBucket on the bucket (without it, S3 answers 403 for missing objects)"
 )
 _ADVICE = {
     "AccessDenied": _FORBIDDEN,
@@ -37,21 +35,21 @@ _ADVICE = {
     "ExpiredToken": _EXPIRED,
     "InvalidAccessKeyId": _ABOUT_CREDENTIALS,
     "InvalidToken": _EXPIRED,
-    "NoSuchBucket": "there is no such bucket; create it, or correct its name in the URL of the engine",
-    "NotImplemented": "the store does not know this kind of request, so Hark can't be used on it",
+    "NoSuchBucket": "the bucket does not exist; create it, or correct its name in the engine URL",
+    "NotImplemented": "the store does not support this request, so Hark cannot use it; choose another store",
     "PermanentRedirect": _ELSEWHERE,
-    "RequestTimeTooSkewed": "the clock of this machine is wrong; set it",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong; synchronise it",
     "SignatureDoesNotMatch": _ABOUT_CREDENTIALS,
     "TokenRefreshRequired": _EXPIRED,
 }
 
 
 class Missing(BucketError):
-    """404: there is no such object. Never leaves this folder."""
+    """404: the object does not exist. Never leaves this package."""
 
 
 def meaning(status: int, code: str, said: str) -> BucketError:
-    """The error that an answer is; `said` is what people should read of it."""
+    """The error for a response; `said` is its text for people."""
     if status == 412:
         return Taken(said)
     if status == 409:
@@ -60,14 +58,14 @@ def meaning(status: int, code: str, said: str) -> BucketError:
         return Missing(said)
     if status in (429, 503) or code in _SLOW_DOWN:
         return Unclear(said, slow_down=True)
-    # 501 is the one of the 5xx that is about the request.
+    # Of the 5xx statuses, only 501 is about the request itself.
     if status == 408 or (status >= 500 and status != 501) or code in _UNCLEAR:
         return Unclear(said)
     return Refused(f"{said}; {advice(status, code)}")
 
 
 def advice(status: int, code: str) -> str:
-    """What to do about an answer that does not go away."""
+    """The remedy for a permanent error."""
     known = _ADVICE.get(code)
     if known is not None:
         return known
@@ -77,11 +75,11 @@ def advice(status: int, code: str) -> str:
         return _ADVICE["NotImplemented"]
     if 300 <= status < 400:
         return _ELSEWHERE
-    return "check the URL of the engine: is that an S3 server, and is this its bucket?"
+    return "check that the engine URL names an S3 server and an existing bucket"
 
 
 def date_of(header: str | None) -> int | None:
-    """A Date header in microseconds; None: there is none that makes sense."""
+    """A Date header in microseconds, or None if it is missing or invalid."""
     if header is None:
         return None
     try:

@@ -55,7 +55,7 @@ class S3Bucket:
         try:
             client = await self._open.enter_async_context(made)
         except (*library.FAILURES, ValueError) as error:
-            raise Refused(f"{error}; correct the configuration of the AWS tools") from error
+            raise Refused(f"{error}; correct the AWS configuration") from error
         library.prepare(client)
         self._client = client
 
@@ -75,8 +75,8 @@ class S3Bucket:
         found = await self._get(key, Range=f"bytes={first}-{first + length - 1}")
         if found is not None and len(found.body) != length:
             raise Refused(
-                f"get {key} of {self.name}: {len(found.body)} bytes came instead of the {length} from {first}; the "
-                "object is too short, or the store does not know ranges"
+                f"get {key} of {self.name}: received {len(found.body)} bytes instead of {length} from {first}; the "
+                "object is too short, or the store does not support range requests"
             )
         return None if found is None else found.body
 

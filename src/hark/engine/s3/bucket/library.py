@@ -24,7 +24,7 @@ try:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 except ImportError as error:
-    raise StoreUnusable("the S3 engine needs aiobotocore; install it with: pip install 'hark[s3]'") from error
+    raise StoreUnusable("aiobotocore for the S3 engine is missing; install it with: pip install 'hark[s3]'") from error
 
 CONNECTIONS = 32
 """Requests at once at most; more wait for their turn."""
@@ -85,7 +85,7 @@ def make_client(address: Address, settings: S3) -> AbstractAsyncContextManager[C
             "s3", region_name=region, endpoint_url=endpoint, config=config
         )
     except (exceptions.BotoCoreError, ValueError) as error:
-        raise Refused(f"{error}; correct the configuration of the AWS tools") from error
+        raise Refused(f"{error}; correct the AWS configuration") from error
     return made
 
 
@@ -124,7 +124,7 @@ def translated(error: Exception, what: str) -> BucketError:
     if isinstance(error, _NOT_SENT):
         return Refused(f"{what}: {_credentials_advice(error)}")
     if isinstance(error, TimeoutError) and not str(error):
-        return Unclear(f"{what}: no answer in time")
+        return Unclear(f"{what}: no response in time")
     return Unclear(f"{what}: {error}", was_sent=_was_sent(error))
 
 
@@ -145,7 +145,7 @@ def headers_of(error: Exception) -> dict[str, str]:
 def _credentials_advice(error: Exception) -> str:
     if isinstance(error, exceptions.NoCredentialsError):
         return (
-            "there are no credentials; give them as the AWS tools expect them, such as AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the role of the machine"
+            "no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use a role of "
+            "the machine"
         )
-    return f"{error}; correct the configuration of the AWS tools"
+    return f"{error}; correct the AWS configuration"

@@ -48,20 +48,20 @@ async def probe(bucket: Bucket, unique: str, *, pause: Callable[[float], Awaitab
             await _clean(bucket, key)
             if attempt == ATTEMPTS:
                 raise StoreUnusable(
-                    f"{bucket.name} can't be reached, or answers with errors: {error}; check the network, the "
+                    f"cannot reach {bucket.name}, or it responds with errors: {error}; check the network, the "
                     "endpoint, and whether the store is healthy"
                 ) from error
             await pause(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)))
         except Refused as error:
-            raise StoreUnusable(f"{bucket.name} can't be used: {error}") from error
+            raise StoreUnusable(f"cannot use {bucket.name}: {error}") from error
         except _Broken as error:
             await _clean(bucket, key)
             broken += 1
             if broken < CERTAIN:
                 continue
             raise StoreUnusable(
-                f"{bucket.name} can't be used: {error}. Hark needs a store with conditional writes, such as S3; "
-                "on this one messages would be lost"
+                f"cannot use {bucket.name}: {error}; Hark needs a store with conditional writes, such as S3, or "
+                "messages would be lost"
             ) from error
 
 
@@ -73,19 +73,19 @@ async def _try(bucket: Bucket, key: str) -> None:
     await _creates_one_of_several(bucket, raced)
     await _again(lambda: bucket.delete([key, raced]))
     if await _again(lambda: bucket.get(key)) is not None:
-        raise _Broken("an object that was deleted is still there")
+        raise _Broken("a deleted object still exists")
 
 
 async def _creates_once(bucket: Bucket, key: str) -> str:
     try:
         etag = await bucket.create(key, _FIRST)
     except Taken as error:
-        raise _Broken("it says of a key that nobody has used that it is taken (If-None-Match)") from error
+        raise _Broken("it reports that an unused key exists (If-None-Match)") from error
     try:
         await bucket.create(key, _SECOND)
     except Taken:
         return etag
-    raise _Broken("it ignores the condition If-None-Match: two objects were created under one key")
+    raise _Broken("it ignores the condition If-None-Match: it created two objects under one key")
 
 
 async def _creates_one_of_several(bucket: Bucket, key: str) -> None:
@@ -100,37 +100,37 @@ async def _creates_one_of_several(bucket: Bucket, key: str) -> None:
 
     winners = sum(await asyncio.gather(*(create(number) for number in range(_AT_ONCE))))
     if winners == 0:
-        raise Conflicting(f"{key}: of several who created it at the same moment nobody did")
+        raise Conflicting(f"{key}: none of several concurrent creations succeeded")
     if winners > 1:
-        raise _Broken("it does not keep the condition If-None-Match when several create one key at the same moment")
+        raise _Broken("it ignores the condition If-None-Match when several requests create one key concurrently")
 
 
 async def _reads(bucket: Bucket, key: str) -> None:
     found = await _again(lambda: bucket.get(key))
     if found is None:
-        raise _Broken("an object that was stored can't be read")
+        raise _Broken("a stored object cannot be read")
     if found.body != _FIRST:
-        raise _Broken("it refused to create an object under a key that is taken (If-None-Match), and replaced it")
+        raise _Broken("it rejected the creation of an existing object (If-None-Match), but replaced the object")
     first, length = _PART
     if await _again(lambda: bucket.get_range(key, first, length)) != _FIRST[first : first + length]:
-        raise _Broken("it answers a request for a part of an object (Range) with something else")
+        raise _Broken("it returns wrong bytes for a range request (Range)")
 
 
 async def _replaces_what_it_names(bucket: Bucket, key: str, etag: str) -> None:
     try:
         newer = await bucket.replace(key, _SECOND, etag)
     except Taken as error:
-        raise _Broken("it refuses to replace an object though its ETag is the one that was named (If-Match)") from error
+        raise _Broken("it rejects the replacement of an object with a matching ETag (If-Match)") from error
     # The ETag of an object that was replaced is as wrong as one can be, and has the form that the store likes.
     try:
         await bucket.replace(key, _THIRD, etag)
     except Taken:
         pass
     else:
-        raise _Broken("it ignores the condition If-Match: an object was replaced though its ETag was another")
+        raise _Broken("it ignores the condition If-Match: it replaced an object with another ETag")
     found = await _again(lambda: bucket.get(key))
     if found is None or (found.body, found.etag) != (_SECOND, newer):
-        raise _Broken("it refused to replace an object (If-Match), and did it all the same")
+        raise _Broken("it rejected the replacement of an object (If-Match), but replaced the object")
 
 
 async def _again(request: Callable[[], Awaitable[T]]) -> T:

@@ -105,13 +105,13 @@ class _Append:
         name = self._bucket.name
         if self._may_be_there:
             return EngineFailure(
-                f"{name} did not say whether it stored log record {self._seq} ({cause}): it may have been kept or not; "
-                "look before you send it again",
+                f"{name} did not confirm log record {self._seq} ({cause}); it is unknown whether the request took "
+                "effect; check before you send it again",
                 code="outcome_unknown",
                 retry_after=retry_after,
             )
         if isinstance(cause, Refused):
-            text = f"{name} refuses log record {self._seq}: {cause}. Nothing was kept; check the bucket and its policy"
+            text = f"{name} rejects log record {self._seq}: {cause}; the request had no effect; check the bucket policy"
         else:
-            text = f"{name} could not store log record {self._seq}: {cause}. Nothing was kept; try again"
+            text = f"{name} could not store log record {self._seq}: {cause}; the request had no effect; retry"
         return EngineFailure(text, retry_after=retry_after)

@@ -55,4 +55,4 @@ def _check_kind(kind: bytes, found: bytes) -> None:
         return
     if len(found) == FIRST_AT and found[:-1] == kind[:-1] and found[-1] > kind[-1]:
         raise Newer(f"format {found[-1]}")
-    raise Damaged("it does not begin as one")
+    raise Damaged("its first bytes are wrong")

@@ -65,12 +65,12 @@ async def read_or_create(
             await bucket.create(places.META, wanted)
         except Refused as error:
             raise StoreUnusable(
-                f"{bucket.name} can't be used: {error}. Check that the bucket exists and that you may read and write it"
+                f"cannot use {bucket.name}: {error}; check that the bucket exists and that you can read and write it"
             ) from error
         except BucketError as error:
             if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
                 raise EngineFailure(
-                    f"{bucket.name} does not answer: {error}. Check its address and the network, then start again"
+                    f"{bucket.name} does not respond: {error}; check its address and the network, then start again"
                 ) from error
 
 
@@ -92,8 +92,8 @@ async def _refuse_remains(bucket: Bucket) -> None:
         # Somebody may have made the store since we looked for its meta, and may have filled it.
         if await bucket.get(key) is not None and await bucket.get(places.META) is None:
             raise StoreUnusable(
-                f"{bucket.name} has {key} but no {places.META}: it was removed. Restore it, choose another prefix, "
-                "or remove everything under this one to start empty"
+                f"{bucket.name} has {key} but no {places.META}, which was removed; restore it, choose another prefix, "
+                "or remove everything under this prefix to start with an empty store"
             )
 
 
@@ -104,9 +104,8 @@ def _decode(body: bytes, store: str) -> Meta:
             return msgspec.json.decode(body, type=Meta)
     except msgspec.MsgspecError as error:
         raise StoreUnusable(
-            f"{places.META} of {store} is damaged or of another program ({error}); restore it, or choose another prefix"
+            f"{places.META} of {store} is damaged or not from Hark ({error}); restore it, or choose another prefix"
         ) from None
     raise StoreUnusable(
-        f"{store} has format {version}, this Hark knows {FORMAT}; use the newer Hark that wrote it, "
-        "or choose another prefix"
+        f"{store} has format {version}, but this Hark supports {FORMAT}; upgrade Hark, or choose another prefix"
     )

@@ -134,11 +134,11 @@ async def advance(
                 return current
             return await _store(bucket, msgspec.structs.replace(wanted, nonce=nonce), None if read is None else read[1])
         except Refused as error:
-            raise EngineFailure(f"{bucket.name} refuses to change {places.POINTER}: {error}") from error
+            raise EngineFailure(f"{bucket.name} rejects the update of {places.POINTER}: {error}") from error
         except BucketError as error:
             # Whether it was taken, is contended or nobody knows: what is there now decides.
             if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
-                raise EngineFailure(f"{bucket.name} did not let {places.POINTER} be changed: {error}") from error
+                raise EngineFailure(f"cannot update {places.POINTER} of {bucket.name}: {error}") from error
 
 
 async def _store(bucket: Bucket, pointer: Pointer, etag: str | None) -> Pointer:
@@ -154,7 +154,5 @@ def _is_forward(current: Pointer | None, wanted: Pointer, store: str) -> bool:
     if current is None:
         return True
     if current.epoch != wanted.epoch:
-        raise StoreUnusable(
-            f"{store} was removed and made anew while this process was using it; restart it to use the new one"
-        )
+        raise StoreUnusable(f"{store} was removed and created again while this server used it; restart the server")
     return wanted.seq >= current.seq and wanted.collected >= current.collected and wanted.removed >= current.removed

@@ -26,11 +26,11 @@ class LogReader:
             try:
                 return await self._bucket.get(places.record(seq))
             except Refused as error:
-                raise EngineFailure(f"{self._bucket.name} refuses to show log record {seq}: {error}") from error
+                raise EngineFailure(f"{self._bucket.name} rejects the read of log record {seq}: {error}") from error
             except (Unclear, Conflicting) as error:
                 if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
                     raise EngineFailure(
-                        f"{self._bucket.name} can't be read: {error}; nothing of this request was kept", retry_after=1
+                        f"cannot read {self._bucket.name}: {error}; the request had no effect; retry", retry_after=1
                     ) from error
 
     async def read_many(self, seq: int, number: int) -> list[Stored]:

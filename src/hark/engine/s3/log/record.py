@@ -77,9 +77,9 @@ def decode(body: bytes, seq: int, store: str = "the store") -> Record:
     try:
         plain = zlib.decompress(changes, bufsize=max(1, header.plain_bytes)) if header.compressed else bytes(changes)
     except zlib.error as error:
-        raise _damaged(seq, store, "its changes can't be unpacked") from error
+        raise _damaged(seq, store, "its changes cannot be decompressed") from error
     if len(plain) != header.plain_bytes:
-        raise _damaged(seq, store, "its changes have another length than it says")
+        raise _damaged(seq, store, "the length of its changes is wrong")
     return Record(
         seq=header.seq,
         epoch=header.epoch,
@@ -104,19 +104,19 @@ def _open(body: bytes, seq: int, store: str) -> tuple[memoryview, memoryview, _H
         header = msgspec.json.decode(head, type=_Header)
     except frame.Newer as error:
         raise StoreUnusable(
-            f"log record {seq} of {store} has {error}, which this Hark does not know; use the newer Hark that wrote it"
+            f"log record {seq} of {store} has {error}, which this Hark does not support; upgrade Hark"
         ) from None
     except frame.Damaged as error:
         raise _damaged(seq, store, str(error)) from None
     except msgspec.MsgspecError as error:
         raise _damaged(seq, store, f"its header is wrong: {error}") from None
     if header.seq != seq:
-        raise _damaged(seq, store, f"it says that it is record {header.seq}")
+        raise _damaged(seq, store, f"it contains record {header.seq}")
     return payloads, changes, header
 
 
 def _damaged(seq: int, store: str, why: str) -> StoreUnusable:
     return StoreUnusable(
-        f"log record {seq} of {store} is damaged: {why}. Restore the object from a backup or an older version of it; "
+        f"log record {seq} of {store} is damaged: {why}; restore the object from a backup or an older version of it; "
         "nothing was changed"
     )

@@ -22,7 +22,7 @@ async def write(bucket: Bucket, seq: int, body: bytes, patience: Patience | None
             await bucket.put(places.snapshot(seq), body)
             return
         except Refused as error:
-            raise EngineFailure(f"{bucket.name} refuses snapshot {seq}: {error}") from error
+            raise EngineFailure(f"{bucket.name} rejects snapshot {seq}: {error}") from error
         except BucketError as error:
             if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
                 raise EngineFailure(f"{bucket.name} could not store snapshot {seq}: {error}") from error
@@ -65,7 +65,7 @@ async def load_newest(bucket: Bucket) -> tuple[Pointer, bytes] | None:
         # It was removed while we looked for it, and then the pointer has moved on; if not, it is lost.
         if pointer.nonce == missed:
             raise StoreUnusable(
-                f"snapshot {pointer.seq} of {bucket.name} is missing, and {places.POINTER} says that it is the newest; "
+                f"snapshot {pointer.seq} of {bucket.name} is missing, although {places.POINTER} names it; "
                 f"restore {places.snapshot(pointer.seq)} from a backup or an older version of it"
             )
         missed = pointer.nonce

@@ -90,16 +90,16 @@ class Payloads:
                     data = await self._bucket.get_range(places.record(span.seq), span.offset, span.length)
             except (Unclear, Conflicting) as error:
                 if attempt == self._tries:
-                    raise self._failure(span, f"can't be fetched now: {error}", "engine_failure") from error
+                    raise self._failure(span, f"cannot be fetched now: {error}; retry", "engine_failure") from error
                 await self._pause(self._seconds(attempt, error))
                 continue
             except BucketError as error:
-                raise self._failure(span, f"can't be read: {error}", "payload_unreadable") from error
+                raise self._failure(span, f"cannot be read: {error}", "payload_unreadable") from error
             if data is None:
                 raise self._failure(
                     span,
-                    "is gone; was it removed by hand, or by a lifecycle rule of the bucket? "
-                    "Hark removes what nobody needs itself",
+                    "does not exist any more; restore the object, and remove lifecycle rules for this prefix: Hark "
+                    "deletes unneeded objects itself",
                     "payload_missing",
                 )
             self._cache.put_record(span.seq, span.offset, data)

@@ -35,8 +35,8 @@ class Overslept(EngineFailure):
 
     def __init__(self, name: str, *, is_ours: bool) -> None:
         super().__init__(
-            f"{name}: this process was stopped for so long in the middle of a commit that nobody can say whether it "
-            "was in time; look before you send it again",
+            f"{name}: this server was suspended too long during a commit, so it is unknown whether the request took "
+            "effect; check before you send it again",
             code="outcome_unknown",
         )
         self.is_ours = is_ours
@@ -118,7 +118,7 @@ class Chain:
         found = self._ask(lambda: read_pointer(self._bucket))
         if found is not None and found[0].epoch != self.epoch:
             raise StoreUnusable(
-                f"{self.name} was removed and made anew while this process was using it; restart it to use the new one"
+                f"{self.name} was removed and created again while this server used it; restart the server"
             )
         if found is not None and found[0].seq > seq:
             return False
@@ -138,7 +138,9 @@ class Chain:
     def _database_in(self, pointer: Pointer, body: bytes) -> bytes:
         header, database = read_snapshot(body, pointer.seq, self.name)
         if header.epoch != self.epoch:
-            raise StoreUnusable(f"the snapshot of record {header.seq} belongs to another store than {self.name}")
+            raise StoreUnusable(
+                f"the snapshot of record {header.seq} belongs to another store than {self.name}; restore the original"
+            )
         _check_schema(f"the snapshot of record {header.seq}", header.schema)
         return database
 
@@ -153,16 +155,20 @@ class Chain:
                 except BucketError as error:
                     slow = isinstance(error, Unclear) and error.slow_down
                     if not isinstance(error, (Unclear, Conflicting)) or not await tries.rest(slow):
-                        raise EngineFailure(f"{self.name} can't be read: {error}", retry_after=1) from error
+                        raise EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1) from error
 
         return self._io.run(ask())
 
     def check(self, record: Record, previous: str) -> None:
         """Raise unless a record is the one that comes next in this store."""
         if record.epoch != self.epoch:
-            raise StoreUnusable(f"log record {record.seq} belongs to another store than {self.name}")
+            raise StoreUnusable(
+                f"log record {record.seq} belongs to another store than {self.name}; restore the original"
+            )
         if record.previous != previous:
-            raise StoreUnusable(f"log record {record.seq} of {self.name} does not follow the one before it")
+            raise StoreUnusable(
+                f"log record {record.seq} of {self.name} does not follow the record before it; restore the original"
+            )
         _check_schema(f"log record {record.seq}", record.schema)
 
     def keep_payloads(self, record: Record) -> None:
@@ -174,6 +180,6 @@ def _check_schema(what: str, version: int) -> None:
     if version != schema.CURRENT_VERSION:
         other = "newer" if version > schema.CURRENT_VERSION else "older"
         raise StoreUnusable(
-            f"{what} has schema version {version}, this Hark knows {schema.CURRENT_VERSION}; "
+            f"{what} has schema version {version}, but this Hark supports {schema.CURRENT_VERSION}; "
             f"use the {other} Hark that wrote it"
         )

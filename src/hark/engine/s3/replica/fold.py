@@ -133,7 +133,8 @@ class Fold:
                 raise
         except _MISFITS as error:
             raise StoreUnusable(
-                f"log record {record.seq} does not fit what is before it ({error}): the log is damaged"
+                f"log record {record.seq} does not match the records before it ({error}): the log is damaged; "
+                "restore it from a backup"
             ) from error
         self._follow(touched, record.time)
         return Change(foreign.hints(writer, self.state, touched, ended), foreign.key_news(touched))
@@ -166,5 +167,6 @@ class Fold:
 
 
 def _refuse(reason: int, change: apsw.TableChange) -> int:
-    log.error("a row of %s does not fit (%s)", change.name, apsw.mapping_session_conflict.get(reason, reason))
+    why = apsw.mapping_session_conflict.get(reason, reason)
+    log.error("a log record conflicts with table %s (%s): the log is damaged", change.name, why)
     return int(apsw.SQLITE_CHANGESET_ABORT)

@@ -55,7 +55,7 @@ class Follower:
         again = self._fold.head.seq > 0
         self._chain.begin_with_newest(self._fold.open)
         if again:
-            log.info("%s: state made anew from the snapshot of record %d", self._chain.name, self._fold.head.seq)
+            log.info("%s: reloaded the state from the snapshot of record %d", self._chain.name, self._fold.head.seq)
         self.tell_all()
         self._on_head(self._fold.head, 0, False)
 

@@ -96,10 +96,10 @@ class Housekeeper:
             try:
                 self._keep_house()
             except (BucketError, HarkError) as error:
-                log.warning("%s: no snapshot this time: %s", self._bucket.name, error)
+                log.warning("%s: cannot write a snapshot; retrying with a later record: %s", self._bucket.name, error)
             except Exception:
                 if not self._stopping:  # Else its requests were cut off.
-                    log.exception("%s: no snapshot this time", self._bucket.name)
+                    log.exception("%s: cannot write a snapshot because of a bug; please report it", self._bucket.name)
 
     def _keep_house(self) -> None:
         if self._only_if_large and self._is_covered():
@@ -110,7 +110,7 @@ class Housekeeper:
             self._since, self._bytes = header.seq, 0
             if self._io.run(publish(self._bucket, self._epoch, header.seq, body, self._now)):
                 self.snapshots += 1
-                log.info("%s: snapshot of record %d (%d bytes)", self._bucket.name, header.seq, len(body))
+                log.info("%s: wrote the snapshot of record %d (%d bytes)", self._bucket.name, header.seq, len(body))
         finally:
             reader.close()
         self.collect()

@@ -133,7 +133,7 @@ class Replica:
         now = self._bucket.time.now()
         meta = await read_or_create(self._bucket, now, grace_seconds=grace, patience=self._patience)
         if meta.grace_seconds != grace:
-            text = "%s keeps its log for %d s, as it was made with; s3.grace_seconds = %d has no effect on it"
+            text = "%s keeps log records for %d s, as set when it was created; s3.grace_seconds = %d has no effect"
             log.warning(text, self._bucket.name, meta.grace_seconds, grace)
         return meta
 

@@ -38,7 +38,7 @@ create table if not exists rates (
     primary key (kind, owner)
 ) without rowid;
 
--- Records that hold payloads. dead_since: nobody refers to them any more.
+-- Records that hold payloads. dead_since: time since which no message refers to them.
 create table if not exists segments (
     seq integer primary key,
     bytes integer not null,
@@ -74,7 +74,7 @@ class Scratch:
                 file.write_bytes(database)
             except OSError as error:
                 raise EngineFailure(
-                    f"the state does not fit into {file.parent}: {error}; nothing of this request was kept",
+                    f"the state does not fit into {file.parent}: {error}; the request had no effect; free disk space",
                     code="disk_full",
                     retry_after=10,
                 ) from error

@@ -59,14 +59,14 @@ def read_snapshot(body: bytes, seq: int, store: str = "the store") -> tuple[Snap
         database = zlib.decompress(packed, bufsize=max(1, header.database_bytes))
     except frame.Newer as error:
         raise StoreUnusable(
-            f"snapshot {seq} of {store} has {error}, which this Hark does not know; use the newer Hark that wrote it"
+            f"snapshot {seq} of {store} has {error}, which this Hark does not support; upgrade Hark"
         ) from None
     except (frame.Damaged, msgspec.MsgspecError, zlib.error) as error:
         raise _damaged(seq, store, str(error)) from None
     if header.seq != seq:
-        raise _damaged(seq, store, f"it says that it is snapshot {header.seq}")
+        raise _damaged(seq, store, f"it contains snapshot {header.seq}")
     if len(database) != header.database_bytes:
-        raise _damaged(seq, store, "its database has another length than it says")
+        raise _damaged(seq, store, "the length of its database is wrong")
     return header, database
 
 
@@ -102,6 +102,6 @@ def _compressed(path: Path) -> bytes:
 
 def _damaged(seq: int, store: str, why: str) -> StoreUnusable:
     return StoreUnusable(
-        f"snapshot {seq} of {store} is damaged: {why}. Restore the object from a backup or an older version of it; "
+        f"snapshot {seq} of {store} is damaged: {why}; restore the object from a backup or an older version of it; "
         "nothing was changed"
     )

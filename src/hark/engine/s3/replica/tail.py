@@ -88,12 +88,13 @@ class Tail:
             found = await self._look()
         except BucketError as error:
             fields = {"store": "away", "bucket": self._bucket.name}
-            log.warning("%s: the log can't be read: %s", self._bucket.name, error, extra={"fields": fields})
+            text = "%s: cannot read the log; retrying, check the bucket and the network: %s"
+            log.warning(text, self._bucket.name, error, extra={"fields": fields})
             self._poller.failed(1.0 if isinstance(error, Unclear) and error.slow_down else None)
             return
         except Exception:
-            # Whatever it was: who does not look any more never hears of others again.
-            log.exception("%s: the log can't be read", self._bucket.name)
+            # Polling must continue after any error, or this process would miss the records of all others.
+            log.exception("%s: cannot read the log because of a bug; retrying, please report it", self._bucket.name)
             self._poller.failed()
             return
         # Who waits for nothing is in no hurry for more of it.

@@ -153,7 +153,7 @@ class ReplicaThread:
         except Exception as error:
             failure = translate(error)
             if isinstance(error, StoreUnusable):
-                log.critical("the store can't be trusted any more: %s", error)
+                log.critical("%s is unusable; all requests fail until you restart: %s", self._chain.name, error)
                 self._broken = EngineFailure(str(error), code="store_unusable")
                 failure = self._broken
             missed = any(isinstance(call, Found) for call in open_calls.values())
@@ -167,7 +167,7 @@ class ReplicaThread:
         others = failure
         if failure.code in _SILENCE:
             # One after the other they would all wait as long as this one did.
-            text = f"{self._chain.name} does not answer; nothing of this request was kept"
+            text = f"{self._chain.name} does not respond; the request had no effect; retry later"
             others = EngineFailure(text, retry_after=failure.retry_after or 1)
             waiting = [] if self._inbox.empty() else take_all(self._inbox)
             self._backlog += [call for call in waiting if isinstance(call, (Stop, Found, Wake))]
@@ -284,7 +284,12 @@ class ReplicaThread:
         try:
             self._fold.keep(Head(record.seq, record.time, record.nonce))
         except apsw.Error as error:
-            log.warning("record %d could not be kept here and will be read back: %s", record.seq, error)
+            log.warning(
+                "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s",
+                self._chain.name,
+                record.seq,
+                error,
+            )
             self._follower.in_doubt = True
             self._fold.undo(changes)
         else:
