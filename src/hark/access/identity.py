@@ -70,3 +70,5 @@ class Identity(msgspec.Struct, frozen=True, dict=True):
 
 ANYBODY = Identity("", Role.ADMIN)
 """The identity of every request while authentication is off."""
+NOBODY = Identity("", Role.READ_ONLY, ())
+"""The identity of requests that are not identified, such as those to public routes. It has no queues."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -206,31 +207,59 @@ class Broker:
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
-        """Append messages. Returns when they are on stable storage."""
+    def begin_push(self, items: Sequence[NewMessage]) -> asyncio.Future[list[PushOutcome]]:
+        """Append messages; the future is done when they are on stable storage. `finish_push` checks its result."""
         if self._flags:
             self.check_pushes()
-        if self._sealed:
-            items = self._sealed.seal(items)
-        outcomes = await self._batchers.push.submit(items, _weight(items))
+        return self._batchers.push.submit(self._sealed.seal(items) if self._sealed else items, _weight(items))
+
+    def finish_push(
+        self, items: Sequence[NewMessage], outcomes: list[PushOutcome]
+    ) -> Coroutine[Any, Any, list[PushOutcome]] | None:
+        """Return None, or the work that is left because the encryption of a queue was changed meanwhile."""
         for outcome in outcomes:
             if outcome.code == "sealing_mismatch":
-                return await self._push_again(items, outcomes)
-        return outcomes
+                return self._push_again(items, outcomes)
+        return None
+
+    async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
+        """Append messages. Returns when they are on stable storage."""
+        outcomes = await self.begin_push(items)
+        left = self.finish_push(items, outcomes)
+        return outcomes if left is None else await left
+
+    def begin_pop(self, request: PopRequest, wait_seconds: float = 0, priority: int = 0) -> asyncio.Future[PopResult]:
+        """Lease messages. With `wait_seconds`, wait that long for the first message.
+
+        Waiting consumers with the highest `priority` are served first. Cancel the future if the client disconnects; if
+        it is done already, `give_back` its result. The payloads are not decrypted: see `unseal`.
+        """
+        if self._flags.get(POP_MAINTENANCE):
+            paused: asyncio.Future[PopResult] = asyncio.get_running_loop().create_future()
+            paused.set_result(PopResult(reason="paused"))
+            return paused
+        if wait_seconds > 0:
+            return self.delivery.wait(request, wait_seconds, priority)
+        return self._submit(request)
 
     async def pop(
         self, request: PopRequest, wait_seconds: float = 0, priority: int = 0, gone: Gone | None = None
     ) -> PopResult:
-        """Lease messages. With `wait_seconds`, wait that long for the first message, or until the client disconnects.
-
-        Waiting consumers with the highest `priority` are served first.
-        """
-        if self._flags.get(POP_MAINTENANCE):
-            return PopResult(reason="paused")
-        if wait_seconds > 0:
-            result = await self.delivery.wait(request, wait_seconds, priority, gone)
-        else:
-            result = await self._pop_once(request)
+        """Lease messages, as `begin_pop` does, until the client disconnects, and decrypt them."""
+        answer = self.begin_pop(request, wait_seconds, priority)
+        watch = asyncio.create_task(gone()) if gone is not None and wait_seconds > 0 else None
+        if watch is not None:
+            watch.add_done_callback(lambda _: _answer_nothing(answer))
+        try:
+            result = await answer
+        except asyncio.CancelledError:
+            # The answer can arrive in the same turn of the event loop in which its client disconnects.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self.give_back(answer.result())
+            raise
+        finally:
+            if watch is not None:
+                watch.cancel()
         self.unseal(result)
         return result
 
@@ -249,8 +278,7 @@ class Broker:
 
     async def _pop_sealed(self, request: PopRequest) -> PopResult:
         """Auto-ack with encrypted payloads: decrypt first, because an unreadable message must stay unsettled."""
-        result = await self._pop_once(msgspec.structs.replace(request, auto_ack=False))
-        self.unseal(result)
+        result = await self.pop(msgspec.structs.replace(request, auto_ack=False))
         if result.messages:
             await self.settle(
                 [
@@ -263,16 +291,6 @@ class Broker:
             result.lease_id = ""
         return result
 
-    async def _pop_once(self, request: PopRequest) -> PopResult:
-        answer = self._submit(request)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            # The answer can arrive in the same turn of the event loop in which its client disconnects.
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self.give_back(answer.result())
-            raise
-
     def give_back(self, result: PopResult) -> None:
         """Release the messages of a client that disconnected, without using an attempt."""
         if result.lease_id:
@@ -284,11 +302,16 @@ class Broker:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def settle(self, items: Sequence[Settlement]) -> list[SettleOutcome]:
+    def settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
         """Settle messages: complete, fail, retry or dead-letter them."""
-        outcomes = await self._batchers.settle.submit(items, len(items))
-        self.delivery.streams.settled(items, outcomes)
-        return outcomes
+        answer = self._batchers.settle.submit(items, len(items))
+        if self.delivery.streams:
+            answer.add_done_callback(partial(self._note_settlements, items))
+        return answer
+
+    def _note_settlements(self, items: Sequence[Settlement], answer: asyncio.Future[list[SettleOutcome]]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self.delivery.streams.settled(items, answer.result())
 
     async def transact(self, transaction: Transaction) -> TransactionOutcome:
         """Apply pushes, settlements and key writes together or not at all."""
@@ -306,12 +329,19 @@ class Broker:
             await self._sealed.learn()
         raise Conflict("the encryption of a queue was changed during this request; retry")
 
-    async def renew(self, renewal: Renewal) -> RenewOutcome:
+    def renew(self, renewal: Renewal) -> asyncio.Future[RenewOutcome]:
         """Renew a lease."""
-        outcome = await self._batchers.renew.submit(renewal)
-        if outcome.expires_at is not None:
-            self.delivery.streams.renewed(renewal.lease_id, outcome.expires_at)
-        return outcome
+        answer = self._batchers.renew.submit(renewal)
+        if self.delivery.streams:
+            answer.add_done_callback(partial(self._note_renewal, renewal.lease_id))
+        return answer
+
+    def _note_renewal(self, lease_id: str, answer: asyncio.Future[RenewOutcome]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        expires_at = answer.result().expires_at
+        if expires_at is not None:
+            self.delivery.streams.renewed(lease_id, expires_at)
 
     def _note_settled(self, transaction: Transaction, outcome: TransactionOutcome) -> None:
         if not outcome.success:
@@ -453,6 +483,11 @@ class Broker:
             # No attempt is used: the operator has to add the key.
             self.give_back(result)
             raise
+
+
+def _answer_nothing(answer: asyncio.Future[PopResult]) -> None:
+    if not answer.done():
+        answer.set_result(PopResult())
 
 
 def _weight(items: Sequence[NewMessage]) -> int:

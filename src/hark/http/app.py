@@ -1,10 +1,15 @@
-"""The ASGI application: one table of operations, and one form of error responses."""
+"""The application: one table of operations, and one form of error responses.
+
+The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot operations
+answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,14 +17,28 @@ from starlette.responses import Response
 from hark.access.authenticator import Authenticates, Open
 from hark.broker import Broker
 from hark.errors import HarkError
+from hark.http.bodies import read_whole
 from hark.http.edge.admitting import Edge
-from hark.http.edge.request_ids import current_scope
+from hark.http.edge.request_ids import current_exchange
+from hark.http.exchange import EXCHANGE, Exchange, Header, Lost
 from hark.http.measuring import NO_ROUTE, Requests
 from hark.http.metrics.scrape import Metrics
 from hark.http.openapi import document
-from hark.http.responses import Receive, Scope, Send, encode, send_failure
+from hark.http.responses import (
+    Event,
+    Receive,
+    Scope,
+    Send,
+    encode,
+    error_response,
+    refuse_websocket,
+    send_failure,
+    send_response,
+    wait_until_left,
+)
+from hark.http.responses import Response as Answer
 from hark.http.routes.router import Router
-from hark.http.routes.table import WEBSOCKET, Endpoint
+from hark.http.routes.table import Endpoint
 from hark.http.stream.line import PING_SECONDS
 from hark.http.tables import all_routes
 from hark.settings import Settings
@@ -49,30 +68,68 @@ class App:
         """The OpenAPI document as JSON."""
         return encode(document(self.table))
 
-    def route_of(self, scope: Scope) -> str:
-        """Return the route pattern that matches the path of a request, or `NO_ROUTE`."""
+    # For the wire ------------------------------------------------------------------------------------------
+
+    def admit(self, exchange: Exchange) -> None:
+        """Find the operation of a request and check that the caller may use it. Otherwise note the refusal."""
         try:
-            return self._router.find(scope).route
-        except HarkError:
-            return NO_ROUTE
+            exchange.route = NO_ROUTE
+            exchange.operation, exchange.params, exchange.route = self._router.find(exchange)
+            self.edge.admit(exchange)
+        except HarkError as error:
+            exchange.refusal = error
+        exchange.answers = self.requests.of(exchange.route, exchange.method)
+
+    def answer_now(self, exchange: Exchange) -> bool:
+        """Answer a complete request that is refused or hot; False if it is for `__call__`."""
+        if exchange.refusal is None and not exchange.operation.hot:
+            return False
+        token = current_exchange.set(exchange)
+        try:
+            if exchange.refusal is not None:
+                exchange.respond(*self.edge.refuse(exchange, exchange.refusal))
+            else:
+                exchange.operation.endpoint(exchange)
+        except Exception as error:
+            exchange.respond(*error_response(error))
+        finally:
+            current_exchange.reset(token)
+        return True
+
+    # ASGI --------------------------------------------------------------------------------------------------
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
         """Serve one request. (It is not a coroutine itself, because each level of coroutines costs time.)"""
-        current_scope.set(scope)
-        route = NO_ROUTE
-        try:
-            operation, params, route = self._router.find(scope)
-            send = self.requests.noting(route, scope.get("method", WEBSOCKET), send)
-            send = self.edge.admit(scope, operation, params, send)
-        except HarkError as error:
-            if route is NO_ROUTE:
-                send = self.requests.noting(route, scope.get("method", WEBSOCKET), send)
-            return self.edge.refuse(scope, receive, send, error)
-        scope["path_params"] = params
+        exchange: Exchange | None = scope.get(EXCHANGE)
+        if exchange is None:  # It does not come from the wire.
+            exchange = scope[EXCHANGE] = Exchange.of(scope)
+            self.admit(exchange)
+        current_exchange.set(exchange)
+        send = _beginning(exchange, send)
+        if exchange.refusal is not None:
+            refusal = self.edge.refuse(exchange, exchange.refusal)
+            return send_response(send, refusal) if scope["type"] == "http" else refuse_websocket(receive, send, refusal)
+        operation = exchange.operation
+        if operation.hot:
+            return _answer_hot(exchange, receive, send, self.settings.max_body_bytes)
+        scope["path_params"] = exchange.params
         if operation.raw:
-            return operation.endpoint(scope, receive, send)
+            return cast(Awaitable[object], operation.endpoint(scope, receive, send))
         scope["app"] = self
         return _answer(cast(Endpoint, operation.endpoint), scope, receive, send)
+
+
+def _beginning(exchange: Exchange, send: Send) -> Send:
+    """Return a `send` that counts the response and completes its headers."""
+
+    def sending(event: Event) -> Coroutine[Any, Any, None]:
+        if "status" in event:  # Only the first event of a response has a status.
+            event = {**event, "headers": list(exchange.begin(event["status"], event.get("headers", ())))}
+        elif event["type"] == "websocket.accept":
+            exchange.begin(101, ())
+        return send(event)
+
+    return sending
 
 
 async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,3 +139,43 @@ async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
         await send_failure(send, error)
     else:
         await response(scope, receive, send)
+
+
+class _Answered:
+    """Carries the response of a hot operation to a coroutine."""
+
+    def __init__(self) -> None:
+        self.response: asyncio.Future[tuple[Answer, Lost | None]] = asyncio.get_running_loop().create_future()
+
+    def respond(
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+    ) -> None:
+        """Keep the response, if the client is there."""
+        if not exchange.gone:
+            self.response.set_result(((status, headers, body), lost))
+        elif lost is not None:
+            lost()
+
+
+async def _answer_hot(exchange: Exchange, receive: Receive, send: Send, most: int) -> None:
+    """Serve a hot operation over ASGI."""
+    carrier = exchange.carrier = _Answered()
+    try:
+        exchange.body = await read_whole(receive, most)
+        cast(Callable[[Exchange], None], exchange.operation.endpoint)(exchange)
+    except Exception as error:
+        await send_failure(send, error)
+        return
+    watch = asyncio.create_task(wait_until_left(receive))
+    waiting: list[asyncio.Future[Any]] = [watch, carrier.response]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.cancel()
+        if not carrier.response.done():
+            exchange.leave()
+    if carrier.response.done():
+        response, lost = carrier.response.result()
+        if watch.done() and lost is not None:
+            lost()
+        await send_response(send, response)

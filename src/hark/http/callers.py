@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from msgspec.structs import replace
 
 from hark.http.checks import MAX_NAME_BYTES
-from hark.http.edge.identities import identity_of
+from hark.http.exchange import Exchange
 from hark.http.params import NameParam
 from hark.model import PopRequest
 
@@ -18,14 +15,14 @@ CONSUMER = NameParam(
 )
 
 
-def named(request: PopRequest, scope: Mapping[str, Any]) -> PopRequest:
+def named(request: PopRequest, exchange: Exchange) -> PopRequest:
     """Return the request with a consumer name: its own, or that of the caller."""
-    return request if request.consumer else replace(request, consumer=caller(scope))
+    return request if request.consumer else replace(request, consumer=caller(exchange))
 
 
-def caller(scope: Mapping[str, Any]) -> str:
+def caller(exchange: Exchange) -> str:
     """Return the subject of the token and the client address, as far as they are known."""
-    subject, client = identity_of(scope).subject, scope.get("client")
+    subject, client = exchange.identity.subject, exchange.client
     if client is None or not client[0]:
         return subject[:MAX_NAME_BYTES]
     host, port = client

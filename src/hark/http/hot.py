@@ -1,45 +1,40 @@
-"""The hot routes, which call the broker without a web framework: push, pop, ack, ack/batch.
+"""The hot routes: push, pop, ack, ack/batch and the renewal of a lease.
 
-On a small request a framework costs more time than all work of Hark.
+They go from the parsed request to the broker without a web framework and without a task: the future of the broker
+answers by a callback. On a small request, a framework costs more time than all work of Hark.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
 
 from hark.broker import Broker
 from hark.errors import InvalidInput, Overloaded
 from hark.http.acks import ACK_TEXTS, AckAnswer, AckBatchBody, AckBody, ack_answers, settlements_of
-from hark.http.bodies import read_whole
+from hark.http.answers.messages import ExtendedLease
 from hark.http.callers import named
-from hark.http.checks import decode_json
-from hark.http.edge.identities import identity_of
+from hark.http.checks import check_text, decode_json
 from hark.http.edge.reaching import settle, stamp
-from hark.http.edge.trace_contexts import CONTEXT, carry
+from hark.http.edge.trace_contexts import carry
+from hark.http.exchange import Exchange
 from hark.http.pops import Pop, PopReply, parse_pop, place_in_path, pop_params, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
-from hark.http.responses import (
-    NO_STORE,
-    Receive,
-    Scope,
-    Send,
-    encode,
-    send_empty,
-    send_failure,
-    send_if_there,
-    send_json,
-    wait_until_left,
-)
+from hark.http.renewals import ExtendBody, extended_lease, renewal_seconds
+from hark.http.responses import JSON_HEADERS, NO_STORE, UNCACHED_JSON, encode, error_response
 from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY
 from hark.http.routes.table import Operation, Reach, Table, write
-from hark.model import NewMessage
+from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, SettleOutcome
 from hark.settings import Settings
 
 _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
+_EMPTY = (NO_STORE,)
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
@@ -58,6 +53,7 @@ class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
 
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class HotRoutes:
@@ -66,12 +62,13 @@ class HotRoutes:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._settings = settings
-        self._max_body = settings.max_body_bytes
         self._max_batch = settings.limits.max_batch
         self._recall_pop = lru_cache(_POP_CACHE)(lambda place, query: parse_pop(place, query, settings))
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     def table(self) -> Table:
         """Return the table of these routes."""
+        acks = {"answer": list[AckAnswer], "hot": True}
         return {
             "/api/v1/push": {
                 "POST": write(
@@ -80,18 +77,16 @@ class HotRoutes:
                     body=PushBody,
                     answer={201: list[PushAnswer]},
                     errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
-                    raw=True,
+                    hot=True,
                 )
             },
-            "/api/v1/ack": {"POST": write(self.ack, Reach.ITEMS, body=AckBody, answer=list[AckAnswer], raw=True)},
+            "/api/v1/ack": {"POST": write(self.ack, Reach.ITEMS, body=AckBody, **acks)},
             "/api/v1/ack/batch": {
+                "POST": write(self.ack_batch, Reach.ITEMS, body=AckBatchBody, errors=(TOO_MANY,), **acks)
+            },
+            "/api/v1/lease/{lease_id}/extend": {
                 "POST": write(
-                    self.ack_batch,
-                    Reach.ITEMS,
-                    body=AckBatchBody,
-                    answer=list[AckAnswer],
-                    errors=(TOO_MANY,),
-                    raw=True,
+                    self.extend, Reach.ITEMS, body=ExtendBody, body_optional=True, answer=ExtendedLease, hot=True
                 )
             },
             "/api/v1/pop": {"GET": self._pop(Reach.QUERY)},
@@ -106,48 +101,36 @@ class HotRoutes:
             query=pop_params(self._settings, place=reach is Reach.QUERY),
             answer={200: PopReply, 204: None},
             errors=(NOT_SUPPORTED, ANOTHER_MODE),
-            raw=True,
+            hot=True,
         )
 
     # Push --------------------------------------------------------------------------------------------------
 
-    async def push(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def push(self, exchange: Exchange) -> None:
         """Push messages.
 
         Stores messages durably and creates missing queues and partitions. The response has one result for each item,
         in the order of the request, with the status `queued`, `duplicate` or `failed`.
         """
-        try:
-            body = await read_whole(receive, self._max_body)
-            messages = self._messages(body)
-            stamp(identity_of(scope), messages)
-            if CONTEXT in scope:
-                carry(scope, messages)
-            outcomes = await self._broker.push(messages) if messages else []
-            if outcomes and outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
-                raise Overloaded(
-                    outcomes[0].error or "the queue is full (option maxSize); retry later", code="queue_full"
-                )
-            answer = encode(
-                [
-                    PushAnswer(
-                        index,
-                        outcome.transaction_id,
-                        outcome.status,
-                        outcome.message_id,
-                        outcome.partition_id,
-                        messages[index].trace_id,
-                        messages[index].queue,
-                        outcome.code,
-                        outcome.error,
-                    )
-                    for index, outcome in enumerate(outcomes)
-                ]
-            )
-        except Exception as error:
-            await send_failure(send, error)
+        messages = self._messages(exchange.body)
+        stamp(exchange.identity, messages)
+        if exchange.trace_context is not None:
+            carry(exchange, messages)
+        if messages:
+            exchange.body = b""
+            _answer(exchange, self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
         else:
-            await send_json(send, 201, answer)
+            exchange.respond(201, JSON_HEADERS, b"[]")
+
+    def _pushed(self, exchange: Exchange, messages: list[NewMessage], outcomes: list[PushOutcome]) -> None:
+        left = self._broker.finish_push(messages, outcomes)
+        if left is not None:
+            task = asyncio.ensure_future(left)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            _answer(exchange, task, partial(_respond_pushed, exchange, messages))
+        else:
+            _respond_pushed(exchange, messages, outcomes)
 
     def _messages(self, body: bytes) -> list[NewMessage]:
         messages = plain_messages(body)
@@ -168,34 +151,43 @@ class HotRoutes:
 
     # Pop ---------------------------------------------------------------------------------------------------
 
-    async def pop(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def pop(self, exchange: Exchange) -> None:
         """Receive messages.
 
         Leases messages to a consumer, in a consumer group. With `wait=true` the request waits until a message is
         available or `timeout` is over. Returns 204 without a body if no message is available. Acknowledge each message
         with the `leaseId` before the lease expires.
         """
+        place, query = place_in_path(exchange.params), exchange.query
+        asked: Pop = (
+            self._recall_pop(place, query) if len(query) <= _KEPT_BYTES else parse_pop(place, query, self._settings)
+        )
+        request = named(asked.request, exchange)
+        future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority)
+        exchange.on_left = future.cancel
+        future.add_done_callback(partial(self._popped, exchange, request))
+
+    def _popped(self, exchange: Exchange, request: PopRequest, future: asyncio.Future[PopResult]) -> None:
+        if future.cancelled():
+            return  # The client has disconnected.
         try:
-            place, query = place_in_path(scope), scope["query_string"]
-            asked: Pop = (
-                self._recall_pop(place, query) if len(query) <= _KEPT_BYTES else parse_pop(place, query, self._settings)
-            )
-            await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
-            wish = named(asked.request, scope)
-            result = await self._broker.pop(wish, asked.wait_seconds, asked.priority, lambda: wait_until_left(receive))
-            if not result.messages:
-                await send_empty(send)
-                return
-            answer = encode(pop_reply(asked.request, result))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            if not await send_if_there(send, receive, 200, answer, NO_STORE):
+            result = future.result()
+            if exchange.gone:
                 self._broker.give_back(result)
+                return
+            self._broker.unseal(result)
+            exchange.on_left = None
+            if result.messages:
+                body = encode(pop_reply(request, result))
+                exchange.respond(200, UNCACHED_JSON, body, partial(self._broker.give_back, result))
+            else:
+                exchange.respond(204, _EMPTY, b"")
+        except Exception as error:
+            exchange.respond(*error_response(error))
 
     # Ack ---------------------------------------------------------------------------------------------------
 
-    async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def ack(self, exchange: Exchange) -> None:
         """Acknowledge a message.
 
         Settles one message: `completed` acknowledges it, `failed` rejects it and uses an attempt, `retry` returns it
@@ -203,37 +195,80 @@ class HotRoutes:
         one under an expired lease, returns 200 with `success` false.
         """
         try:
-            body = await read_whole(receive, self._max_body)
-            try:
-                ack = _decode_ack(body)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                ack = decode_json(body, AckBody, "body")
-            items = settlements_of([ack], ack.consumer_group, "")
-            outcomes = await settle(identity_of(scope), self._broker, items)
-            answer = encode(ack_answers(outcomes))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            await send_json(send, 200, answer)
+            ack = _decode_ack(exchange.body)
+        except _UNDECODABLE:
+            ack = decode_json(exchange.body, AckBody, "body")
+        self._settle(exchange, [ack], ack.consumer_group, "")
 
-    async def ack_batch(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def ack_batch(self, exchange: Exchange) -> None:
         """Acknowledge several messages.
 
         Settles messages of one consumer group. The response has one result for each acknowledgement, in the order of
         the request.
         """
         try:
-            body = await read_whole(receive, self._max_body)
-            try:
-                batch = _decode_ack_batch(body)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
-            acks = batch.acknowledgments
-            self._check_number("acknowledgments", len(acks))
-            items = settlements_of(acks, batch.consumer_group, "acknowledgments")
-            outcomes = await settle(identity_of(scope), self._broker, items) if items else []
-            answer = encode(ack_answers(outcomes))
-        except Exception as error:
-            await send_failure(send, error)
+            batch = _decode_ack_batch(exchange.body)
+        except _UNDECODABLE:
+            batch = decode_json(exchange.body, AckBatchBody, "body", ACK_TEXTS)
+        self._check_number("acknowledgments", len(batch.acknowledgments))
+        self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
+
+    def _settle(self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str) -> None:
+        items = settlements_of(acks, group, where)
+        if items:
+            _answer(exchange, settle(exchange.identity, self._broker, items), partial(_respond_settled, exchange))
         else:
-            await send_json(send, 200, answer)
+            exchange.respond(200, JSON_HEADERS, b"[]")
+
+    # Renewal -----------------------------------------------------------------------------------------------
+
+    def extend(self, exchange: Exchange) -> None:
+        """Renew a lease.
+
+        Extends the lease until `seconds` from now, unless it already lasts longer. An expired or unknown lease returns
+        200 with `success` false.
+        """
+        lease_id = check_text(str(exchange.params["lease_id"]), "lease_id")
+        body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
+        future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.seconds)))
+        _answer(exchange, future, partial(_respond_renewed, exchange, lease_id))
+
+
+def _answer(exchange: Exchange, future: asyncio.Future[Any], respond: Callable[[Any], None]) -> None:
+    """Respond to a request when a future is done: by `respond` with its result, or with its error."""
+
+    def done(future: asyncio.Future[Any]) -> None:
+        try:
+            respond(future.result())
+        except Exception as error:
+            exchange.respond(*error_response(error))
+
+    future.add_done_callback(done)
+
+
+def _respond_pushed(exchange: Exchange, messages: list[NewMessage], outcomes: list[PushOutcome]) -> None:
+    if outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
+        raise Overloaded(outcomes[0].error or "the queue is full (option maxSize); retry later", code="queue_full")
+    answers = [
+        PushAnswer(
+            index,
+            outcome.transaction_id,
+            outcome.status,
+            outcome.message_id,
+            outcome.partition_id,
+            messages[index].trace_id,
+            messages[index].queue,
+            outcome.code,
+            outcome.error,
+        )
+        for index, outcome in enumerate(outcomes)
+    ]
+    exchange.respond(201, JSON_HEADERS, encode(answers))
+
+
+def _respond_settled(exchange: Exchange, outcomes: list[SettleOutcome]) -> None:
+    exchange.respond(200, JSON_HEADERS, encode(ack_answers(outcomes)))
+
+
+def _respond_renewed(exchange: Exchange, lease_id: str, outcome: RenewOutcome) -> None:
+    exchange.respond(200, JSON_HEADERS, encode(extended_lease(lease_id, outcome)))

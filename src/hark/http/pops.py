@@ -14,7 +14,7 @@ from hark.http.callers import CONSUMER
 from hark.http.checks import check_name, format_time, parse_time
 from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
 from hark.http.renewals import MAX_SECONDS
-from hark.http.responses import Scope
+from hark.http.routes.router import PathParams
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
 from hark.model.trace_context import parted
 from hark.settings import Settings
@@ -198,10 +198,9 @@ def priority_param(query: Mapping[str, str]) -> int:
     return _PRIORITY.of(query)
 
 
-def place_in_path(scope: Scope) -> Place:
+def place_in_path(params: PathParams) -> Place:
     """Return the queue and partition in the path, unchecked."""
-    params = scope["path_params"]
-    return params.get("queue"), params.get("partition")
+    return cast(Place, (params.get("queue"), params.get("partition")))
 
 
 def place_of(named: Place, query: Mapping[str, str]) -> Place:

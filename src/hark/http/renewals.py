@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,8 +13,17 @@ from hark.errors import InvalidInput
 from hark.http.checks import check_int, check_text, format_time_ms
 from hark.model import Renewal, RenewOutcome
 
+if TYPE_CHECKING:
+    from hark.http.answers.messages import ExtendedLease
+
 DEFAULT_SECONDS = 60
 MAX_SECONDS = 10 * 365 * 86_400
+
+
+class ExtendBody(msgspec.Struct):
+    """The length of the renewal. The body can be empty."""
+
+    seconds: int | None = None
 
 
 class RenewalAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -49,3 +59,21 @@ async def renew_all(broker: Broker, lease_ids: Sequence[str], seconds: int | Non
 def _answer(lease_id: str, outcome: RenewOutcome) -> RenewalAnswer:
     expires_at = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
     return RenewalAnswer(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
+
+
+def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:
+    """Return the result of the renewal of one lease. The official clients read the time under different names."""
+    expires = None if outcome.expires_at is None else format_time_ms(outcome.expires_at)
+    answer: ExtendedLease = {
+        "index": 0,
+        "leaseId": lease_id,
+        "success": outcome.success,
+        "renewed": int(outcome.success),
+        "error": outcome.error,
+        "expiresAt": expires,
+        "newExpiresAt": expires,
+        "lease_expires_at": expires,
+    }
+    if not outcome.success:
+        answer["code"] = outcome.code
+    return answer

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from hark.errors import BodyTooLarge, HarkError, MethodNotAllowed, Unauthorized
+from hark.errors import HarkError, MethodNotAllowed, Unauthorized
 from hark.http.edge import request_ids
+from hark.http.exchange import Header
 
 log = logging.getLogger(__name__)
 
@@ -19,21 +20,19 @@ Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
-Header = tuple[bytes, bytes]
-
 encode = msgspec.json.Encoder().encode
 JSON_HEADER = (b"content-type", b"application/json")
 NO_STORE = (b"cache-control", b"no-store")
 NOSNIFF = (b"x-content-type-options", b"nosniff")
+JSON_HEADERS = (JSON_HEADER, NOSNIFF)
+UNCACHED_JSON = (JSON_HEADER, NOSNIFF, NO_STORE)
 _PART_BYTES = 256 * 1024
 _INTERNAL = "internal"
 
 
-async def send_json(send: Send, status: int, body: bytes, *extra: Header) -> None:
+async def send_json(send: Send, status: int, body: bytes) -> None:
     """Send a JSON response."""
-    headers = [JSON_HEADER, NOSNIFF, (b"content-length", b"%d" % len(body)), *extra]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_response(send, (status, JSON_HEADERS, body))
 
 
 async def send_if_there(send: Send, receive: Receive, status: int, body: bytes, *extra: Header) -> bool:
@@ -75,10 +74,8 @@ async def wait_until_left(receive: Receive) -> None:
         pass
 
 
-async def send_empty(send: Send) -> None:
-    """Send 204 without a body."""
-    await send({"type": "http.response.start", "status": 204, "headers": [NO_STORE]})
-    await send({"type": "http.response.body", "body": b""})
+Response = tuple[int, tuple[Header, ...], bytes]
+"""Status, headers and body of a response."""
 
 
 def error_body(error: HarkError) -> dict[str, str]:
@@ -89,46 +86,45 @@ def error_body(error: HarkError) -> dict[str, str]:
     return body
 
 
-def error_headers(error: HarkError) -> dict[str, str]:
+def error_headers(error: HarkError) -> tuple[Header, ...]:
     """Return the headers of an error response: request id, retry-after, allow and www-authenticate."""
-    headers = {}
+    headers = [JSON_HEADER, NOSNIFF, NO_STORE]
     if request_id := request_ids.current_request_id():
-        headers["x-request-id"] = request_id
+        headers.append((request_ids.HEADER, request_id.encode()))
     if isinstance(error, Unauthorized):
-        headers["www-authenticate"] = "Bearer"
+        headers.append((b"www-authenticate", b"Bearer"))
     if error.retry_after is not None:
-        headers["retry-after"] = str(math.ceil(error.retry_after))
+        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
     if isinstance(error, MethodNotAllowed):
-        headers["allow"] = error.allow
-    return headers
+        headers.append((b"allow", error.allow.encode()))
+    return tuple(headers)
 
 
-async def send_error(send: Send, error: HarkError, *, close: bool = False) -> None:
-    """Send an error response. `close`: close the connection, because the rest of the body is not read."""
-    body = encode(error_body(error))
-    headers = [JSON_HEADER, NOSNIFF, NO_STORE, (b"content-length", b"%d" % len(body))]
-    headers += [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
-    if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+def error_response(error: Exception) -> Response:
+    """Return any exception as a response."""
+    known = known_error(error)
+    return known.status, error_headers(known), encode(error_body(known))
+
+
+async def send_response(send: Send, response: Response) -> None:
+    """Send a whole response."""
+    status, headers, body = response
+    length = () if status == 204 else ((b"content-length", b"%d" % len(body)),)
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *length]})
     await send({"type": "http.response.body", "body": body})
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, error: HarkError) -> None:
-    """Reject a request. A WebSocket is rejected before the connection is upgraded."""
-    if scope["type"] == "http":
-        await send_error(send, error)
-        return
+async def refuse_websocket(receive: Receive, send: Send, response: Response) -> None:
+    """Answer the request for a WebSocket with a response, instead of an upgrade of the connection."""
     await receive()  # The connect event.
-    headers = [JSON_HEADER, *((name.encode(), value.encode()) for name, value in error_headers(error).items())]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": encode(error_body(error))})
+    status, headers, body = response
+    await send({"type": "websocket.http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 async def send_failure(send: Send, error: Exception) -> None:
     """Send any exception as an error response."""
-    known = known_error(error)
-    await send_error(send, known, close=isinstance(known, BodyTooLarge))
+    await send_response(send, error_response(error))
 
 
 def known_error(error: Exception) -> HarkError:

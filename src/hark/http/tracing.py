@@ -10,8 +10,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from hark.http.exchange import exchange_of
 from hark.http.responses import Event, Receive, Scope, Send
-from hark.http.routes.table import WEBSOCKET
 
 _w3c = TraceContextTextMapPropagator()
 _UPGRADED = 101
@@ -21,16 +21,14 @@ _FIRST_ERROR = 500
 class Traced:
     """An application with a span around each request. The span of the client is the parent."""
 
-    def __init__(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[object]], route_of: Callable[[Scope], str], tracer: Tracer
-    ) -> None:
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[object]], tracer: Tracer) -> None:
         self._app = app
-        self._route_of = route_of
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        method, route = scope.get("method", WEBSOCKET), self._route_of(scope)
+        exchange = exchange_of(scope)
+        method, route = exchange.method, exchange.route
         attributes: dict[str, AttributeValue] = {"http.request.method": method, "http.route": route}
         with self._tracer.start_as_current_span(
             f"{method} {route}", _parent(scope), SpanKind.SERVER, attributes

@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from hark.errors import Unavailable
-from hark.http.metrics.scrape import Load, Metrics
+from hark.http.metrics.scrape import Metrics
 from hark.serving.merging import Family, packed, unpacked
 
 LONGEST = 64 * 2**20
@@ -80,11 +80,11 @@ class Line:
         self._writer.write(msgspec.json.encode(word) + b"\n")
 
 
-def share(metrics: Metrics, line: Line, load: Load) -> None:
+def share(metrics: Metrics, line: Line) -> None:
     """Add the metrics of this process to those of all processes, and serve the sum to scrapers."""
 
     async def own() -> list[Family]:
-        return packed(await metrics.collect(load))
+        return packed(await metrics.collect())
 
     async def everybody() -> list[Metric]:
         try:

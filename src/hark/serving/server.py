@@ -9,24 +9,20 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-import uvicorn
 import uvloop
 
 from hark._version import __version__
 from hark.broker import Broker
 from hark.clock import SystemClock
-from hark.http.access_log import AccessLog
+from hark.http.access_log import log_access
 from hark.http.app import App
 from hark.http.edge.request_ids import RequestIds
-from hark.http.stream.transport import WEBSOCKET_LOG, OpenProtocol, QuietWebSocket, is_worth_logging
+from hark.http.wire.server import Server
 from hark.logs import log_to
 from hark.serving import listening
 from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
@@ -34,16 +30,13 @@ from hark.serving.line import Line, share
 from hark.serving.peering import Endpoint, endpoints, make_peers
 from hark.serving.securing import make_authenticator, tls_context
 from hark.serving.tracing import start_tracing
-from hark.settings import Limits, Loaded, Settings
+from hark.settings import Loaded, Settings
 from hark.settings.security import check_security, security_notes
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_LIMITS = Limits()
 EXIT_UNFINISHED = 75
 """Exit code if the process ended before its store closed: EX_TEMPFAIL of `sysexits.h`."""
-HANDSHAKE_SECONDS = 10.0
-"""Time limit of a TLS handshake. Other limits apply to established connections."""
 _LEAST_FOR_THE_STORE = 1.0
 """Minimum time for the store to close, even if requests used up the whole time limit."""
 _OBJECTS_BETWEEN_LOOKS = 10_000
@@ -76,7 +69,6 @@ def log_to_stderr(settings: Settings, worker: int | None = None) -> None:
     """Send the log to stderr. `worker` is the number of one of several processes."""
     fields = {} if worker is None else {"worker": worker}
     log_to(sys.stderr, settings.log_level, settings.log_format, fields, RequestIds())
-    logging.getLogger(WEBSOCKET_LOG).addFilter(is_worth_logging)  # Without it, every connection logs lines.
 
 
 def announce(settings: Settings, address: str) -> None:
@@ -89,18 +81,8 @@ def run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server on its event loop."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
     _allow_connections()
-    with asyncio.Runner(loop_factory=ServerLoop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server)
-
-
-class ServerLoop(uvloop.Loop):
-    """uvloop with a time limit for TLS handshakes, which happen before the limits of HTTP apply."""
-
-    async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
-        """Listen. uvicorn would leave the handshake at its default time limit of a minute."""
-        if named.get("ssl") is not None:
-            named.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
-        return cast(asyncio.Server, await super().create_server(*arguments, **named))
 
 
 def _allow_connections() -> None:
@@ -134,32 +116,40 @@ async def serve_on(
         if peers is not None:
             await peers.close()
         raise
-    server: _Server | None = None
+    stopping_since: float | None = None
     try:
         app = App(broker, settings, authenticator=authenticator)
-        outer = AccessLog(app) if settings.access_log else app
-        config = uvicorn_config(
-            outer if tracing is None else tracing.app(outer, app.route_of),
-            settings.host,
-            settings.port,
-            settings.max_body_bytes,
-            settings.limits,
-            tls,
-            settings.stop_seconds,
+        server = Server(
+            app,
+            limits=settings.limits,
+            max_body_bytes=settings.max_body_bytes,
+            asgi=None if tracing is None else tracing.app(app),
+            on_end=log_access if settings.access_log else None,
         )
-        server = _Server(config, broker)
+        app.metrics.load = server.load
         if line is not None:
-            state = server.server_state
-            share(app.metrics, line, lambda: (len(state.connections), len(state.tasks)))
+            share(app.metrics, line)
         _look_for_cycles_less_often()
         listening.listen(listener)
+        await server.start(listener, tls, listening.BACKLOG)
         ready()
-        await server.serve([listener])
+        await _signal()
+        stopping_since = time.monotonic()
+        broker.stop_waiting()
+        await server.stop(settings.stop_seconds)
     finally:
-        left = settings.stop_seconds if server is None else settings.stop_seconds - server.seconds_stopping()
+        left = settings.stop_seconds - (0 if stopping_since is None else time.monotonic() - stopping_since)
         await _close_in_time(broker, max(left, _LEAST_FOR_THE_STORE))
         if tracing is not None:
             tracing.close()
+
+
+async def _signal() -> None:
+    """Wait for the signal to stop. A second signal has no further effect."""
+    signalled = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, signalled.set)
+    await signalled.wait()
 
 
 def _look_for_cycles_less_often() -> None:
@@ -185,62 +175,3 @@ async def _close_in_time(broker: Broker, seconds: float) -> None:
         # Threads that wait for the store would delay any other way to exit.
         os._exit(EXIT_UNFINISHED)
     await closing
-
-
-def uvicorn_config(
-    app: Any,
-    host: str,
-    port: int,
-    max_frame_bytes: int = 2**20,
-    limits: Limits = _DEFAULT_LIMITS,
-    tls: ssl.SSLContext | None = None,
-    stop_seconds: float = 10,
-) -> uvicorn.Config:
-    """The configuration of uvicorn. The benchmark's empty application uses it too."""
-    return uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        loop="uvloop",
-        http=cast(type[asyncio.Protocol], partial(OpenProtocol, limits=limits)),
-        interface="asgi3",
-        ws=QuietWebSocket,
-        ws_max_size=max_frame_bytes,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        access_log=False,
-        # With proxy headers, a local client could forge its address in the audit log.
-        proxy_headers=False,
-        server_header=False,
-        log_config=None,
-        backlog=listening.BACKLOG,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(stop_seconds)),
-        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
-    )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but waiting pops return when the shutdown begins, instead of delaying it."""
-
-    def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
-        super().__init__(config)
-        self._broker = broker
-        self._stopping_since: float | None = None
-
-    def seconds_stopping(self) -> float:
-        """Seconds since the shutdown began."""
-        return 0 if self._stopping_since is None else time.monotonic() - self._stopping_since
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop on a signal, without raising it again as uvicorn does: the store must close first."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stopping_since = time.monotonic()
-        self._broker.stop_waiting()
-        await super().shutdown(sockets)

@@ -59,12 +59,12 @@ class Tracing:
         self._tracer: Tracer = provider.get_tracer("hark", __version__)
 
     def app(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[object]], route_of: Callable[[Scope], str]
+        self, app: Callable[[Scope, Receive, Send], Awaitable[object]]
     ) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
         """The application, with a span around each request."""
         from hark.http.tracing import Traced
 
-        return Traced(app, route_of, self._tracer)
+        return Traced(app, self._tracer)
 
     def engine(self, engine: Engine) -> Engine:
         """The engine, with a span around each batch that requests begin."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import uvicorn
 import uvloop
 
 from hark.broker import Broker
 from hark.clock import SECOND, FakeClock
 from hark.http.app import App
+from hark.http.wire.server import Server
 from hark.serving import listening
-from hark.serving.server import uvicorn_config
 from hark.settings import Settings
 from hark.testing.engine import ObservedEngine
 from hark.testing.timers import FakeTimers
@@ -105,37 +103,14 @@ class ServerThread:
             listener.close()
             raise
         try:
-            config = uvicorn_config(self._app(), "127.0.0.1", 0, self._settings.max_body_bytes, self._settings.limits)
-            server = await _listen(config, listener)
+            app = self._app()
+            self.server = Server(app, limits=self._settings.limits, max_body_bytes=self._settings.max_body_bytes)
+            app.metrics.load = self.server.load
+            await self.server.start(listener)
             self.url = listening.shown(listener)
             self._ready.set_result(None)
             await self._stop.wait()
             self.broker.stop_waiting()
-            await _hang_up(server)
+            await self.server.stop(_CLOSE_SECONDS)
         finally:
             await self.broker.close()
-
-
-async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Server:
-    """The start of `uvicorn.Server.serve`, which checks ten times a second whether to stop. We wait for an event."""
-    server = uvicorn.Server(config)
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    await server.startup([listener])
-    await server.on_tick(0)
-    return server
-
-
-async def _hang_up(server: uvicorn.Server) -> None:
-    """The end of `uvicorn.Server.serve`, as fast as the connections allow."""
-    for listening_server in server.servers:
-        listening_server.close()
-    for connection in list(server.server_state.connections):
-        connection.shutdown()
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            while server.server_state.connections or server.server_state.tasks:  # noqa: ASYNC110  # uvicorn has no event
-                await asyncio.sleep(0.001)
-    except TimeoutError:
-        for task in server.server_state.tasks:
-            task.cancel()

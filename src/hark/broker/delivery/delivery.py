@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from hark.broker.delivery.browsers import Browsers
@@ -18,14 +19,14 @@ from hark.broker.delivery.subscription import Subscription
 from hark.broker.timers import Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
-from hark.errors import EngineFailure
+from hark.errors import EngineFailure, HarkError
 from hark.model import Hint, MessageFacts, PopRequest, PopResult
 from hark.settings import Settings
 
 GroupingKey = tuple[Key, str | None]
 """What is polled for all who wait for it: a subscription and a partition of it, or any."""
 Gone = Callable[[], Coroutine[Any, Any, None]]
-"""Returns when a client has left."""
+"""Returns when a client has disconnected."""
 _CLOSED = PopResult(reason="nothing_ready")
 _PAUSED = PopResult(reason="paused")
 
@@ -75,44 +76,65 @@ class Delivery:
 
     # Those who wait ----------------------------------------------------------------------------------------
 
-    async def wait(self, request: PopRequest, seconds: float, priority: int, gone: Gone | None) -> PopResult:
-        """A pop that waits for its first message, or until its client is gone."""
+    def wait(self, request: PopRequest, seconds: float, priority: int) -> asyncio.Future[PopResult]:
+        """Return the result of a pop that waits for its first message. Cancel the future if the client disconnects."""
         self.intentions.admit()
         now = self.timers.now()
         subscription = self.subscription(request)
         intention = self.intentions.register(request, priority, now, now + round(seconds * SECOND), subscription)
         subscription.join(intention)
-        try:
-            if self._must_look(intention):
-                result = await self._look(intention)
-                if result is not None and result.messages:
-                    return result
-            if self._closed or self.suspended:
-                intention.end(_PAUSED if self.suspended else _CLOSED)
-                return intention.answer.result()
-            return await self._park(intention, gone)
-        finally:
-            intention.answer.cancel()
-            self.intentions.remove(intention)
-            subscription.leave(intention)
+        answer = intention.answer
+        answer.add_done_callback(partial(self._answered, intention))
+        if self._must_look(intention):
+            try:
+                look = self.pops.submit(request)
+            except HarkError as error:
+                answer.set_exception(error)
+            else:
+                look.add_done_callback(partial(self._looked, intention))
+        else:
+            self._park(intention)
+        return answer
 
-    async def _park(self, intention: Intention, gone: Gone | None) -> PopResult:
-        watch = None if gone is None else self._loop.create_task(gone())
-        if watch is not None:
-            watch.add_done_callback(lambda _: intention.abandon())
-        self.intentions.park(intention)
-        intention.subscription.set_interest(intention, True)
+    def _answered(self, intention: Intention, _answer: asyncio.Future[PopResult]) -> None:
+        self.intentions.remove(intention)
+        intention.subscription.leave(intention)
+
+    def _looked(self, intention: Intention, look: asyncio.Future[PopResult]) -> None:
+        """Answer a pop with the result of its first look, or let it wait."""
+        answer, subscription = intention.answer, intention.subscription
+        if answer.done():
+            if look.exception() is None:  # The client disconnected during the look.
+                self.pops.give_back(look.result())
+            return
         try:
-            return await intention.answer
-        except asyncio.CancelledError:
-            # The answer may have come in the very turn in which the client left.
-            answer = intention.answer
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self.pops.give_back(answer.result())
-            raise
-        finally:
-            if watch is not None:
-                watch.cancel()
+            result = look.result()
+        except EngineFailure as failure:
+            # An unavailable store does not end the wait: it can be available again in time. With an unknown outcome,
+            # messages may be leased without a consumer: they are redelivered when that lease expires. Messages with
+            # auto-ack are not, so the client must get the error.
+            if intention.request.auto_ack and failure.code == "outcome_unknown":
+                answer.set_exception(failure)
+                return
+            intention.failure = failure
+            subscription.note_failure(intention.partition)
+        except Exception as error:
+            answer.set_exception(error)
+            return
+        else:
+            subscription.mode = intention.request.group_mode or subscription.mode
+            if result.messages:
+                answer.set_result(result)
+                return
+            subscription.note_empty(intention.partition, result.look_again_at)
+        self._park(intention)
+
+    def _park(self, intention: Intention) -> None:
+        if self._closed or self.suspended:
+            intention.end(_PAUSED if self.suspended else _CLOSED)
+        else:
+            self.intentions.park(intention)
+            intention.subscription.set_interest(intention, True)
 
     def _must_look(self, intention: Intention) -> bool:
         """Whether a new consumer pops once before it waits.
@@ -122,29 +144,6 @@ class Delivery:
         """
         subscription, mode = intention.subscription, intention.request.group_mode
         return mode not in (None, subscription.mode) or not subscription.waits_before(intention)
-
-    async def _look(self, intention: Intention) -> PopResult | None:
-        subscription, partition = intention.subscription, intention.partition
-        answer = self.pops.submit(intention.request)
-        try:
-            result = await answer
-        except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self.pops.give_back(answer.result())
-            raise
-        except EngineFailure as failure:
-            # An unavailable store does not end the wait: it can be available again in time. With an unknown outcome,
-            # messages may be leased without a consumer: they are redelivered when that lease expires. Messages with
-            # auto-ack are not, so the client must get the error.
-            if intention.request.auto_ack and failure.code == "outcome_unknown":
-                raise
-            intention.failure = failure
-            subscription.note_failure(partition)
-            return None
-        subscription.mode = intention.request.group_mode or subscription.mode
-        if not result.messages:
-            subscription.note_empty(partition, result.look_again_at)
-        return result
 
     def open_stream(self, credit: int) -> Stream:
         """A client that gets messages as they come."""

@@ -101,11 +101,6 @@ class Intention:
             self.reason = reason
             self.subscription.last_chance(self, lambda: self.end(reason))
 
-    def abandon(self) -> None:
-        """The client is gone: what is on its way to it goes back."""
-        if not self.answer.done():
-            self.answer.set_result(PopResult())
-
     def end(self, result: PopResult) -> None:
         """Answer without messages."""
         if self.answer.done():

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import cast
 
 from starlette.requests import Request
 
 from hark.access.authenticator import Authenticates, credential_of
-from hark.access.identity import ANYBODY, Identity, Role
+from hark.access.identity import ANYBODY, NOBODY, Identity, Role
 from hark.access.jwts import MAX_LENGTH
 from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import Clock, SystemClock
 from hark.errors import Forbidden, HarkError, Overloaded, Unauthorized
 from hark.http.checks import query_params
-from hark.http.edge.answers import dressed
+from hark.http.edge.answers import dress
 from hark.http.edge.audit import Audit, client_of, is_audited, target_of
-from hark.http.edge.identities import IDENTITY, NOBODY, check_role, check_unrestricted
+from hark.http.edge.identities import check_role, check_unrestricted
 from hark.http.edge.request_ids import HEADER
 from hark.http.edge.sessions import Guesses, cookie_value
 from hark.http.edge.sites import Headers, Sites
 from hark.http.edge.trace_contexts import PARENT_HEADER, note_context
-from hark.http.responses import Receive, Scope, Send, refuse
-from hark.http.routes.table import Operation, Reach
+from hark.http.exchange import Exchange
+from hark.http.responses import Response, error_response
+from hark.http.routes.table import Reach
 from hark.settings import Settings
 
 METRICS_PATHS = frozenset({"/metrics", "/metrics/prometheus"})
 _SCRAPER = Identity("", Role.READ_ONLY)
 """The identity of requests for public metrics."""
-_KEYVAL = "/keyval/"
+_KEYVAL = b"/keyval/"
 _KEPT_CREDENTIALS = 1024
 _MAX_CREDENTIAL_BYTES = MAX_LENGTH + 64
 """Size limit of the header with its scheme, so that clients without a token cannot fill memory."""
@@ -51,40 +51,39 @@ class Edge:
         self._public_metrics = settings.auth.public_metrics
         self._credential_of = lru_cache(_KEPT_CREDENTIALS)(_credential_in)
 
-    def admit(self, scope: Scope, operation: Operation, params: Mapping[str, object], send: Send) -> Send:
-        """Admit a request and put its identity into its scope, or raise the reason for the refusal.
-
-        Returns the `send` to use for the response. This runs for every request.
-        """
-        headers = dict(scope["headers"])
+    def admit(self, exchange: Exchange) -> None:
+        """Admit a request and note its identity, or raise the reason for the refusal. This runs for every request."""
+        headers, operation = exchange.headers, exchange.operation
         if PARENT_HEADER in headers:
-            note_context(scope, headers)
+            note_context(exchange)
         if b"origin" in headers or b"sec-fetch-site" in headers:
             self._sites.check(headers, page=operation.role is None)
         if operation.role is None:
-            scope[IDENTITY] = NOBODY
-            return self._dressed(scope, operation, params, send, headers)
-        if self._public_metrics and scope["path"] in METRICS_PATHS:
-            scope[IDENTITY] = _SCRAPER
-            return self._dressed(scope, operation, params, send, headers)
+            exchange.identity = NOBODY
+            self._dress(exchange)
+            return
+        if self._public_metrics and exchange.path in METRICS_PATHS:
+            exchange.identity = _SCRAPER
+            self._dress(exchange)
+            return
         given = headers.get(b"authorization")
         if given is not None:
             identity = self._identify(self._credential_of(given))
         else:
             identity = self._identify(self.credential(headers) if b"cookie" in headers else None)
-        scope[IDENTITY] = identity
+        exchange.identity = identity
         if identity is ANYBODY:
             if headers.get(b"host") not in self._good_hosts:
                 self._sites.check_host(headers.get(b"host"))
         elif identity.role < operation.role:
             check_role(identity, operation.role)
         elif identity.restricted:
-            _check_reach(identity, scope, operation, params)
-            return self._dressed(scope, operation, params, send, headers)
-        # Successful responses of raw operations need no further headers.
-        if operation.raw and b"origin" not in headers and HEADER not in headers:
-            return send
-        return self._dressed(scope, operation, params, send, headers)
+            _check_reach(exchange)
+            self._dress(exchange)
+            return
+        # Successful responses of raw and hot operations need no further headers.
+        if not (operation.raw or operation.hot) or b"origin" in headers or HEADER in headers:
+            self._dress(exchange)
 
     def credential(self, headers: Headers) -> str | None:
         """Return the token of a request, from its header or from the cookie of the dashboard."""
@@ -94,67 +93,62 @@ class Edge:
         cookie = headers.get(b"cookie")
         return None if cookie is None or self._sites.is_foreign(headers) else cookie_value(cookie)
 
-    def _dressed(
-        self, scope: Scope, operation: Operation, params: Mapping[str, object], send: Send, headers: Headers
-    ) -> Send:
-        note = None
-        if is_audited(scope, operation):
-            note = partial(self._note_action, scope, operation, params)
-        elif operation.reach is Reach.ITEMS:
-            note = partial(self._note_forbidden, scope)
-        return dressed(scope, send, self._sites.cors_headers(headers), note)
+    def _dress(self, exchange: Exchange) -> None:
+        if is_audited(exchange):
+            exchange.note = partial(self._note_action, exchange)
+        elif exchange.operation.reach is Reach.ITEMS:
+            exchange.note = partial(self._note_forbidden, exchange)
+        dress(exchange, self._sites.cors_headers(exchange.headers))
 
     # Audit log ---------------------------------------------------------------------------------------------
 
-    def _note_action(self, scope: Scope, operation: Operation, params: Mapping[str, object], status: int) -> None:
+    def _note_action(self, exchange: Exchange, status: int) -> None:
         try:
-            query = query_params(scope["query_string"])
+            query = query_params(exchange.query)
         except HarkError:
             query = {}
         result = "done" if status < 400 else "failed"
-        self.audit.record(scope, operation.endpoint.__name__, status, result, target_of(scope, params, query))
+        self.audit.record(exchange, exchange.operation.endpoint.__name__, status, result, target_of(exchange, query))
 
-    def _note_forbidden(self, scope: Scope, status: int) -> None:
+    def _note_forbidden(self, exchange: Exchange, status: int) -> None:
         if status == Forbidden.status:
-            self.audit.refused(scope, status, "queue_not_allowed")
+            self.audit.refused(exchange, status, "queue_not_allowed")
 
     # Refusing ----------------------------------------------------------------------------------------------
 
-    async def refuse(self, scope: Scope, receive: Receive, send: Send, error: HarkError) -> None:
-        """Respond to a request that is not admitted: a CORS preflight, or an error."""
-        headers = dict(scope["headers"])
-        scope.setdefault(IDENTITY, NOBODY)
+    def refuse(self, exchange: Exchange, error: HarkError) -> Response:
+        """Return the response to a request that is not admitted: to a CORS preflight, or an error."""
+        headers = exchange.headers
         if isinstance(error, (Unauthorized, Forbidden)):
-            self.audit.refused(scope, error.status, error.code)
-        elif scope["type"] == "http" and scope["method"] == "OPTIONS":
+            self.audit.refused(exchange, error.status, error.code)
+        elif exchange.method == "OPTIONS":
             try:
                 allowed = self._sites.preflight(headers)
             except Forbidden as forbidden:
                 error = forbidden
             else:
                 if allowed is not None:
-                    answer = dressed(scope, send, allowed)
-                    await answer({"type": "http.response.start", "status": 204, "headers": []})
-                    await answer({"type": "http.response.body", "body": b""})
-                    return
-        await refuse(scope, receive, dressed(scope, send, self._sites.cors_headers(headers)), error)
+                    dress(exchange, allowed)
+                    return 204, (), b""
+        dress(exchange, self._sites.cors_headers(headers))
+        return error_response(error)
 
     # Logins ------------------------------------------------------------------------------------------------
 
-    def log_in(self, scope: Scope, token: str) -> Identity:
+    def log_in(self, exchange: Exchange, token: str) -> Identity:
         """Return the identity of a token from the login page. Failed logins are limited by client address."""
-        address = client_of(scope)
+        address = client_of(exchange)
         try:
             self.guesses.check(address)
             identity = self.authenticator.identify(token)
         except Overloaded as error:
-            self.audit.refused(scope, error.status, error.code)
+            self.audit.refused(exchange, error.status, error.code)
             raise
         except (Unauthorized, Forbidden) as error:
             self.guesses.failed(address)
-            self.audit.refused(scope, error.status, error.code)
+            self.audit.refused(exchange, error.status, error.code)
             raise
-        scope[IDENTITY] = identity
+        exchange.identity = identity
         return identity
 
 
@@ -163,15 +157,16 @@ def edge_of(request: Request) -> Edge:
     return cast(Edge, request.app.edge)
 
 
-def _check_reach(identity: Identity, scope: Scope, operation: Operation, params: Mapping[str, object]) -> None:
+def _check_reach(exchange: Exchange) -> None:
     """Check a restricted token against the queue in the path or the query."""
-    match operation.reach:
+    identity = exchange.identity
+    match exchange.operation.reach:
         case Reach.PATH:
-            identity.check_queue(str(params["queue"]))
+            identity.check_queue(str(exchange.params["queue"]))
         case Reach.QUERY:
-            queue = query_params(scope["query_string"]).get("queue")
+            queue = query_params(exchange.query).get("queue")
             if not queue:
-                if not scope["path"].startswith(_KEYVAL):
+                if not exchange.raw_path.startswith(_KEYVAL):
                     raise Forbidden(
                         "this token is restricted to some queues; name one of them with the parameter queue",
                         code="queue_not_allowed",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 from hark.http.edge.request_ids import HEADER, request_id_of
-from hark.http.responses import NO_STORE, NOSNIFF, Event, Header, Scope, Send
+from hark.http.exchange import Exchange, Header
+from hark.http.responses import NO_STORE, NOSNIFF
 
 _API = (NOSNIFF, NO_STORE)
 _PAGES = (
@@ -22,32 +20,11 @@ _PAGES = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
-_API_PATHS = ("/api/", "/keyval/")
+_API_PATHS = (b"/api/", b"/keyval/")
 
 
-def standing_headers(scope: Scope) -> tuple[Header, ...]:
-    """Return the headers that all responses to this kind of request have."""
-    headers = _API if scope["path"].startswith(_API_PATHS) else _PAGES
-    return (*headers, _HSTS) if scope.get("scheme") in ("https", "wss") else headers
-
-
-def dressed(
-    scope: Scope, send: Send, extra: tuple[Header, ...] = (), note: Callable[[int], None] | None = None
-) -> Send:
-    """Return a `send` that adds missing headers and the request id to the response.
-
-    `note` is called with the status when the response begins.
-    """
-
-    def sending(event: Event) -> Coroutine[Any, Any, None]:
-        if event["type"] in ("http.response.start", "websocket.http.response.start"):
-            if note is not None:
-                note(event["status"])
-            headers = list(event.get("headers", ()))
-            there = {name for name, _ in headers}
-            wanted = (*standing_headers(scope), *extra, (HEADER, request_id_of(scope).encode()))
-            headers += [header for header in wanted if header[0] not in there]
-            event = {**event, "headers": headers}
-        return send(event)
-
-    return sending
+def dress(exchange: Exchange, extra: tuple[Header, ...] = ()) -> None:
+    """Add the headers that all responses to this kind of request have, and the request id, to the response."""
+    headers = _API if exchange.raw_path.startswith(_API_PATHS) else _PAGES
+    hsts = (_HSTS,) if exchange.secure else ()
+    exchange.extra = (*headers, *hsts, *extra, (HEADER, request_id_of(exchange).encode()))

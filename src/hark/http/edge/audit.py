@@ -15,21 +15,18 @@ from typing import Any
 
 import msgspec
 
-from hark.access.identity import Role
+from hark.access.identity import NOBODY, Role
 from hark.clock import Clock
 from hark.errors import StoreUnusable
 from hark.http.checks import format_time_ms, short
-from hark.http.edge.identities import NOBODY, identity_of
 from hark.http.edge.request_ids import request_id_of
-from hark.http.responses import Scope, encode
-from hark.http.routes.table import Operation
+from hark.http.exchange import Exchange
+from hark.http.responses import encode
 
 log = logging.getLogger("hark.audit")
 
 KEPT = 200
 """Number of records that are kept in memory."""
-TARGET = "hark.audit_target"
-"""Key in the scope of a request for details of the target that only the body names."""
 AUDITED = frozenset(
     {
         "cancel_message",
@@ -96,10 +93,10 @@ class Audit:
         self._suppressed = 0
 
     def record(
-        self, scope: Scope, action: str, status: int, result: str, target: Mapping[str, Any], suppressed: int = 0
+        self, exchange: Exchange, action: str, status: int, result: str, target: Mapping[str, Any], suppressed: int = 0
     ) -> None:
         """Record an action of a request."""
-        identity = identity_of(scope)
+        identity = exchange.identity
         self._write(
             AuditRecord(
                 format_time_ms(self._clock.now()),
@@ -109,13 +106,13 @@ class Audit:
                 dict(target),
                 status,
                 result,
-                request_id_of(scope),
-                client_of(scope),
+                request_id_of(exchange),
+                client_of(exchange),
                 suppressed,
             )
         )
 
-    def refused(self, scope: Scope, status: int, code: str) -> None:
+    def refused(self, exchange: Exchange, status: int, code: str) -> None:
         """Record a refused request. Frequent refusals are only counted."""
         now = self._now()
         earned = (now - self._refilled_at) * _REFUSALS_PER_SECOND
@@ -126,8 +123,8 @@ class Audit:
             return
         self._allowance -= 1
         suppressed, self._suppressed = self._suppressed, 0
-        target = {"method": scope.get("method", "WEBSOCKET"), "path": short(scope["path"])}
-        self.record(scope, "refused", status, code, target, suppressed)
+        target = {"method": exchange.method, "path": short(exchange.path)}
+        self.record(exchange, "refused", status, code, target, suppressed)
 
     def _write(self, record: AuditRecord) -> None:
         self.last.append(record)
@@ -143,30 +140,24 @@ class Audit:
                 )
 
 
-def is_audited(scope: Scope, operation: Operation) -> bool:
+def is_audited(exchange: Exchange) -> bool:
     """Return whether a request is audited."""
-    if operation.raw or scope["method"] in ("GET", "HEAD"):
+    operation = exchange.operation
+    if operation.raw or operation.hot or exchange.method in ("GET", "HEAD"):
         return False
     return operation.role is Role.ADMIN or operation.endpoint.__name__ in AUDITED
 
 
-def target_of(scope: Scope, params: Mapping[str, object], query: Mapping[str, str]) -> dict[str, object]:
+def target_of(exchange: Exchange, query: Mapping[str, str]) -> dict[str, object]:
     """Return the target of an action: names from the path, the query and the body."""
-    asked = {name: query[name] for name in _IN_QUERY if query.get(name)}
-    noted: Mapping[str, object] = scope.get(TARGET, {})
-    named = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in {**asked, **params}.items()}
-    return {**named, **noted}
+    asked = {**{name: query[name] for name in _IN_QUERY if query.get(name)}, **exchange.params}
+    named = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in asked.items()}
+    return {**named, **exchange.audit_target}
 
 
-def note_target(scope: Scope, **said: object) -> None:
-    """Add details of the target that only the body names."""
-    scope[TARGET] = scope.get(TARGET, {}) | said
-
-
-def client_of(scope: Scope) -> str:
+def client_of(exchange: Exchange) -> str:
     """Return the client address of a request."""
-    client = scope.get("client")
-    return str(client[0]) if client else ""
+    return exchange.client[0] if exchange.client else ""
 
 
 def _open(path: str) -> int:

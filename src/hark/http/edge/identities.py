@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from hark.access.identity import ANYBODY, Identity, Role
 from hark.errors import Forbidden
-
-IDENTITY = "hark.identity"
-"""Key of the identity in the scope of a request."""
-
-NOBODY = Identity("", Role.READ_ONLY, ())
-"""The identity of requests to public routes while authentication is on. It has no queues."""
+from hark.http.exchange import EXCHANGE
 
 
 def identity_of(asked: Mapping[str, Any]) -> Identity:
-    """Return the identity of a request or scope; unrestricted if no `Edge` runs before the routes."""
-    return cast(Identity, asked.get(IDENTITY, ANYBODY))
+    """Return the identity of an ASGI scope or a starlette request; unrestricted if no `Edge` runs before the routes."""
+    exchange = asked.get(EXCHANGE)
+    return ANYBODY if exchange is None else exchange.identity
 
 
 def check_role(identity: Identity, role: Role) -> None:

@@ -5,8 +5,8 @@ An id of a queue that the token may not use is treated like an unknown id, so th
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -73,9 +73,11 @@ async def reached_letter(identity: Identity, broker: Broker, where: DeadLetterFi
     return where
 
 
-def settle(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> Coroutine[Any, Any, list[SettleOutcome]]:
-    """Settle messages of permitted queues. (It is not a coroutine itself, to keep the common case fast.)"""
-    return _settle_own(identity, broker, items) if identity.restricted else broker.settle(items)
+def settle(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
+    """Settle messages of permitted queues."""
+    if identity.restricted:
+        return asyncio.ensure_future(_settle_own(identity, broker, items))
+    return broker.settle(items)
 
 
 async def _settle_own(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[SettleOutcome]:

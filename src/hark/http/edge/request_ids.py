@@ -10,40 +10,31 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hark.http.responses import Scope
+    from hark.http.exchange import Exchange
 
 HEADER = b"x-request-id"
-REQUEST_ID = "hark.request_id"
-"""Key of the request id in the scope of a request, set when it is first needed."""
 
 _GIVEN = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _numbers = itertools.count(1)
 _process = os.urandom(6).hex()
 """Prefix of the ids of this process, so that ids of several servers differ."""
 
-current_scope: ContextVar[Scope | None] = ContextVar("hark_request", default=None)
-"""The scope of the current request. (The id is generated only when it is needed.)"""
+current_exchange: ContextVar[Exchange | None] = ContextVar("hark_request", default=None)
+"""The current request. (Its id is generated only when it is needed.)"""
 
 
-def request_id_of(scope: Scope) -> str:
+def request_id_of(exchange: Exchange) -> str:
     """Return the id of a request: that of the client if it is 1 to 128 of `A-Z a-z 0-9 . _ -`, else a new one."""
-    known: str | None = scope.get(REQUEST_ID)
-    if known is None:
-        known = scope[REQUEST_ID] = _given(scope) or _new()
-    return known
+    if exchange.given_id is None:
+        given = exchange.headers.get(HEADER, b"")
+        exchange.given_id = given.decode() if _GIVEN.fullmatch(given) else _new()
+    return exchange.given_id
 
 
 def current_request_id() -> str | None:
     """Return the id of the current request, or None."""
-    scope = current_scope.get()
-    return None if scope is None else request_id_of(scope)
-
-
-def _given(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == HEADER:
-            return value.decode() if _GIVEN.fullmatch(value) else None
-    return None
+    exchange = current_exchange.get()
+    return None if exchange is None else request_id_of(exchange)
 
 
 def _new() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from hark.errors import Forbidden
-from hark.http.responses import Header
+from hark.http.exchange import Header
 
 Headers = Mapping[bytes, bytes]
 

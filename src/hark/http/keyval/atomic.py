@@ -16,6 +16,7 @@ from hark.http.checks import MAX_NUMBER, check_int, check_name, decode_json, raw
 from hark.http.edge.identities import identity_of
 from hark.http.edge.reaching import stamp
 from hark.http.edge.trace_contexts import carry
+from hark.http.exchange import exchange_of
 from hark.http.keyval.entries import version_of, versionstamp
 from hark.http.keyval.keys import check_value
 from hark.http.keyval.measuring import measured
@@ -76,7 +77,7 @@ async def commit(request: Request) -> Response:
     queue = queue_param(query_of(request))
     write = parse_key_write(body, settings_of(request).limits.max_batch, queue=queue)
     stamp(identity_of(request), write.messages)
-    carry(request, write.messages)
+    carry(exchange_of(request), write.messages)
     if write.messages:
         await broker.work_queues.admit(write.messages)
     try:

@@ -6,6 +6,7 @@ from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.http.callers import CONSUMER, named
 from hark.http.checks import query_params
+from hark.http.exchange import exchange_of
 from hark.http.keyval.manner import manner_of
 from hark.http.keyval.messages import wire_messages
 from hark.http.keyval.params import BASE, QUEUE, queue_param
@@ -70,7 +71,7 @@ class QueueListeners:
         await work.prepare(queue)
         stream = self._broker.delivery.open_stream(prefetch)
         # One message at a time, so that several listeners share the messages evenly.
-        stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), scope))
+        stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
         return stream
 
     def _events(self, arrival: Arrival) -> bytes:

@@ -18,6 +18,7 @@ from hark.http.checks import check_text, decode_json, query_params
 from hark.http.edge.identities import identity_of
 from hark.http.edge.reaching import reached, stamp
 from hark.http.edge.trace_contexts import carry
+from hark.http.exchange import exchange_of
 from hark.http.keyval.messages import EnqueueBody, check_milliseconds, new_message, wire_messages
 from hark.http.keyval.params import BASE, QUEUE, queue_param
 from hark.http.pops import WAIT, timeout_param
@@ -164,7 +165,7 @@ class QueueRoutes:
             timeout = self._timeout.of(query)
             seconds = timeout / 1000 if WAIT.of(query) else 0
             await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
-            consumer = CONSUMER.of(query) or caller(scope)
+            consumer = CONSUMER.of(query) or caller(exchange_of(scope))
             polling = self._broker.work_queues.poll(queue, seconds, lambda: wait_until_left(receive), consumer)
             result = await self._measured("queue_dequeue", polling)
             message = wire_messages(result)[0] if result.messages else None
@@ -180,7 +181,7 @@ class QueueRoutes:
         body = decode_json(await self._body(receive), EnqueueBody, "body")
         message = new_message(queue, body.value, body.options)
         stamp(identity_of(scope), [message])
-        carry(scope, [message])
+        carry(exchange_of(scope), [message])
         return {"ok": True, "id": await self._broker.work_queues.enqueue(message)}
 
     async def _ack(self, scope: Scope, receive: Receive) -> object:

@@ -16,7 +16,16 @@ from hark.http.keyval.params import BASE, LIMIT
 from hark.http.keyval.paths import KEYS, PREFIX, KeysParam
 from hark.http.params import BoolParam, Param
 from hark.http.pops import timeout_param
-from hark.http.responses import NO_STORE, Receive, Scope, Send, encode, send_failure, send_json, wait_until_left
+from hark.http.responses import (
+    UNCACHED_JSON,
+    Receive,
+    Scope,
+    Send,
+    encode,
+    send_failure,
+    send_response,
+    wait_until_left,
+)
 from hark.http.routes.table import EVENTS, Reach, Table, read
 from hark.http.stream.events import event, send_events
 from hark.http.stream.line import Line
@@ -126,7 +135,7 @@ class KeyWatches:
         except Exception as error:
             await send_failure(send, error)
         else:
-            await send_json(send, 200, answer, NO_STORE)
+            await send_response(send, (200, UNCACHED_JSON, answer))
 
     async def poll_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Poll a prefix for changes.
@@ -146,7 +155,7 @@ class KeyWatches:
         except Exception as error:
             await send_failure(send, error)
         else:
-            await send_json(send, 200, answer, NO_STORE)
+            await send_response(send, (200, UNCACHED_JSON, answer))
 
     async def _first_changes(self, watcher: Watcher, wait_seconds: float, receive: Receive) -> Sequence[Change]:
         left = asyncio.create_task(_close_when_left(receive, watcher))

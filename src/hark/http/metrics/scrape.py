@@ -35,6 +35,8 @@ class Metrics:
         self._shown = max(1, SHOWN // processes)
         self.everybody: Callable[[], Awaitable[list[Metric]]] | None = None
         """Collects the metrics of all processes of this server; None: there is only this process."""
+        self.load: Load = lambda: (0, 0)
+        """The load of the server that has these metrics."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -43,16 +45,16 @@ class Metrics:
         self._counted: dict[str, float] = {}
         """The last counters of the store. A counter must not fall, or Prometheus would see a restart."""
 
-    async def scrape(self, load: Load) -> bytes:
+    async def scrape(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        families = await (self.collect(load) if self.everybody is None else self.everybody())
+        families = await (self.collect() if self.everybody is None else self.everybody())
         # Formatting takes some milliseconds, so it runs in a thread.
         return await asyncio.to_thread(text, families)
 
-    async def collect(self, load: Load) -> list[Metric]:
+    async def collect(self) -> list[Metric]:
         """Return the metrics of this process."""
         store = await self._ask_store()
-        return list(self._collect(store, load()))
+        return list(self._collect(store, self.load()))
 
     async def _ask_store(self) -> Mapping[str, float] | None:
         try:

@@ -13,9 +13,9 @@ from hark.broker.dead_letters import find_each, find_oldest
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.answers import dead_letters as answers
 from hark.http.checks import check_int, check_text, format_time_ms
-from hark.http.edge.audit import note_target
 from hark.http.edge.identities import check_filter, identity_of
 from hark.http.edge.reaching import reached_letter
+from hark.http.exchange import exchange_of
 from hark.http.params import MAX_PAGE, BoolParam, IdParam, NameParam, TimeParam, paging
 from hark.http.routes.requests import TOO_MANY, broker_of, query_of, read_json, reply, text_in_path
 from hark.http.routes.table import Failure, Reach, Table, admin, read, write
@@ -169,7 +169,7 @@ async def delete_many(request: Request) -> Response:
 def _note_letters(request: Request, found: Sequence[DeadLetter | HarkError]) -> None:
     """Note the queues and the number of dead letters for the audit log."""
     queues = [one.queue for one in found if isinstance(one, DeadLetter)]
-    note_target(request.scope, queues=sorted(set(queues)), number=len(queues))
+    exchange_of(request).audit_target.update(queues=sorted(set(queues)), number=len(queues))
 
 
 def _check_ids(ids: list[str]) -> list[str]:

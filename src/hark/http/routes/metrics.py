@@ -6,13 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.http.routes.table import Reach, Table, read
-from hark.http.stream.transport import load_of
 from hark.prometheus import CONTENT_TYPE
 
 
 async def scrape(request: Request) -> Response:
     """Get metrics for Prometheus. Returns all metrics of the server in the Prometheus text format."""
-    body = await request.app.metrics.scrape(lambda: load_of(request.scope))
+    body = await request.app.metrics.scrape()
     return Response(body, headers={"content-type": CONTENT_TYPE})
 
 

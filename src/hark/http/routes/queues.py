@@ -11,8 +11,8 @@ from hark.errors import InvalidInput, NotFound
 from hark.http.answers import common
 from hark.http.answers import queues as answers
 from hark.http.checks import check_name, check_text, format_time_ms
-from hark.http.edge.audit import note_target
 from hark.http.edge.identities import identity_of
+from hark.http.exchange import exchange_of
 from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
 from hark.http.routes.options import OptionsBody, read_options
 from hark.http.routes.places import add_places
@@ -69,7 +69,7 @@ async def configure(request: Request) -> Response:
         task=check_text(body.task or "", "task"),
         options=options,
     )
-    note_target(request.scope, queue=spec.name)
+    exchange_of(request).audit_target.update(queue=spec.name)
     info = await broker_of(request).configure(spec)
     answer: answers.ConfiguredQueue = {
         "configured": True,

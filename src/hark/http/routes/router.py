@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote
 
 from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
 from hark.http.checks import path_segments
-from hark.http.responses import Scope
+from hark.http.exchange import Exchange
 from hark.http.routes.table import WEBSOCKET, Operation, Table
 
 PathParams = Mapping[str, str | list[str]]
@@ -41,15 +40,15 @@ class Router:
         self._exact = {path.encode(): self._search(path.encode()) for path in table if "{" not in path}
         self._recall = lru_cache(_KEPT_PATHS)(self._search)
 
-    def find(self, scope: Scope) -> Found:
+    def find(self, exchange: Exchange) -> Found:
         """Return the operation of a request; raises `NotFound` or `MethodNotAllowed`."""
-        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        path = exchange.raw_path
         methods = self._exact.get(path)
         if methods is None:
             methods = self._recall(path) if len(path) <= _KEPT_BYTES else self._search(path)
-        found = methods.get(scope.get("method", WEBSOCKET))  # A WebSocket has no method.
+        found = methods.get(exchange.method)
         if found is None:
-            raise _no_operation(scope, methods)
+            raise _no_operation(exchange, methods)
         return found
 
     def _search(self, path: bytes) -> Mapping[str, Found]:
@@ -78,8 +77,8 @@ class _Pattern:
         self.rest = words.pop()[1:].removesuffix(_REST) if path.endswith(_REST) else ""
         self.words = [(word[1:-1], True) if word.startswith("{") else (word, False) for word in words]
         self.operations = dict(operations)
-        # A HEAD request must not receive messages, so raw operations do not support it.
-        if (get := self.operations.get("GET")) is not None and not get.raw:
+        # A HEAD request must not receive messages, so raw and hot operations do not support it.
+        if (get := self.operations.get("GET")) is not None and not (get.raw or get.hot):
             self.operations["HEAD"] = get
 
     def match(self, segments: list[str]) -> PathParams | None:
@@ -95,17 +94,17 @@ class _Pattern:
         return params
 
 
-def _no_operation(scope: Scope, methods: Mapping[str, Found]) -> HarkError:
-    path = scope["path"]
-    if scope["type"] != "http":
+def _no_operation(exchange: Exchange, methods: Mapping[str, Found]) -> HarkError:
+    path = exchange.path
+    if exchange.method == WEBSOCKET:
         return NotFound(
             f"no such route: {path} does not accept WebSockets; connect to /api/v1/consume", code="route_not_found"
         )
     if not methods:
         return NotFound(
-            f"no such route: {scope['method']} {path}; GET /openapi.json lists the routes", code="route_not_found"
+            f"no such route: {exchange.method} {path}; GET /openapi.json lists the routes", code="route_not_found"
         )
     if WEBSOCKET in methods:
         return InvalidInput(f"{path} accepts only WebSocket connections; connect with ws:// or wss://")
     allow = ", ".join(methods)
-    return MethodNotAllowed(f"{path} does not support {scope['method']}; use {allow}", allow=allow)
+    return MethodNotAllowed(f"{path} does not support {exchange.method}; use {allow}", allow=allow)

@@ -6,11 +6,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.access.identity import ANYBODY, Identity
+from hark.access.identity import ANYBODY, NOBODY, Identity
 from hark.errors import Forbidden, Unauthorized
 from hark.http.edge.admitting import Edge, edge_of
-from hark.http.edge.identities import IDENTITY, NOBODY
 from hark.http.edge.sessions import clear_cookie, set_cookie
+from hark.http.exchange import exchange_of
 from hark.http.routes.requests import read_json, reply
 from hark.http.routes.table import Failure, Table, public
 
@@ -45,19 +45,19 @@ async def log_in(request: Request) -> Response:
     token = (await read_json(request, SessionBody, "body", most=_MOST_BYTES)).token
     # Checked first: a token that does not fit into a cookie is rejected, known or not.
     cookie = set_cookie(token, secure=_is_secure(request)) if edge.authenticator.enabled else None
-    identity = edge.log_in(request.scope, token)
+    identity = edge.log_in(exchange_of(request), token)
     response = reply(_session(edge, identity))
     if cookie is not None:
         response.headers["set-cookie"] = cookie
-    edge.audit.record(request.scope, "login", 200, "done", {})
+    edge.audit.record(exchange_of(request), "login", 200, "done", {})
     return response
 
 
 async def log_out(request: Request) -> Response:
     """Log out. Removes the cookie. The token remains valid until it expires or is revoked."""
     edge = edge_of(request)
-    request.scope[IDENTITY] = _identity(request) or NOBODY
-    edge.audit.record(request.scope, "logout", 200, "done", {})
+    exchange_of(request).identity = _identity(request) or NOBODY
+    edge.audit.record(exchange_of(request), "logout", 200, "done", {})
     response = reply(_session(edge, None))
     response.headers["set-cookie"] = clear_cookie(secure=_is_secure(request))
     return response
@@ -66,7 +66,7 @@ async def log_out(request: Request) -> Response:
 def _identity(request: Request) -> Identity | None:
     edge = edge_of(request)
     try:
-        return edge.authenticator.identify(edge.credential(dict(request.scope["headers"])))
+        return edge.authenticator.identify(edge.credential(exchange_of(request).headers))
     except (Unauthorized, Forbidden):
         return None
 
@@ -82,7 +82,7 @@ def _session(edge: Edge, identity: Identity | None) -> Session:
 
 def _is_secure(request: Request) -> bool:
     """Return whether the web browser uses TLS, to this server or (by its origin) to a proxy in front of it."""
-    return request.scope.get("scheme") == "https" or request.headers.get("origin", "").startswith("https://")
+    return exchange_of(request).secure or request.headers.get("origin", "").startswith("https://")
 
 
 TABLE: Table = {

@@ -12,7 +12,7 @@ from hark._version import __version__
 from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
 from hark.http.answers import system as answers
 from hark.http.edge.admitting import edge_of
-from hark.http.edge.audit import note_target
+from hark.http.exchange import exchange_of
 from hark.http.routes.requests import broker_of, read_json, reply
 from hark.http.routes.table import Reach, Table, admin, public, read
 
@@ -140,7 +140,7 @@ def _pop_maintenance(enabled: bool) -> Response:
 
 async def _switch(request: Request, flag: str) -> bool:
     enabled = (await read_json(request, MaintenanceBody, "maintenance", _TEXTS)).enabled
-    note_target(request.scope, enabled=enabled)
+    exchange_of(request).audit_target.update(enabled=enabled)
     await broker_of(request).set_maintenance(flag, enabled)
     return enabled
 

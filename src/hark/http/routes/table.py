@@ -14,7 +14,7 @@ from hark.access.identity import Role
 from hark.http.params import Param
 
 WEBSOCKET = "WEBSOCKET"
-"""The method of endpoints for WebSockets in a table."""
+"""The method of requests that open a WebSocket."""
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -49,8 +49,8 @@ class Failure(NamedTuple):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path."""
 
-    endpoint: Callable[..., Awaitable[object]]
-    """A function from a request to a response, or an ASGI application if `raw`."""
+    endpoint: Callable[..., Awaitable[object] | None]
+    """A function from a request to a response; an ASGI application if `raw`; a function of an exchange if `hot`."""
     role: Role | None
     """The lowest role that may call the operation; None: public, no token required."""
     reach: Reach
@@ -65,6 +65,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """The media type of successful responses."""
     errors: tuple[Failure, ...] = ()
     raw: bool = False
+    hot: bool = False
+    """Whether the endpoint answers by itself, without a task: `Exchange.respond`, now or later."""
 
     @property
     def answers(self) -> Mapping[int, Any]:
@@ -80,21 +82,21 @@ remaining segments as a list. If two patterns match a path, the first one with t
 """
 
 
-def public(endpoint: Callable[..., Awaitable[object]], **said: Any) -> Operation:
+def public(endpoint: Callable[..., Awaitable[object] | None], **said: Any) -> Operation:
     """Return a public operation that concerns no queue."""
     return Operation(endpoint=endpoint, role=None, reach=Reach.NOTHING, **said)
 
 
-def read(endpoint: Callable[..., Awaitable[object]], reach: Reach, **said: Any) -> Operation:
+def read(endpoint: Callable[..., Awaitable[object] | None], reach: Reach, **said: Any) -> Operation:
     """Return an operation for the role read-only: it changes nothing."""
     return Operation(endpoint=endpoint, role=Role.READ_ONLY, reach=reach, **said)
 
 
-def write(endpoint: Callable[..., Awaitable[object]], reach: Reach, **said: Any) -> Operation:
+def write(endpoint: Callable[..., Awaitable[object] | None], reach: Reach, **said: Any) -> Operation:
     """Return an operation for the role read-write: for producers and consumers."""
     return Operation(endpoint=endpoint, role=Role.READ_WRITE, reach=reach, **said)
 
 
-def admin(endpoint: Callable[..., Awaitable[object]], reach: Reach, **said: Any) -> Operation:
+def admin(endpoint: Callable[..., Awaitable[object] | None], reach: Reach, **said: Any) -> Operation:
     """Return an operation for the role admin: it cannot be undone, or it concerns the whole server."""
     return Operation(endpoint=endpoint, role=Role.ADMIN, reach=reach, **said)

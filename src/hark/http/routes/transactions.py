@@ -16,6 +16,7 @@ from hark.http.checks import check_name, decode_json, raw_default
 from hark.http.edge import reaching
 from hark.http.edge.identities import identity_of
 from hark.http.edge.trace_contexts import carry
+from hark.http.exchange import exchange_of
 from hark.http.keyval import atomic
 from hark.http.keyval.entries import versionstamp
 from hark.http.push_items import ITEM_TEXTS, NO_PAYLOAD, PushItem, to_new_message
@@ -93,7 +94,7 @@ async def transact(request: Request) -> Response:
         raise InvalidInput("operations array cannot be empty")
     leases = tuple(lease for lease in body.required_leases or () if lease)
     transaction = Transaction(operations, leases, keys)
-    carry(request, (*operations, *(keys.messages if keys is not None else ())))
+    carry(exchange_of(request), (*operations, *(keys.messages if keys is not None else ())))
     outcome = await reaching.transact(identity_of(request), broker_of(request), transaction)
     answer: TransactionAnswer = {
         "transactionId": str(uuid.uuid4()),

@@ -11,7 +11,7 @@ import msgspec
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.http.responses import NOSNIFF, Receive, Scope, Send, encode, error_body, known_error, wait_until_left
 from hark.http.stream.line import Gone, Line
-from hark.http.stream.transport import transport_of
+from hark.http.wire.asgi import TRANSPORT
 
 
 class Source(Protocol):
@@ -81,7 +81,7 @@ async def _feed(scope: Scope, send: Send, feed: Callable[[Line], Awaitable[None]
 
     line = Line(
         put,
-        transport_of(scope),
+        scope[TRANSPORT],
         patience=manner.patience,
         ping=manner.ping,
         ping_seconds=manner.ping_seconds,

@@ -9,6 +9,7 @@ from hark.broker.delivery.stream import Arrival, Stream
 from hark.http.callers import named
 from hark.http.edge.identities import check_role, identity_of
 from hark.http.edge.reaching import check_wish
+from hark.http.exchange import exchange_of
 from hark.http.pops import place_in_path, wire_messages
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
 from hark.http.routes.requests import ANOTHER_MODE, NOT_SUPPORTED
@@ -60,7 +61,7 @@ class EventStreams:
         await send_events(scope, receive, send, source, lambda line: _feed(source, line), self._manner)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
-        wish = listening(place_in_path(scope), scope["query_string"], self._settings)
+        wish = listening(place_in_path(scope["path_params"]), scope["query_string"], self._settings)
         delivery = self._broker.delivery
         identity = identity_of(scope)
         if isinstance(wish, Browsing):
@@ -69,7 +70,7 @@ class EventStreams:
         check_role(identity, Role.READ_WRITE)
         check_wish(identity, wish.request)
         stream = delivery.open_stream(wish.prefetch)
-        stream.subscribe("", named(wish.request, scope), wish.priority)
+        stream.subscribe("", named(wish.request, exchange_of(scope)), wish.priority)
         return stream
 
 

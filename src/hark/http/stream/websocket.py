@@ -9,13 +9,14 @@ from hark.broker.delivery.stream import Stream
 from hark.http.callers import caller
 from hark.http.checks import query_params
 from hark.http.edge.identities import identity_of
+from hark.http.exchange import exchange_of
 from hark.http.params import IntParam
-from hark.http.responses import Receive, Scope, Send, encode, known_error, refuse
+from hark.http.responses import Receive, Scope, Send, encode, error_response, refuse_websocket
 from hark.http.routes.table import WEBSOCKET, Reach, Table, read
 from hark.http.stream.connection import Connection
 from hark.http.stream.frames import Ping
 from hark.http.stream.line import PING_SECONDS, Gone, Line
-from hark.http.stream.transport import transport_of
+from hark.http.wire.asgi import TRANSPORT
 from hark.settings import Settings
 
 
@@ -53,7 +54,7 @@ class WebSockets:
         try:
             stream = self._open(scope)
         except Exception as error:
-            await refuse(scope, receive, send, known_error(error))
+            await refuse_websocket(receive, send, error_response(error))
             return
         await receive()  # The connect event.
         try:
@@ -76,12 +77,14 @@ class WebSockets:
         limits = self._settings.limits
         line = Line(
             put,
-            transport_of(scope),
+            scope[TRANSPORT],
             patience=limits.stalled_seconds,
             ping=encode(Ping()),
             ping_seconds=self._ping_seconds,
         )
-        connection = Connection(self._broker, self._settings, stream, line, identity_of(scope), caller(scope))
+        connection = Connection(
+            self._broker, self._settings, stream, line, identity_of(scope), caller(exchange_of(scope))
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(line.keep_alive())

@@ -1,0 +1,129 @@
+"""ASGI on a connection: the requests that an application serves with a task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+from hark.http.exchange import EXCHANGE, Exchange, Header
+from hark.http.responses import Event, Scope, error_response
+
+if TYPE_CHECKING:
+    from hark.http.wire.connection import Connection
+    from hark.http.wire.server import Server
+
+log = logging.getLogger(__name__)
+
+TRANSPORT = "hark.transport"
+"""Key of the transport in the scope of a request, for streams that must know whether their client reads."""
+_VERSION = {"version": "3.0", "spec_version": "2.4"}
+
+
+def scope_of(exchange: Exchange, transport: asyncio.Transport, kind: str = "http") -> Scope:
+    """Return the ASGI scope of a request."""
+    secure = ("https", "wss") if exchange.secure else ("http", "ws")
+    return {
+        "type": kind,
+        "asgi": _VERSION,
+        "http_version": exchange.version,
+        "method": exchange.method,
+        "scheme": secure[kind == "websocket"],
+        "path": exchange.path,
+        "raw_path": exchange.raw_path,
+        "query_string": exchange.query,
+        "root_path": "",
+        "headers": list(exchange.headers.items()),
+        "client": exchange.client,
+        "server": None,
+        EXCHANGE: exchange,
+        TRANSPORT: transport,
+    }
+
+
+class AsgiRun:
+    """One request that an ASGI application serves."""
+
+    def __init__(self, connection: Connection, exchange: Exchange, server: Server) -> None:
+        self._connection = connection
+        self._exchange = exchange
+        self._server = server
+        self._head: tuple[int, list[Header]] | None = None
+        """The status and the headers, until the first part of the body."""
+        self._chunked = self._complete = False
+        self._read = False
+        self._left: asyncio.Future[None] = server.loop.create_future()
+        """Done when the client has disconnected or has the whole response."""
+
+    def start(self) -> None:
+        """Start the task that serves the request."""
+        self._exchange.on_left = self._leave
+        self._server.run(self._serve())
+
+    async def _serve(self) -> None:
+        exchange, connection = self._exchange, self._connection
+        scope = scope_of(exchange, connection.transport)
+        try:
+            await self._server.asgi(scope, self.receive, self.send)
+        except Exception as error:
+            response = error_response(error)  # It logs the error.
+            if not exchange.status and not exchange.gone:
+                exchange.respond(*response)
+                self._complete = True
+        finally:
+            if not self._complete and not exchange.gone:
+                # What was sent is not a whole response, and only the end of the connection can say so.
+                connection.transport.abort()
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._left.done():
+            self._left.set_result(None)
+
+    async def receive(self) -> Event:
+        """Return the body; after it, wait until the client disconnects or has the whole response."""
+        if not self._read:
+            self._read = True
+            body, self._exchange.body = self._exchange.body, b""
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.shield(self._left)
+        return {"type": "http.disconnect"}
+
+    async def send(self, event: Event) -> None:
+        """Send a part of the response, after the buffer of the connection has room."""
+        connection, exchange = self._connection, self._exchange
+        if exchange.gone or self._complete:
+            return
+        if event["type"] == "http.response.start":
+            self._head = event["status"], list(event.get("headers", ()))
+            return
+        body, more = event.get("body", b""), event.get("more_body", False)
+        await connection.drain()
+        if exchange.gone:
+            return
+        head = b"" if self._head is None else self._begin(len(body), more)
+        if exchange.method == "HEAD":
+            body = b""
+        exchange.size += len(body)
+        if self._chunked:
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
+        if head or body:
+            connection.transport.write(head + body if head else body)
+        if not more:
+            self._complete = True
+            self._leave()
+            connection.finish(exchange)
+
+    def _begin(self, size: int, more: bool) -> bytes:
+        status, headers = cast(tuple[int, list[Header]], self._head)
+        self._head = None
+        exchange = self._exchange
+        if all(name != b"content-length" for name, _ in headers) and status not in (204, 304):
+            if not more:
+                headers.append((b"content-length", b"%d" % size))
+            elif exchange.version == "1.1":
+                headers.append((b"transfer-encoding", b"chunked"))
+                self._chunked = exchange.method != "HEAD"
+            else:
+                exchange.keep_alive = False  # The end of the connection is the end of the body.
+        return self._connection.head(exchange, status, headers)

@@ -1,0 +1,624 @@
+"""One HTTP connection: bytes in, exchanges to the application, responses out.
+
+A connection serves its requests one after the other. Requests that a client sends ahead (pipelining) wait, and beyond a
+small number the connection is not read. Limits count as the bytes arrive. A timer runs only while a part of a request
+is missing or the connection is idle, so requests that arrive in one piece cost nothing extra.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import httptools
+
+from hark.errors import BodyTooLarge
+from hark.http.exchange import Exchange, Header, Lost
+from hark.http.responses import JSON_HEADERS, encode
+from hark.http.routes.table import WEBSOCKET
+from hark.http.wire.asgi import AsgiRun
+
+if TYPE_CHECKING:
+    from hark.http.wire.server import Server
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 * 1024
+"""Size limit of all headers of a request together."""
+MAX_TARGET_BYTES = 256 * 1024
+"""Size limit of path and query: a prefix poll sends the versions of up to a thousand keys."""
+MAX_FRAMING_BYTES = 64 * 1024
+"""Size limit of chunk sizes, chunk extensions and trailers beyond the size of the body itself."""
+MIN_BODY_BYTES_PER_SECOND = 1024
+"""The server rejects a body that arrives more slowly than this, averaged over `limits.body_timeout_seconds`."""
+MAX_PIPELINED = 16
+"""Number of complete requests that wait on a connection before the server stops reading from it."""
+IDLE_SECONDS = 75.0
+"""A connection without a request is closed after this time."""
+LINGER_SECONDS = 5.0
+"""After an early error response, the server reads and drops what the client still sends for this time."""
+LINGER_BODIES = 4
+"""It drops at most this many bodies of the largest size."""
+_PIECE = 4 * 1024
+"""The parser gets heads in pieces of this size, so that few pipelined requests are parsed at a time."""
+_LARGE = 64 * 1024
+"""A response of this size can wait in the buffer of the transport."""
+_SINGLE = frozenset((b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding"))
+"""Headers that a request may have only once."""
+
+# What the next bytes are.
+_HEAD, _BODY, _REPEATED, _DROPPED = range(4)
+
+
+class Problem(NamedTuple):
+    """The reason to reject a request before it is read completely."""
+
+    status: int
+    code: str
+    text: str
+    retry_after: int | None = None
+
+
+MALFORMED = Problem(400, "invalid_http", "the request is not valid HTTP/1.1")
+HEAD_TOO_LARGE = Problem(
+    431,
+    "headers_too_large",
+    f"the headers or the URL are too large: at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes in total, and "
+    f"{MAX_TARGET_BYTES} bytes of path and query",
+)
+FRAMING_TOO_LARGE = Problem(
+    400, "invalid_http", "the chunk extensions and trailers of the request are too large; send larger chunks"
+)
+UNKNOWN_CODING = Problem(501, "not_supported", "the only supported transfer encoding is chunked")
+SLOW = Problem(
+    408,
+    "request_timeout",
+    "the request did not arrive in time (settings limits.header_timeout_seconds and limits.body_timeout_seconds); "
+    "send it again",
+)
+TOO_MANY = Problem(
+    503,
+    "too_many_connections",
+    "the server has too many connections (setting limits.max_connections); retry later, or reuse connections",
+    1,
+)
+
+
+class _Rejected(Exception):
+    """Stops the parser; the reason is in `Connection._problem`."""
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_client",
+        "_current",
+        "_deadline",
+        "_drained",
+        "_exchange",
+        "_fields",
+        "_fires_at",
+        "_framed_bytes",
+        "_head_bytes",
+        "_header_bytes",
+        "_headers",
+        "_late",
+        "_left",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_problem",
+        "_ready",
+        "_rest",
+        "_secure",
+        "_seen_bytes",
+        "_server",
+        "_state",
+        "_target",
+        "_timer",
+        "_unsent",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._parser = httptools.HttpRequestParser(self)
+        # The request that is being received.
+        self._state = _HEAD
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._fields = self._header_bytes = self._head_bytes = 0
+        self._exchange: Exchange | None = None
+        self._body: bytes | bytearray = b""
+        self._body_bytes = self._framed_bytes = 0
+        self._seen_bytes = 0
+        """Number of bytes at the last look at the pace of the body."""
+        self._left = 0
+        """Number of bytes to the end of the body; 0 in a chunked body."""
+        self._rest = b""
+        """What was received but not parsed, because too many requests wait."""
+        # The requests that have been received.
+        self._current: Exchange | None = None
+        self._ready: list[Exchange] = []
+        self._problem: Problem | None = None
+        """The error to send after the responses to the requests before it."""
+        # The response.
+        self._paused = False
+        self._drained: asyncio.Future[None] | None = None
+        self._unsent: Lost | None = None
+        # The timer.
+        self._timer: asyncio.TimerHandle | None = None
+        self._fires_at = 0.0
+        self._deadline: float | None = None
+        self._late: Callable[[], None] = self._late_head
+
+    # The life of a connection ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, unless there are too many."""
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._client: tuple[str, int] | None = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
+        self._secure = transport.get_extra_info("sslcontext") is not None
+        connections, limits = self._server.connections, self._server.limits
+        connections.add(self)
+        if len(connections) > limits.max_connections:
+            self._reject(TOO_MANY)
+        else:
+            self._wait(limits.header_timeout_seconds, self._late_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything at once: requests that wait are dropped, and the current one is notified."""
+        del exc
+        self._server.closed(self)
+        self._state = _DROPPED
+        self._deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._ready.clear()
+        self._rest = b""
+        current, self._current = self._current, None
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            unsent()
+        self.resume_writing()
+        if current is not None:
+            current.leave()
+            self._server.ended(current)
+
+    def shut_down(self) -> None:
+        """Close the connection now if it is idle, else after the current response. (The server stops.)"""
+        if self._current is None:
+            self.transport.close()
+
+    # Bytes in ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data, serve the first complete request, and start the timer if a part is missing."""
+        if self._state == _DROPPED:
+            self._left -= len(data)
+            if self._left < 0:
+                self.transport.abort()
+            return
+        if self._rest:
+            self._rest += data
+            return
+        self._parse(data)
+        self._serve_next()
+        self._wait_for_rest()
+
+    def _parse(self, data: bytes) -> None:
+        start, size = 0, len(data)
+        while start < size and self._state != _DROPPED:
+            if len(self._ready) >= MAX_PIPELINED:
+                self._rest = data[start:]
+                self.transport.pause_reading()
+                return
+            room = self._left or _PIECE
+            piece = data if not start and size <= room else data[start : start + room]
+            start += len(piece)
+            if self._state == _HEAD:
+                self._head_bytes += len(piece)
+            else:
+                self._framed_bytes += len(piece)
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._start_websocket(data[start - len(piece) + upgrade.args[0] :]):
+                    return
+                start += upgrade.args[0] - len(piece)
+            except httptools.HttpParserError:
+                self._reject(self._problem or MALFORMED)
+                return
+            if self._state == _HEAD:
+                if self._head_bytes > MAX_HEADER_BYTES + len(self._target) + 2 * _PIECE:
+                    self._reject(HEAD_TOO_LARGE)
+            elif self._framed_bytes - 2 * self._body_bytes > MAX_FRAMING_BYTES and not self._left:
+                self._reject(FRAMING_TOO_LARGE)
+
+    # Calls of the parser -----------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        """Receive a part of the request target."""
+        if self._state == _HEAD:
+            self._target += url
+            if len(self._target) > MAX_TARGET_BYTES:
+                self._stop_parsing(HEAD_TOO_LARGE)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Receive a header. Trailers of a chunked body are ignored."""
+        if self._state != _HEAD:
+            return
+        self._fields += 1
+        self._header_bytes += len(name) + len(value) + 4
+        if self._fields > MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
+            self._stop_parsing(HEAD_TOO_LARGE)
+        name = name.lower()
+        headers = self._headers
+        if name in headers:
+            if name in _SINGLE:
+                self._stop_parsing(Problem(400, "invalid_http", f"the header {name.decode()} must not be repeated"))
+            value = headers[name] + (b"; " if name == b"cookie" else b", ") + value
+        headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        """Let the application admit the request, before its body is read."""
+        if self._state != _HEAD:
+            self._state = _BODY
+            return
+        parser, headers, server = self._parser, self._headers, self._server
+        method, version = _method(parser.get_method()), parser.get_http_version()
+        if version not in ("1.1", "1.0") or method == "CONNECT" or (b"host" not in headers and version == "1.1"):
+            self._stop_parsing(MALFORMED)
+        length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
+        if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
+            self._stop_parsing(UNKNOWN_CODING)
+        upgrades = parser.should_upgrade() and headers.get(b"upgrade", b"").lower() == b"websocket"
+        path, query = self._path()
+        exchange = Exchange(
+            WEBSOCKET if upgrades and method == "GET" else method,
+            path,
+            query,
+            headers,
+            self._client,
+            secure=self._secure,
+            version=version,
+        )
+        exchange.keep_alive = version == "1.1" and parser.should_keep_alive()
+        self._exchange = exchange
+        self._state = _BODY
+        server.app.admit(exchange)
+        if length is not None:
+            self._left = int(length)
+            if self._left > server.max_body_bytes:
+                self._refuse_body(exchange)
+        if b"expect" in headers and (coding is not None or self._left):
+            if exchange.refusal is not None:  # The client need not send the body, so it is not known what comes next.
+                self._give_up_body(exchange)
+            elif headers[b"expect"].lower() == b"100-continue" and self._current is None:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        """Receive a part of the body. The body of a refused request is not kept."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._body_bytes += len(data)
+        if self._left:
+            self._left -= len(data)
+        elif self._body_bytes > self._server.max_body_bytes:
+            self._refuse_body(exchange)
+            return
+        if exchange.refusal is None:
+            if not self._body:
+                self._body = data
+            else:
+                if isinstance(self._body, bytes):
+                    self._body = bytearray(self._body)
+                self._body += data
+
+    def on_message_complete(self) -> None:
+        """Queue the request."""
+        exchange = self._exchange
+        if exchange is None or self._state == _DROPPED:
+            return
+        if self._parser.should_upgrade() and (exchange.method == WEBSOCKET or self._left or self._is_chunked()):
+            return  # `_start_websocket` goes on.
+        exchange.body = bytes(self._body)
+        self._queue(exchange)
+        self._state = _HEAD
+
+    def _queue(self, exchange: Exchange) -> None:
+        """Add a request to those that wait, and forget what belongs to receiving it."""
+        self._ready.append(exchange)
+        self._exchange = None
+        self._target, self._headers, self._body = b"", {}, b""
+        self._fields = self._header_bytes = self._head_bytes = self._body_bytes = self._framed_bytes = self._left = 0
+
+    def _path(self) -> tuple[bytes, bytes]:
+        target = self._target
+        if not target.startswith(b"/") or b"#" in target:
+            try:
+                url = httptools.parse_url(target)
+            except httptools.HttpParserInvalidURLError:
+                return target, b""
+            return url.path or b"/", url.query or b""
+        path, _, query = target.partition(b"?")
+        return path, query
+
+    def _stop_parsing(self, problem: Problem) -> None:
+        self._problem = problem
+        raise _Rejected
+
+    def _is_chunked(self) -> bool:
+        return b"transfer-encoding" in self._headers
+
+    # Bodies that are not read ------------------------------------------------------------------------------
+
+    def _refuse_body(self, exchange: Exchange) -> None:
+        most = self._server.max_body_bytes
+        exchange.refusal = exchange.refusal or BodyTooLarge(
+            f"the request body is over {most} bytes (setting max_body_bytes); send smaller batches"
+        )
+        self._give_up_body(exchange)
+
+    def _give_up_body(self, exchange: Exchange) -> None:
+        """Answer before the body has arrived, and drop the rest."""
+        exchange.keep_alive = False
+        self._queue(exchange)
+        self._drop()
+
+    def _drop(self) -> None:
+        """From now on, drop what the client sends."""
+        self._state = _DROPPED
+        self._left = LINGER_BODIES * self._server.max_body_bytes
+
+    def _linger(self) -> None:
+        """Close the connection when the client has closed it, or after a short time.
+
+        To close it at once, with unread bytes, would reset it: an ordinary client, which writes its whole request
+        before it reads, would report the reset and not the response.
+        """
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._wait(LINGER_SECONDS, self.transport.abort)
+
+    # Requests ----------------------------------------------------------------------------------------------
+
+    def _serve_next(self) -> None:
+        """Serve the next request, if the one before has its response."""
+        if self._current is not None:
+            return
+        if self._ready:
+            exchange = self._current = self._ready.pop(0)
+            exchange.carrier = self
+            self._deadline = None
+            self._server.begun += 1
+            if not self._server.answers_now(exchange):
+                AsgiRun(self, exchange, self._server).start()
+        elif self._problem is not None:
+            self._reject(self._problem)
+        elif self._rest:
+            rest, self._rest = self._rest, b""
+            self.transport.resume_reading()
+            self.data_received(rest)
+
+    def _start_websocket(self, rest: bytes) -> bool:
+        """Hand the connection over to a WebSocket; False if the request is an ordinary one.
+
+        httptools skips the body of a request with any `Upgrade`. Hark ignores unknown upgrades, as HTTP allows, so
+        another parser reads the body.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            return False
+        if exchange.method != WEBSOCKET:
+            framing = b"transfer-encoding: chunked" if self._is_chunked() else b"content-length: %d" % self._left
+            self._state = _REPEATED
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+            return False
+        exchange.keep_alive = False
+        if exchange.refusal is not None:
+            self._queue(exchange)
+            self._drop()
+        elif self._current is not None or self._ready:
+            self._reject(MALFORMED)
+        else:
+            self._state = _DROPPED
+            self._deadline = None
+            self._server.open_websocket(self, exchange, rest)
+        return True
+
+    # Responses ---------------------------------------------------------------------------------------------
+
+    def respond(
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+    ) -> None:
+        """Send a complete response with one write."""
+        if exchange.gone or self.transport.is_closing():
+            if lost is not None:
+                lost()
+            if not exchange.gone:
+                self.finish(exchange)
+            return
+        shown = exchange.begin(status, headers)
+        exchange.size = len(body)
+        fixed = _fixed_head(status, headers) if shown is headers else make_head(status, shown)
+        end = self._end_of_head(exchange)
+        if status == HTTPStatus.NO_CONTENT:
+            self.transport.write(b"%b%b%b" % (fixed, self._server.date(), end))
+        else:
+            content = b"" if exchange.method == "HEAD" else body
+            self.transport.write(
+                b"%b%bcontent-length: %d\r\n%b%b" % (fixed, self._server.date(), len(body), end, content)
+            )
+            if len(body) > _LARGE:
+                self._unsent = lost
+                self._loop.call_soon(self._check_sent)
+        self.finish(exchange)
+
+    def head(self, exchange: Exchange, status: int, headers: Iterable[Header]) -> bytes:
+        """Return the head of a response whose body the caller writes."""
+        return b"%b%b%b" % (make_head(status, headers), self._server.date(), self._end_of_head(exchange))
+
+    def _end_of_head(self, exchange: Exchange) -> bytes:
+        return b"\r\n" if self._stays_open(exchange) else b"connection: close\r\n\r\n"
+
+    def _stays_open(self, exchange: Exchange) -> bool:
+        return exchange.keep_alive and not self._server.stopping
+
+    def finish(self, exchange: Exchange) -> None:
+        """Note that a response is complete, and go on with the next request."""
+        self._server.ended(exchange)
+        self._current = None
+        if self.transport.is_closing():
+            return
+        if not self._stays_open(exchange):
+            if self._state == _DROPPED:
+                self._linger()
+            else:
+                self._state = _DROPPED
+                self.transport.close()
+        elif self._ready or self._rest or self._problem is not None:
+            # In a later turn of the event loop: other connections come first.
+            self._loop.call_soon(self._serve_next)
+        elif self._head_bytes or self._exchange is not None:
+            self._wait_for_rest()
+        else:
+            self._wait(IDLE_SECONDS, self.transport.close)
+
+    def _reject(self, problem: Problem) -> None:
+        """Send an error after the responses to earlier requests, and close the connection."""
+        self._problem = problem
+        if self._state != _DROPPED:
+            self._drop()
+        if self._current is not None or self._ready or self.transport.is_closing():
+            return
+        body = encode({"error": problem.text, "code": problem.code})
+        headers = [*JSON_HEADERS, (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
+        if problem.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % problem.retry_after))
+        self.transport.write(b"%b%b\r\n%b" % (make_head(problem.status, headers), self._server.date(), body))
+        self._linger()
+
+    # Back-pressure -----------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """Note that the buffer of the transport is full."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Note that the buffer has room again."""
+        self._paused = False
+        self._unsent = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    async def drain(self) -> None:
+        """Wait until the buffer has room or the connection is lost."""
+        if self._paused and not self.transport.is_closing():
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def _check_sent(self) -> None:
+        """Watch a large response that the socket did not accept at once. (The transport writes after this turn.)"""
+        if self.transport.is_closing():
+            return  # `connection_lost` follows.
+        if self._paused:
+            self._watch_progress(self.transport.get_write_buffer_size())
+        else:
+            self._unsent = None
+
+    def _watch_progress(self, left: int) -> None:
+        def late() -> None:
+            now = self.transport.get_write_buffer_size()
+            if not self._paused:
+                self._deadline = None
+            elif now < left:
+                self._watch_progress(now)
+            else:
+                self.transport.abort()
+
+        if self._current is None:
+            self._wait(self._server.limits.stalled_seconds, late)
+
+    # Time --------------------------------------------------------------------------------------------------
+
+    def _wait_for_rest(self) -> None:
+        """Start the timer if a part of a request is missing and no other request is being served."""
+        if self._current is not None or self._state == _DROPPED or self.transport.is_closing():
+            return
+        if self._exchange is not None:
+            if self._deadline is None or self._late != self._late_body:
+                self._wait_for_body()
+        elif self._head_bytes and (self._deadline is None or self._late != self._late_head):
+            self._wait(self._server.limits.header_timeout_seconds, self._late_head)
+
+    def _wait_for_body(self) -> None:
+        self._seen_bytes = self._framed_bytes
+        self._wait(self._server.limits.body_timeout_seconds, self._late_body)
+
+    def _wait(self, seconds: float, late: Callable[[], None]) -> None:
+        """Call `late` after some seconds, unless the deadline is moved or removed meanwhile."""
+        self._late = late
+        deadline = self._deadline = self._loop.time() + seconds
+        if self._timer is None or self._fires_at > deadline:
+            self._start_timer(deadline, seconds)
+
+    def _start_timer(self, deadline: float, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_at = deadline
+        self._timer = self._loop.call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        left = self._deadline - self._loop.time()
+        if left > 0:
+            self._start_timer(self._deadline, left)
+        else:
+            self._deadline = None
+            self._late()
+
+    def _late_head(self) -> None:
+        if self._head_bytes:
+            self._reject(SLOW)
+        else:
+            self.transport.close()
+
+    def _late_body(self) -> None:
+        enough = MIN_BODY_BYTES_PER_SECOND * self._server.limits.body_timeout_seconds
+        if self._framed_bytes - self._seen_bytes >= enough:
+            self._wait_for_body()
+        else:
+            self._exchange = None
+            self._reject(SLOW)
+
+
+@lru_cache(64)
+def _method(name: bytes) -> str:
+    return name.decode()
+
+
+def make_head(status: int, headers: Iterable[Header]) -> bytes:
+    """Return the status line and the headers, without the empty line behind them."""
+    phrase = HTTPStatus(status).phrase.encode()
+    return b"".join([b"HTTP/1.1 %d %b\r\n" % (status, phrase), *[b"%b: %b\r\n" % header for header in headers]])
+
+
+_fixed_head = lru_cache(256)(make_head)
+"""The heads of most responses are the same but for their date and length."""
