@@ -142,19 +142,25 @@ async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
 
 
 class _Answered:
-    """Carries the response of a hot operation to a coroutine."""
+    """Carries the response of a hot operation to a coroutine, in one part or two."""
 
     def __init__(self) -> None:
-        self.response: asyncio.Future[tuple[Answer, Lost | None]] = asyncio.get_running_loop().create_future()
+        self.parts: asyncio.Queue[tuple[Answer, Lost | None, bool]] = asyncio.Queue()
 
     def respond(
         self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
     ) -> None:
         """Keep the response, if the client is there."""
         if not exchange.gone:
-            self.response.set_result(((status, headers, body), lost))
+            self.parts.put_nowait(((status, headers, body), lost, False))
         elif lost is not None:
             lost()
+
+    def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
+        """Keep the first part of the response."""
+        if not exchange.gone:
+            self.parts.put_nowait(((status, headers, body), None, True))
+        return True
 
 
 async def _answer_hot(exchange: Exchange, receive: Receive, send: Send, most: int) -> None:
@@ -167,15 +173,22 @@ async def _answer_hot(exchange: Exchange, receive: Receive, send: Send, most: in
         await send_failure(send, error)
         return
     watch = asyncio.create_task(wait_until_left(receive))
-    waiting: list[asyncio.Future[Any]] = [watch, carrier.response]
+    more = True
     try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        while more:
+            part = asyncio.ensure_future(carrier.parts.get())
+            await asyncio.wait([watch, part], return_when=asyncio.FIRST_COMPLETED)
+            if not part.done():
+                part.cancel()
+                return
+            (status, headers, body), lost, more = part.result()
+            if watch.done() and lost is not None:
+                lost()
+            if not exchange.status:
+                length = () if more or status == 204 else ((b"content-length", b"%d" % len(body)),)
+                await send({"type": "http.response.start", "status": status, "headers": [*headers, *length]})
+            await send({"type": "http.response.body", "body": body, "more_body": more})
     finally:
         watch.cancel()
-        if not carrier.response.done():
+        if more:
             exchange.leave()
-    if carrier.response.done():
-        response, lost = carrier.response.result()
-        if watch.done() and lost is not None:
-            lost()
-        await send_response(send, response)

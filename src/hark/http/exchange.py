@@ -27,7 +27,16 @@ class Carrier(Protocol):
     def respond(
         self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
     ) -> None:
-        """Send a response. `lost` is called if the client disconnects before it has received the whole response."""
+        """Send a response, or the rest of it after `begin_response`.
+
+        `lost` is called if the client disconnects before it has received the whole response.
+        """
+
+    def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
+        """Send the first part of a response; False if the client can only receive a response as a whole.
+
+        `respond` sends the rest; its status and headers do not matter then.
+        """
 
 
 class Exchange:
@@ -140,6 +149,10 @@ class Exchange:
     def respond(self, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None) -> None:
         """Send a response. `lost` is called if the client does not receive it."""
         self.carrier.respond(self, status, headers, body, lost)
+
+    def begin_response(self, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
+        """Send the first part of a response; `respond` sends the rest. False: send it as a whole."""
+        return self.carrier.begin_response(self, status, headers, body)
 
     def leave(self) -> None:
         """Note that the client has disconnected."""

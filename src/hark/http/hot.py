@@ -1,4 +1,4 @@
-"""The hot routes: push, pop, ack, ack/batch and the renewal of a lease.
+"""The hot routes: push, pop, ack, ack/batch, next and the renewal of a lease.
 
 They go from the parsed request to the broker without a web framework and without a task: the future of the broker
 answers by a callback. On a small request, a framework costs more time than all work of Hark.
@@ -14,20 +14,29 @@ from typing import Any
 import msgspec
 
 from hark.broker import Broker
-from hark.errors import InvalidInput, Overloaded
+from hark.errors import HarkError, InvalidInput, Overloaded
 from hark.http.acks import ACK_TEXTS, AckAnswer, AckBatchBody, AckBody, ack_answers, settlements_of
 from hark.http.answers.messages import ExtendedLease
 from hark.http.callers import named
 from hark.http.checks import check_text, decode_json
 from hark.http.edge.reaching import settle, stamp
 from hark.http.edge.trace_contexts import carry
-from hark.http.exchange import Exchange
+from hark.http.exchange import Exchange, Lost
 from hark.http.pops import Pop, PopReply, parse_pop, place_in_path, pop_params, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
 from hark.http.renewals import ExtendBody, extended_lease, renewal_seconds
-from hark.http.responses import JSON_HEADERS, NO_STORE, UNCACHED_JSON, encode, error_response
+from hark.http.responses import (
+    JSON_HEADERS,
+    NO_STORE,
+    NOSNIFF,
+    UNCACHED_JSON,
+    encode,
+    error_body,
+    error_response,
+    known_error,
+)
 from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY
-from hark.http.routes.table import Operation, Reach, Table, write
+from hark.http.routes.table import LINES, Operation, Reach, Table, write
 from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, SettleOutcome
 from hark.settings import Settings
 
@@ -35,6 +44,7 @@ _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
 _EMPTY = (NO_STORE,)
+_LINES_HEADERS = ((b"content-type", LINES.encode()), NOSNIFF, NO_STORE)
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
@@ -49,6 +59,33 @@ class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
     queueName: str
     code: str | None = None
     error: str | None = None
+
+
+class NextBody(AckBatchBody, gc=False, rename="camel"):
+    """The messages to settle before the next ones are received. They can be left out."""
+
+    acknowledgments: list[AckBody] = msgspec.field(default_factory=list)
+
+
+class _Lines:
+    """The response of `next`, whose first line can be sent before the second."""
+
+    __slots__ = ("_line", "exchange")
+
+    def __init__(self, exchange: Exchange, line: bytes) -> None:
+        self.exchange = exchange
+        self._line = line
+
+    def begin(self) -> None:
+        """Send the first line."""
+        if self.exchange.begin_response(200, _LINES_HEADERS, self._line):
+            self._line = b""
+
+    def end(self, line: bytes, lost: Lost | None = None) -> None:
+        """Send the second line, and the first one if it is not sent yet. Line breaks in payloads become spaces."""
+        if b"\n" in line:
+            line = line.replace(b"\n", b" ")
+        self.exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
 
 
 _decode_ack = msgspec.json.Decoder(AckBody).decode
@@ -83,6 +120,19 @@ class HotRoutes:
             "/api/v1/ack": {"POST": write(self.ack, Reach.ITEMS, body=AckBody, **acks)},
             "/api/v1/ack/batch": {
                 "POST": write(self.ack_batch, Reach.ITEMS, body=AckBatchBody, errors=(TOO_MANY,), **acks)
+            },
+            "/api/v1/next": {
+                "POST": write(
+                    self.next,
+                    Reach.QUERY,
+                    query=pop_params(self._settings, place=True),
+                    body=NextBody,
+                    body_optional=True,
+                    answer=str,
+                    media=LINES,
+                    errors=(TOO_MANY, NOT_SUPPORTED),
+                    hot=True,
+                )
             },
             "/api/v1/lease/{lease_id}/extend": {
                 "POST": write(
@@ -158,25 +208,23 @@ class HotRoutes:
         available or `timeout` is over. Returns 204 without a body if no message is available. Acknowledge each message
         with the `leaseId` before the lease expires.
         """
-        place, query = place_in_path(exchange.params), exchange.query
-        asked: Pop = (
-            self._recall_pop(place, query) if len(query) <= _KEPT_BYTES else parse_pop(place, query, self._settings)
-        )
+        asked = self._asked(exchange)
         request = named(asked.request, exchange)
         future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority)
         exchange.on_left = future.cancel
         future.add_done_callback(partial(self._popped, exchange, request))
 
+    def _asked(self, exchange: Exchange) -> Pop:
+        place, query = place_in_path(exchange.params), exchange.query
+        if len(query) <= _KEPT_BYTES:
+            return self._recall_pop(place, query)
+        return parse_pop(place, query, self._settings)
+
     def _popped(self, exchange: Exchange, request: PopRequest, future: asyncio.Future[PopResult]) -> None:
         if future.cancelled():
             return  # The client has disconnected.
         try:
-            result = future.result()
-            if exchange.gone:
-                self._broker.give_back(result)
-                return
-            self._broker.unseal(result)
-            exchange.on_left = None
+            result = self._received(exchange, future)
             if result.messages:
                 body = encode(pop_reply(request, result))
                 exchange.respond(200, UNCACHED_JSON, body, partial(self._broker.give_back, result))
@@ -184,6 +232,59 @@ class HotRoutes:
                 exchange.respond(204, _EMPTY, b"")
         except Exception as error:
             exchange.respond(*error_response(error))
+
+    def _received(self, exchange: Exchange, future: asyncio.Future[PopResult]) -> PopResult:
+        """Return the result of a pop with readable payloads; it is empty if the client has disconnected."""
+        result = future.result()
+        if exchange.gone:  # It disconnected in the turn of the event loop in which the result arrived.
+            self._broker.give_back(result)
+            return PopResult()
+        exchange.on_left = None
+        self._broker.unseal(result)
+        return result
+
+    # Next --------------------------------------------------------------------------------------------------
+
+    def next(self, exchange: Exchange) -> None:
+        """Settle messages and receive the next ones.
+
+        Does the work of `ack/batch` and of a pop in one request. The response has two lines of JSON. The first line has
+        the results of the settlements. It is sent when they are committed, before the pop waits. The second line is the
+        response of the pop: its messages, `null` if no message is available, or an object with `error` and `code`.
+        A client that disconnects does not undo the settlements.
+        """
+        asked = self._asked(exchange)
+        batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
+        self._check_number("acknowledgments", len(batch.acknowledgments))
+        items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
+        receive = partial(self._receive_next, exchange, asked)
+        if items:
+            _answer(exchange, settle(exchange.identity, self._broker, items), receive)
+        else:
+            receive([])
+
+    def _receive_next(self, exchange: Exchange, asked: Pop, outcomes: list[SettleOutcome]) -> None:
+        if exchange.gone:
+            return
+        lines = _Lines(exchange, encode(ack_answers(outcomes)) + b"\n")
+        request = named(asked.request, exchange)
+        try:
+            future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority, lines.begin)
+        except HarkError as error:
+            lines.end(encode(error_body(error)))
+            return
+        exchange.on_left = future.cancel
+        future.add_done_callback(partial(self._popped_next, lines, request))
+
+    def _popped_next(self, lines: _Lines, request: PopRequest, future: asyncio.Future[PopResult]) -> None:
+        if future.cancelled():
+            return  # The client has disconnected.
+        try:
+            result = self._received(lines.exchange, future)
+            reply = encode(pop_reply(request, result) if result.messages else None)
+            lines.end(reply, partial(self._broker.give_back, result))
+        except Exception as error:
+            lines.end(encode(error_body(known_error(error))))
 
     # Ack ---------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,8 @@ from starlette.responses import Response, StreamingResponse
 
 from hark.http.responses import known_error
 from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path
-from hark.http.routes.table import Reach, Table, read
+from hark.http.routes.table import LINES, Reach, Table, read
 from hark.model.export import ErrorLine
-
-LINES = "application/x-ndjson"
 
 
 async def export_queue(request: Request) -> Response:

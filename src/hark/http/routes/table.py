@@ -18,6 +18,7 @@ WEBSOCKET = "WEBSOCKET"
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

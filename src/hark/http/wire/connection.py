@@ -451,6 +451,11 @@ class Connection(asyncio.Protocol):
             if not exchange.gone:
                 self.finish(exchange)
             return
+        if exchange.status:
+            exchange.size += len(body)
+            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), lost)
+            self.finish(exchange)
+            return
         shown = exchange.begin(status, headers)
         exchange.size = len(body)
         fixed = _fixed_head(status, headers) if shown is headers else make_head(status, shown)
@@ -459,13 +464,25 @@ class Connection(asyncio.Protocol):
             self.transport.write(b"%b%b%b" % (fixed, self._server.date(), end))
         else:
             content = b"" if exchange.method == "HEAD" else body
-            self.transport.write(
-                b"%b%bcontent-length: %d\r\n%b%b" % (fixed, self._server.date(), len(body), end, content)
-            )
-            if len(body) > _LARGE:
-                self._unsent = lost
-                self._loop.call_soon(self._check_sent)
+            self._send(b"%b%bcontent-length: %d\r\n%b%b" % (fixed, self._server.date(), len(body), end, content), lost)
         self.finish(exchange)
+
+    def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
+        """Send the first part of a response, if the client can receive it in parts."""
+        if exchange.version != "1.1":
+            return False
+        if not exchange.gone and not self.transport.is_closing():
+            shown = (*exchange.begin(status, headers), (b"transfer-encoding", b"chunked"))
+            exchange.size = len(body)
+            self.transport.write(b"%b%x\r\n%b\r\n" % (self.head(exchange, status, shown), len(body), body))
+        return True
+
+    def _send(self, data: bytes, lost: Lost | None) -> None:
+        """Write the end of a response. A large one is watched, because it can wait in the buffer."""
+        self.transport.write(data)
+        if len(data) > _LARGE:
+            self._unsent = lost
+            self._loop.call_soon(self._check_sent)
 
     def head(self, exchange: Exchange, status: int, headers: Iterable[Header]) -> bytes:
         """Return the head of a response whose body the caller writes."""
