@@ -68,6 +68,8 @@ class CallOptions(TypedDict, total=False):
     """The request can be repeated after a lost reply, because a repetition has no further effect."""
     final: Set[str]
     """Error codes that are not retried."""
+    first_line: Callable[[bytes], None] | None
+    """Called with the first line of a response as soon as it arrives."""
 
 
 class _Problem(msgspec.Struct):
@@ -138,7 +140,8 @@ class Caller:
         query = options.get("query")
         if query:
             _check_query(query)
-        request = Request(method, route, query, content, options.get("seconds", 30.0), tracing.headers())
+        seconds, first_line = options.get("seconds", 30.0), options.get("first_line")
+        request = Request(method, route, query, content, seconds, tracing.headers(), first_line)
         safe = options.get("safe")
         if safe is None:
             safe = method in _SAFE

@@ -98,12 +98,17 @@ class App:
 
     # ASGI --------------------------------------------------------------------------------------------------
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
-        """Serve one request. (It is not a coroutine itself, because each level of coroutines costs time.)"""
+    def admitted(self, scope: Scope) -> Exchange:
+        """Return the exchange of a scope. If it does not come from the wire, it is made and admitted first."""
         exchange: Exchange | None = scope.get(EXCHANGE)
-        if exchange is None:  # It does not come from the wire.
+        if exchange is None:
             exchange = scope[EXCHANGE] = Exchange.of(scope)
             self.admit(exchange)
+        return exchange
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
+        """Serve one request. (It is not a coroutine itself, because each level of coroutines costs time.)"""
+        exchange = self.admitted(scope)
         current_exchange.set(exchange)
         send = _beginning(exchange, send)
         if exchange.refusal is not None:

@@ -87,6 +87,12 @@ class _Lines:
             line = line.replace(b"\n", b" ")
         self.exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
 
+    def fail(self, error: Exception) -> None:
+        """Send an error as the second line."""
+        known = known_error(error)
+        retry = {} if known.retry_after is None else {"retryAfter": known.retry_after}
+        self.end(encode({**error_body(known), "status": known.status, **retry}))
+
 
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
@@ -271,7 +277,7 @@ class HotRoutes:
         try:
             future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority, lines.begin)
         except HarkError as error:
-            lines.end(encode(error_body(error)))
+            lines.fail(error)
             return
         exchange.on_left = future.cancel
         future.add_done_callback(partial(self._popped_next, lines, request))
@@ -284,7 +290,7 @@ class HotRoutes:
             reply = encode(pop_reply(request, result) if result.messages else None)
             lines.end(reply, partial(self._broker.give_back, result))
         except Exception as error:
-            lines.end(encode(error_body(known_error(error))))
+            lines.fail(error)
 
     # Ack ---------------------------------------------------------------------------------------------------
 

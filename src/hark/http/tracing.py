@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from opentelemetry.context import Context
@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from hark.http.exchange import exchange_of
+from hark.http.app import App
 from hark.http.responses import Event, Receive, Scope, Send
 
 _w3c = TraceContextTextMapPropagator()
@@ -21,13 +21,13 @@ _FIRST_ERROR = 500
 class Traced:
     """An application with a span around each request. The span of the client is the parent."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[object]], tracer: Tracer) -> None:
+    def __init__(self, app: App, tracer: Tracer) -> None:
         self._app = app
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        exchange = exchange_of(scope)
+        exchange = self._app.admitted(scope)
         method, route = exchange.method, exchange.route
         attributes: dict[str, AttributeValue] = {"http.request.method": method, "http.route": route}
         with self._tracer.start_as_current_span(

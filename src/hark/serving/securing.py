@@ -14,13 +14,23 @@ from hark.access.authenticator import Authenticator
 from hark.clock import Clock, SystemClock
 from hark.errors import InvalidSetting
 from hark.settings import Settings, Tls
+from hark.settings.security import ANY_ORIGIN
 
 log = logging.getLogger(__name__)
 
 
 def make_authenticator(settings: Settings, clock: Clock, listener: socket.socket) -> Authenticator:
-    """Authentication for a server on this socket. Raises `InvalidSetting` if other machines had access without it."""
+    """Authentication for a server on this socket.
+
+    Raises `InvalidSetting` if other machines or the pages of every web site had access without it.
+    """
     authenticator = Authenticator(settings, clock)
+    if not authenticator.enabled and ANY_ORIGIN in settings.cors.origins:
+        raise InvalidSetting(
+            "setting cors.origins: * allows the pages of every web site, but authentication is off, so every page "
+            "could read and push messages; name the origins, create a token "
+            f"(hark token create NAME --role admin --data {settings.data}), or enable JWTs (auth.jwt_enabled)"
+        )
     if not authenticator.enabled and not _is_loopback(listener):
         host = listener.getsockname()[0]
         if not settings.insecure_bind:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hark._version import __version__
 from hark.engine.api import Engine
 from hark.errors import InvalidSetting
+from hark.http.app import App
 from hark.http.responses import Receive, Scope, Send
 from hark.model import NewMessage, Transaction
 from hark.settings import Settings
@@ -58,9 +59,7 @@ class Tracing:
         self._provider = provider
         self._tracer: Tracer = provider.get_tracer("hark", __version__)
 
-    def app(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[object]]
-    ) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
+    def app(self, app: App) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
         """The application, with a span around each request."""
         from hark.http.tracing import Traced
 

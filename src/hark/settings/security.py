@@ -18,6 +18,8 @@ ALIAS = " (alias)"
 """Suffix of the source of a setting that was set by an alias."""
 
 
+ANY_ORIGIN = "*"
+"""Allows every web origin."""
 Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[^/?#@\s]+)\Z")]
 
 
@@ -90,7 +92,7 @@ class Cors(Part, frozen=True):
     origins: Annotated[
         tuple[Origin, ...],
         about(
-            "Web origins that can use the API, such as `https://tools.example`, or `*`.",
+            "Web origins that can use the API, such as `https://tools.example`. `*` (any) needs authentication.",
             expected="a list of origins (https://host or https://host:port), or *",
         ),
     ] = ()

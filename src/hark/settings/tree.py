@@ -357,7 +357,7 @@ class Settings(Part, frozen=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         about(
-            "Accepted `Host` names besides `localhost` and `host`, on a loopback server without authentication.",
+            "Accepted `Host` names besides `localhost` and `host`, without authentication. See docs/security.md.",
             expected="a list of host names",
         ),
     ] = ()

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
-from hark.client.delivery.settling import Settled, Settler, Verdict
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
 from hark.client.delivery.socket import SocketSource
 from hark.client.delivery.sources import Delivered, PollSource, Source, Wish
 from hark.errors import HarkError
@@ -55,6 +55,9 @@ class Feed:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._source, self._settler = _ways(caller, wish, sockets, headers)
+        self._carries_acks = wish.wait and isinstance(self._source, PollSource)
+        self._acks: PiggybackedAcks | None = None
+        """Settlements for the next poll to carry."""
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
         self._queue = wish.queue
         self._poller = poller
@@ -70,6 +73,7 @@ class Feed:
         self._monotonic = monotonic
         self._sleep = sleep
         self._room = asyncio.Event()
+        self._waits_for_room = False
         self._taking: asyncio.Task[list[Delivered]] | None = None
         self._held: set[Held] = set()
         self._settling: set[asyncio.Task[None]] = set()
@@ -88,7 +92,9 @@ class Feed:
         while not self._poller.stopped:
             if not self.free:
                 self._room.clear()
+                self._waits_for_room = True
                 await self._room.wait()
+                self._waits_for_room = False
                 continue
             was_quiet = self._is_quiet
             self._poller.begin()
@@ -111,6 +117,7 @@ class Feed:
         """Stop receiving."""
         self._poller.stop()
         self._room.set()
+        self._send_alone()
         if self._taking is not None:
             loop = asyncio.get_running_loop()
             cancel = self._taking.cancel
@@ -134,10 +141,24 @@ class Feed:
         if ended:
             for one in ended:
                 one.held.ended.add(one.message.id)
-            task = asyncio.get_running_loop().create_task(self._settle(ended))
+            task = asyncio.get_running_loop().create_task(self._settle(ended, self._piggyback(ended)))
             self._settling.add(task)
             task.add_done_callback(self._settled)
         self._wake_if_quiet()
+
+    def _piggyback(self, ended: Sequence[Ended]) -> PiggybackedAcks | None:
+        """The settlements, for the poll that follows at once because it waited for free slots; None: send them."""
+        if not self._carries_acks or not self._waits_for_room or self._acks is not None or self._poller.stopped:
+            return None
+        verdicts = _verdicts(ended)
+        if 0 < len(verdicts) <= MOST_WITH_POP and not any(verdict.error for verdict in verdicts):
+            self._acks = PiggybackedAcks(verdicts)
+        return self._acks
+
+    def _send_alone(self) -> None:
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.not_sent()
 
     async def close(self, seconds: float) -> None:
         """Settle what is left, for at most this many seconds, and stop renewing leases."""
@@ -191,7 +212,8 @@ class Feed:
 
     async def _take(self) -> list[Delivered] | None:
         """Receive from the server. None if it did not answer, or if the worker stops."""
-        self._taking = asyncio.get_running_loop().create_task(self._source.take(self.free))
+        acks, self._acks = self._acks, None
+        self._taking = asyncio.get_running_loop().create_task(self._source.take(self.free, acks))
         try:
             messages = await self._taking
         except asyncio.CancelledError:
@@ -206,6 +228,8 @@ class Feed:
             return None
         finally:
             self._taking = None
+            if acks is not None:
+                acks.not_sent()  # It has no effect on those that were sent.
         self.heard_at = self._monotonic()
         self._note(None)
         return messages
@@ -239,12 +263,12 @@ class Feed:
         self._held.discard(held)
         self._lose(held)
 
-    async def _settle(self, ended: Sequence[Ended]) -> None:
+    async def _settle(self, ended: Sequence[Ended], acks: PiggybackedAcks | None) -> None:
         """Settle until the server answers. Only a lost lease makes that unnecessary."""
+        told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
         while True:
-            told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
             try:
-                answers = await self._settler.settle_many([one.verdict for one in told if one.verdict is not None])
+                answers = await self._settler.settle_many(_verdicts(told), acks)
                 break
             except HarkError as error:
                 if not error.retryable:
@@ -252,6 +276,8 @@ class Feed:
                     break
                 _log.warning("%d tasks of queue %s cannot be settled: %s; trying again", len(told), self._queue, error)
                 await self._sleep(max(error.retry_after or 0.0, _SETTLE_AGAIN_SECONDS))
+                acks = None
+                told = [one for one in told if not one.held.is_lost]
         by_ended = {id(one): answer for one, answer in zip(told, answers, strict=True)}
         for one in ended:
             one.held.left -= 1
@@ -277,6 +303,10 @@ def _ways(caller: Caller, wish: Wish, sockets: bool, headers: Mapping[str, str] 
         return source, source.settler
     settler = Settler(caller)
     return PollSource(caller, wish, settler.give_back), settler
+
+
+def _verdicts(ended: Sequence[Ended]) -> list[Verdict]:
+    return [one.verdict for one in ended if one.verdict is not None and not one.held.is_lost]
 
 
 def _returned(held: Held, message: Delivered) -> Ended:

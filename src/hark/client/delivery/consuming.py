@@ -13,6 +13,7 @@ import msgspec
 
 from hark.client.choices import Choices
 from hark.client.delivery.message import Message, error_text
+from hark.client.delivery.settling import PiggybackedAcks
 from hark.client.delivery.supplying import Supply
 from hark.client.tracing import processing
 from hark.client.values import a_function, name_of
@@ -73,33 +74,42 @@ class Budget:
 class Acks:
     """The acknowledgements of one loop.
 
-    If the server waits for messages anyway, the ack of a batch and the next pop are in flight at the same time, which
-    saves a round trip: a pop that arrives before the ack waits for it there. There is one ack at a time, and it is
-    answered before the next batch starts.
+    If the server waits for messages anyway, the ack of a batch travels with the next pop in one request. There is one
+    ack at a time, and it is answered before the next batch starts.
     """
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
         self._under_way: asyncio.Task[None] | None = None
+        self._for_pop: PiggybackedAcks | None = None
 
     async def send(self, messages: Sequence[Message], *, last: bool) -> None:
         """Acknowledge handled messages. The last ack of a batch does not wait for its answer, if that is possible.
 
         Earlier acks wait for their answer, so that a later failure cannot overtake them.
         """
-        if last and self._supply.overlaps:
-            self._under_way = asyncio.create_task(self._say(messages))
+        acks = self._supply.desk.piggyback(messages) if last and self._supply.overlaps else None
+        if acks is not None:
+            self._for_pop = acks
+            self._under_way = asyncio.create_task(self._say(messages, acks))
         else:
             await self._say(messages)
 
+    def for_pop(self) -> PiggybackedAcks | None:
+        """The acknowledgements to send with the next pop, if there are any."""
+        acks, self._for_pop = self._for_pop, None
+        return acks
+
     async def answered(self) -> None:
         """Wait for the answer to the ack in flight. A cancelled consumer does not cancel the ack."""
+        if (acks := self.for_pop()) is not None:
+            acks.not_sent()
         if self._under_way is not None:
             task, self._under_way = self._under_way, None
             await asyncio.shield(task)
 
-    async def _say(self, messages: Sequence[Message]) -> None:
-        await self._supply.desk.say(messages, "completed")
+    async def _say(self, messages: Sequence[Message], acks: PiggybackedAcks | None = None) -> None:
+        await self._supply.desk.say(messages, "completed", road=acks)
         for message in messages:
             message.let_go()
 
@@ -184,7 +194,7 @@ class Consumption:
             while not self._stopping and (most := await budget.reserve(self._choices.batch)):
                 begun = 0
                 try:
-                    messages = await supply.batch(most)
+                    messages = await supply.batch(most, acks.for_pop())
                     await acks.answered()
                     if not messages:
                         return

@@ -11,7 +11,7 @@ from hark.client.calling import Caller
 from hark.client.choices import Choices
 from hark.client.delivery.holding import Holds, extend, leases_of
 from hark.client.delivery.message import Message
-from hark.client.delivery.settling import Settled, Settler, Verdict
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
 from hark.client.delivery.sources import Delivered, Wish
 from hark.errors import HarkError
 from hark.model import QUEUE_MODE, Status
@@ -45,14 +45,25 @@ class Desk:
                 raise
         return messages
 
-    async def say(self, messages: Sequence[Message], status: Status, error: str | None = None) -> None:
+    def piggyback(self, messages: Sequence[Message]) -> PiggybackedAcks | None:
+        """The acknowledgements of all unsettled messages, to send with the next pop; None if there are none."""
+        verdicts = [Verdict(message.delivered) for message in _unsettled(messages)]
+        return PiggybackedAcks(verdicts) if 0 < len(verdicts) <= MOST_WITH_POP else None
+
+    async def say(
+        self,
+        messages: Sequence[Message],
+        status: Status,
+        error: str | None = None,
+        road: PiggybackedAcks | None = None,
+    ) -> None:
         """Settle all unsettled messages with one request. Rejections are logged; those messages are redelivered."""
-        still_open = [message for message in messages if message.settled is None and message.lease_id]
+        still_open = _unsettled(messages)
         if not still_open:
             return
         verdicts = [Verdict(message.delivered, status, error) for message in still_open]
         try:
-            outcomes = await self._settler.settle_many(verdicts)
+            outcomes = await self._settler.settle_many(verdicts, road)
         except HarkError as failure:
             _log.warning(
                 "%d messages could not be settled as %s: %s; they are redelivered", len(still_open), status, failure
@@ -80,6 +91,10 @@ class Desk:
     async def trace(self, message: Delivered, data: object, event: str, names: Sequence[str]) -> None:
         """Record a trace event about a message."""
         await self._traces.add(message, data, event=event, names=names)
+
+
+def _unsettled(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.settled is None and message.lease_id]
 
 
 def wish_of(choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_ms: int | None = None) -> Wish:

@@ -25,6 +25,8 @@ _ITEM_BYTES = 250
 _MOST_BYTES = 6
 """Maximum size in bytes of a settlement without its error, and of one character of an error."""
 _MAX_DELAY_MS = 2**53 - 1
+MOST_WITH_POP = 100
+"""Maximum number of settlements that travel with a pop."""
 _ROUTE = path("ack", "batch")
 _STATUSES = ("completed", "failed", "retry", "dlq")
 _ARRIVED: dict[Status, frozenset[str]] = {
@@ -86,6 +88,39 @@ class Road(Protocol):
         """The answers. Raises `ConnectionFailed` if there are none (`sent`: the items may have arrived)."""
 
 
+class PiggybackedAcks:
+    """Settlements of one group that travel with the next pop of their consumer, in one request.
+
+    A source sends `body` and reports the outcome. If it cannot, the settler sends the settlements by themselves.
+    """
+
+    def __init__(self, verdicts: Sequence[Verdict]) -> None:
+        self.body = _encode(_Body(verdicts[0].message.consumer_group, [_item(verdict) for verdict in verdicts]))
+        self._answers: asyncio.Future[list[AckAnswer]] = asyncio.get_running_loop().create_future()
+
+    def answered(self, line: bytes) -> None:
+        """The server answered with this line."""
+        if not self._answers.done():
+            try:
+                self._answers.set_result(decode(line, list[AckAnswer]))
+            except HarkError as error:
+                self._answers.set_exception(error)
+
+    def failed(self, error: HarkError) -> None:
+        """The request failed, unless the settlements were answered before."""
+        if not self._answers.done():
+            self._answers.set_exception(error)
+
+    def not_sent(self) -> None:
+        """No pop follows."""
+        self.failed(ConnectionFailed("the settlements were not sent", sent=False))
+
+    async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
+        """See `Road`."""
+        del group, items  # They are in the body.
+        return await self._answers
+
+
 class _Body(msgspec.Struct, rename="camel", gc=False):
     """Settlements of one group, in the format of the API."""
 
@@ -123,8 +158,10 @@ class Settler:
         """Settle one message. A rejection is returned; a missing answer raises."""
         return (await self._submit(verdict.message.consumer_group, [_item(verdict)]))[0]
 
-    async def settle_many(self, verdicts: Sequence[Verdict]) -> list[Settled]:
-        """Settle messages of any groups. The answers are in the same order."""
+    async def settle_many(self, verdicts: Sequence[Verdict], road: Road | None = None) -> list[Settled]:
+        """Settle messages of any groups. The answers are in the same order. `road` carries them, if it can."""
+        if road is not None:
+            return await self._ask(verdicts[0].message.consumer_group, [_item(one) for one in verdicts], road)
         by_group: dict[str, list[int]] = {}
         items = [_item(verdict) for verdict in verdicts]
         for index, verdict in enumerate(verdicts):
@@ -201,12 +238,13 @@ class Settler:
             size += bytes_of_it
         return parts
 
-    async def _ask(self, group: str, items: list[AckItem]) -> list[Settled]:
+    async def _ask(self, group: str, items: list[AckItem], road: Road | None = None) -> list[Settled]:
         """Send, and repeat while the answer is lost, as the retry policy allows."""
         lost = 0
+        road = road or self._road
         while True:
             try:
-                answers = await self._answers(group, items, by_road=not lost)
+                answers = await self._answers(group, items, None if lost else road)
             except HarkError as error:
                 if not _is_lost(error):
                     raise
@@ -220,12 +258,12 @@ class Settler:
                 raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
-    async def _answers(self, group: str, items: list[AckItem], by_road: bool) -> list[AckAnswer]:
-        if by_road and self._road is not None:
+    async def _answers(self, group: str, items: list[AckItem], road: Road | None) -> list[AckAnswer]:
+        if road is not None:
             try:
-                return await self._road.settle(group, items)
-            except ConnectionFailed as error:
-                if error.sent:
+                return await road.settle(group, items)
+            except HarkError as error:
+                if _is_lost(error):
                     raise
         answer = await self._caller.call("POST", _ROUTE, raw_body=_encode(_Body(group, items)), safe=False)
         return decode(answer.body, list[AckAnswer])

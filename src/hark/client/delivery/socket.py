@@ -14,7 +14,7 @@ import msgspec
 
 from hark.client.calling import Caller, CallPolicy
 from hark.client.delivery.connection import Connection
-from hark.client.delivery.settling import AckAnswer, AckItem, Settler, Verdict
+from hark.client.delivery.settling import AckAnswer, AckItem, PiggybackedAcks, Settler, Verdict
 from hark.client.delivery.sources import Delivered, Wish, check_most
 from hark.client.transport.api import ConnectionFailed, Transport
 from hark.client.transport.failover import FailoverTransport
@@ -76,9 +76,11 @@ class SocketSource:
         """Whether there is a connection now."""
         return self._connection is not None and not self._connection.ended.is_set()
 
-    async def take(self, most: int) -> list[Delivered]:
+    async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
         """Receive at most `most` messages, as soon as there are any. None when the time is over."""
         check_most(most)
+        if acks is not None:
+            acks.not_sent()  # The settler sends them over the same socket.
         async with self._turn:
             self._taking = True
             self._stop_timer()

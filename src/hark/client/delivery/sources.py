@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from hark.client.calling import Caller, path
-from hark.client.transport.api import Value
-from hark.errors import HarkError, InvalidInput
+from hark.client.calling import Caller, decode, path
+from hark.client.transport.api import ConnectionFailed, Value
+from hark.errors import HarkError, InvalidInput, error_of
 from hark.model import QUEUE_MODE, GroupMode
+
+if TYPE_CHECKING:
+    from hark.client.delivery.settling import PiggybackedAcks
 
 MARGIN_SECONDS = 15.0
 """How many seconds longer than the server the client waits for an answer, so that a running query can finish."""
@@ -107,8 +110,11 @@ class Delivered(msgspec.Struct, rename="camel", gc=False):
 class Source(Protocol):
     """Delivers messages to one consumer. Belongs to one event loop."""
 
-    async def take(self, most: int) -> list[Delivered]:
-        """Receive at most `most` messages. Waits as the parameters say, and returns none after that time."""
+    async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
+        """Receive at most `most` messages. Waits as the parameters say, and returns none after that time.
+
+        A source that polls sends `acks` with its request.
+        """
 
     async def close(self) -> None:
         """Receive nothing more, and release messages that no consumer received."""
@@ -122,7 +128,17 @@ class _Popped(msgspec.Struct):
     messages: list[Delivered]
 
 
+class _Problem(msgspec.Struct, rename="camel"):
+    """The second line of the response to `next`, if the pop failed."""
+
+    error: str
+    code: str
+    status: int
+    retry_after: float | None = None
+
+
 _decode = msgspec.json.Decoder(_Popped).decode
+_NEXT = path("next")
 
 
 class PollSource:
@@ -147,8 +163,8 @@ class PollSource:
         self._query = query | wish.parameters()
         self._seconds = wish.seconds + MARGIN_SECONDS if wish.wait else _SECONDS_AT_ONCE
 
-    async def take(self, most: int) -> list[Delivered]:
-        """Receive at most `most` messages with one pop.
+    async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
+        """Receive at most `most` messages with one pop, and send `acks` with it.
 
         A pop whose answer was lost is repeated: its messages are redelivered when their lease expires. With automatic
         acks they would be lost permanently, so the error is raised instead. Messages that arrive after a cancellation
@@ -158,7 +174,7 @@ class PollSource:
         if self._give_back is None:
             return await self._ask(most)
         asked = self._monotonic()
-        asking = asyncio.ensure_future(self._ask(most))
+        asking = asyncio.ensure_future(self._ask(most) if acks is None else self._ask_next(most, acks))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -173,6 +189,30 @@ class PollSource:
             "GET", self._route, query=query, seconds=self._seconds, safe=not self._wish.auto_ack
         )
         return messages_of(answer.body) if answer.status == 200 else []
+
+    async def _ask_next(self, most: int, acks: PiggybackedAcks) -> list[Delivered]:
+        """Acknowledge and pop with one request. A repetition has no further effect on the acknowledgements."""
+        place = {"queue": self._wish.queue, "partition": self._wish.partition} if self._wish.queue else {}
+        query = {**place, **self._query, "batch": min(most, self._wish.batch)}
+        try:
+            answer = await self._caller.call(
+                "POST",
+                _NEXT,
+                query=query,
+                raw_body=acks.body,
+                seconds=self._seconds,
+                safe=True,
+                first_line=acks.answered,
+            )
+        except HarkError as error:
+            acks.failed(error.again())
+            raise
+        except asyncio.CancelledError:
+            acks.failed(ConnectionFailed("the pop with the acknowledgements was cancelled", sent=True))
+            raise
+        line, _, reply = answer.body.partition(b"\n")
+        acks.answered(line)
+        return _messages_of_next(reply)
 
     async def _leave(self, asking: asyncio.Task[list[Delivered]], asked: float, give_back: GiveBack) -> None:
         """End a pop after a cancellation, but not during its first search, because the answer may be in flight."""
@@ -206,6 +246,16 @@ def messages_of(body: bytes) -> list[Delivered]:
         raise HarkError(
             f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
         ) from error
+
+
+def _messages_of_next(reply: bytes) -> list[Delivered]:
+    """The messages in the second line of the response to `next`."""
+    if reply.strip() == b"null":
+        return []
+    if reply.startswith(b'{"error"'):
+        problem = decode(reply, _Problem)
+        raise error_of(problem.status, problem.code, problem.error, problem.retry_after)
+    return messages_of(reply)
 
 
 def _place(wish: Wish) -> tuple[str, dict[str, Value]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from hark.client.choices import Choices
 from hark.client.delivery.desk import Desk
 from hark.client.delivery.message import Message
+from hark.client.delivery.settling import PiggybackedAcks
 from hark.client.delivery.sources import Delivered, Source
 from hark.errors import HarkError
 from hark.polling import Poller, PollingStrategy
@@ -50,8 +51,18 @@ class Supply:
         self._taking: set[asyncio.Task[list[Delivered]]] = set()
         self._interrupted = self._closed = False
 
-    async def batch(self, most: int) -> list[Message]:
-        """Wait for some messages. Returns none after the idle time, or if it was interrupted."""
+    async def batch(self, most: int, acks: PiggybackedAcks | None = None) -> list[Message]:
+        """Wait for some messages. Returns none after the idle time, or if it was interrupted.
+
+        `acks` travel with the first request; only if `overlaps`.
+        """
+        try:
+            return await self._batch(most, acks)
+        finally:
+            if acks is not None:
+                acks.not_sent()  # It has no effect on those that were sent.
+
+    async def _batch(self, most: int, acks: PiggybackedAcks | None) -> list[Message]:
         idle = None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
         since = self._monotonic()
         while not self._interrupted:
@@ -59,7 +70,8 @@ class Supply:
             waited = 0.0
             self._poller.begin()
             try:
-                delivered = await self._take(min(most, self._choices.batch))
+                carried, acks = acks, None
+                delivered = await self._take(min(most, self._choices.batch), carried)
             except HarkError as error:
                 if not error.retryable:
                     raise
@@ -76,9 +88,9 @@ class Supply:
             await self._poller.rest(waited=waited)
         return []
 
-    async def _take(self, most: int) -> list[Delivered]:
+    async def _take(self, most: int, acks: PiggybackedAcks | None) -> list[Delivered]:
         """Receive from the source. Returns nothing if that was interrupted."""
-        task = asyncio.ensure_future(self._source.take(most))
+        task = asyncio.ensure_future(self._source.take(most, acks))
         self._taking.add(task)
         try:
             return await task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -27,6 +27,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     """Time limit of the response in seconds."""
     headers: Mapping[str, str] | None = None
     """Headers in addition to those of every request."""
+    first_line: Callable[[bytes], None] | None = None
+    """Called with the first line of the response body as soon as it arrives, if the status is 200."""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
+
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.inprocess import AsgiTransport, PollAs
 from hark.errors import HarkError
@@ -45,6 +47,11 @@ class BesideTransport:
 
     async def send(self, request: Request) -> Answer:
         """Send one request. Raises `ConnectionFailed` if there is no response in time."""
+        if request.first_line is not None:
+            loop, callback = asyncio.get_running_loop(), request.first_line
+            request = msgspec.structs.replace(
+                request, first_line=lambda line: loop.call_soon_threadsafe(callback, line)
+            )
         return await self._ask(self._thread.server.send(request))
 
     async def _ask(self, work: Coroutine[Any, Any, T]) -> T:

@@ -74,7 +74,11 @@ class HttpTransport:
                 timeout=aiohttp.ClientTimeout(total=request.timeout, sock_connect=_CONNECT_SECONDS),
                 allow_redirects=False,
             ) as response:
-                content = await response.read()
+                first = b""
+                if request.first_line is not None and response.status == 200:
+                    first = await response.content.readline()
+                    request.first_line(first)
+                content = first + await response.read()
                 return Answer(response.status, content, retry_after_seconds(response.headers.get("Retry-After")))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise unreachable(self._base, error) from error

@@ -112,6 +112,7 @@ class _Exchange:
         self._body: bytes | None = request.body or b""
         self._status = 0
         self._retry_after: str | None = None
+        self._first_line = request.first_line
         self._parts: list[bytes] = []
         self.scope = _scope(request)
         self.left = asyncio.Event()
@@ -139,6 +140,9 @@ class _Exchange:
                 self._retry_after = headers[b"retry-after"].decode("latin-1")
         elif event["type"] == "http.response.body":
             self._parts.append(event.get("body", b""))
+            if self._first_line is not None and self._status == 200:  # A first part is at least the first line.
+                callback, self._first_line = self._first_line, None
+                callback(self._parts[0].partition(b"\n")[0])
             if not event.get("more_body", False) and not self.answer.done():
                 self.left.set()
                 retry_after = retry_after_seconds(self._retry_after)

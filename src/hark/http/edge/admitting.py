@@ -44,7 +44,7 @@ class Edge:
         self.audit = Audit(clock or SystemClock(), settings.audit.file)
         self.guesses = Guesses()
         self._sites = Sites(
-            settings.cors.origins, (*settings.allowed_hosts, settings.host), check_hosts=is_loopback(settings.host)
+            settings.cors.origins, (*settings.allowed_hosts, settings.host), loopback=is_loopback(settings.host)
         )
         self._good_hosts = self._sites.good_hosts
         self._identify = authenticator.identify
@@ -58,12 +58,10 @@ class Edge:
             note_context(exchange)
         if b"origin" in headers or b"sec-fetch-site" in headers:
             self._sites.check(headers, page=operation.role is None)
-        if operation.role is None:
-            exchange.identity = NOBODY
-            self._dress(exchange)
-            return
-        if self._public_metrics and exchange.path in METRICS_PATHS:
-            exchange.identity = _SCRAPER
+        if operation.role is None or (self._public_metrics and exchange.path in METRICS_PATHS):
+            if not self.authenticator.enabled:
+                self._sites.check_host(headers, public=True)
+            exchange.identity = NOBODY if operation.role is None else _SCRAPER
             self._dress(exchange)
             return
         given = headers.get(b"authorization")
@@ -74,7 +72,7 @@ class Edge:
         exchange.identity = identity
         if identity is ANYBODY:
             if headers.get(b"host") not in self._good_hosts:
-                self._sites.check_host(headers.get(b"host"))
+                self._sites.check_host(headers)
         elif identity.role < operation.role:
             check_role(identity, operation.role)
         elif identity.restricted:
@@ -120,7 +118,8 @@ class Edge:
         """Return the response to a request that is not admitted: to a CORS preflight, or an error."""
         headers = exchange.headers
         if isinstance(error, (Unauthorized, Forbidden)):
-            self.audit.refused(exchange, error.status, error.code)
+            if _has_credential(headers):
+                self.audit.refused(exchange, error.status, error.code)
         elif exchange.method == "OPTIONS":
             try:
                 allowed = self._sites.preflight(headers)
@@ -177,6 +176,11 @@ def _check_reach(exchange: Exchange) -> None:
             check_unrestricted(identity, "this operation is")
         case Reach.NOTHING | Reach.ITEMS | Reach.LISTED:
             pass
+
+
+def _has_credential(headers: Headers) -> bool:
+    """Return whether a request has a token, valid or not. Clients without one cannot fill the audit log."""
+    return bool(headers.get(b"authorization")) or cookie_value(headers.get(b"cookie")) is not None
 
 
 def _credential_in(header: bytes) -> str | None:

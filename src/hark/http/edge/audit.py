@@ -1,5 +1,7 @@
 """The audit log: one record for each administrative or destructive action and for each refused token.
 
+Refused requests without a token are not recorded: they are in the metrics and in the access log.
+
 Records go to the logger `hark.audit` and, if the settings name a file, to that file. The latest records are kept in
 memory. They never contain payloads or tokens.
 """
@@ -113,7 +115,7 @@ class Audit:
         )
 
     def refused(self, exchange: Exchange, status: int, code: str) -> None:
-        """Record a refused request. Frequent refusals are only counted."""
+        """Record a refused request that has a token. Frequent refusals are only counted."""
         now = self._now()
         earned = (now - self._refilled_at) * _REFUSALS_PER_SECOND
         self._allowance = min(float(_REFUSALS_AT_ONCE), self._allowance + earned)

@@ -3,6 +3,9 @@
 A page of any site can make a web browser send requests to any address that its user can reach, including loopback.
 Web browsers mark these requests with `Origin` and `Sec-Fetch-Site`; other clients send neither. Requests whose response
 the page could not read are rejected too, because a GET can have effects: a pop receives messages.
+
+A page could also point its own host name to the address of this server (DNS rebinding), and would then count as the
+same site. While no token is required, web browsers must therefore use a host name of this server.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from urllib.parse import urlsplit
 
 from hark.errors import Forbidden
 from hark.http.exchange import Header
+from hark.settings.security import ANY_ORIGIN
 
 Headers = Mapping[bytes, bytes]
 
-ANY_ORIGIN = "*"
 _VARY = (b"vary", b"origin")
 _PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
@@ -25,6 +28,9 @@ _PREFLIGHT = (
 )
 _EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after")
 _OTHER_SITES = (b"cross-site", b"same-site")
+_ONLY_BROWSERS = (b"origin", b"sec-fetch-site", b"sec-fetch-dest")
+_MODES_OF_NODE = (b"cors", b"websocket")
+"""Node.js sends `Sec-Fetch-Mode` and `Accept-Language: *`, but none of the headers above."""
 _KEPT_HOSTS = 1000
 _LONGEST_KEPT_HOST = 255
 
@@ -32,15 +38,13 @@ _LONGEST_KEPT_HOST = 255
 class Sites:
     """Allowed origins, and the host names of this server."""
 
-    def __init__(self, origins: Sequence[str], hosts: Sequence[str], *, check_hosts: bool) -> None:
+    def __init__(self, origins: Sequence[str], hosts: Sequence[str], *, loopback: bool) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._any = ANY_ORIGIN in origins
         self._hosts = frozenset(host.lower() for host in hosts)
-        self._check_hosts = check_hosts
-        """Whether unknown host names are rejected. This prevents DNS rebinding while no token is required: a page
-        could point its own host name to the address of this server, and would then count as the same site."""
+        self._loopback = loopback
         self.good_hosts: set[bytes | None] = {None}
-        """Host names that passed the check; None: the request has no host."""
+        """Known host names of this server; None: the request has no host."""
 
     def check(self, headers: Headers, *, page: bool) -> None:
         """Raise `Forbidden` for requests from pages of other sites. `page`: a public page that other sites may link."""
@@ -54,15 +58,19 @@ class Sites:
         if headers.get(b"sec-fetch-site") in _OTHER_SITES and not follows_link:
             raise _refused("another site")
 
-    def check_host(self, host: bytes | None) -> None:
-        """Raise `Forbidden` if the host name is not one of this server."""
-        if host is None or not self._check_hosts:
+    def check_host(self, headers: Headers, *, public: bool = False) -> None:
+        """Raise `Forbidden` if a request that needs no token has a host name that is not one of this server.
+
+        Programs can use any name for public routes, and for servers that other machines can reach: a network has names
+        that this server does not know.
+        """
+        host = headers.get(b"host")
+        if host is None or ((public or not self._loopback) and not is_from_browser(headers)):
             return
         if not self._is_good(host.decode("latin-1")):
             raise Forbidden(
                 f"the host name {host.decode('latin-1')!r} is not allowed; use the IP address of the server or "
-                "localhost, "
-                "or add the name to the setting allowed_hosts",
+                "localhost, or add the name to the setting allowed_hosts",
                 code="host_not_allowed",
             )
         if len(self.good_hosts) < _KEPT_HOSTS and len(host) <= _LONGEST_KEPT_HOST:
@@ -110,6 +118,18 @@ class Sites:
             return (_VARY,)
         shown = ANY_ORIGIN.encode() if self._any else origin
         return ((b"access-control-allow-origin", shown), _EXPOSED, _VARY)
+
+
+def is_from_browser(headers: Headers) -> bool:
+    """Return whether a web browser sent the request.
+
+    To `http://` names web browsers send no `Sec-Fetch-*`, and a GET to the page's own name has no `Origin`. They always
+    send `Accept-Language`: a page can change it but not remove it, and cannot set `Sec-Fetch-Mode`.
+    """
+    if any(name in headers for name in _ONLY_BROWSERS):
+        return True
+    mode = headers.get(b"sec-fetch-mode")
+    return mode not in _MODES_OF_NODE and (mode is not None or b"accept-language" in headers)
 
 
 def _is_own(origin: bytes, headers: Headers) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.access.identity import ANYBODY, NOBODY, Identity
+from hark.access.identity import ANYBODY, Identity
 from hark.errors import Forbidden, Unauthorized
 from hark.http.edge.admitting import Edge, edge_of
 from hark.http.edge.sessions import clear_cookie, set_cookie
@@ -49,15 +49,17 @@ async def log_in(request: Request) -> Response:
     response = reply(_session(edge, identity))
     if cookie is not None:
         response.headers["set-cookie"] = cookie
-    edge.audit.record(exchange_of(request), "login", 200, "done", {})
+        edge.audit.record(exchange_of(request), "login", 200, "done", {})
     return response
 
 
 async def log_out(request: Request) -> Response:
     """Log out. Removes the cookie. The token remains valid until it expires or is revoked."""
     edge = edge_of(request)
-    exchange_of(request).identity = _identity(request) or NOBODY
-    edge.audit.record(exchange_of(request), "logout", 200, "done", {})
+    identity = _identity(request)
+    if identity is not None and edge.authenticator.enabled:
+        exchange_of(request).identity = identity
+        edge.audit.record(exchange_of(request), "logout", 200, "done", {})
     response = reply(_session(edge, None))
     response.headers["set-cookie"] = clear_cookie(secure=_is_secure(request))
     return response

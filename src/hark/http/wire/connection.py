@@ -37,6 +37,8 @@ MAX_PIPELINED = 16
 """Number of complete requests that wait on a connection before the server stops reading from it."""
 IDLE_SECONDS = 75.0
 """A connection without a request is closed after this time."""
+MAX_LENGTH_DIGITS = 20
+"""More digits than this in a Content-Length are leading zeros."""
 LINGER_SECONDS = 5.0
 """After an early error response, the server reads and drops what the client still sends for this time."""
 LINGER_BODIES = 4
@@ -282,10 +284,13 @@ class Connection(asyncio.Protocol):
         length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
         if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
             self._stop_parsing(UNKNOWN_CODING)
-        upgrades = parser.should_upgrade() and headers.get(b"upgrade", b"").lower() == b"websocket"
+        if length is not None and len(length) > MAX_LENGTH_DIGITS:
+            self._stop_parsing(MALFORMED)
+        if parser.should_upgrade() and method == "GET" and _opens_websocket(headers, version):
+            method = WEBSOCKET
         path, query = self._path()
         exchange = Exchange(
-            WEBSOCKET if upgrades and method == "GET" else method,
+            method,
             path,
             query,
             headers,
@@ -301,10 +306,11 @@ class Connection(asyncio.Protocol):
             self._left = int(length)
             if self._left > server.max_body_bytes:
                 self._refuse_body(exchange)
-        if b"expect" in headers and (coding is not None or self._left):
+                return
+        if b"expect" in headers and version == "1.1" and (coding is not None or self._left):
             if exchange.refusal is not None:  # The client need not send the body, so it is not known what comes next.
                 self._give_up_body(exchange)
-            elif headers[b"expect"].lower() == b"100-continue" and self._current is None:
+            elif headers[b"expect"].lower() == b"100-continue" and self._current is None and not self._ready:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -347,10 +353,9 @@ class Connection(asyncio.Protocol):
     def _path(self) -> tuple[bytes, bytes]:
         target = self._target
         if not target.startswith(b"/") or b"#" in target:
-            try:
-                url = httptools.parse_url(target)
-            except httptools.HttpParserInvalidURLError:
+            if target == b"*":
                 return target, b""
+            url = httptools.parse_url(target)  # An error stops the parser.
             return url.path or b"/", url.query or b""
         path, _, query = target.partition(b"?")
         return path, query
@@ -501,6 +506,8 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if not self._stays_open(exchange):
+            self._ready.clear()
+            self._problem = None
             if self._state == _DROPPED:
                 self._linger()
             else:
@@ -521,6 +528,7 @@ class Connection(asyncio.Protocol):
             self._drop()
         if self._current is not None or self._ready or self.transport.is_closing():
             return
+        self._problem = None
         body = encode({"error": problem.text, "code": problem.code})
         headers = [*JSON_HEADERS, (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
         if problem.retry_after is not None:
@@ -624,6 +632,16 @@ class Connection(asyncio.Protocol):
         else:
             self._exchange = None
             self._reject(SLOW)
+
+
+def _opens_websocket(headers: dict[bytes, bytes], version: str) -> bool:
+    """Return whether a GET asks for a WebSocket. One with a body does not: its body would be read as frames."""
+    return (
+        version == "1.1"
+        and headers.get(b"upgrade", b"").lower() == b"websocket"
+        and b"transfer-encoding" not in headers
+        and headers.get(b"content-length", b"0") == b"0"
+    )
 
 
 @lru_cache(64)
