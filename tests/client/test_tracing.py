@@ -79,7 +79,7 @@ async def client(spans: Spans) -> AsyncIterator[Client]:
     clock = SystemClock()
     broker = Broker(tracing.engine(SqliteEngine(":memory:", clock=clock)), settings, clock)
     app = App(broker, settings)
-    transport = AsgiTransport(tracing.app(app, app.route_of), broker.close, broker.start)
+    transport = AsgiTransport(tracing.app(app), broker.close, broker.start)
     async with hark.connect(transport) as connected:
         yield connected
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,8 @@ async def broker() -> AsyncIterator[Broker]:
 
 async def taken(metrics: Metrics) -> Scrape:
     """What a scraper gets."""
-    return Scrape((await metrics.scrape(lambda: (3, 2))).decode())
+    metrics.load = lambda: (3, 2)
+    return Scrape((await metrics.scrape()).decode())
 
 
 def depth(backlog: int, oldest: int | None = None) -> QueueDepth:
@@ -79,13 +79,9 @@ class _Peers:
         """Nothing to close."""
 
 
-async def noted(requests: Requests, route: str, method: str, status: int) -> None:
+def noted(requests: Requests, route: str, method: str, status: int) -> None:
     """A request that is answered."""
-
-    async def send(_event: Any) -> None:
-        pass
-
-    await requests.noting(route, method, send)({"type": "http.response.start", "status": status})
+    requests.of(route, method).add(status, 0.001)
 
 
 async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[Metrics, Requests]:
@@ -100,7 +96,7 @@ async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple
     requests = Requests()
     for route in range(200):
         for status in (*range(200, 210), 999, 12345):
-            await noted(requests, f"/route/{route}", ("GET", "POST")[route % 2], status)
+            noted(requests, f"/route/{route}", ("GET", "POST")[route % 2], status)
     every = dict.fromkeys((*STORE, *ELSEWHERE), 1.0)
     monkeypatch.setattr(broker.engine, "store_metrics", lambda: asyncio.sleep(0, every))
     monkeypatch.setattr(broker, "_peers", _Peers())

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from hark.errors import InvalidInput, MethodNotAllowed, NotFound
+from hark.http.exchange import Exchange
 from hark.http.routes.router import Found, Router
 from hark.http.routes.table import WEBSOCKET, Operation, Reach, Table, public
 from hark.http.routes.table import read as reading
@@ -41,7 +42,7 @@ def router() -> Router:
 
 
 def find(router: Router, path: str, method: str = "GET") -> Found:
-    return router.find({"type": "http", "method": method, "path": path, "raw_path": path.encode()})
+    return router.find(Exchange(method, path.encode(), b"", {}, None, secure=False))
 
 
 def test_a_path_is_split_before_it_is_decoded(router: Router) -> None:
@@ -49,8 +50,8 @@ def test_a_path_is_split_before_it_is_decoded(router: Router) -> None:
     assert find(router, "/keys/%63ount").operation is COUNT
     assert find(router, "/pop/a%2Fb").params == {"queue": "a/b"}
     assert find(router, "/keys/a/b%2Fc/").params == {"key": ["a", "b/c", ""]}
-    without_raw_form = router.find({"type": "http", "method": "GET", "path": "/pop/ä b"})
-    assert without_raw_form.params == {"queue": "ä b"}
+    scope = {"type": "http", "method": "GET", "path": "/pop/ä b", "query_string": b"", "headers": []}
+    assert router.find(Exchange.of(scope)).params == {"queue": "ä b"}, "a scope without the raw form of its path"
     for path in ("/pop/a/b", "/keys%2Fcount"):
         with pytest.raises(NotFound):
             find(router, path)
@@ -78,12 +79,11 @@ def test_a_wrong_method_is_told_all_right_ones(router: Router) -> None:
 
 
 def test_a_websocket_is_no_request_and_a_request_no_websocket(router: Router) -> None:
-    socket = {"type": "websocket", "path": "/consume", "raw_path": b"/consume"}
-    assert router.find(socket).operation is SOCKET
+    assert find(router, "/consume", WEBSOCKET).operation is SOCKET
     with pytest.raises(InvalidInput, match="ws://"):
         find(router, "/consume")
     with pytest.raises(NotFound):
-        router.find(socket | {"path": "/keys", "raw_path": b"/keys"})
+        find(router, "/keys", WEBSOCKET)
 
 
 @pytest.mark.parametrize("length", [10, 10_000])

@@ -99,7 +99,7 @@ class _Metrics:
 async def test_a_scrape_is_refused_when_the_parent_is_gone() -> None:
     metrics = _Metrics()
     async with connected() as (parent, worker):
-        share(cast(Metrics, metrics), worker, lambda: (0, 0))
+        share(cast(Metrics, metrics), worker)
         assert metrics.everybody is not None
         waiting = asyncio.ensure_future(metrics.everybody())
         await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_a_scrape_is_refused_when_the_parent_is_silent(monkeypatch: pytest
     monkeypatch.setattr(lines, "_ANSWER_SECONDS", 0)
     metrics = _Metrics()
     async with connected() as (_, worker):
-        share(cast(Metrics, metrics), worker, lambda: (0, 0))
+        share(cast(Metrics, metrics), worker)
         assert metrics.everybody is not None
         with pytest.raises(Unavailable):
             await metrics.everybody()

@@ -169,12 +169,12 @@ def test_everything_from_a_level_on_goes_to_the_stream_and_what_ends_the_process
         log_to(stream, "warning", "auto", {"worker": 1}, lambda made: "noise" not in made.getMessage())
         logging.getLogger("hark.broker").info("unimportant")
         logging.getLogger("hark.broker").warning("noise")
-        logging.getLogger("uvicorn.error").warning("late")
+        logging.getLogger("another.library").warning("late")
         sys.excepthook(*failure())
     finally:
         root.setLevel(level)
     late, end = map(json.loads, stream.getvalue().splitlines())
-    assert (late["logger"], late["event"], late["worker"]) == ("uvicorn.error", "late", 1)
+    assert (late["logger"], late["event"], late["worker"]) == ("another.library", "late", 1)
     assert (end["event"], end["error"]["type"]) == (
         "the process exits because of a bug; please report it",
         "ValueError",

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from hark.broker.delivery.delivery import Delivery, Gone
+from hark.broker.delivery.delivery import Delivery
 from hark.broker.delivery.stream import Stream
 from hark.errors import HarkError
 from hark.model import Delivery as Message
@@ -68,18 +68,16 @@ class Bench:
         engine = (SharedEngine if shared else WatchedEngine)(self.timers.clock)
         self.delivery = Delivery(engine, settings or Settings(), self.timers, lambda: 0.5, self.pops)
 
-    def wait(
-        self, request: PopRequest = ANY, seconds: float = 60, priority: int = 0, gone: Gone | None = None
-    ) -> asyncio.Task[PopResult]:
+    def wait(self, request: PopRequest = ANY, seconds: float = 60, priority: int = 0) -> asyncio.Future[PopResult]:
         """A long poll."""
-        return asyncio.get_running_loop().create_task(self.delivery.wait(request, seconds, priority, gone))
+        return self.delivery.wait(request, seconds, priority)
 
     async def parked(
-        self, request: PopRequest = ANY, seconds: float = 60, priority: int = 0, gone: Gone | None = None
-    ) -> asyncio.Task[PopResult]:
+        self, request: PopRequest = ANY, seconds: float = 60, priority: int = 0
+    ) -> asyncio.Future[PopResult]:
         """A long poll that has found nothing and waits."""
         open_before = self.pops.open
-        task = self.wait(request, seconds, priority, gone)
+        task = self.wait(request, seconds, priority)
         await turns()
         if self.pops.open > open_before:
             self.pops.answer(EMPTY, len(self.pops.asked) - 1)

@@ -242,7 +242,10 @@ class DeliveryMachine(RuleBasedStateMachine):
             items = [self._settlement(held, index, status, delay, naming) for index in range(number)]
             if number >= len(held.messages):
                 self.hands.remove(held)
-            self.run(self._step(self.server.broker.settle(items), turns))
+            self.run(self._step(self._settle(items), turns))
+
+    async def _settle(self, items: Sequence[Settlement]) -> None:
+        await self.server.broker.settle(items)
 
     @staticmethod
     def _settlement(held: PopResult, index: int, status: Status, delay: int, naming: Naming) -> Settlement:
