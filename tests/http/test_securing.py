@@ -15,10 +15,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
+import uvloop
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import hark
@@ -31,10 +34,10 @@ from hark.client.delivery.connection import HEARTBEAT_SECONDS
 from hark.client.transport.api import ConnectionFailed
 from hark.clock import FakeClock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting, Unauthorized
+from hark.http.wire import server as wire
 from hark.serving import listening
-from hark.serving import server as serving
 from hark.serving.securing import make_authenticator, remembering, tls_context
-from hark.settings import Auth, Settings, Tls
+from hark.settings import Auth, Cors, Settings, Tls
 from hark.worker import WorkerRunOptions
 from tests.certificates import Certificates, make_certificates, private_pem
 from tests.cli.conftest import runner
@@ -74,9 +77,37 @@ def test_whoever_wants_it_open_gets_it_with_a_warning(tmp_path: Path, caplog: py
     assert "every client that can connect to 0.0.0.0 has full access" in caplog.text
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_pages_of_every_site_are_let_in_only_with_authentication(host: str, tmp_path: Path) -> None:
+    settings = Settings(data=str(tmp_path), insecure_bind=True, cors=Cors(origins=("https://tools.example", "*")))
+    named = msgspec.structs.replace(settings, cors=Cors(origins=("https://tools.example",)))
+    with listening.bound(host, 0) as listener:
+        for start in (
+            lambda: make_authenticator(settings, FakeClock(), listener),
+            lambda: remembering(settings, listener),
+        ):
+            with pytest.raises(InvalidSetting) as refused:
+                start()
+            assert "setting cors.origins: " in refused.value.text
+            for way in (
+                "name the origins",
+                f"hark token create NAME --role admin --data {tmp_path}",
+                "auth.jwt_enabled",
+            ):
+                assert way in refused.value.text
+        assert not make_authenticator(named, FakeClock(), listener).enabled
+        add_token_file(tmp_path)
+        assert make_authenticator(settings, FakeClock(), listener).enabled
+
+
+def add_token_file(data: Path) -> None:
+    """An empty file of tokens, which turns authentication on."""
+    (data / "tokens.json").write_text('{"version": 1, "tokens": []}')
+    (data / "tokens.json").chmod(0o600)
+
+
 def test_processes_that_are_started_later_remember_that_authentication_is_on(tmp_path: Path) -> None:
-    (tmp_path / "tokens.json").write_text('{"version": 1, "tokens": []}')
-    (tmp_path / "tokens.json").chmod(0o600)
+    add_token_file(tmp_path)
     settings = Settings(data=str(tmp_path))
     with listening.bound("127.0.0.1", 0) as listener:
         remembered = remembering(settings, listener)
@@ -98,19 +129,21 @@ def test_without_a_certificate_there_is_no_tls_and_with_one_it_is_at_least_1_2(t
 
 
 def test_a_client_that_does_not_begin_with_tls_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.05)
     context = tls_context(files(make_certificates(tmp_path)))
 
     async def heard() -> bytes:
-        listener = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=context)
-        async with listener:
-            reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        server = wire.Server(Mock())
+        with listening.bound("127.0.0.1", 0) as listener:
+            await server.start(listener, context)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
             try:
                 return await asyncio.wait_for(reader.read(), 30)
             finally:
                 writer.close()
+                await server.stop(0)
 
-    with asyncio.Runner(loop_factory=serving.ServerLoop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(heard()) == b""
 
 
@@ -432,3 +465,18 @@ def test_a_server_that_would_not_be_safe_does_not_start(
     assert refused.returncode == 2
     assert named in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_server_for_pages_of_every_site_does_not_start_without_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hark.toml").write_text('[cors]\norigins = ["*"]\n')
+    for workers in ((), ("--workers", "2", "--engine", "postgresql://127.0.0.1:1/none")):
+        refused = command("serve", "--port", "0", "--engine", "memory", *workers)
+        assert refused.returncode == 2
+        assert "setting cors.origins: " in refused.stderr
+        assert "Traceback" not in refused.stderr
+    add_token(tmp_path)
+    with server_process(tmp_path) as url:
+        assert httpx.get(f"{url}/api/v1/resources/queues").status_code == 401

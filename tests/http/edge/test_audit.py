@@ -12,6 +12,7 @@ import pytest
 from hark.clock import FakeClock
 from hark.errors import StoreUnusable
 from hark.http.edge.audit import AUDITED, KEPT, Audit
+from hark.http.exchange import Exchange
 from hark.settings import Audit as AuditSettings
 from hark.settings import Settings
 from tests.http.edge.asking import Asking, Json, serving
@@ -19,9 +20,9 @@ from tests.http.edge.asking import Asking, Json, serving
 SECRET = "the-payload-of-a-message"
 
 
-def scope(path: str = "/api/v1/push") -> dict[str, object]:
+def request() -> Exchange:
     """A request."""
-    return {"type": "http", "method": "POST", "path": path, "headers": [], "client": ("10.0.0.9", 1)}
+    return Exchange("POST", b"/api/v1/push", b"", {}, ("10.0.0.9", 1), secure=False)
 
 
 async def records(ask: Asking) -> list[Json]:
@@ -84,6 +85,57 @@ async def test_who_is_not_let_in_is_written_down_without_the_token(ask: Asking) 
     assert "wrong-token" not in str(found)
 
 
+async def test_who_comes_without_any_token_is_counted_but_not_written_down(
+    ask: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    evil = {"origin": "https://evil.example"}
+    with caplog.at_level(logging.INFO, "hark.audit"):
+        for headers in ({}, {"authorization": ""}, {"cookie": "theme=dark; hark_session="}, evil):
+            for method, path in (("POST", "/api/v1/push"), ("DELETE", "/api/v1/resources/queues/q")):
+                assert (await ask(method, path, headers=headers)).status in (401, 403)
+        for cookie in ({}, {"cookie": "hark_session=wrong"}):
+            assert (await ask("DELETE", "/api/v1/session", headers=cookie)).status == 200, "nobody logs out"
+    assert (await records(ask), caplog.records) == ([], [])
+    shown = (await ask("GET", "/metrics", "reader")).body.decode()
+    [counted] = [line for line in shown.splitlines() if "/api/v1/push" in line and 'status="401"' in line]
+    assert counted.endswith(" 3.0")
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"authorization": "Bearer wrong"}, "unauthorized"),
+        ({"authorization": "Basic dXNlcjpwYXNz"}, "unauthorized"),
+        ({"cookie": "theme=dark; hark_session=expired"}, "unauthorized"),
+        ({"authorization": "Bearer admin", "origin": "https://evil.example"}, "cross_origin"),
+        ({"cookie": "hark_session=admin", "origin": "https://evil.example"}, "cross_origin"),
+    ],
+    ids=str,
+)
+async def test_who_comes_with_a_token_and_is_refused_is_written_down(
+    ask: Asking, headers: dict[str, str], code: str
+) -> None:
+    await ask("POST", "/api/v1/push", headers=headers)
+    assert [(one["action"], one["result"]) for one in await records(ask)] == [("refused", code)]
+
+
+async def test_without_authentication_actions_are_written_down_without_a_subject_and_refusals_are_not(
+    ask_open: Asking,
+) -> None:
+    await ask_open("DELETE", "/api/v1/resources/queues/q")
+    await ask_open("DELETE", "/api/v1/resources/queues/q", headers={"host": "evil.example"})
+    await ask_open("DELETE", "/api/v1/resources/queues/q", headers={"origin": "https://evil.example"})
+    await ask_open("POST", "/api/v1/session", body={"token": "x"})
+    await ask_open("DELETE", "/api/v1/session")
+    [record] = await records(ask_open)
+    assert (record["action"], record["subject"], record["role"], record["client"]) == (
+        "delete_queue",
+        "",
+        "admin",
+        "10.0.0.9",
+    )
+
+
 async def test_every_name_of_an_audited_endpoint_is_one(ask: Asking) -> None:
     names = {operation.endpoint.__name__ for methods in ask.app.table.values() for operation in methods.values()}
     assert names >= AUDITED
@@ -93,18 +145,18 @@ def test_refusals_that_never_end_are_counted_instead_of_written() -> None:
     now = 0.0
     audit = Audit(FakeClock(0), now=lambda: now)
     for _ in range(100):
-        audit.refused(scope(), 401, "unauthorized")
+        audit.refused(request(), 401, "unauthorized")
     written = len(audit.last)
     assert written == 20
     now = 1.0
-    audit.refused(scope(), 401, "unauthorized")
+    audit.refused(request(), 401, "unauthorized")
     assert (len(audit.last), audit.last[-1].suppressed) == (written + 1, 80)
 
 
 def test_the_last_ones_are_kept_and_no_more() -> None:
     audit = Audit(FakeClock(0))
     for number in range(KEPT + 5):
-        audit.record(scope(), "pause_queue", 200, "done", {"number": number})
+        audit.record(request(), "pause_queue", 200, "done", {"number": number})
     assert len(audit.last) == KEPT
     assert audit.last[-1].target == {"number": KEPT + 4}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -11,7 +12,7 @@ from hark.http.edge import sessions
 from hark.http.edge.request_ids import RequestIds
 from hark.http.edge.sessions import FAILURES, WINDOW_SECONDS, Guesses, cookie_value, set_cookie
 from hark.http.routes.table import WEBSOCKET
-from hark.settings import Cors, Settings
+from hark.settings import Auth, Cors, Settings
 from tests.http.edge.asking import Asking, Json, Off, serving
 
 QUEUES = "/api/v1/resources/queues"
@@ -77,13 +78,16 @@ async def test_the_clients_request_id_comes_back_in_every_answer_and_what_is_non
     assert not ids & set(wrong)
 
 
+@pytest.mark.parametrize("later", [False, True])
 async def test_a_bug_is_answered_with_the_id_that_its_lines_in_the_log_have(
-    ask: Asking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ask: Asking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
-    async def broken(*_arguments: object) -> Json:
-        raise ZeroDivisionError
+    def broken(*_arguments: object) -> asyncio.Future[Json]:
+        failed: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        failed.set_exception(ZeroDivisionError())
+        return failed if later else failed.result()
 
-    monkeypatch.setattr(ask.broker, "push", broken)
+    monkeypatch.setattr(ask.broker, "begin_push", broken)
     caplog.handler.addFilter(RequestIds())
     with caplog.at_level(logging.ERROR):
         answer = await ask("POST", "/api/v1/push", "writer", PUSH, headers={"x-request-id": "look-for-me"})
@@ -212,14 +216,86 @@ async def test_localhost_and_addresses_are_good_names_for_a_server_without_token
         assert (await ask_open("GET", QUEUES, headers={"host": host})).status == 200, host
 
 
-async def test_a_name_is_good_if_the_settings_say_so_or_tokens_are_needed_or_others_reach_the_server(
-    ask: Asking,
-) -> None:
+async def test_a_name_is_good_if_the_settings_say_so_or_tokens_are_needed(ask: Asking) -> None:
     there = {"host": "hark.example:6632"}
-    assert (await ask("GET", QUEUES, "reader", headers=there)).status == 200
-    for settings in (Settings(allowed_hosts=("hark.example",)), Settings(host="0.0.0.0")):
+    assert (await ask("GET", QUEUES, "reader", headers=there | BROWSERS["plain http"])).status == 200
+    for settings in (
+        Settings(allowed_hosts=("hark.example",)),
+        Settings(host="0.0.0.0", allowed_hosts=("Hark.Example",)),
+    ):
         async with serving(settings, Off()) as open_server:
-            assert (await open_server("GET", QUEUES, headers=there)).status == 200
+            for headers in ({}, *BROWSERS.values()):
+                own = {"origin": "http://hark.example:6632"} if "origin" in headers else {}
+                assert (await open_server("GET", QUEUES, headers=there | headers | own)).status == 200, headers
+
+
+REBOUND = "evil.example:6632"
+"""A name of somebody else that leads to this server."""
+BROWSERS = {
+    "post": {"origin": f"http://{REBOUND}", "accept-language": "en"},
+    "https": {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"},
+    "link": {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"},
+    "dest": {"sec-fetch-dest": "image"},
+    "mode": {"sec-fetch-mode": "navigate"},
+    # Chromium 156, on a GET of http://name: neither Origin nor Sec-Fetch-*. A page changes the language, but not that
+    # it is sent; and it can not send Sec-Fetch-Mode.
+    "plain http": {"accept-language": "en-US,en;q=0.9", "user-agent": "Mozilla/5.0"},
+    "any language": {"accept-language": "*", "user-agent": "node"},
+    "no language": {"accept-language": ""},
+}
+"""What browsers send from a page of that name."""
+PROGRAMS = {
+    "python": {"accept": "*/*"},
+    # `fetch` of Node 20; undici sends the mode of the request, and of Sec-Fetch-* nothing else.
+    "node": {"accept": "*/*", "accept-language": "*", "sec-fetch-mode": "cors", "user-agent": "node"},
+    "node socket": {"accept-language": "*", "sec-fetch-mode": "websocket", "user-agent": "node"},
+}
+PUBLIC = (
+    *(("GET", path) for path in ("/", "/assets/x", "/health", "/health/ready", "/openapi.json", "/metrics")),
+    *((method, SESSION) for method in ("GET", "POST", "DELETE")),
+)
+"""Routes without a token; metrics are one if the settings say so."""
+CONTAINER = Settings(host="0.0.0.0", insecure_bind=True, auth=Auth(public_metrics=True))
+
+
+@pytest.mark.parametrize("browser", BROWSERS.values(), ids=BROWSERS)
+async def test_other_machines_use_any_name_for_a_server_without_tokens_and_their_browsers_do_not(
+    browser: dict[str, str],
+) -> None:
+    async with serving(CONTAINER, Off()) as ask:
+        for program in PROGRAMS.values():
+            for method, path, status in (("POST", "/api/v1/push", 201), ("GET", QUEUES, 200), ("GET", "/health", 200)):
+                answer = await ask(method, path, None, PUSH, headers={"host": REBOUND} | program)
+                assert answer.status == status, (path, program)
+        asked = (("GET", QUEUES), ("GET", "/api/v1/pop/queue/q"), ("POST", "/api/v1/push"), ("DELETE", "/api/v1/dlq"))
+        for method, path in (*asked, *PUBLIC):
+            answer = await ask(method, path, None, PUSH, headers={"host": REBOUND} | browser)
+            assert (answer.status, answer.code) == (403, "host_not_allowed"), (path, "a program used the name before")
+        assert (await ask("GET", f"{QUEUES}/q")).json["totals"]["pending"] == len(PROGRAMS)
+        for host in ("10.0.0.5:6632", "[fd00::5]:6632", "localhost:6632"):
+            own = {"host": host} | browser | ({"origin": f"http://{host}"} if "origin" in browser else {})
+            assert (await ask("GET", "/", headers=own)).status == 200
+            assert (await ask("GET", QUEUES, headers=own)).status == 200
+
+
+@pytest.mark.parametrize("browser", BROWSERS.values(), ids=BROWSERS)
+async def test_on_loopback_a_rebound_name_shows_a_browser_no_public_route_and_probes_use_any_name(
+    browser: dict[str, str],
+) -> None:
+    async with serving(Settings(auth=Auth(public_metrics=True)), Off()) as ask:
+        for method, path in PUBLIC:
+            answer = await ask(method, path, None, {"token": "x"}, headers={"host": REBOUND} | browser)
+            assert (answer.status, answer.code) == (403, "host_not_allowed"), path
+        for path in ("/health", "/health/live", "/metrics"):
+            assert (await ask("GET", path, headers={"host": "probe.example"})).status == 200
+
+
+async def test_a_named_site_reaches_a_server_without_tokens_by_a_good_name_only() -> None:
+    settings = Settings(host="0.0.0.0", cors=Cors(origins=(TOOLS,)), allowed_hosts=("hark.example",))
+    async with serving(settings, Off()) as ask:
+        for host, status in (("hark.example", 201), ("10.0.0.5", 201), (REBOUND, 403)):
+            answer = await ask("POST", "/api/v1/push", None, PUSH, headers={"origin": TOOLS, "host": host})
+            assert answer.status == status
 
 
 # Sessions --------------------------------------------------------------------------------------------------
