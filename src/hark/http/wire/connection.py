@@ -275,7 +275,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Let the application admit the request, before its body is read."""
         if self._state != _HEAD:
-            self._state = _BODY
+            if self._state == _REPEATED:
+                self._state = _BODY
             return
         parser, headers, server = self._parser, self._headers, self._server
         method, version = _method(parser.get_method()), parser.get_http_version()
