@@ -16,11 +16,12 @@ from rich.console import Console
 
 import bench.client.special as client
 import bench.delivery.special as delivery
+import bench.hostile.special as hostile
 import bench.operate.special as operate
 import bench.postgres.special as postgres
 import bench.s3.special as s3
 import bench.work.special as work
-from bench import report, special
+from bench import compare, report, special
 from bench.figures import Figure, Run, compared, medians
 from bench.measure import Bench
 from bench.postgres.cluster import PostgresStores, cluster
@@ -33,21 +34,35 @@ NOT_A_DISK = "tmpfs"
 PIPE_WIDTH = 220
 IDLE_FACTOR = 1.5
 ONCE = frozenset(
-    {"limits", "start", "cost", "pinned", "waiting", "fair", "calls", "leaks", "shared", "keys", "client", "polling"}
+    {
+        "limits",
+        "start",
+        "cost",
+        "pinned",
+        "waiting",
+        "fair",
+        "calls",
+        "leaks",
+        "hostile",
+        "shared",
+        "keys",
+        "client",
+        "polling",
+    }
     | {"quiet", "starting", "auth", "scrape", "page"}
 )
 """Rows that repeat themselves, or vary little."""
 
 
 def one_round(bench: Bench, row: Row, before: Figure) -> list[Figure]:
-    """A row at each server it is for, right after each other, between two measurements of E; the last is E."""
+    """A row at each server it is for, right after each other, between two measurements of L; the last is L."""
     if row.load.kind == "pop":
         least = bench.least_backlog if row.name in DEEP else 0
         figures = [bench.measure_pop(row, max(least, row.guess * before.throughput * bench.seconds))]
     else:
         servers: tuple[Kind, ...] = ("floor", "hark") if row.floor else ("hark",)
         figures = [bench.measure_push(row, kind) for kind in servers]
-    after = bench.measure_e()
+    after = bench.measure_l()
     return [*compared(figures, before, after), after]
 
 
@@ -107,6 +122,8 @@ def special_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[F
             special.measure_start(bench, run)
         case "idle":
             return list(special.measure_idle(bench, run, bench.seconds * IDLE_FACTOR))
+        case "lone":
+            return list(special.measure_lone(bench))
         case "mixed":
             return list(special.measure_mixed(bench))
         case "backlog":
@@ -139,6 +156,8 @@ def delivery_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[
             delivery.measure_calls(bench, run)
         case "leaks":
             return list(delivery.measure_leaks(bench, run, lengths.leak_rounds))
+        case "hostile":
+            return list(hostile.measure_hostile(bench, run))
         case "shared":
             return list(work.measure_shared(bench, run, lengths.delayed))
         case "due":
@@ -155,6 +174,8 @@ def delivery_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[
 def client_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Figure]:
     """One round of a row about the client and the worker."""
     match name:
+        case "end":
+            return list(client.measure_end(bench, run))
         case "client":
             return list(client.measure_client(bench, run, lengths.pushes))
         case "libraries":
@@ -195,7 +216,7 @@ def measure(bench: Bench, run: Run, name: str, repeat: int, lengths: Lengths) ->
     """All rounds of a row, as medians."""
     figures: list[Figure] = []
     if name in ROWS:
-        before = bench.measure_e()
+        before = bench.measure_l()
         for _ in range(repeat):
             figures += one_round(bench, ROWS[name], before)
             before = figures[-1]
@@ -256,12 +277,16 @@ def main(
     leak_rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the row `leaks`.")] = None,
     quiet_seconds: Annotated[float | None, typer.Option(min=10, help="Seconds of the row `quiet`.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data folders go; a real disk.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another checkout: measure it and this one in turns, and compare.")
+    ] = None,
 ) -> None:
     """Measure Hark beside the limits of this machine, and check what must hold."""
     # Told to stop, it still stops what it started.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    names = chosen(engine, rows, quick)
+    names = compare.chosen(engine, rows) if against else chosen(engine, rows, quick)
+    sides = compare.sides(against) if against else None
     lengths = SHORT if quick else FULL
     if pinned_seconds is not None:
         lengths = msgspec.structs.replace(lengths, pinned_seconds=pinned_seconds)
@@ -280,6 +305,11 @@ def main(
         console.print("  ".join(f"{name} {value}" for name, value in run.machine.items()), highlight=False)
         if run.machine["file system"] == NOT_A_DISK:
             console.print("[red]The data folder is in memory: choose a real disk with --data.")
+        if sides is not None:
+            found = compare.in_turns(bench, sides, names, repeat, lengths.watch_seconds, console)
+            console.print(compare.table(found))
+            console.print(f"kept in {compare.save(found, sides, run.machine)}")
+            return
         try:
             measure_all(bench, run, names, repeat, lengths, console)
         finally:

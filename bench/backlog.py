@@ -54,7 +54,7 @@ def _both(bench: Bench, history: Place) -> Iterator[tuple[Server, Server]]:
         yield empty, old
 
 
-def compare(bench: Bench, history: Place, e: float) -> Iterator[tuple[Figure, Figure]]:
+def compare(bench: Bench, history: Place, reference: float) -> Iterator[tuple[Figure, Figure]]:
     """Each row on an empty store and on the one with the history, right after each other."""
     with _both(bench, history) as servers:
         for row in BACKLOG:
@@ -63,7 +63,7 @@ def compare(bench: Bench, history: Place, e: float) -> Iterator[tuple[Figure, Fi
                 if row.load.kind == "push":
                     pair.append(bench.push_at(server, row, kind))
                 else:
-                    pair.append(bench.pop_at(server, row, kind, row.guess * e * bench.seconds)[0])
+                    pair.append(bench.pop_at(server, row, kind, row.guess * reference * bench.seconds)[0])
             yield pair[0], pair[1]
 
 

@@ -11,7 +11,14 @@ from bench.procfs import Cpu
 from bench.wrk import BUSY, Sample
 
 MUCH_DRIFT = 0.15
-"""Two measurements of E around a row that differ by more say that the machine was not quiet."""
+"""Two measurements of L around a row that differ by more say that the machine was not quiet."""
+
+
+NUMBERS = (
+    *("throughput", "ratio_l", "ratio_floor", "p50_ms", "p99_ms"),
+    *("cpu_us", "server_us", "cpu_l", "store_us", "rss_mb", "generator_cpu"),
+)
+"""The fields of a figure of which medians are taken."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,15 +28,19 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     server: str
     throughput: float
-    ratio_e: float | None = None
-    """Throughput in units of E, the empty app's requests per second in the same round."""
+    ratio_l: float | None = None
+    """Throughput in units of L, the bare protocol's requests per second in the same round."""
     ratio_floor: float | None = None
     p50_ms: float | None = None
     p99_ms: float | None = None
     cpu_us: float | None = None
-    """CPU microseconds of the server per message."""
+    """CPU microseconds of the server per message, with its database."""
+    server_us: float | None = None
+    """The part of it that the server's process used."""
+    cpu_l: float | None = None
+    """That part in units of what the bare protocol used per request."""
     store_us: float | None = None
-    """The part of it that the store's threads used."""
+    """The part of `cpu_us` that the store used: threads of the server, or the database."""
     rss_mb: float | None = None
     generator_cpu: float | None = None
     errors: int = 0
@@ -87,6 +98,7 @@ def figure_of(row: str, title: str, server: str, sample: Sample, *, cpu: Cpu, rs
         p50_ms=sample.p50_ms,
         p99_ms=sample.p99_ms,
         cpu_us=cpu.total_us / messages,
+        server_us=cpu.server_us / messages,
         store_us=cpu.store_us / messages,
         rss_mb=rss,
         generator_cpu=sample.generator_cpu,
@@ -96,17 +108,19 @@ def figure_of(row: str, title: str, server: str, sample: Sample, *, cpu: Cpu, rs
 
 
 def compared(figures: Sequence[Figure], before: Figure, after: Figure) -> list[Figure]:
-    """The figures of one round with their ratios to E, as it was before and after, and Hark's to the floor."""
-    e = (before.throughput + after.throughput) / 2
-    drift = abs(before.throughput - after.throughput) / e
-    warning = f"E drifted by {drift:.0%}" if drift > MUCH_DRIFT else ""
+    """The figures of one round with their ratios to L, as it was before and after, and Hark's to the floor."""
+    reference = (before.throughput + after.throughput) / 2
+    cpu = ((before.cpu_us or 0) + (after.cpu_us or 0)) / 2
+    drift = abs(before.throughput - after.throughput) / reference
+    warning = f"L drifted by {drift:.0%}" if drift > MUCH_DRIFT else ""
     floor = next((figure.throughput for figure in figures if figure.server == "floor"), None)
     made = []
     for figure in figures:
         over_floor = figure.throughput / floor if floor and figure.server != "floor" else None
         note = "; ".join(filter(None, (figure.note, warning)))
-        ratio = figure.throughput / e
-        made.append(msgspec.structs.replace(figure, ratio_e=ratio, ratio_floor=over_floor, note=note))
+        ratio = figure.throughput / reference
+        cpu_l = figure.server_us / cpu if cpu and figure.server_us is not None else None
+        made.append(msgspec.structs.replace(figure, ratio_l=ratio, ratio_floor=over_floor, cpu_l=cpu_l, note=note))
     return made
 
 
@@ -120,9 +134,8 @@ def medians(figures: Iterable[Figure]) -> list[Figure]:
 
 def median_of(figures: Sequence[Figure]) -> Figure:
     """The medians of one row at one server, field by field; errors are the worst, notes the last."""
-    numbers = ("throughput", "ratio_e", "ratio_floor", "p50_ms", "p99_ms", "cpu_us", "store_us", "rss_mb")
     middle: dict[str, float] = {}
-    for name in (*numbers, "generator_cpu"):
+    for name in NUMBERS:
         values = [value for figure in figures if (value := getattr(figure, name)) is not None]
         if values:
             middle[name] = median(values)

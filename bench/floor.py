@@ -17,10 +17,11 @@ from queue import SimpleQueue
 
 import msgspec
 
-from bench.asgi import Receive, Scope, Send, answer, body_of, serve
+from bench.serving import PushServer, answer, serve
 from bench.table import Value, insert_wide, open_table
+from hark.http.exchange import Exchange
 
-Job = tuple[list["Item"], "asyncio.Future[bytes]"]
+Job = tuple[list["Item"], Exchange]
 
 
 class Item(msgspec.Struct, gc=False):
@@ -46,7 +47,7 @@ class Answer(msgspec.Struct, gc=False):
     offset: int
 
 
-class Floor:
+class Floor(PushServer):
     """The server: requests that arrive during a commit share the next one."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,24 +61,20 @@ class Floor:
         self._batches: SimpleQueue[list[Job]] = SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    def take(self, exchange: Exchange) -> None:
         """Answer a push when it is on disk."""
-        body = await body_of(receive)
         self._loop = asyncio.get_running_loop()
-        done: asyncio.Future[bytes] = self._loop.create_future()
-        self._waiting.append((self._decode(body).items, done))
+        self._waiting.append((self._decode(exchange.body).items, exchange))
         if not self._busy:
             self._flush([])
-        await answer(send, await done)
 
-    def _flush(self, answered: list[tuple[asyncio.Future[bytes], bytes]]) -> None:
-        for done, body in answered:
-            if not done.done():
-                done.set_result(body)
+    def _flush(self, answered: list[tuple[Exchange, bytes]]) -> None:
         self._busy = bool(self._waiting)
         if self._busy:
             self._batches.put(self._waiting)
             self._waiting = []
+        for exchange, body in answered:
+            answer(exchange, body)
 
     def _write(self) -> None:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("hark-store", encoding="ascii")
@@ -85,14 +82,14 @@ class Floor:
             jobs, answered = self._batches.get(), []
             flat: list[Value] = []
             now = time.time_ns() // 1000
-            for items, done in jobs:
+            for items, exchange in jobs:
                 answers = []
                 for index, item in enumerate(items):
                     partition = self._ids[item.queue, item.partition]
                     self._offsets[partition] = offset = self._offsets[partition] + 1
                     flat += (partition, offset, now, bytes(item.payload))
                     answers.append(Answer(index, "queued", partition, offset))
-                answered.append((done, self._encode(answers)))
+                answered.append((exchange, self._encode(answers)))
             with self._connection:
                 insert_wide(self._connection, flat)
             self._loop.call_soon_threadsafe(self._flush, answered)

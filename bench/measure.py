@@ -12,7 +12,7 @@ import msgspec
 from bench import wrk
 from bench.figures import Figure, figure_of
 from bench.procfs import rss_mb
-from bench.rows import EMPTY_ROW, Row
+from bench.rows import BARE_ROW, Row
 from bench.servers import Kind, Server, running
 from bench.stores import Place, SqliteStores, Stores
 from hark.cli.load import Load, generate
@@ -28,15 +28,17 @@ replace = msgspec.structs.replace
 class Bench:
     """Where servers get a fresh place for their data, and how long they are measured."""
 
-    def __init__(self, folder: Path, stores: Stores, seconds: float, e_seconds: float) -> None:
+    def __init__(self, folder: Path, stores: Stores, seconds: float, l_seconds: float) -> None:
         self.folder = folder
         self.stores = stores
         self.seconds = seconds
-        self.e_seconds = e_seconds
+        self.l_seconds = l_seconds
         self.least_backlog = 0
         """Messages that deep pop rows find at least."""
         self.history: Place | None = None
         """The store with a long history, once a row has built it."""
+        self.environment: dict[str, str] = {}
+        """Variables of Hark's environment, and of programs that use its client: which checkout runs."""
         self._serial = count()
 
     def new_folder(self, name: str) -> Path:
@@ -46,19 +48,19 @@ class Bench:
     @contextmanager
     def fresh(self, kind: Kind) -> Iterator[Server]:
         """A server on an empty place, which goes away with it."""
-        stores = SqliteStores() if kind == "empty" else self.stores
+        stores = SqliteStores() if kind == "bare" else self.stores
         place = stores.create(self.new_folder(kind))
         try:
-            with running(kind, place) as server:
+            with running(kind, place, self.environment if kind == "hark" else None) as server:
                 yield server
         finally:
             stores.remove(place)
 
-    def measure_e(self) -> Figure:
-        """E: requests per second of the empty app."""
-        with self.fresh("empty") as server:
-            wrk.run(server.port, EMPTY_ROW.load, WARM_SECONDS)
-            figure = self.loaded(server, EMPTY_ROW, "empty", self.e_seconds)
+    def measure_l(self) -> Figure:
+        """L: requests per second of the bare protocol, and what each costs."""
+        with self.fresh("bare") as server:
+            wrk.run(server.port, BARE_ROW.load, WARM_SECONDS)
+            figure = self.loaded(server, BARE_ROW, "bare", self.l_seconds)
             return replace(figure, title="requests of the size of push1, 64 connections")
 
     def measure_push(self, row: Row, kind: Kind) -> Figure:

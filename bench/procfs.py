@@ -13,14 +13,23 @@ _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """Microseconds of CPU: of the whole process, and of those threads of it that are the store."""
+    """Microseconds of CPU: of a server with its database, of its store, and of a store in processes of its own."""
 
     total_us: int
     store_us: int
+    """The threads of the server that are its store, or the database."""
+    database_us: int = 0
+
+    @property
+    def server_us(self) -> int:
+        """What the server's process alone used."""
+        return self.total_us - self.database_us
 
     def since(self, before: Cpu) -> Cpu:
         """What was used between two readings."""
-        return Cpu(self.total_us - before.total_us, self.store_us - before.store_us)
+        return Cpu(
+            self.total_us - before.total_us, self.store_us - before.store_us, self.database_us - before.database_us
+        )
 
 
 class Stat(NamedTuple):
@@ -81,7 +90,16 @@ def open_files(pid: int) -> int:
 
 def rss_mb(pid: int) -> float:
     """Resident memory of a process in megabytes."""
+    return _memory_mb(pid, "VmRSS:")
+
+
+def peak_mb(pid: int) -> float:
+    """Resident memory of a process when it was largest, in megabytes."""
+    return _memory_mb(pid, "VmHWM:")
+
+
+def _memory_mb(pid: int, name: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name):
             return int(line.split()[1]) / 1024
     return 0.0

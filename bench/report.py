@@ -20,14 +20,16 @@ from bench.stores import Stores
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = (
-    *("row", "server", "messages/s", "x E", "x floor", "p50 ms", "p99 ms"),
-    *("CPU us/msg", "of it store", "RSS MB", "load CPU", "note"),
+    *("row", "server", "messages/s", "x L", "x floor", "p50 ms", "p99 ms"),
+    *("CPU us/msg", "of it store", "server x L", "RSS MB", "load CPU", "note"),
 )
 
 
 SMALL = 0.2
 """Bounds below this are told from what was measured by more digits."""
-UNNAMED = frozenset({"idle", "mixed", "together", "pinned", "peers", "deliver", "deliver2", "waiting", "fair", "leaks"})
+UNNAMED = frozenset(
+    {"idle", "hostile", "mixed", "together", "pinned", "peers", "deliver", "deliver2", "waiting", "fair", "leaks"}
+)
 """Rows whose titles say all."""
 
 
@@ -43,12 +45,13 @@ def cells(figure: Figure) -> list[str]:
         figure.title if figure.row in UNNAMED else f"{figure.row}: {figure.title}",
         figure.server,
         number(figure.throughput, 0),
-        number(figure.ratio_e),
+        number(figure.ratio_l),
         number(figure.ratio_floor),
         number(figure.p50_ms),
         number(figure.p99_ms),
         number(figure.cpu_us, 1),
         number(figure.store_us or None, 1),
+        number(figure.cpu_l, 1),
         number(figure.rss_mb, 0),
         load,
         figure.note,

@@ -20,7 +20,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     floor: bool = False
     """Also measured at the floor."""
     guess: float = 1
-    """For pops: the throughput in units of E that the first backlog is made for."""
+    """For pops: the throughput in units of L that the first backlog is made for."""
 
     @property
     def title(self) -> str:
@@ -102,16 +102,16 @@ PUSHES = (
     _push("push100p10", 100, 32, 10),
 )
 POPS = (
-    _pop("pop1", 1, 64, guess=0.5),
-    _pop("pop100", 100, 32, guess=4),
-    _pop("pop100auto", 100, 32, auto_ack=True, guess=6),
-    _pop("pop1p1", 1, 64, 1, guess=0.2),
-    _pop("pop1p10", 1, 64, 10, guess=0.4),
-    _pop("pop100p1", 100, 32, 1, guess=2),
-    _pop("pop100p10", 100, 32, 10, guess=3),
+    _pop("pop1", 1, 64, guess=0.2),
+    _pop("pop100", 100, 32, guess=1.2),
+    _pop("pop100auto", 100, 32, auto_ack=True, guess=1.8),
+    _pop("pop1p1", 1, 64, 1, guess=0.08),
+    _pop("pop1p10", 1, 64, 10, guess=0.16),
+    _pop("pop100p1", 100, 32, 1, guess=0.6),
+    _pop("pop100p10", 100, 32, 10, guess=0.9),
 )
-EMPTY_ROW = msgspec.structs.replace(PUSHES[0], name="E")
-"""What E is measured with: pushes of one message, at the empty app."""
+BARE_ROW = msgspec.structs.replace(PUSHES[0], name="L")
+"""What L is measured with: pushes of one message, at the bare protocol."""
 ROWS = {row.name: row for row in (*PUSHES, *POPS)}
 BACKLOG = tuple(ROWS[name] for name in ("pop100", "pop1", "push1", "push100s"))
 """Measured on an empty store and on one with a long history; pops first, as pushes leave messages behind."""
@@ -122,6 +122,8 @@ _QUICK = (
     "limits",
     "start",
     "idle",
+    "lone",
+    "end",
     "push1",
     "push100",
     "push100s",
@@ -135,8 +137,8 @@ _QUICK = (
 _WORK = ("shared", "due", "keys", "watch")
 _OPERATE = ("auth", "scrape", "page")
 _CLIENT = ("client", "libraries", "tasks", "polling")
-_DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks")
-_ALL = ("limits", "start", "idle", "mixed", *ROWS, "backlog", *_DELIVERY, *_WORK)
+_DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks", "hostile")
+_ALL = ("limits", "start", "idle", "lone", "end", "mixed", *ROWS, "backlog", *_DELIVERY, *_WORK)
 _POSTGRES = ("deliver2", "cost", "together", "pinned", "peers")
 _S3 = ("single", "served", "brokerless", "lonely", "starting", "quiet")
 QUICK: dict[EngineName, tuple[str, ...]] = {"sqlite": _QUICK, "postgres": (*_QUICK, *_POSTGRES), "s3": _S3}

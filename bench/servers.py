@@ -1,4 +1,4 @@
-"""Starts and stops the servers under test: Hark, the floors, and the empty app."""
+"""Starts and stops the servers under test: Hark, the floors, and the bare protocol."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import msgspec
 from bench.procfs import Cpu, cpu_of, family_us
 from bench.stores import Place
 
-Kind = Literal["hark", "floor", "empty"]
+Kind = Literal["hark", "floor", "bare"]
 ROOT = Path(__file__).parent.parent
 START_LIMIT = 60.0
 STOP_LIMIT = 30.0
 PROBES: dict[Kind, bytes] = {
     "hark": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "floor": b'POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\n\r\n{"items":[]}',
-    "empty": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "bare": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 """What each answers with a success once it is up."""
 
@@ -45,7 +45,7 @@ class Server(msgspec.Struct, frozen=True):
         if not self.store_pid:
             return own
         store = family_us(self.store_pid)
-        return Cpu(own.total_us + store, store)
+        return Cpu(own.total_us + store, store, store)
 
 
 def command(kind: Kind, port: int, place: Place) -> list[str]:

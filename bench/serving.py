@@ -1,39 +1,67 @@
-"""Serves a plain ASGI callable exactly as Hark serves its own."""
+"""Serves the servers that Hark is compared with; the floors run on the wire that Hark runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, cast
+import asyncio
+import signal
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any
 
-import uvicorn
+import uvloop
 
-from hark.serving.server import uvicorn_config
+from hark.http.exchange import Exchange
+from hark.http.responses import Receive, Scope, Send
+from hark.http.wire.server import Server
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-async def body_of(receive: Receive) -> bytes:
-    """The whole body of a request."""
-    body, more = b"", True
-    while more:
-        event = await receive()
-        body, more = body + event["body"], event["more_body"]
-    return body
+HOST = "127.0.0.1"
+HEADERS = ((b"content-type", b"application/json"),)
 
 
-async def answer(send: Send, body: bytes) -> None:
+class PushServer(ABC):
+    """What a floor is to the wire: an application that takes every request as a push."""
+
+    def admit(self, exchange: Exchange) -> None:
+        """Admit everything."""
+        del exchange
+
+    def answer_now(self, exchange: Exchange) -> bool:
+        """Take a request; `answer` follows."""
+        self.take(exchange)
+        return True
+
+    @abstractmethod
+    def take(self, exchange: Exchange) -> None:
+        """Begin a push."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Never called: all requests are answered without a task."""
+        raise NotImplementedError
+
+
+def answer(exchange: Exchange, body: bytes) -> None:
     """Say that something was made, and what."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 201, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    exchange.respond(201, HEADERS, body)
 
 
-def serve(app: App, port: int) -> None:
-    """Serve until a signal comes."""
-    uvicorn.Server(uvicorn_config(cast("ASGIApplication", app), "127.0.0.1", port)).run()
+def serve(app: PushServer, port: int) -> None:
+    """Serve on Hark's wire until a signal comes."""
+
+    async def start() -> None:
+        await Server(app).start(socket.create_server((HOST, port)))
+
+    run_until_signal(start())
+
+
+def run_until_signal(start: Coroutine[Any, Any, None]) -> None:
+    """Start a server on uvloop, and end with the process's signal; requests in progress are dropped."""
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await start
+        await stop.wait()
+
+    uvloop.run(run())

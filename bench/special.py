@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from bench import backlog, limits, openloop
+from bench import backlog, limits, openloop, raw
 from bench.figures import Figure, Run, figure_of
 from bench.measure import Bench
 from bench.procfs import rss_mb
@@ -54,6 +54,17 @@ def measure_idle(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
             run.note("idle", sample.p99_ms / run.disk.p99_ms)
 
 
+def measure_lone(bench: Bench, kinds: tuple[Kind, ...] = ("bare", "floor", "hark")) -> Iterator[Figure]:
+    """Pushes of one client on a plain socket, each after the answer to the one before."""
+    for kind in kinds:
+        with bench.fresh(kind) as server:
+            raw.lone_pushes(server.port, SETTLE_SECONDS)
+            before = server.cpu()
+            sample = raw.lone_pushes(server.port, bench.seconds)
+            used, rss = server.cpu().since(before), rss_mb(server.pid)
+        yield figure_of("lone", "push 1, 1 connection, plain socket", kind, sample, cpu=used, rss=rss)
+
+
 def measure_mixed(bench: Bench) -> Iterator[Figure]:
     """Pushes and pops with acks at the same time, at fixed rates."""
     for rate in MIXED_RATES:
@@ -74,7 +85,7 @@ def measure_backlog(bench: Bench, run: Run) -> Iterator[Figure]:
             with running("hark", bench.history) as server:
                 run.note("start_backlog", server.start_seconds)
     used = bench.stores.copy(bench.history, bench.new_folder("history"))
-    for empty, old in backlog.compare(bench, used, bench.measure_e().throughput):
+    for empty, old in backlog.compare(bench, used, bench.measure_l().throughput):
         run.note(f"backlog_{empty.row}", backlog.cost(empty, old))
         yield from (empty, old)
     bench.stores.remove(used)

@@ -1,6 +1,6 @@
 """Which HTTP client carries our requests: small POSTs over kept connections, by each library that is installed.
 
-`python -m bench.client.libraries URL [SECONDS]`, against `python -m bench.empty PORT`. Nearly all of the time is the
+`python -m bench.client.libraries URL [SECONDS]`, against `python -m bench.bare PORT`. Nearly all of the time is the
 client's, because that server does nothing; both share the machine.
 """
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import msgspec
 
-from bench.client import celery, libraries, polling
+from bench.client import celery, end, libraries, polling
 from bench.client.program import BATCH, FILLED, PUSHERS, Taken
 from bench.figures import Figure, Run
 from bench.measure import Bench
 from bench.postgres.cluster import PostgresStores, cluster
+from bench.procfs import rss_mb
 from bench.servers import ROOT, Server
 from hark.cli.load import percentile
 
@@ -27,8 +28,14 @@ AT_ONCE = 50
 
 def run_program(module: str, verb: str, url: str, number: int, environment: Mapping[str, str] | None = None) -> Taken:
     """Run one of the programs in a process of its own."""
+    printed = run_module(f"bench.client.{module}", [verb, url, str(number)], environment)
+    return msgspec.json.decode(printed, type=Taken)
+
+
+def run_module(module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run a module in a process of its own; the last line that it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", f"bench.client.{module}", verb, url, str(number)],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         capture_output=True,
@@ -36,8 +43,8 @@ def run_program(module: str, verb: str, url: str, number: int, environment: Mapp
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{module} {verb} failed:\n{done.stderr[-2000:]}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Taken)  # The official client prints, too.
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout.splitlines()[-1]  # The official client prints, too.
 
 
 def measure_client(bench: Bench, run: Run, pushes: int) -> Iterator[Figure]:
@@ -70,9 +77,34 @@ def measure_client(bench: Bench, run: Run, pushes: int) -> Iterator[Figure]:
         run.note(f"client_{verb}", median(rates["ours", verb]) / median(rates["official", verb]))
 
 
+def measure_end(bench: Bench, run: Run) -> Iterator[Figure]:
+    """Push to handler through Hark's client at a fixed rate; where another checkout serves, its client is used."""
+    with bench.fresh("hark") as server:
+        plan = msgspec.json.encode(end.Plan(server, bench.seconds)).decode()
+        printed = run_module("bench.client.end", [plan], bench.environment)
+        result, rss = msgspec.json.decode(printed, type=end.Result), rss_mb(server.pid)
+    run.note("end_lost", result.lost)
+    messages = max(1, len(result.latencies_ms))
+    yield Figure(
+        row="end",
+        title=f"push to handler by Hark's client, {end.RATE:.0f}/s, {end.HANDLERS} handlers with ack",
+        server="hark",
+        throughput=messages / result.seconds,
+        p50_ms=percentile(result.latencies_ms, 50),
+        p99_ms=percentile(result.latencies_ms, 99),
+        cpu_us=result.cpu.total_us / messages,
+        server_us=result.cpu.server_us / messages,
+        store_us=result.cpu.store_us / messages,
+        rss_mb=rss,
+        generator_cpu=result.own_cpu,
+        errors=result.lost,
+        note=f"{result.lost:,} lost" if result.lost else "",
+    )
+
+
 def measure_libraries(bench: Bench) -> Iterator[Figure]:
-    """The HTTP clients that could carry ours, at the empty app."""
-    with bench.fresh("empty") as server:
+    """The HTTP clients that could carry ours, at the bare protocol."""
+    with bench.fresh("bare") as server:
         title = "requests of the size of push1"
         for name, rate in libraries.measure_libraries(_url(server), bench.seconds).items():
             yield Figure(row="libraries", title=title, server=name, throughput=rate)

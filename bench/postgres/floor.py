@@ -1,7 +1,7 @@
 """Limit (f) on PostgreSQL: a push server without any rule. `python -m bench.postgres.floor PORT URL`.
 
-ASGI, msgspec, one call for all requests that wait, which moves the tails and inserts into Hark's table with binary
-arrays. It knows the ids of its partitions. No duplicates, no options, no limits.
+Hark's wire, msgspec, one call for all requests that wait, which moves the tails and inserts into Hark's table with
+binary arrays. It knows the ids of its partitions. No duplicates, no options, no limits.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections import Counter
 import asyncpg
 import msgspec
 
-from bench.asgi import Receive, Scope, Send, answer, body_of, serve
 from bench.floor import Answer, Body, Item, Job
 from bench.postgres.table import Connection, make_partitions, open_tables
+from bench.serving import HEADERS, PushServer, answer, serve
 from hark.errors import HarkError
+from hark.http.exchange import Exchange
 
 PUSH = """
 with taken as (
@@ -35,7 +36,7 @@ select id, base from taken
 """
 
 
-class Floor:
+class Floor(PushServer):
     """The server: requests that arrive during a call share the next one."""
 
     def __init__(self, url: str) -> None:
@@ -47,14 +48,11 @@ class Floor:
         self._waiting: list[Job] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    def take(self, exchange: Exchange) -> None:
         """Answer a push when it is on disk."""
-        items = self._decode(await body_of(receive)).items
-        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, done))
+        self._waiting.append((self._decode(exchange.body).items, exchange))
         if self._writer is None:
             self._writer = asyncio.ensure_future(self._write())
-        await answer(send, await done)
 
     async def _write(self) -> None:
         while self._waiting:
@@ -62,8 +60,8 @@ class Floor:
             try:
                 await self._push(jobs)
             except (asyncpg.PostgresError, HarkError) as error:
-                for _, done in jobs:
-                    done.set_exception(error)
+                for _, exchange in jobs:
+                    exchange.respond(500, HEADERS, self._encode(str(error)))
         self._writer = None
 
     async def _push(self, jobs: list[Job]) -> None:
@@ -83,12 +81,11 @@ class Floor:
         )
         bases = dict(taken)
         places = zip(partitions, ranks, strict=True)
-        for items, done in jobs:
+        for items, exchange in jobs:
             answers = []
             for index, (partition, rank) in zip(range(len(items)), places, strict=False):
                 answers.append(Answer(index, "queued", partition, bases[partition] + rank))
-            if not done.done():
-                done.set_result(self._encode(answers))
+            answer(exchange, self._encode(answers))
 
     async def _partitions(self, items: list[Item]) -> list[int]:
         ids = self._ids

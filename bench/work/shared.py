@@ -47,10 +47,10 @@ def rows_of(batch: int, *, shared: bool) -> tuple[Row, Row]:
     return replace(push, name="shared"), replace(pop, name="shared")
 
 
-def cycle_at(bench: Bench, server: Server, batch: int, e: float, *, shared: bool, kind: str) -> Cycle:
+def cycle_at(bench: Bench, server: Server, batch: int, reference: float, *, shared: bool, kind: str) -> Cycle:
     """Both halves on a server that runs; pops first, as pushes leave messages behind."""
     push, pop = rows_of(batch, shared=shared)
-    messages = pop.guess * e * bench.seconds
+    messages = pop.guess * reference * bench.seconds
     for _ in range(3):
         consumed, dry = bench.pop_at(server, pop, kind, messages)
         if not dry:

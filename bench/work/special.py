@@ -23,7 +23,7 @@ replace = msgspec.structs.replace
 
 def measure_shared(bench: Bench, run: Run, delayed: int) -> Iterator[Figure]:
     """The same work ordered, shared, and shared beside many delayed messages, right after each other."""
-    e = bench.measure_e().throughput
+    reference = bench.measure_l().throughput
     for batch in BATCHES:
         cycles = {}
         for kind in ("ordered", "shared", "delayed"):
@@ -32,10 +32,10 @@ def measure_shared(bench: Bench, run: Run, delayed: int) -> Iterator[Figure]:
                     for queue in (QUEUE, WARM_QUEUE):
                         delay_many(server, delayed if queue == QUEUE else 1, queue)
                     bench.stores.settle()
-                cycles[kind] = cycle_at(bench, server, batch, e, shared=kind != "ordered", kind="hark")
+                cycles[kind] = cycle_at(bench, server, batch, reference, shared=kind != "ordered", kind="hark")
             for half in (cycles[kind].push, cycles[kind].pop):
                 title = half.title + (f", beside {delayed:,} delayed" if kind == "delayed" else "")
-                yield replace(half, title=title, ratio_e=half.throughput / e)
+                yield replace(half, title=title, ratio_l=half.throughput / reference)
         run.note(f"shared{batch}", cycles["shared"].throughput / cycles["ordered"].throughput)
         run.note(f"shared{batch}_delayed", cycles["delayed"].cost_over(cycles["shared"]))
 

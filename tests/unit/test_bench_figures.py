@@ -20,7 +20,7 @@ from bench.postgres.cluster import database_url
 from bench.postgres.copy import BATCH, TransactionIds
 from bench.postgres.limits import parse_rate
 from bench.postgres.mixed import Together
-from bench.procfs import Cpu, cpu_of, family_us, parse_stat, rss_mb
+from bench.procfs import Cpu, cpu_of, family_us, parse_stat, peak_mb, rss_mb
 from bench.rows import ALL, ROWS
 from bench.servers import command
 from bench.stores import Place, SqliteStores
@@ -123,6 +123,7 @@ def test_a_stat_line_is_read_whatever_the_name_of_the_thread() -> None:
 def test_cpu_and_memory_of_this_process_can_be_read() -> None:
     assert cpu_of(os.getpid()).total_us > 0
     assert rss_mb(os.getpid()) > 1
+    assert peak_mb(os.getpid()) >= rss_mb(os.getpid()) - 1
     assert Cpu(30, 20).since(Cpu(10, 5)) == Cpu(20, 15)
 
 
@@ -155,19 +156,19 @@ def test_a_figure_is_per_message_and_says_when_the_generator_was_the_limit() -> 
 
 def test_the_median_is_taken_field_by_field_and_errors_are_the_worst() -> None:
     rounds = [
-        figure(throughput=10, ratio_e=3, errors=0),
-        figure(throughput=30, ratio_e=1, errors=4),
-        figure(throughput=20, ratio_e=2, errors=1),
+        figure(throughput=10, ratio_l=3, errors=0),
+        figure(throughput=30, ratio_l=1, errors=4),
+        figure(throughput=20, ratio_l=2, errors=1),
     ]
     middle = median_of(rounds)
-    assert (middle.throughput, middle.ratio_e, middle.ratio_floor, middle.errors) == (20, 2, None, 4)
+    assert (middle.throughput, middle.ratio_l, middle.ratio_floor, middle.errors) == (20, 2, None, 4)
 
 
 def test_medians_are_by_title_and_server_in_the_order_they_came() -> None:
-    first = [figure(server="empty", throughput=1), figure(throughput=10)]
-    second = [figure(server="empty", throughput=3), figure(throughput=30)]
+    first = [figure(server="bare", throughput=1), figure(throughput=10)]
+    second = [figure(server="bare", throughput=3), figure(throughput=30)]
     got = [(each.server, each.throughput) for each in medians([*first, *second])]
-    assert got == [("empty", 2), ("hark", 20)]
+    assert got == [("bare", 2), ("hark", 20)]
 
 
 def test_the_cost_of_a_history_is_the_worse_of_clock_and_cpu() -> None:
@@ -175,12 +176,23 @@ def test_the_cost_of_a_history_is_the_worse_of_clock_and_cpu() -> None:
     assert cost(figure(throughput=100, cpu_us=10), figure(throughput=100, cpu_us=13)) == pytest.approx(1.3)
 
 
-def test_ratios_are_to_e_around_the_row_and_to_the_floor_of_the_round() -> None:
+def test_ratios_are_to_l_around_the_row_and_to_the_floor_of_the_round() -> None:
     figures = [figure(server="floor", throughput=50), figure(throughput=40)]
     floor, hark = compared(figures, figure(throughput=110), figure(throughput=90))
-    assert (floor.ratio_e, floor.ratio_floor) == (0.5, None)
-    assert (hark.ratio_e, hark.ratio_floor) == (0.4, 0.8)
+    assert (floor.ratio_l, floor.ratio_floor) == (0.5, None)
+    assert (hark.ratio_l, hark.ratio_floor) == (0.4, 0.8)
     assert "drifted by 20%" in hark.note
+
+
+def test_the_cpu_of_the_server_alone_is_compared_with_that_of_l() -> None:
+    used = Cpu(1000, 600, 600)
+    assert used.server_us == 400
+    assert used.since(Cpu(100, 50, 50)) == Cpu(900, 550, 550)
+    made = figure_of("push1", "t", "hark", sample(messages=10), cpu=used, rss=50)
+    [shown] = compared([made], figure(cpu_us=9), figure(cpu_us=11))
+    assert (shown.cpu_us, shown.server_us, shown.cpu_l) == (100, 40, 4)
+    run = Run(machine={"generator": "wrk", "engine": "postgres"}, figures=[shown])
+    assert [demand.holds for demand in must.demands(run) if "CPU of the server" in demand.text] == [True, None]
 
 
 def test_of_both_sides_the_slower_counts_and_consumers_are_behind_by_what_the_backlog_grew() -> None:
@@ -237,22 +249,22 @@ def test_the_insertion_limit_fills_the_table_of_hark(tmp_path: Path, method: str
 
 
 def test_demands_pass_fail_or_were_not_measured() -> None:
-    figures = [figure(ratio_e=0.5, ratio_floor=0.7)]
+    figures = [figure(ratio_l=0.5, ratio_floor=0.7)]
     values = {"rss": [79.9], "start": [0.9, 1.2, 9.0], "backlog_push1": [1.6]}
     run = Run(machine={"generator": "wrk"}, figures=figures, values=values)
     verdicts = {(demand.text, demand.unit): demand.holds for demand in must.demands(run)}
     title = ROWS["push1"].title
     assert verdicts[title, "x floor"] is False
-    assert verdicts["push 1, 64 connections", "E"] is True
+    assert verdicts["push 1, 64 connections", "L"] is True
     assert verdicts["memory of an idle server", "MB"] is True
     assert verdicts["start to first answer, empty store", "s"] is False
     assert verdicts["push1 with a long history", "x empty store"] is False
-    assert verdicts["pop 100 + ack", "E"] is None
+    assert verdicts["pop 100 + ack", "L"] is None
 
 
 def test_without_wrk_only_what_is_no_ratio_of_loads_is_judged() -> None:
     values = {"rss": [79.9], "backlog_push1": [1.6]}
-    run = Run(machine={"generator": "hark bench"}, figures=[figure(ratio_e=9, ratio_floor=9)], values=values)
+    run = Run(machine={"generator": "hark bench"}, figures=[figure(ratio_l=9, ratio_floor=9)], values=values)
     assert [demand.text for demand in must.demands(run) if demand.holds is not None] == ["memory of an idle server"]
 
 
@@ -266,7 +278,7 @@ def test_demands_are_those_of_the_engine() -> None:
 
 
 def test_every_demand_names_a_row_of_the_benchmark() -> None:
-    for engine, wanted in must.AT_LEAST_E.items():
+    for engine, wanted in must.AT_LEAST_L.items():
         assert {name for name, _, _ in wanted} <= set(ROWS) & set(ALL[engine])
     for engine in ("sqlite", "postgres"):
         assert set(ROWS) < set(ALL[engine])

@@ -1,0 +1,1 @@
+"""Clients that attack a server before anybody has asked them for a token."""

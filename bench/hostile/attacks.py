@@ -1,0 +1,201 @@
+"""The attacks: what each sends on how many connections, in a process of its own.
+
+Each is bounded: by its connections, by the time that it runs, and by the times that it connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+
+HOST = "127.0.0.1"
+KIB = 1024
+PIECE = 64 * KIB
+MOST_CONNECTIONS = 5_000
+"""That one attack opens, one after the other, where the server closes them."""
+PAUSE = 0.02
+"""Seconds before a closed connection is opened again."""
+TRAILERS = EXTENSION = 12 * 1024 * KIB
+BODY = 64 * 1024 * KIB
+"""More than any server of the benchmark accepts."""
+HEAD = 1_000 * KIB
+DRIP = 1.0
+"""Seconds between two drops of 1 KiB, when all else is sent."""
+BYTE = 0.2
+"""Seconds between two bytes of a slow head."""
+
+Stream = AsyncIterator[bytes]
+_POST = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+async def _many(line: bytes, size: int) -> Stream:
+    """So many bytes of the same line."""
+    piece = line * (PIECE // len(line))
+    for _ in range(size // len(piece)):
+        yield piece
+
+
+async def _dripping(line: bytes) -> Stream:
+    while True:
+        await asyncio.sleep(DRIP)
+        yield line * (KIB // len(line))
+
+
+async def _heads(_number: int) -> Stream:
+    yield b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    async for piece in _many(b"a:\r\n", HEAD):
+        yield piece
+    async for piece in _dripping(b"a:\r\n"):
+        yield piece
+
+
+async def _trailers(_number: int) -> Stream:
+    yield _CHUNKED + b'c\r\n{"items":[]}\r\n0\r\n'
+    async for piece in _many(b"authorization: Bearer x\r\n", TRAILERS):
+        yield piece
+    async for piece in _dripping(b"a:\r\n"):
+        yield piece
+
+
+async def _extensions(_number: int) -> Stream:
+    yield _CHUNKED + b"c;"
+    async for piece in _many(b"x", EXTENSION):
+        yield piece
+    async for piece in _dripping(b"x"):
+        yield piece
+
+
+async def _small_chunks(_number: int) -> Stream:
+    yield _CHUNKED
+    async for piece in _many(b"1;x=%s\r\n{\r\n" % (b"y" * 1000), EXTENSION):
+        yield piece
+    async for piece in _dripping(b"1\r\n{\r\n"):
+        yield piece
+
+
+async def _pipelining(_number: int) -> Stream:
+    piece = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
+    while True:
+        yield piece
+
+
+async def _bodies(number: int) -> Stream:
+    """Announced by their length, or in chunks that never end."""
+    if number % 2:
+        yield _CHUNKED
+        async for piece in _many(b"%x\r\n%s\r\n" % (KIB, b"x" * KIB), BODY):
+            yield piece
+        return
+    yield _POST + b"Content-Length: %d\r\n\r\n" % BODY
+    async for piece in _many(b"x", BODY):
+        yield piece
+
+
+async def _slow_heads(_number: int) -> Stream:
+    for byte in b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: ":
+        yield bytes((byte,))
+        await asyncio.sleep(BYTE)
+    while True:
+        yield b"x"
+        await asyncio.sleep(BYTE)
+
+
+class Attack(msgspec.Struct, frozen=True):
+    """One way to hurt a server."""
+
+    name: str
+    title: str
+    connections: int
+    stream: Callable[[int], Stream]
+    """What a connection sends; its number is the argument."""
+    reads: bool = True
+    """Whether it reads the answers."""
+
+
+ATTACKS = (
+    Attack("heads", "20 heads of 1,000 KiB that do not end", 20, _heads),
+    Attack("trailers", "4 x 12 MiB of trailers, then 1 KiB/s", 4, _trailers),
+    Attack("extension", "4 chunk extensions of 12 MiB, then 1 KiB/s", 4, _extensions),
+    Attack("chunks", "4 x 12 MiB of chunks of one byte with extensions", 4, _small_chunks),
+    Attack("pipelining", "4 x endless pipelining", 4, _pipelining),
+    Attack("unread", "4 x endless pipelining, answers not read", 4, _pipelining, reads=False),
+    Attack("bodies", "8 x bodies of 64 MiB, over the limit", 8, _bodies),
+    Attack("slow", "500 slow heads, 5 bytes a second each", 500, _slow_heads),
+)
+CALM = Attack("nothing", "nothing", 0, _pipelining)
+"""No attack: what the same client sees on this machine anyway."""
+BY_NAME = {attack.name: attack for attack in (CALM, *ATTACKS)}
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Which attack, where, and for how long."""
+
+    name: str
+    port: int
+    seconds: float
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """How much an attack got out."""
+
+    connections: int
+    """Opened in all."""
+    megabytes: float
+    began: float
+    ended: float
+    """By the clock that all processes of the machine share."""
+
+
+async def attack(plan: Plan) -> Sent:
+    """Attack for so long; a connection that the server closes is opened again."""
+    chosen = BY_NAME[plan.name]
+    began = time.monotonic()
+    opened = count()
+    total = connections = 0
+
+    async def write(writer: asyncio.StreamWriter, number: int) -> None:
+        nonlocal total
+        async for piece in chosen.stream(number):
+            writer.write(piece)
+            await writer.drain()
+            total += len(piece)
+        await asyncio.sleep(plan.seconds)  # The rest of the attack waits for the answer.
+
+    async def one(number: int) -> None:
+        nonlocal connections
+        while next(opened) < MOST_CONNECTIONS:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(HOST, plan.port)
+                connections += 1
+                writing = asyncio.create_task(write(writer, number))
+                waiting = asyncio.create_task(_ended(reader, reads=chosen.reads))
+                try:
+                    await asyncio.wait({writing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    writing.cancel()
+                    waiting.cancel()
+                    await asyncio.gather(writing, waiting, return_exceptions=True)
+                    writer.transport.abort()
+            await asyncio.sleep(PAUSE)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(chosen.connections)]
+    await asyncio.sleep(plan.seconds)
+    ended = time.monotonic()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return Sent(connections, total / 2**20, began, ended)
+
+
+async def _ended(reader: asyncio.StreamReader, *, reads: bool) -> None:
+    """Return when the server has closed the connection; who does not read does not see it."""
+    if not reads:
+        await asyncio.get_running_loop().create_future()
+    while await reader.read(PIECE):
+        pass
