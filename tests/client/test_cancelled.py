@@ -12,6 +12,7 @@ from hark.client.client import Client
 from hark.client.delivery import sources
 from hark.client.delivery.desk import Desk
 from hark.client.delivery.holding import Holds
+from hark.client.delivery.settling import PiggybackedAcks
 from hark.client.delivery.sources import Delivered, PollSource, Wish
 from hark.client.delivery.supplying import Supply
 from hark.client.transport.api import Answer, Request
@@ -126,9 +127,9 @@ class Late:
         self.took = asyncio.Event()
         self.give = asyncio.Event()
 
-    async def take(self, most: int) -> list[Delivered]:
+    async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
         """What is there, later."""
-        delivered = await self._inner.take(most)
+        delivered = await self._inner.take(most, acks)
         self.took.set()
         await self.give.wait()
         return delivered
