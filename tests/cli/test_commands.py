@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from hark import __version__
+from hark.cli.output import say_folded
 
 from .commands import ALL, ASKING, LEAVES, OTHERS, STREAMS, options
 from .conftest import Run
@@ -150,3 +151,19 @@ def test_control_characters_of_others_do_not_reach_the_terminal(hark: Run, stub:
     result = hark("pop", "orders")
     assert not set("\x1b\x07\x9b") & set(result.stdout)
     assert "\\x1b]0;owned\\x07" in result.stdout
+
+
+def test_a_long_sentence_is_folded_between_words_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Leased to a consumer whose name is long, since yesterday until tomorrow, and so on for a while longer."
+    say_folded(text, indent="  ")
+    assert capsys.readouterr().out == f"  {text}\n"
+
+    monkeypatch.setattr("hark.cli.output._terminal_width", lambda: 80)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    say_folded(text, indent="  ")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("  ") and len(line) <= 80 for line in lines)
+    assert " ".join(line.strip() for line in lines) == text

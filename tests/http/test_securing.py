@@ -306,7 +306,8 @@ def test_a_request_that_is_cancelled_over_tls_leaves_no_connection(server: Secur
             await message.ack()
             waiting = asyncio.create_task(client.queue(queue).wait().pop())
             with browser(server, server.token) as other:
-                while not other.get("/api/v1/consumers", params={"queue": queue}).json()["total"]:
+                waits = {"queue": queue}
+                while not other.get("/api/v1/consumers", params=waits).json()["total"]:  # noqa: ASYNC110  # no event
                     await asyncio.sleep(0.01)
             waiting.cancel()
             await asyncio.wait([waiting])

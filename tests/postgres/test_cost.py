@@ -214,6 +214,16 @@ from pg_stat_xact_user_tables where schemaname = 'hark'
 """
 
 
+_NO_AUTOVACUUM = """
+do $$ declare found regclass; begin
+    for found in select oid from pg_class where relnamespace = 'hark'::regnamespace and relkind = 'r' loop
+        execute format('alter table %s set (autovacuum_enabled = off)', found);
+    end loop;
+end $$
+"""
+"""A vacuum at any time would change where new versions of rows go, and so the blocks that are counted."""
+
+
 async def work_of(connection: asyncpg.Connection, call: Call) -> Work:
     """Make a call, count, and take it back."""
     transaction = connection.transaction()
@@ -257,6 +267,8 @@ async def measured(postgres_server: PostgresServer) -> AsyncIterator[Measured]:
     """Measured in this order and before all tests: to analyze makes every connection plan again."""
     with postgres_server.fresh_database() as url:
         async with opened(url, size=1) as pool:
+            async with pool.connection() as connection:
+                await connection.execute(_NO_AUTOVACUUM)
             async with pool.connection() as connection:
                 transaction = connection.transaction()
                 await transaction.start()
@@ -365,6 +377,8 @@ async def keys(postgres_server: PostgresServer) -> AsyncIterator[tuple[str, Pool
     filled = [encode_key(("user", user, number)) for user in range(USERS) for number in range(EACH)]
     with postgres_server.fresh_database() as url:
         async with opened(url, size=1) as pool:
+            async with pool.connection() as connection:
+                await connection.execute(_NO_AUTOVACUUM)
             async with pool.connection() as connection:
                 for call in KEY_CALLS.values():
                     await work_of(connection, call)

@@ -60,7 +60,7 @@ async def test_a_call_is_one_transaction_that_a_failure_undoes(postgres_url: str
 async def test_a_statement_that_takes_too_long_is_ended_and_its_connection_used_again(
     postgres_url: str, prepared: bool
 ) -> None:
-    async with opened(postgres_url, statement_timeout_ms=100, prepared=prepared) as pool:
+    async with opened(postgres_url, statement_timeout_ms=1000, prepared=prepared) as pool:
         with pytest.raises(EngineFailure, match=r"longer than postgres\.statement_timeout_ms") as caught:
             await pool.fetch("select pg_sleep(30)")
         assert (caught.value.status, caught.value.retry_after) == (503, 1)

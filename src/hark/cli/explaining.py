@@ -19,7 +19,7 @@ from hark.cli.command import (
     command,
     not_empty,
 )
-from hark.cli.output import details, group_name, raw, say, say_rest, table
+from hark.cli.output import details, group_name, raw, say, say_folded, say_rest, table
 from hark.cli.remote import call, path
 from hark.model import QUEUE_MODE
 
@@ -59,7 +59,8 @@ def explain(
         ]
     )
     for told in found.explanations:
-        say(f"\n{_group(told.consumer_group)} {told.reason}\n  {told.text}")
+        say(f"\n{_group(told.consumer_group)} {told.reason}")
+        say_folded(told.text, indent="  ")
 
 
 def _group(name: str | None) -> str:

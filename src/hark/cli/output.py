@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
 import typer
@@ -25,6 +26,21 @@ Row = Sequence[str]
 def say(text: str) -> None:
     """Print a line for people."""
     typer.echo(printable(text))
+
+
+def say_folded(text: str, indent: str = "") -> None:
+    """Print a sentence for people; a terminal that is too narrow breaks it between words, under its indent."""
+    if not sys.stdout.isatty():
+        say(indent + text)
+        return
+    folding = textwrap.TextWrapper(
+        _terminal_width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    say("\n".join(map(folding.fill, text.split("\n"))))
 
 
 def say_rest(shown: int, offset: int, total: int | None) -> None:
@@ -90,7 +106,7 @@ def table(
     kept = [columns.index(column) for column in shown]
     _print(shown, [[row[index] for index in kept] for row in cells], numbers, long, width)
     if left_out:
-        say(f"Not shown: {', '.join(left_out)}. Widen the terminal or use --json.")
+        say_folded(f"Not shown: {', '.join(left_out)}. Widen the terminal or use --json.")
 
 
 def _terminal_width() -> int:

@@ -23,7 +23,7 @@ class Held:
 
 
 class Ended:
-    """How the handling of one message ended. Without a `verdict`, nothing is left to settle."""
+    """How the handling of one message ended, and how to settle it; None if there is nothing to settle."""
 
     __slots__ = ("ending", "error", "held", "message", "seconds", "task", "verdict")
 
