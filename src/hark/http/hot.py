@@ -83,8 +83,8 @@ class _Lines:
 
     def end(self, line: bytes, lost: Lost | None = None) -> None:
         """Send the second line, and the first one if it is not sent yet. Line breaks in payloads become spaces."""
-        if b"\n" in line:
-            line = line.replace(b"\n", b" ")
+        if b"\n" in line or b"\r" in line:
+            line = line.replace(b"\n", b" ").replace(b"\r", b" ")
         self.exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
 
     def fail(self, error: Exception) -> None:
