@@ -25,7 +25,7 @@ from .working import Said
 
 SECONDS = 30.0
 _ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
-_WORKER = re.compile(r'Started server process \[(?P<process>\d+)\]".*"worker":(?P<worker>\d+)')
+_WORKER = re.compile(r'server process (?P<process>\d+) is ready".*"worker":(?P<worker>\d+)')
 _SERVE = """
 from hark.cli import main
 from hark.serving import processes

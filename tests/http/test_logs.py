@@ -80,7 +80,7 @@ def _use(client: httpx.Client) -> None:
 def test_every_line_is_json_without_a_token_a_payload_or_a_key(run: Run) -> None:
     for line in run.lines:
         assert {"at", "level", "logger", "event"} <= line.keys()
-    assert run.of("access") and run.of("audit")
+    assert run.of("access") and run.of("audit") and run.of("serving.server")
     for secret in (MARK, run.token, WRONG, ENCRYPTION_KEY):
         assert secret not in run.text
 

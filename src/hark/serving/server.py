@@ -132,8 +132,11 @@ async def serve_on(
         _look_for_cycles_less_often()
         listening.listen(listener)
         await server.start(listener, tls, listening.BACKLOG)
+        stop = _signalled()
+        log.info("server process %d is ready", os.getpid())
         ready()
-        await _signal()
+        await stop.wait()
+        log.info("server process %d is shutting down", os.getpid())
         stopping_since = time.monotonic()
         broker.stop_waiting()
         await server.stop(settings.stop_seconds)
@@ -144,12 +147,12 @@ async def serve_on(
             tracing.close()
 
 
-async def _signal() -> None:
-    """Wait for the signal to stop. A second signal has no further effect."""
+def _signalled() -> asyncio.Event:
+    """Return an event that is set by the signal to stop. A second signal has no further effect."""
     signalled = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signalled.set)
-    await signalled.wait()
+    return signalled
 
 
 def _look_for_cycles_less_often() -> None:
