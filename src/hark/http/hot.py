@@ -259,9 +259,9 @@ class HotRoutes:
         response of the pop: its messages, `null` if no message is available, or an object with `error` and `code`.
         A client that disconnects does not undo the settlements.
         """
-        asked = self._asked(exchange)
         batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
         self._check_number("acknowledgments", len(batch.acknowledgments))
+        asked = self._asked(exchange)
         items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
         receive = partial(self._receive_next, exchange, asked)
         if items:
