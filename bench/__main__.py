@@ -58,7 +58,7 @@ def one_round(bench: Bench, row: Row, before: Figure) -> list[Figure]:
     """A row at each server it is for, right after each other, between two measurements of L; the last is L."""
     if row.load.kind == "pop":
         least = bench.least_backlog if row.name in DEEP else 0
-        figures = [bench.measure_pop(row, max(least, row.guess * before.throughput * bench.seconds))]
+        figures = [bench.measure_pop(row, max(least, row.guess * before.full_core * bench.seconds))]
     else:
         servers: tuple[Kind, ...] = ("floor", "hark") if row.floor else ("hark",)
         figures = [bench.measure_push(row, kind) for kind in servers]

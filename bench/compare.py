@@ -169,9 +169,9 @@ def in_turns(
 
 def _measured(bench: Bench, run: Run, name: str, reference: Figure, watch_seconds: float) -> Iterator[Figure]:
     """One round of a row at Hark."""
-    for figure in _round(bench, run, name, reference.throughput, watch_seconds):
+    for figure in _round(bench, run, name, reference.full_core, watch_seconds):
         cpu_l = figure.server_us / reference.cpu_us if figure.server_us and reference.cpu_us else None
-        yield msgspec.structs.replace(figure, ratio_l=figure.throughput / reference.throughput, cpu_l=cpu_l)
+        yield msgspec.structs.replace(figure, ratio_l=figure.throughput / reference.full_core, cpu_l=cpu_l)
 
 
 def _round(bench: Bench, run: Run, name: str, reference: float, watch_seconds: float) -> Iterable[Figure]:

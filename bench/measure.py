@@ -57,7 +57,7 @@ class Bench:
             stores.remove(place)
 
     def measure_l(self) -> Figure:
-        """L: requests per second of the bare protocol, and what each costs."""
+        """L: what a request costs the bare protocol."""
         with self.fresh("bare") as server:
             wrk.run(server.port, BARE_ROW.load, WARM_SECONDS)
             figure = self.loaded(server, BARE_ROW, "bare", self.l_seconds)

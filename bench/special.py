@@ -85,7 +85,7 @@ def measure_backlog(bench: Bench, run: Run) -> Iterator[Figure]:
             with running("hark", bench.history) as server:
                 run.note("start_backlog", server.start_seconds)
     used = bench.stores.copy(bench.history, bench.new_folder("history"))
-    for empty, old in backlog.compare(bench, used, bench.measure_l().throughput):
+    for empty, old in backlog.compare(bench, used, bench.measure_l().full_core):
         run.note(f"backlog_{empty.row}", backlog.cost(empty, old))
         yield from (empty, old)
     bench.stores.remove(used)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import uvloop
+
 from bench.delivery.apart import apart, raise_open_files
+from bench.delivery.wires import pool
 from bench.figures import Figure, Run
 from bench.hostile.attacks import ATTACKS, CALM, Plan, Sent, attack
 from bench.measure import Bench
@@ -16,7 +20,10 @@ from bench.servers import Server
 from hark.cli.load import percentile
 
 RATE = 100.0
-LIVE = get(b"/health/live")
+PROBERS = 200
+FAILED_MS = 30_000.0
+"""The latency of a request that fails, and the longest that one may take."""
+LIVE = b"/health/live"
 WARM_PROBES = 50
 
 
@@ -28,7 +35,7 @@ def measure_hostile(bench: Bench, run: Run) -> Iterator[Figure]:
             _warm(server)
             before = rss_mb(server.pid)
             attacking = threads.submit(apart, attack, Plan(each.name, server.port, bench.seconds))
-            probes, errors = _probe_while(server, attacking)
+            probes, errors = uvloop.run(_probed(server, attacking))
             sent = attacking.result()
             peak = peak_mb(server.pid)
         latencies = [latency for due, latency in probes if sent.began <= due <= sent.ended]
@@ -49,27 +56,37 @@ def measure_hostile(bench: Bench, run: Run) -> Iterator[Figure]:
         )
 
 
-def _warm(server: Server) -> None:
-    with RawClient(server.port) as client:
-        for path in (b"/", b"/health/live") * WARM_PROBES:
-            client.ask(get(path))
+async def _probed(server: Server, attacking: Future[Sent]) -> tuple[list[tuple[float, float]], int]:
+    """Ask at fixed times until the attack is over: when each was due, the milliseconds since then, and errors.
 
-
-def _probe_while(server: Server, attacking: Future[Sent]) -> tuple[list[tuple[float, float]], int]:
-    """Ask at fixed times until the attack is over: when each was due, the milliseconds since then, and errors."""
+    Each request has a connection to itself: one that waits for its answer does not keep the next one waiting.
+    """
     probes: list[tuple[float, float]] = []
     errors = 0
-    client = RawClient(server.port)
-    due = time.monotonic()
-    while not attacking.done():
-        time.sleep(max(0.0, due - time.monotonic()))
+
+    async def probe(due: float) -> None:
+        nonlocal errors
         try:
-            errors += client.ask(LIVE) != 200
+            async with asyncio.timeout(FAILED_MS / 1e3):
+                status, _ = await probers.request(b"GET", LIVE)
         except OSError:
+            status = 0
+        if status == 200:
+            probes.append((due, (time.monotonic() - due) * 1e3))
+        else:
             errors += 1
-            client.close()
-            client = RawClient(server.port)
-        probes.append((due, (time.monotonic() - due) * 1e3))
-        due += 1 / RATE
-    client.close()
+            probes.append((due, FAILED_MS))
+
+    async with pool(server.port, PROBERS) as probers, asyncio.TaskGroup() as asked:
+        due = time.monotonic()
+        while not attacking.done():
+            await asyncio.sleep(due - time.monotonic())
+            asked.create_task(probe(due))
+            due += 1 / RATE
     return probes, errors
+
+
+def _warm(server: Server) -> None:
+    with RawClient(server.port) as client:
+        for path in (b"/", LIVE) * WARM_PROBES:
+            client.ask(get(path))

@@ -23,7 +23,7 @@ replace = msgspec.structs.replace
 
 def measure_shared(bench: Bench, run: Run, delayed: int) -> Iterator[Figure]:
     """The same work ordered, shared, and shared beside many delayed messages, right after each other."""
-    reference = bench.measure_l().throughput
+    reference = bench.measure_l().full_core
     for batch in BATCHES:
         cycles = {}
         for kind in ("ordered", "shared", "delayed"):

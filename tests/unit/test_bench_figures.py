@@ -189,7 +189,8 @@ def test_the_cpu_of_the_server_alone_is_compared_with_that_of_l() -> None:
     assert used.server_us == 400
     assert used.since(Cpu(100, 50, 50)) == Cpu(900, 550, 550)
     made = figure_of("push1", "t", "hark", sample(messages=10), cpu=used, rss=50)
-    [shown] = compared([made], figure(cpu_us=9), figure(cpu_us=11))
+    [shown] = compared([made], figure(cpu_us=8), figure(cpu_us=12))
+    assert shown.ratio_l == pytest.approx(5 / ((1e6 / 8 + 1e6 / 12) / 2)), "as if L had filled its core"
     assert (shown.cpu_us, shown.server_us, shown.cpu_l) == (100, 40, 4)
     run = Run(machine={"generator": "wrk", "engine": "postgres"}, figures=[shown])
     assert [demand.holds for demand in must.demands(run) if "CPU of the server" in demand.text] == [True, None]
