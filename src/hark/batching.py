@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Generic, TypeVar
 
 from hark.errors import HarkError, Overloaded
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+T = TypeVar("T")
+_Batch = list[tuple[Q, "asyncio.Future[A]", int]]
 
 
 class BatchSizes:
@@ -61,7 +64,7 @@ class Batcher(Generic[Q, A]):
         self._waiting_items = 0
         self._pending_items = 0
         self._calls = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Future[Sequence[A | HarkError]]] = set()
         self._flush_handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
@@ -99,8 +102,8 @@ class Batcher(Generic[Q, A]):
     async def drain(self) -> None:
         """Wait until everything submitted so far has been answered."""
         self._flush()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
 
     def _flush(self) -> None:
         if self._flush_handle is not None:
@@ -111,16 +114,26 @@ class Batcher(Generic[Q, A]):
         batch, self._waiting, self._waiting_items = self._waiting, [], 0
         self._calls += 1
         self.sizes.add(len(batch))
-        task = self._loop.create_task(self._run(batch), context=self._context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, batch: list[tuple[Q, asyncio.Future[A], int]]) -> None:
-        answers: Sequence[A | HarkError | Exception]
+        context = self._context
         try:
-            answers = await self._call([request for request, _, _ in batch])
+            call = context.run(self._call, [request for request, _, _ in batch])
         except Exception as error:
-            answers = [error] * len(batch)
+            self._answer(batch, [error] * len(batch))
+            return
+        # A call that is a future needs no task.
+        future = call if isinstance(call, asyncio.Future) else self._loop.create_task(_awaited(call), context=context)
+        self._in_flight.add(future)
+        future.add_done_callback(partial(self._returned, batch), context=context)
+
+    def _returned(self, batch: _Batch[Q, A], future: asyncio.Future[Sequence[A | HarkError]]) -> None:
+        self._in_flight.discard(future)
+        if future.cancelled():
+            error: BaseException | None = HarkError("the call was cancelled because the process ends", code="cancelled")
+        else:
+            error = future.exception()
+        self._answer(batch, [error] * len(batch) if isinstance(error, Exception) else future.result())
+
+    def _answer(self, batch: _Batch[Q, A], answers: Sequence[A | Exception]) -> None:
         self._calls -= 1
         if self._waiting and (not self._calls or self._max_calls is not None):
             # Before the callers are answered: the engine works on the next batch while the answers are written.
@@ -134,3 +147,7 @@ class Batcher(Generic[Q, A]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+
+
+async def _awaited(call: Awaitable[T]) -> T:
+    return await call

@@ -6,8 +6,10 @@ The hot verbs take batches, so that what this costs is shared by all who are in 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
@@ -16,8 +18,11 @@ from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError
 from hark.histograms import CALL_SECONDS, Histogram
 
-VERBS = tuple(
-    name for name, verb in inspect.getmembers(Engine, inspect.iscoroutinefunction) if not name.startswith("_")
+_HOT = ("push", "pop", "settle", "transact", "renew")
+"""Verbs that may return a future, which needs no task."""
+VERBS = (
+    *_HOT,
+    *(name for name, verb in inspect.getmembers(Engine, inspect.iscoroutinefunction) if not name.startswith("_")),
 )
 """The asynchronous verbs of the protocol."""
 _TOUCHING = frozenset({"purge", "pause", "limit_group"})
@@ -27,7 +32,7 @@ _REACHING = frozenset({"push", "settle", "transact", "write_keys", "ping"})
 _MOST_CODES = 60
 """Kinds of failures that are counted one by one, over all verbs; more are summed up as `other`."""
 
-Verb = Callable[..., Coroutine[Any, Any, Any]]
+Verb = Callable[..., Awaitable[Any]]
 Note = Callable[[Any, Any], None]
 
 
@@ -85,7 +90,8 @@ class _Measured:
         }
         for verb in VERBS:
             note = notes.get(verb)
-            wrapped = _timed(engine, verb, calls) if note is None else _noted(engine, verb, calls, note)
+            hot = verb in _HOT or note is not None
+            wrapped = _noted(engine, verb, calls, note) if hot else _timed(engine, verb, calls)
             setattr(self, verb, _touching(wrapped, tallies) if verb in _TOUCHING else wrapped)
 
     @property
@@ -129,20 +135,33 @@ def _touching(verb: Verb, tallies: Tallies) -> Verb:
     return call
 
 
-def _noted(engine: Engine, verb: str, calls: EngineCalls, note: Note) -> Verb:
-    """A verb that takes a batch and answers each item of it."""
+def _noted(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> Verb:
+    """A verb that takes a batch and answers each item of it. What the engine returns as a future stays one."""
+    inner = getattr(engine, verb)
 
-    async def call(requests: Any) -> Any:
+    def call(requests: Any) -> Awaitable[Any]:
         started = calls.timer()
         try:
-            answers = await getattr(engine, verb)(requests)
+            answer: Awaitable[Any] = inner(requests)
         except Exception as error:
             calls.failed(verb, error)
-            raise
-        finally:
             calls.ended(verb, started)
+            raise
+        if not isinstance(answer, asyncio.Future):
+            answer = asyncio.ensure_future(answer)
+        answer.add_done_callback(partial(done, requests, started))
+        return answer
+
+    def done(requests: Any, started: float, answer: asyncio.Future[Any]) -> None:
+        calls.ended(verb, started)
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is not None:
+            calls.failed(verb, error)
+            return
         calls.answered(verb)
-        note(requests, answers)
-        return answers
+        if note is not None:
+            note(requests, answer.result())
 
     return call

@@ -18,7 +18,7 @@ The rule numbers refer to `docs/rules.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from hark.errors import HarkError
@@ -150,7 +150,7 @@ class Engine(KeyValueEngine, Protocol):
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    async def push(self, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
+    def push(self, requests: Sequence[Sequence[NewMessage]]) -> Awaitable[Answers[list[PushOutcome]]]:
         """Append messages (rules 1-7).
 
         Creates missing queues and partitions. Offsets have no gaps and become visible in order. A push with a
@@ -159,7 +159,7 @@ class Engine(KeyValueEngine, Protocol):
         returns `failed` with code `sealing_mismatch`: read the options again and retry the push.
         """
 
-    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+    def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
         """Lease messages to a consumer (rules 8-11, 20), one lease per request.
 
         In a shared group each message has its own lease: any number of consumers can receive messages from one
@@ -172,7 +172,7 @@ class Engine(KeyValueEngine, Protocol):
         first pop of a group from a queue durably creates the group before the verb returns, even without messages.
         """
 
-    async def settle(self, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
+    def settle(self, requests: Sequence[Sequence[Settlement]]) -> Awaitable[Answers[list[SettleOutcome]]]:
         """Settle messages: complete, fail, retry or dead-letter them (rules 12-15).
 
         All items of one request are checked against the leases before the request. Rejection codes: `not_found`,
@@ -180,10 +180,10 @@ class Engine(KeyValueEngine, Protocol):
         if the message has been removed.
         """
 
-    async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+    def transact(self, requests: Sequence[Transaction]) -> Awaitable[Answers[TransactionOutcome]]:
         """Apply each transaction completely or not at all (rule 22). A duplicate push counts as a success."""
 
-    async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+    def renew(self, requests: Sequence[Renewal]) -> Awaitable[Answers[RenewOutcome]]:
         """Renew leases, each for all its partitions (rule 17). A renewal may be lost in a crash, like the lease."""
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:

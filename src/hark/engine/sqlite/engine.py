@@ -101,15 +101,15 @@ class SqliteEngine(TableVerbs):
     def _submit(self, call: Call) -> None:
         self._running().submit(call)
 
-    async def _write(self, body: Callable[[WriteTransaction], T]) -> T:
+    def _write(self, body: Callable[[WriteTransaction], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._submit(Write(future, body))
-        return await future
+        return future
 
-    async def _look(self, body: Callable[[State, int], T]) -> T:
+    def _look(self, body: Callable[[State, int], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._submit(Look(future, body))
-        return await future
+        return future
 
     def _memory(self) -> State:
         return self._running().state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import apsw
@@ -26,7 +26,7 @@ class KeyVerbs(ABC):
         self._key_stats = StatsMemory(self._count_all)
 
     @abstractmethod
-    async def _write(self, body: Callable[[WriteTransaction], T]) -> T: ...
+    def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]: ...
 
     @abstractmethod
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T: ...

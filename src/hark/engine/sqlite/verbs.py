@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar, cast
 
 import apsw
@@ -97,7 +97,7 @@ class TableVerbs(KeyVerbs):
     def _submit(self, call: Call) -> None: ...
 
     @abstractmethod
-    async def _look(self, body: Callable[[State, int], T]) -> T: ...
+    def _look(self, body: Callable[[State, int], T]) -> Awaitable[T]: ...
 
     @abstractmethod
     def _memory(self) -> State:
@@ -115,27 +115,27 @@ class TableVerbs(KeyVerbs):
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    async def push(self, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
+    def push(self, requests: Sequence[Sequence[NewMessage]]) -> Awaitable[Answers[list[PushOutcome]]]:
         """See `Engine.push`."""
-        return cast("Answers[list[PushOutcome]]", await self._write(lambda t: push.push(t, requests)))
+        return cast("Awaitable[Answers[list[PushOutcome]]]", self._write(lambda t: push.push(t, requests)))
 
-    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+    def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
         """See `Engine.pop`."""
         future: asyncio.Future[Answers[PopResult]] = asyncio.get_running_loop().create_future()
         self._submit(Claim(future, requests))
-        return await future
+        return future
 
-    async def settle(self, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
+    def settle(self, requests: Sequence[Sequence[Settlement]]) -> Awaitable[Answers[list[SettleOutcome]]]:
         """See `Engine.settle`."""
-        return cast("Answers[list[SettleOutcome]]", await self._write(lambda t: settle.settle(t, requests)))
+        return cast("Awaitable[Answers[list[SettleOutcome]]]", self._write(lambda t: settle.settle(t, requests)))
 
-    async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+    def transact(self, requests: Sequence[Transaction]) -> Awaitable[Answers[TransactionOutcome]]:
         """See `Engine.transact`."""
-        return cast("Answers[TransactionOutcome]", await self._write(lambda t: settle.transact(t, requests)))
+        return cast("Awaitable[Answers[TransactionOutcome]]", self._write(lambda t: settle.transact(t, requests)))
 
-    async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+    def renew(self, requests: Sequence[Renewal]) -> Awaitable[Answers[RenewOutcome]]:
         """See `Engine.renew`."""
-        return await self._look(lambda state, now: leases.renew(state, now, list(requests)))
+        return self._look(lambda state, now: leases.renew(state, now, list(requests)))
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
         """See `Engine.lease_ends`."""

@@ -123,6 +123,7 @@ class Connection(asyncio.Protocol):
         "_state",
         "_target",
         "_timer",
+        "_unread_bytes",
         "_unsent",
         "transport",
     )
@@ -156,6 +157,8 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
         self._unsent: Lost | None = None
+        self._unread_bytes = 0
+        """Size of the buffer at the last look at a client that does not read."""
         # The timer.
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = 0.0
@@ -192,7 +195,7 @@ class Connection(asyncio.Protocol):
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
             unsent()
-        self.resume_writing()
+        self._end_drain()
         if current is not None:
             current.leave()
             self._server.ended(current)
@@ -401,8 +404,8 @@ class Connection(asyncio.Protocol):
     # Requests ----------------------------------------------------------------------------------------------
 
     def _serve_next(self) -> None:
-        """Serve the next request, if the one before has its response."""
-        if self._current is not None:
+        """Serve the next request, if the client has the response to the one before, but for what a buffer holds."""
+        if self._current is not None or self._paused:
             return
         if self._ready:
             exchange = self._current = self._ready.pop(0)
@@ -512,15 +515,26 @@ class Connection(asyncio.Protocol):
             if self._state == _DROPPED:
                 self._linger()
             else:
-                self._state = _DROPPED
-                self.transport.close()
-        elif self._ready or self._rest or self._problem is not None:
+                self._close()
+        elif not self._paused:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Serve the next request, or wait for it."""
+        if self._ready or self._rest or self._problem is not None:
             # In a later turn of the event loop: other connections come first.
             self._loop.call_soon(self._serve_next)
         elif self._head_bytes or self._exchange is not None:
             self._wait_for_rest()
-        else:
-            self._wait(IDLE_SECONDS, self.transport.close)
+        elif self._state != _DROPPED:
+            self._wait(IDLE_SECONDS, self._close)
+
+    def _close(self) -> None:
+        """Close the connection when the client has the response, if the client reads it."""
+        self._state = _DROPPED
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._watch_reader()
 
     def _reject(self, problem: Problem) -> None:
         """Send an error after the responses to earlier requests, and close the connection."""
@@ -540,13 +554,23 @@ class Connection(asyncio.Protocol):
     # Back-pressure -----------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Note that the buffer of the transport is full."""
+        """Serve no further request while the buffer of the transport is full, and abort if the client does not read."""
         self._paused = True
+        self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Note that the buffer has room again."""
-        self._paused = False
+        """Go on: the buffer has room again."""
         self._unsent = None
+        self._end_drain()
+        if self.transport.is_closing():
+            return  # The client does not have the rest yet.
+        if self._late == self._late_reader:
+            self._deadline = None
+        if self._current is None:
+            self._go_on()
+
+    def _end_drain(self) -> None:
+        self._paused = False
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -559,32 +583,25 @@ class Connection(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def _check_sent(self) -> None:
-        """Watch a large response that the socket did not accept at once. (The transport writes after this turn.)"""
-        if self.transport.is_closing():
-            return  # `connection_lost` follows.
-        if self._paused:
-            self._watch_progress(self.transport.get_write_buffer_size())
-        else:
+        """Forget how to take back a large response that the socket has accepted."""
+        if not self._paused and not self.transport.is_closing():
             self._unsent = None
 
-    def _watch_progress(self, left: int) -> None:
-        def late() -> None:
-            now = self.transport.get_write_buffer_size()
-            if not self._paused:
-                self._deadline = None
-            elif now < left:
-                self._watch_progress(now)
-            else:
-                self.transport.abort()
+    def _watch_reader(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._wait(self._server.limits.stalled_seconds, self._late_reader)
 
-        if self._current is None:
-            self._wait(self._server.limits.stalled_seconds, late)
+    def _late_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._watch_reader()
+        else:
+            self.transport.abort()
 
     # Time --------------------------------------------------------------------------------------------------
 
     def _wait_for_rest(self) -> None:
         """Start the timer if a part of a request is missing and no other request is being served."""
-        if self._current is not None or self._state == _DROPPED or self.transport.is_closing():
+        if self._current is not None or self._paused or self._state == _DROPPED or self.transport.is_closing():
             return
         if self._exchange is not None:
             if self._deadline is None or self._late != self._late_body:
