@@ -39,6 +39,26 @@ class Carrier(Protocol):
         """
 
 
+class _Ended:
+    """The carrier of an exchange that has ended."""
+
+    def respond(
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+    ) -> None:
+        """Drop the response."""
+        del exchange, status, headers, body
+        if lost is not None:
+            lost()
+
+    def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
+        """Drop the first part of a response."""
+        del exchange, status, headers, body
+        return True
+
+
+_ENDED = _Ended()
+
+
 class Exchange:
     """A request and its response. It is made for each request, so it has only what every request needs."""
 
@@ -157,9 +177,15 @@ class Exchange:
     def leave(self) -> None:
         """Note that the client has disconnected."""
         self.gone = True
-        callback, self.on_left = self.on_left, None
+        callback = self.on_left
+        self.end()
         if callback is not None:
             callback()
+
+    def end(self) -> None:
+        """Release the connection. (Tasks that a request has started keep its exchange in their context.)"""
+        self.on_left = None
+        self.carrier = _ENDED
 
 
 def exchange_of(asked: Mapping[str, Any]) -> Exchange:

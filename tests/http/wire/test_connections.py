@@ -1,38 +1,51 @@
-"""Bounds on connections: their number, the time that a request takes to arrive, the size of its head and its pace."""
+"""Connections: their number, the time that a request takes to arrive, its size, pace and framing, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import http.client
 import json
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import cast
 from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from uvicorn.server import ServerState
+from websockets.exceptions import ConnectionClosed
 
-from hark.http.edge.connections import (
+from hark.http.exchange import Exchange
+from hark.http.responses import Receive, Scope, Send
+from hark.http.wire.connection import (
+    IDLE_SECONDS,
+    LINGER_SECONDS,
+    MAX_FRAMING_BYTES,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
+    MAX_PIPELINED,
     MAX_TARGET_BYTES,
     MIN_BODY_BYTES_PER_SECOND,
-    GuardedProtocol,
+    Connection,
 )
-from hark.http.stream.transport import OpenProtocol
-from hark.serving.server import uvicorn_config
+from hark.http.wire.server import Server
+from hark.serving import listening
 from hark.settings import Limits, Settings
-from tests.http.streaming import PATIENCE, Inside, inside, websocket
+from tests.http.edge.asking import Tokens
+from tests.http.streaming import PATIENCE, Inside, deaf, inside, websocket
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 HEALTH = REQUEST + b"\r\n"
 PUSH = b'{"items": [{"queue": "q", "payload": 1}]}'
+POST = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
 
 
 @contextmanager
@@ -63,17 +76,36 @@ def refusal(answer: bytes) -> tuple[int, str]:
     return int(head.split()[1]), said["code"]
 
 
-def exchange(client: socket.socket, request: bytes) -> bytes:
-    """Send a request and read its (short) answer."""
+class Reader:
+    """Reads answers from a connection, one after the other."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+        self._rest = b""
+
+    def answer(self, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
+        """The status, the headers and the body of the next answer."""
+        while b"\r\n\r\n" not in self._rest:
+            self._more()
+        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        length = int(headers.get("content-length", 0)) if has_body else 0
+        while len(self._rest) < length:
+            self._more()
+        body, self._rest = self._rest[:length], self._rest[length:]
+        return int(first.split()[1]), headers, body
+
+    def _more(self) -> None:
+        part = self._client.recv(65_536)
+        assert part, "the connection ended within an answer"
+        self._rest += part
+
+
+def exchange(client: socket.socket, request: bytes) -> int:
+    """Send a request and read its answer; its status."""
     client.sendall(request)
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += client.recv(65_536)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    [length] = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
-    while len(body) < length:
-        body += client.recv(65_536)
-    return head + b"\r\n\r\n" + body
+    return Reader(client).answer()[0]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +116,17 @@ def usual() -> Iterator[Inside]:
 
 
 @pytest.fixture(scope="module")
+def guarded() -> Iterator[Inside]:
+    """A server that wants tokens."""
+    with inside(authenticator=Tokens()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def brief() -> Iterator[Inside]:
     """A server whose patience is over soon, but not before what is sent at once has arrived."""
-    with inside(Settings(limits=Limits(header_timeout_seconds=0.4, body_timeout_seconds=0.4))) as server:
+    limits = Limits(header_timeout_seconds=0.4, body_timeout_seconds=0.4, stalled_seconds=0.4)
+    with inside(Settings(limits=limits)) as server:
         yield server
 
 
@@ -128,7 +168,7 @@ BEGUN = {
 def test_a_request_that_does_not_arrive_is_given_up(brief: Inside) -> None:
     with ExitStack() as stack:
         clients = {what: stack.enter_context(connected(brief.url)) for what in (*BEGUN, "the second", "nothing")}
-        assert exchange(clients["the second"], HEALTH).startswith(b"HTTP/1.1 200")
+        assert exchange(clients["the second"], HEALTH) == 200
         for what, begun in (BEGUN | {"the second": b"GET /hea"}).items():
             clients[what].sendall(begun)
         assert everything(clients.pop("nothing")) == b"", "one that says nothing is closed without a word"
@@ -141,7 +181,7 @@ def test_idle_connections_streams_and_those_who_wait_for_an_answer_have_all_the_
     with connected(brief.url) as waiting, connected(brief.url) as idle, websocket(brief.url) as consumer:
         waiting.sendall(b"GET /api/v1/pop/queue/late?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(2):
-            assert exchange(idle, HEALTH).startswith(b"HTTP/1.1 200")
+            assert exchange(idle, HEALTH) == 200
             outlast_patience(brief)
         assert consumer.ask("ping") == {"type": "pong"}
         httpx.post(f"{brief.url}/api/v1/push", json={"items": [{"queue": "late", "payload": 1}]})
@@ -150,10 +190,10 @@ def test_idle_connections_streams_and_those_who_wait_for_an_answer_have_all_the_
 
 def test_a_body_in_many_parts_is_read_to_its_end(usual: Inside) -> None:
     with connected(usual.url) as client:
-        client.sendall(b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 41\r\n\r\n")
+        client.sendall(POST + b"Content-Length: 41\r\n\r\n")
         for byte in PUSH[:-1]:
             client.sendall(bytes([byte]))
-        assert exchange(client, PUSH[-1:]).startswith(b"HTTP/1.1 201")
+        assert exchange(client, PUSH[-1:]) == 201
 
 
 # Number ----------------------------------------------------------------------------------------------------
@@ -161,14 +201,14 @@ def test_a_body_in_many_parts_is_read_to_its_end(usual: Inside) -> None:
 
 def test_more_connections_than_allowed_are_refused_with_a_word() -> None:
     with inside(Settings(limits=Limits(max_connections=2))) as server, connected(server.url) as one:
-        assert exchange(one, HEALTH).startswith(b"HTTP/1.1 200")
+        assert exchange(one, HEALTH) == 200
         with connected(server.url) as two:
-            assert exchange(two, HEALTH).startswith(b"HTTP/1.1 200")
+            assert exchange(two, HEALTH) == 200
             with connected(server.url) as three:
                 answer = everything(three)
             assert refusal(answer) == (503, "too_many_connections")
             assert b"retry-after: 1\r\n" in answer
-        assert exchange(one, HEALTH).startswith(b"HTTP/1.1 200")
+        assert exchange(one, HEALTH) == 200
 
 
 # What is kept ----------------------------------------------------------------------------------------------
@@ -177,14 +217,14 @@ def test_more_connections_than_allowed_are_refused_with_a_word() -> None:
 def kept(server: Inside) -> int:
     """How many connections of a server are in memory."""
     gc.collect()
-    protocols = [one for one in gc.get_objects() if isinstance(one, OpenProtocol)]
-    return sum(one.config.app is server.app for one in protocols)
+    connections = [one for one in gc.get_objects() if isinstance(one, Connection)]
+    return sum(one._server is server.server for one in connections)
 
 
 def test_a_connection_that_is_reset_is_let_go_of_long_before_its_idle_time_is_over() -> None:
     with inside() as server:
         with connected(server.url) as client:
-            assert exchange(client, HEALTH).startswith(b"HTTP/1.1 200")
+            assert exchange(client, HEALTH) == 200
             assert server.look(lambda: kept(server)) == 1
             # Linger for no time at all: the end of the connection is a reset.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -227,9 +267,264 @@ def test_what_is_not_http_is_answered_in_json(usual: Inside) -> None:
             assert refusal(everything(client)) == (400, "invalid_http")
 
 
-# Pace, with the clock in the hands of the test -------------------------------------------------------------
+# Bodies over the limit -------------------------------------------------------------------------------------
 
-SLOW = Limits(header_timeout_seconds=10, body_timeout_seconds=30)
+TOO_LARGE = b"x" * (2 * Settings().max_body_bytes)
+
+
+def by_http_client(url: str) -> tuple[int, bytes]:
+    """As the standard library writes it."""
+    client = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    try:
+        client.request("POST", "/api/v1/push", TOO_LARGE)
+        response = client.getresponse()
+        return response.status, response.read()
+    finally:
+        client.close()
+
+
+def by_http_client_in_chunks(url: str) -> tuple[int, bytes]:
+    """Without a length."""
+    client = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    parts = [TOO_LARGE[start : start + 65_536] for start in range(0, len(TOO_LARGE), 65_536)]
+    try:
+        client.request("POST", "/api/v1/push", iter(parts), encode_chunked=True)
+        response = client.getresponse()
+        return response.status, response.read()
+    finally:
+        client.close()
+
+
+def by_urllib(url: str) -> tuple[int, bytes]:
+    """As most scripts do it."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        opener.open(f"{url}/api/v1/push", TOO_LARGE, PATIENCE)
+    with refused.value as response:
+        return response.code, response.read()
+
+
+def by_socket(url: str) -> tuple[int, bytes]:
+    """First all of it is written, then it is read, on a connection that was used before."""
+    with connected(url) as client:
+        assert exchange(client, HEALTH) == 200
+        client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(TOO_LARGE) + TOO_LARGE)
+        answer = everything(client)
+        assert refusal(answer) == (413, "body_too_large")
+        return 413, answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("send", [by_http_client, by_http_client_in_chunks, by_urllib, by_socket])
+def test_clients_that_write_all_of_a_body_before_they_read_find_out_that_it_is_too_large(
+    usual: Inside, send: Callable[[str], tuple[int, bytes]]
+) -> None:
+    status, body = send(usual.url)
+    assert (status, json.loads(body)["code"]) == (413, "body_too_large")
+
+
+# What belongs to the head, and what does not ---------------------------------------------------------------
+
+DOUBTFUL = {
+    "two hosts": HEALTH[:-2] + b"Host: evil.example\r\n\r\n",
+    "the same host twice": HEALTH[:-2] + b"Host: localhost\r\n\r\n",
+    "two tokens": HEALTH[:-2] + b"Authorization: Bearer reader\r\nAuthorization: Bearer admin\r\n\r\n",
+    "two origins": HEALTH[:-2] + b"Origin: http://localhost\r\nOrigin: http://evil.example\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 41\r\nContent-Length: 41\r\n\r\n" + PUSH,
+    "a length and chunks": CHUNKED + b"Content-Length: 41\r\n\r\n29\r\n" + PUSH + b"\r\n0\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_bytes", DOUBTFUL.values(), ids=DOUBTFUL)
+def test_a_request_that_can_be_understood_in_two_ways_is_a_400(usual: Inside, request_bytes: bytes) -> None:
+    with connected(usual.url) as client:
+        client.sendall(request_bytes)
+        assert refusal(everything(client)) == (400, "invalid_http")
+
+
+def test_other_headers_may_come_more_than_once(guarded: Inside) -> None:
+    session = b"Cookie: theme=dark\r\nCookie: hark_session=reader\r\nAccept: */*\r\nAccept: text/html\r\n\r\n"
+    with connected(guarded.url) as client:
+        assert exchange(client, b"GET /api/v1/resources/queues HTTP/1.1\r\nHost: localhost\r\n" + session) == 200
+
+
+def chunked(trailers: bytes, headers: bytes = b"") -> bytes:
+    """A push in one chunk, with something behind it."""
+    return CHUNKED + headers + b"\r\n29\r\n" + PUSH + b"\r\n0\r\n" + trailers + b"\r\n"
+
+
+def test_a_trailer_is_never_a_header(guarded: Inside) -> None:
+    token = b"Authorization: Bearer %b\r\n"
+    with connected(guarded.url) as client:
+        assert exchange(client, chunked(token % b"writer")) == 401
+        assert exchange(client, chunked(token % b"reader", token % b"writer")) == 201
+        assert exchange(client, chunked(b"Origin: http://evil.example\r\n", token % b"writer")) == 201
+        assert exchange(client, chunked(b"Host: a\r\nHost: b\r\n", token % b"writer")) == 201
+        client.sendall(chunked(b"X-Request-Id: late\r\n", token % b"writer" + b"X-Request-Id: early\r\n"))
+        status, headers, _ = Reader(client).answer()
+        assert (status, headers["x-request-id"]) == (201, "early")
+        assert exchange(client, HEALTH) == 200
+
+
+ENDLESS = {
+    "trailers": (b"0\r\n", b"X: y\r\n"),
+    "one trailer": (b"0\r\nX: ", b"y"),
+    "an extension": (b"29;x=", b"y"),
+    "extensions": (b"29", b";x=y"),
+    "small chunks": (b"", b"1\r\nx\r\n"),
+    "zeros": (b"", b"0"),
+}
+
+
+@pytest.mark.parametrize(("begin", "again"), ENDLESS.values(), ids=ENDLESS)
+def test_trailers_extensions_and_small_chunks_have_a_bound(usual: Inside, begin: bytes, again: bytes) -> None:
+    with connected(usual.url) as client:
+        client.sendall(CHUNKED + b"\r\n" + begin + again * (2 * MAX_FRAMING_BYTES // len(again)))
+        assert refusal(everything(client)) == (400, "invalid_http")
+
+
+def test_some_trailers_extensions_and_small_chunks_are_fine(usual: Inside) -> None:
+    chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in PUSH)
+    with connected(usual.url) as client:
+        assert exchange(client, CHUNKED + b"\r\n" + chunks + b"0;c\r\n" + b"X: y\r\n" * 50 + b"\r\n") == 201
+        assert exchange(client, HEALTH) == 200
+
+
+# Several requests on a connection --------------------------------------------------------------------------
+
+
+def test_requests_that_are_sent_ahead_are_answered_in_order(usual: Inside) -> None:
+    pop = b"GET /api/v1/pop/queue/ahead?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    push = {"items": [{"queue": "ahead", "payload": 1}]}
+    with connected(usual.url) as client:
+        for first in (b"", pop):
+            numbers = range(3 * MAX_PIPELINED)
+            later = [b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in numbers]
+            client.sendall(b"".join([first, *later, HEALTH]))
+            reader = Reader(client)
+            if first:
+                assert httpx.post(f"{usual.url}/api/v1/push", json=push).status_code == 201
+                assert reader.answer()[0] == 200
+            for number in numbers:
+                status, _, body = reader.answer()
+                assert (status, f" /{number};" in json.loads(body)["error"]) == (404, True)
+            assert reader.answer()[0] == 200
+
+
+def test_a_connection_with_many_requests_that_wait_is_not_read(usual: Inside) -> None:
+    pop = b"GET /api/v1/pop/queue/never?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(usual.url) as client:
+        client.sendall(pop)
+        client.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            for _ in range(1000):
+                client.sendall(HEALTH * 2000)
+        assert httpx.get(f"{usual.url}/health").status_code == 200
+
+
+def test_a_client_that_wants_to_continue_is_asked_for_its_body_if_it_is_admitted(guarded: Inside) -> None:
+    expecting = POST + b"Expect: 100-continue\r\n"
+    length = b"Content-Length: 41\r\n"
+    with connected(guarded.url) as client:
+        for framing, body in ((length, PUSH), (b"Transfer-Encoding: chunked\r\n", b"29\r\n" + PUSH + b"\r\n0\r\n\r\n")):
+            client.sendall(expecting + framing + b"Authorization: Bearer writer\r\n\r\n")
+            reader = Reader(client)
+            assert reader.answer()[0] == 100
+            client.sendall(body)
+            assert reader.answer()[0] == 201
+        client.sendall(expecting + length + b"\r\n")
+        assert refusal(everything(client)) == (401, "unauthorized")
+    with connected(guarded.url) as client:
+        client.sendall(expecting + b"Authorization: Bearer writer\r\nContent-Length: %d\r\n\r\n" % len(TOO_LARGE))
+        assert refusal(everything(client)) == (413, "body_too_large")
+
+
+def test_head_is_answered_as_get_but_without_a_body(usual: Inside) -> None:
+    with connected(usual.url) as client:
+        for path in (b"/health", b"/openapi.json", b"/", b"/api/v1/resources/queues"):
+            request = b" %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path
+            client.sendall(b"HEAD" + request + b"GET" + request)
+            reader = Reader(client)
+            head, get = reader.answer(has_body=False), reader.answer()
+            assert (head[0], head[1]["content-length"], head[2]) == (get[0], str(len(get[2])), b"")
+        client.sendall(b"HEAD /api/v1/pop/queue/q HTTP/1.1\r\nHost: localhost\r\n\r\n" + HEALTH)
+        reader = Reader(client)
+        assert reader.answer(has_body=False)[0] == 405
+        assert reader.answer()[0] == 200
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/api/v1/pop/queue/q", b"/nothing"])
+def test_http_1_0_ends_with_the_answer(usual: Inside, path: bytes) -> None:
+    for header in (b"", b"Connection: keep-alive\r\n"):
+        with connected(usual.url) as client:
+            client.sendall(b"GET %b HTTP/1.0\r\n%b\r\n" % (path, header))
+            answer = everything(client)
+            assert answer.startswith(b"HTTP/1.1 ")
+            assert b"\r\nconnection: close\r\n" in answer
+            assert b"transfer-encoding" not in answer.lower()
+
+
+def test_a_client_that_asks_for_the_end_gets_it(usual: Inside) -> None:
+    with connected(usual.url) as client:
+        client.sendall(REQUEST + b"Connection: close\r\n\r\n")
+        answer = everything(client)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_an_unknown_upgrade_is_ignored_and_its_body_is_read(usual: Inside) -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+    chunks = b"29\r\n" + PUSH + b"\r\n0\r\n\r\n"
+    with connected(usual.url) as client:
+        for _ in range(2):
+            assert exchange(client, REQUEST + upgrade + b"\r\n") == 200
+            assert exchange(client, POST + upgrade + b"Content-Length: 41\r\n\r\n" + PUSH) == 201
+            assert exchange(client, CHUNKED + upgrade + b"\r\n" + chunks) == 201
+            client.sendall(POST + upgrade + b"Content-Length: 41\r\n\r\n" + PUSH[:-1])
+            assert exchange(client, PUSH[-1:]) == 201
+        client.sendall(CHUNKED + upgrade + b"\r\n" + chunks + HEALTH)
+        reader = Reader(client)
+        assert [reader.answer()[0] for _ in range(2)] == [201, 200]
+
+
+# Clients that do not read ----------------------------------------------------------------------------------
+
+
+def large(server: Inside, queue: str) -> str:
+    """A message that no socket takes at once; its path."""
+    push = {"items": [{"queue": queue, "payload": "x" * 9_000_000, "transactionId": queue}]}
+    [pushed] = httpx.post(f"{server.url}/api/v1/push", json=push).json()
+    return f"/api/v1/messages/{pushed['partition_id']}/{queue}"
+
+
+def wait_for_one(server: Inside) -> None:
+    """Wait until a server has no connections but the one that it is asked over."""
+    until = time.monotonic() + PATIENCE
+    while server.look(lambda: len(server.server.connections)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("way", ["pop", "next", "message"])
+def test_a_client_that_does_not_read_a_large_answer_is_hung_up_on(brief: Inside, way: str, version: str) -> None:
+    queue = f"unread {way} {version}".replace(" ", "-")
+    shown = large(brief, queue)
+    request = {
+        "pop": f"GET /api/v1/pop/queue/{queue} HTTP/{version}\nHost: localhost\n\n",
+        "next": f"POST /api/v1/next?queue={queue} HTTP/{version}\nHost: localhost\nContent-Length: 0\n\n",
+        "message": f"GET {shown} HTTP/{version}\nHost: localhost\n\n",
+    }[way]
+    with deaf(brief.url, request):
+        wait_for_one(brief)
+    again = httpx.get(f"{brief.url}/api/v1/pop/queue/{queue}").json()
+    assert [len(message["data"]) for message in again["messages"]] == [9_000_000], "it was given back"
+    assert again["messages"][0]["deliveryAttempt"] == 1
+
+
+# Time, with the clock in the hands of the test -------------------------------------------------------------
+
+SLOW = Limits(header_timeout_seconds=10, body_timeout_seconds=30, stalled_seconds=20)
 ENOUGH = 30 * MIN_BODY_BYTES_PER_SECOND
 HEAD = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
 
@@ -237,8 +532,8 @@ HEAD = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000
 class Timer:
     """What will be called, unless it is cancelled first."""
 
-    def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
-        self.seconds = seconds
+    def __init__(self, at: float, callback: Callable[[], None]) -> None:
+        self.at = at
         self.callback = callback
         self.cancelled = False
 
@@ -248,30 +543,65 @@ class Timer:
 
 
 class Loop:
-    """An event loop without time and without tasks."""
+    """An event loop whose time the test moves."""
 
     def __init__(self) -> None:
+        self.now = 0.0
         self.timers: list[Timer] = []
+        self.soon: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        """Seconds so far."""
+        return self.now
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Note what is to be called."""
-        self.timers.append(Timer(seconds, callback))
+        self.timers.append(Timer(self.now + seconds, callback))
         return self.timers[-1]
 
-    def create_task(self, work: Coroutine[Any, Any, None]) -> Mock:
-        """Do nothing of it."""
-        work.close()
-        return Mock()
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Note what is to be called in the next turn."""
+        self.soon.append(callback)
 
-    def waiting(self) -> list[float]:
-        """The seconds of the timers that run."""
-        return [timer.seconds for timer in self.timers if not timer.cancelled]
+    def turn(self) -> None:
+        """Call what is due."""
+        while self.soon:
+            self.soon.pop(0)()
 
-    def fire(self) -> None:
-        """The one timer that runs is over."""
-        [timer] = [timer for timer in self.timers if not timer.cancelled]
-        timer.cancelled = True
-        timer.callback()
+    def advance(self, seconds: float) -> None:
+        """Call what falls due in this time."""
+        end = self.now + seconds
+        self.turn()
+        while due := [timer for timer in self.timers if not timer.cancelled and timer.at <= end]:
+            timer = min(due, key=lambda one: one.at)
+            timer.cancelled = True
+            self.now = timer.at
+            timer.callback()
+            self.turn()
+        self.now = end
+
+
+class Held:
+    """An application that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[Exchange] = []
+
+    def admit(self, exchange: Exchange) -> None:
+        """Let everything in."""
+
+    def answer_now(self, exchange: Exchange) -> bool:
+        """Note a request."""
+        self.asked.append(exchange)
+        return True
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
+        """Nothing comes here."""
+        raise AssertionError(scope, receive, send)
+
+    def answer(self, body: bytes = b"x") -> None:
+        """Answer the last request."""
+        self.asked[-1].respond(200, (), body)
 
 
 @pytest.fixture
@@ -281,52 +611,270 @@ def loop() -> Loop:
 
 
 @pytest.fixture
+def held() -> Held:
+    """Who answers."""
+    return Held()
+
+
+@pytest.fixture
 def transport() -> Mock:
     """The other side."""
     transport = Mock(asyncio.Transport)
     transport.get_extra_info.return_value = None
-    transport.is_closing.side_effect = lambda: transport.close.called
+    transport.get_write_buffer_size.return_value = 0
+    transport.is_closing.side_effect = lambda: transport.close.called or transport.abort.called
     return transport
 
 
 @pytest.fixture
-def connection(loop: Loop, transport: Mock) -> GuardedProtocol:
+async def connection(loop: Loop, transport: Mock, held: Held) -> Connection:
     """A connection that was just made."""
-    guarded = GuardedProtocol(uvicorn_config(Mock(), "127.0.0.1", 0), ServerState(), {}, _loop=loop, limits=SLOW)
-    guarded.connection_made(transport)
-    return guarded
+    server = Server(held, limits=SLOW)
+    server.loop = cast(asyncio.AbstractEventLoop, loop)
+    made = Connection(server)
+    made.connection_made(transport)
+    return made
 
 
-def test_the_head_has_its_time_and_then_the_body_has_its_own(connection: GuardedProtocol, loop: Loop) -> None:
-    assert loop.waiting() == [10]
+def written(transport: Mock) -> list[bytes]:
+    """The first lines of what was written."""
+    return [call.args[0].split(b"\r\n")[0] for call in transport.write.call_args_list]
+
+
+LATE = b"HTTP/1.1 408 Request Timeout"
+
+
+def test_the_head_has_its_time(connection: Connection, loop: Loop, transport: Mock) -> None:
     connection.data_received(HEAD[:20])
-    assert loop.waiting() == [10]
+    loop.advance(5)
+    connection.data_received(HEAD[20:40])
+    loop.advance(4.9)
+    assert written(transport) == []
+    loop.advance(0.1)
+    assert written(transport) == [LATE]
+    assert transport.write_eof.called
+    loop.advance(LINGER_SECONDS - 0.1)
+    connection.data_received(HEAD[40:])
+    assert not transport.is_closing()
+    loop.advance(0.1)
+    assert transport.abort.called
+    assert written(transport) == [LATE]
+
+
+def test_after_the_head_the_body_has_its_own_time_and_the_answer_all_of_it(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    connection.data_received(HEAD[:20])
+    loop.advance(9.9)
     connection.data_received(HEAD[20:])
-    assert loop.waiting() == [30]
+    loop.advance(29.9)
+    assert not held.asked
     connection.data_received(b"x" * 1_000_000)
-    assert loop.waiting() == []
+    assert [len(asked.body) for asked in held.asked] == [1_000_000]
+    loop.advance(10_000)
+    assert not transport.is_closing()
+    held.answer()
+    assert written(transport) == [b"HTTP/1.1 200 OK"]
 
 
 def test_a_body_that_brings_enough_in_its_time_gets_as_much_again(
-    connection: GuardedProtocol, loop: Loop, transport: Mock
+    connection: Connection, loop: Loop, transport: Mock, held: Held
 ) -> None:
     connection.data_received(HEAD)
     for _ in range(3):
         connection.data_received(b"x" * ENOUGH)
-        connection.cycle.body.clear()  # The application has read it.
-        loop.fire()
-        assert loop.waiting() == [30]
+        loop.advance(30)
+        assert written(transport) == []
     connection.data_received(b"x" * (ENOUGH - 1))
-    loop.fire()
-    assert transport.write.call_args.args[0].startswith(b"HTTP/1.1 408 ")
-    assert transport.is_closing()
-    assert loop.waiting() == []
+    loop.advance(30)
+    assert written(transport) == [LATE]
+    loop.advance(LINGER_SECONDS)
+    assert transport.abort.called
+    assert not held.asked
 
 
 def test_one_that_the_server_does_not_read_is_not_the_clients_fault(
-    connection: GuardedProtocol, loop: Loop, transport: Mock
+    connection: Connection, loop: Loop, transport: Mock, held: Held
 ) -> None:
-    connection.data_received(HEAD + b"x" * 200_000)  # More than is kept unread.
-    loop.fire()
-    loop.fire()
-    assert (transport.is_closing(), loop.waiting()) == (False, [30])
+    connection.data_received(HEALTH * 1000 + HEAD[:20])  # More than are kept unread.
+    assert transport.pause_reading.called
+    loop.advance(10_000)
+    assert not transport.is_closing()
+    for _ in range(1000):
+        held.answer()
+        loop.turn()
+    assert (len(held.asked), written(transport)) == (1000, [b"HTTP/1.1 200 OK"] * 1000)
+    loop.advance(10)
+    assert written(transport)[-1] == LATE
+
+
+def test_an_idle_connection_is_closed_after_a_while(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    for _ in range(3):
+        connection.data_received(HEALTH)
+        held.answer()
+        loop.advance(IDLE_SECONDS - 1)
+        assert not transport.is_closing()
+    loop.advance(1)
+    assert transport.close.called
+    assert not transport.abort.called
+
+
+# Requests that are sent ahead, step by step ----------------------------------------------------------------
+
+
+def test_reading_stops_when_sixteen_requests_wait_and_goes_on_when_they_have_been_answered(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    assert MAX_PIPELINED == 16
+    for _ in range(1 + MAX_PIPELINED):  # One is being answered.
+        connection.data_received(HEALTH)
+        assert not transport.pause_reading.called
+    connection.data_received(HEALTH)
+    assert transport.pause_reading.called
+    assert len(held.asked) == 1
+    for number in range(1, 1 + MAX_PIPELINED):
+        assert not transport.resume_reading.called
+        held.answer()
+        loop.turn()
+        assert len(held.asked) == number + 1
+    held.answer()
+    loop.turn()
+    assert transport.resume_reading.called
+    assert len(held.asked) == 2 + MAX_PIPELINED
+
+
+def test_the_next_request_is_served_when_the_answer_before_it_is_on_its_way(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    connection.data_received(HEALTH * 3)
+    transport.write.side_effect = lambda _data: connection.pause_writing()
+    transport.get_write_buffer_size.return_value = 10_000_000
+    held.answer(b"x" * 10_000_000)
+    loop.turn()
+    assert len(held.asked) == 1
+    connection.data_received(HEALTH)
+    assert len(held.asked) == 1
+    transport.write.side_effect = None
+    connection.resume_writing()
+    loop.turn()
+    assert len(held.asked) == 2
+
+
+def test_a_client_that_reads_slowly_has_all_the_time_and_one_that_stops_does_not(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    connection.data_received(HEALTH)
+    transport.write.side_effect = lambda _data: connection.pause_writing()
+    transport.get_write_buffer_size.return_value = left = 10_000_000
+    held.answer(b"x" * left)
+    for _ in range(100):
+        loop.advance(19.9)
+        left -= 1
+        transport.get_write_buffer_size.return_value = left
+    assert not transport.is_closing()
+    connection.data_received(HEALTH[:10])
+    loop.advance(40)
+    assert transport.abort.called
+
+
+def test_a_client_that_has_read_all_of_a_large_answer_may_be_idle_as_long_as_others(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    connection.data_received(HEALTH)
+    transport.write.side_effect = lambda _data: connection.pause_writing()
+    transport.get_write_buffer_size.return_value = 10_000_000
+    held.answer(b"x" * 10_000_000)
+    loop.advance(19)
+    transport.get_write_buffer_size.return_value = 0
+    connection.resume_writing()
+    loop.advance(IDLE_SECONDS - 1)
+    assert not transport.is_closing()
+    loop.advance(1)
+    assert transport.close.called
+
+
+@pytest.mark.parametrize("received", [False, True])
+def test_what_a_client_did_not_receive_is_taken_back(
+    connection: Connection, loop: Loop, transport: Mock, held: Held, received: bool
+) -> None:
+    lost = Mock()
+    connection.data_received(HEALTH)
+    transport.write.side_effect = lambda _data: connection.pause_writing()
+    held.asked[-1].respond(200, (), b"x" * 10_000_000, lost)
+    loop.turn()
+    if received:
+        connection.resume_writing()
+    connection.connection_lost(None)
+    assert lost.called is not received
+
+
+# The end ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_stops_gives_the_answers_that_it_owes_and_takes_no_more(held: Held) -> None:
+    server = Server(held)
+    with listening.bound("127.0.0.1", 0) as listener:
+        await server.start(listener)
+        address = listener.getsockname()
+        waiting, idle = await asyncio.open_connection(*address), await asyncio.open_connection(*address)
+        waiting[1].write(HEALTH * 2)
+        while not (held.asked and len(server.connections) == 2):  # noqa: ASYNC110  # It is not told.
+            await asyncio.sleep(0.001)
+        stopping = asyncio.create_task(server.stop(PATIENCE))
+        assert await idle[0].read() == b""
+        with pytest.raises(OSError):
+            await asyncio.open_connection(*address)
+        assert not stopping.done()
+        held.answer(b"owed")
+        answer = await waiting[0].read()
+        await stopping
+        assert answer.endswith(b"owed")
+        assert b"\r\nconnection: close\r\n" in answer
+        assert (len(held.asked), server.load()) == (1, (0, 0))
+        for _, writer in (waiting, idle):
+            writer.close()
+
+
+async def test_a_server_that_stops_does_not_wait_longer_than_it_should(held: Held) -> None:
+    server = Server(held)
+    left = Mock()
+    with listening.bound("127.0.0.1", 0) as listener:
+        await server.start(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(HEALTH)
+        while not held.asked:  # noqa: ASYNC110  # It is not told.
+            await asyncio.sleep(0.001)
+        held.asked[0].on_left = left
+        await server.stop(0.05)
+        assert left.called
+        assert (held.asked[0].gone, server.load()) == (True, (0, 0))
+        assert await reader.read() == b""
+        writer.close()
+
+
+def test_a_stop_ends_waits_and_streams_with_a_word() -> None:
+    pop = b"GET /api/v1/pop/queue/q?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with (
+        inside() as server,
+        connected(server.url) as waiting,
+        connected(server.url) as idle,
+        websocket(server.url) as consumer,
+    ):
+        waiting.sendall(pop)
+        assert exchange(idle, HEALTH) == 200
+        until = time.monotonic() + PATIENCE
+        while not server.look(lambda: len(server.broker.delivery.intentions)):
+            assert time.monotonic() < until
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        answer = everything(waiting)
+        assert answer.startswith(b"HTTP/1.1 204")
+        assert b"\r\nconnection: close\r\n" in answer
+        assert everything(idle) == b""
+        with pytest.raises(ConnectionClosed) as closed:
+            consumer.receive()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+        stopping.join()

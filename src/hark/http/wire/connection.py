@@ -245,6 +245,8 @@ class Connection(asyncio.Protocol):
                 self._reject(self._problem or MALFORMED)
                 return
             if self._state == _HEAD:
+                if self._target and not self._head_bytes:  # It began in the same piece as the end of another request.
+                    self._head_bytes = len(self._target)
                 if self._head_bytes > MAX_HEADER_BYTES + len(self._target) + 2 * _PIECE:
                     self._reject(HEAD_TOO_LARGE)
             elif self._framed_bytes - 2 * self._body_bytes > MAX_FRAMING_BYTES and not self._left:
@@ -505,6 +507,7 @@ class Connection(asyncio.Protocol):
 
     def finish(self, exchange: Exchange) -> None:
         """Note that a response is complete, and go on with the next request."""
+        exchange.end()
         self._server.ended(exchange)
         self._current = None
         if self.transport.is_closing():
