@@ -202,7 +202,7 @@ async def test_who_wakes_up_to_a_silent_bucket_goes_on_when_it_answers(
 def push(process: Process, value: int) -> asyncio.Task[object]:
     """Push one message, beside what else goes on."""
     message = NewMessage(queue="orders", partition="p", payload=str(value).encode())
-    return asyncio.create_task(process.engine.push([[message]]))
+    return asyncio.ensure_future(process.engine.push([[message]]))
 
 
 async def requests(process: Process) -> float:
