@@ -20,7 +20,7 @@ from hark.errors import HarkError
 from hark.http.bodies import read_whole
 from hark.http.edge.admitting import Edge
 from hark.http.edge.request_ids import current_exchange
-from hark.http.exchange import EXCHANGE, Exchange, Header, Lost
+from hark.http.exchange import EXCHANGE, NO_HEADERS, Exchange, Header, Lost
 from hark.http.measuring import NO_ROUTE, Requests
 from hark.http.metrics.scrape import Metrics
 from hark.http.openapi import document
@@ -89,6 +89,7 @@ class App:
             if exchange.refusal is not None:
                 exchange.respond(*self.edge.refuse(exchange, exchange.refusal))
             else:
+                exchange.headers = NO_HEADERS  # Admission was the last to need them, and many requests wait for long.
                 exchange.operation.endpoint(exchange)
         except Exception as error:
             exchange.respond(*error_response(error))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Header = tuple[bytes, bytes]
 Lost = Callable[[], None]
+NO_HEADERS: Mapping[bytes, bytes] = {}
 EXCHANGE = "hark.exchange"
 """Key of the exchange in the scope of an ASGI request."""
 
@@ -123,7 +124,8 @@ class Exchange:
         self.trace_context: str | None = None
         self.given_id: str | None = None
         """The request id, once it is known."""
-        self.audit_target: dict[str, object] = {}
+        self.audit_target: dict[str, object] | None = None
+        """Details of the target of an action that only the body names."""
         self.refusal: HarkError | None = None
         """Why the request is not admitted."""
         # The response.
@@ -173,6 +175,10 @@ class Exchange:
     def begin_response(self, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
         """Send the first part of a response; `respond` sends the rest. False: send it as a whole."""
         return self.carrier.begin_response(self, status, headers, body)
+
+    def note_target(self, **said: object) -> None:
+        """Add details of the target of an action, for the audit log."""
+        self.audit_target = {**(self.audit_target or {}), **said}
 
     def leave(self) -> None:
         """Note that the client has disconnected."""

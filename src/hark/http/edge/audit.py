@@ -154,7 +154,7 @@ def target_of(exchange: Exchange, query: Mapping[str, str]) -> dict[str, object]
     """Return the target of an action: names from the path, the query and the body."""
     asked = {**{name: query[name] for name in _IN_QUERY if query.get(name)}, **exchange.params}
     named = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in asked.items()}
-    return {**named, **exchange.audit_target}
+    return {**named, **(exchange.audit_target or {})}
 
 
 def client_of(exchange: Exchange) -> str:

@@ -169,7 +169,7 @@ async def delete_many(request: Request) -> Response:
 def _note_letters(request: Request, found: Sequence[DeadLetter | HarkError]) -> None:
     """Note the queues and the number of dead letters for the audit log."""
     queues = [one.queue for one in found if isinstance(one, DeadLetter)]
-    exchange_of(request).audit_target.update(queues=sorted(set(queues)), number=len(queues))
+    exchange_of(request).note_target(queues=sorted(set(queues)), number=len(queues))
 
 
 def _check_ids(ids: list[str]) -> list[str]:

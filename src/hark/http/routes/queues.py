@@ -69,7 +69,7 @@ async def configure(request: Request) -> Response:
         task=check_text(body.task or "", "task"),
         options=options,
     )
-    exchange_of(request).audit_target.update(queue=spec.name)
+    exchange_of(request).note_target(queue=spec.name)
     info = await broker_of(request).configure(spec)
     answer: answers.ConfiguredQueue = {
         "configured": True,

@@ -140,7 +140,7 @@ def _pop_maintenance(enabled: bool) -> Response:
 
 async def _switch(request: Request, flag: str) -> bool:
     enabled = (await read_json(request, MaintenanceBody, "maintenance", _TEXTS)).enabled
-    exchange_of(request).audit_target.update(enabled=enabled)
+    exchange_of(request).note_target(enabled=enabled)
     await broker_of(request).set_maintenance(flag, enabled)
     return enabled
 

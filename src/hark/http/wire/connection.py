@@ -45,8 +45,8 @@ LINGER_BODIES = 4
 """It drops at most this many bodies of the largest size."""
 _PIECE = 4 * 1024
 """The parser gets heads in pieces of this size, so that few pipelined requests are parsed at a time."""
-_LARGE = 64 * 1024
-"""A response of this size can wait in the buffer of the transport."""
+_PART = 256 * 1024
+"""Large responses over TLS are written in parts of this size."""
 _SINGLE = frozenset((b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding"))
 """Headers that a request may have only once."""
 
@@ -157,6 +157,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
         self._unsent: Lost | None = None
+        """What to call if the connection is lost before the socket has accepted the response."""
         self._unread_bytes = 0
         """Size of the buffer at the last look at a client that does not read."""
         # The timer.
@@ -464,19 +465,18 @@ class Connection(asyncio.Protocol):
             return
         if exchange.status:
             exchange.size += len(body)
-            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), lost)
-            self.finish(exchange)
+            self._send(exchange, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), lost)
             return
         shown = exchange.begin(status, headers)
         exchange.size = len(body)
         fixed = _fixed_head(status, headers) if shown is headers else make_head(status, shown)
         end = self._end_of_head(exchange)
         if status == HTTPStatus.NO_CONTENT:
-            self.transport.write(b"%b%b%b" % (fixed, self._server.date(), end))
+            data = b"%b%b%b" % (fixed, self._server.date(), end)
         else:
             content = b"" if exchange.method == "HEAD" else body
-            self._send(b"%b%bcontent-length: %d\r\n%b%b" % (fixed, self._server.date(), len(body), end, content), lost)
-        self.finish(exchange)
+            data = b"%b%bcontent-length: %d\r\n%b%b" % (fixed, self._server.date(), len(body), end, content)
+        self._send(exchange, data, lost)
 
     def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
         """Send the first part of a response, if the client can receive it in parts."""
@@ -488,12 +488,33 @@ class Connection(asyncio.Protocol):
             self.transport.write(b"%b%x\r\n%b\r\n" % (self.head(exchange, status, shown), len(body), body))
         return True
 
-    def _send(self, data: bytes, lost: Lost | None) -> None:
-        """Write the end of a response. A large one is watched, because it can wait in the buffer."""
+    def _send(self, exchange: Exchange, data: bytes, lost: Lost | None) -> None:
+        """Write the end of a response. What the socket does not accept at once can still be lost."""
+        if self._secure and len(data) > _PART:
+            self._server.run(self._send_parts(exchange, data, lost))
+            return
         self.transport.write(data)
-        if len(data) > _LARGE:
+        if self._paused or self.transport.is_closing():
             self._unsent = lost
-            self._loop.call_soon(self._check_sent)
+        self.finish(exchange)
+
+    async def _send_parts(self, exchange: Exchange, data: bytes, lost: Lost | None) -> None:
+        """Send a large response over TLS in parts.
+
+        The buffer of a TLS transport is full only if the client does not read and the buffer below is full already, so
+        it would take any response at once.
+        """
+        try:
+            for start in range(0, len(data), _PART):
+                self.transport.write(data[start : start + _PART])
+                await self.drain()
+                if exchange.gone:
+                    return
+            lost = None
+            self.finish(exchange)
+        finally:
+            if lost is not None:
+                lost()
 
     def head(self, exchange: Exchange, status: int, headers: Iterable[Header]) -> bytes:
         """Return the head of a response whose body the caller writes."""
@@ -584,11 +605,6 @@ class Connection(asyncio.Protocol):
             if self._drained is None:
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
-
-    def _check_sent(self) -> None:
-        """Forget how to take back a large response that the socket has accepted."""
-        if not self._paused and not self.transport.is_closing():
-            self._unsent = None
 
     def _watch_reader(self) -> None:
         self._unread_bytes = self.transport.get_write_buffer_size()
