@@ -199,7 +199,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("secured")
     certificates = make_certificates(directory / "tls")
     token = add_token(directory)
-    with server_process(directory, arguments=certificates.flags, authority=certificates.authority) as url:
+    settings = {"HARK_LIMITS_STALLED_SECONDS": "1"}
+    with server_process(
+        directory, arguments=certificates.flags, authority=certificates.authority, settings=settings
+    ) as url:
         yield Secured(url, token, certificates, directory)
 
 
@@ -279,6 +282,32 @@ async def test_the_environment_says_token_and_authority_too(
     async with hark.connect(headers={"authorization": "Bearer nobody"}) as client:
         with pytest.raises(Unauthorized):
             await client.queue(queue).push({"id": 1})
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_large_message_that_a_client_does_not_read_is_given_back(server: Secured, queue: str, leaves: bool) -> None:
+    with browser(server, server.token) as other:
+        item = {"queue": queue, "payload": "x" * 9_000_000}
+        assert other.post("/api/v1/push", json={"items": [item]}).status_code == 201
+        where = urlsplit(server.url)
+        context = ssl.create_default_context(cafile=server.ca_file)
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # What is not read should stay with the server.
+            deaf.settimeout(20)
+            deaf.connect((where.hostname, where.port))
+            with context.wrap_socket(deaf, server_hostname=where.hostname) as client:
+                head = (
+                    f"GET /api/v1/pop/queue/{queue} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.token}"
+                )
+                client.sendall(f"{head}\r\n\r\n".encode())
+                assert client.recv(12).startswith(b"HTTP/1.1 200")
+                if leaves:
+                    client.close()
+                until = time.monotonic() + 20
+                while (answer := other.get(f"/api/v1/pop/queue/{queue}")).status_code == 204:
+                    assert time.monotonic() < until
+                [message] = answer.json()["messages"]
+                assert (len(message["data"]), message["deliveryAttempt"]) == (9_000_000, 1)
 
 
 async def test_messages_come_over_a_websocket_with_the_same_token_and_not_without(server: Secured, queue: str) -> None:

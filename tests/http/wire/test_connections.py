@@ -522,6 +522,18 @@ def test_a_client_that_does_not_read_a_large_answer_is_hung_up_on(brief: Inside,
     assert again["messages"][0]["deliveryAttempt"] == 1
 
 
+@pytest.mark.parametrize("end", ["HTTP/1.0\r\n", "HTTP/1.1\r\nConnection: close\r\n"])
+def test_what_was_received_with_the_last_answer_of_a_connection_is_not_given_back(usual: Inside, end: str) -> None:
+    push = {"items": [{"queue": "last", "payload": "x" * 200_000}]}
+    assert httpx.post(f"{usual.url}/api/v1/push", json=push).status_code == 201
+    with connected(usual.url) as client:
+        client.sendall(f"GET /api/v1/pop/queue/last {end}Host: localhost\r\n\r\n".encode())
+        [message] = json.loads(everything(client).partition(b"\r\n\r\n")[2])["messages"]
+    ack = {name: message[name] for name in ("transactionId", "partitionId", "leaseId")} | {"status": "completed"}
+    [settled] = httpx.post(f"{usual.url}/api/v1/ack", json=ack).json()
+    assert settled["success"]
+
+
 # Time, with the clock in the hands of the test -------------------------------------------------------------
 
 SLOW = Limits(header_timeout_seconds=10, body_timeout_seconds=30, stalled_seconds=20)

@@ -507,6 +507,7 @@ class Connection(asyncio.Protocol):
         try:
             for start in range(0, len(data), _PART):
                 self.transport.write(data[start : start + _PART])
+                await asyncio.sleep(0)  # The event loop reports a failed write in its next turn.
                 await self.drain()
                 if exchange.gone:
                     return
