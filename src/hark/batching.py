@@ -8,7 +8,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Generic, TypeVar
 
-from hark.errors import HarkError, Overloaded
+from hark.errors import EngineFailure, HarkError, Overloaded
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -128,7 +128,8 @@ class Batcher(Generic[Q, A]):
     def _returned(self, batch: _Batch[Q, A], future: asyncio.Future[Sequence[A | HarkError]]) -> None:
         self._in_flight.discard(future)
         if future.cancelled():
-            error: BaseException | None = HarkError("the call was cancelled because the process ends", code="cancelled")
+            text = "the server stopped before the store answered; the request may have had an effect"
+            error: BaseException | None = EngineFailure(text, code="outcome_unknown")
         else:
             error = future.exception()
         self._answer(batch, [error] * len(batch) if isinstance(error, Exception) else future.result())

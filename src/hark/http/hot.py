@@ -44,6 +44,8 @@ _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
 _EMPTY = (NO_STORE,)
+_FIRST_LINE_SECONDS = 0.05
+"""How long the first line of `next` can wait for the second: most often both go out with one write."""
 _LINES_HEADERS = ((b"content-type", LINES.encode()), NOSNIFF, NO_STORE)
 
 
@@ -68,16 +70,25 @@ class NextBody(AckBatchBody, gc=False, rename="camel"):
 
 
 class _Lines:
-    """The response of `next`, whose first line can be sent before the second."""
+    """The response of `next`, whose first line is sent before the second if that one is late."""
 
-    __slots__ = ("_line", "exchange")
+    __slots__ = ("_line", "_timer", "exchange")
 
     def __init__(self, exchange: Exchange, line: bytes) -> None:
         self.exchange = exchange
         self._line = line
+        self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """Send the first line."""
+    def wait(self) -> None:
+        """Send the first line soon."""
+        self._timer = asyncio.get_running_loop().call_later(_FIRST_LINE_SECONDS, self._begin)
+
+    def stop(self) -> None:
+        """Send the first line with the second."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
         if self.exchange.begin_response(200, _LINES_HEADERS, self._line):
             self._line = b""
 
@@ -255,9 +266,9 @@ class HotRoutes:
         """Settle messages and receive the next ones.
 
         Does the work of `ack/batch` and of a pop in one request. The response has two lines of JSON. The first line has
-        the results of the settlements. It is sent when they are committed, before the pop waits. The second line is the
-        response of the pop: its messages, `null` if no message is available, or an object with `error` and `code`.
-        A client that disconnects does not undo the settlements.
+        the results of the settlements. It is sent soon after they are committed, also while the pop waits. The second
+        line is the response of the pop: its messages, `null` if no message is available, or an object with `error` and
+        `code`. A client that disconnects does not undo the settlements.
         """
         batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
         self._check_number("acknowledgments", len(batch.acknowledgments))
@@ -275,7 +286,7 @@ class HotRoutes:
         lines = _Lines(exchange, encode(ack_answers(outcomes)) + b"\n")
         request = named(asked.request, exchange)
         try:
-            future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority, lines.begin)
+            future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority, lines.wait)
         except HarkError as error:
             lines.fail(error)
             return
@@ -283,6 +294,7 @@ class HotRoutes:
         future.add_done_callback(partial(self._popped_next, lines, request))
 
     def _popped_next(self, lines: _Lines, request: PopRequest, future: asyncio.Future[PopResult]) -> None:
+        lines.stop()
         if future.cancelled():
             return  # The client has disconnected.
         try:

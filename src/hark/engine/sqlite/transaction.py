@@ -261,6 +261,8 @@ class WriteTransaction:
 
     def _look_anew(self) -> None:
         """What shared groups have read ahead may be gone."""
+        if not self._thinned:
+            return
         picker = Picker(self.connection, self.now)
         for partition in self._thinned:
             tracks = [group.tracks.get(partition.id) for group in partition.queue.groups.values()]
