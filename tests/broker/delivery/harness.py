@@ -7,7 +7,7 @@ begun has come to an end, `advance` goes from one due time to the next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from queue import SimpleQueue
 from threading import Event
@@ -102,12 +102,14 @@ class WatchedEngine(SqliteEngine):
         if not self._open:
             self._idle.set()
 
-    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+    def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
         """Count the call, and fail if the test wants it."""
         self.pops.append(len(requests))
         if self.failure is not None:
-            raise self.failure
-        return await super().pop(requests)
+            failed: asyncio.Future[Answers[PopResult]] = asyncio.get_running_loop().create_future()
+            failed.set_exception(self.failure)
+            return failed
+        return super().pop(requests)
 
     @property
     def idle(self) -> bool:
