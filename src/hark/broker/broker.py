@@ -228,25 +228,18 @@ class Broker:
         left = self.finish_push(items, outcomes)
         return outcomes if left is None else await left
 
-    def begin_pop(
-        self,
-        request: PopRequest,
-        wait_seconds: float = 0,
-        priority: int = 0,
-        on_wait: Callable[[], None] | None = None,
-    ) -> asyncio.Future[PopResult]:
+    def begin_pop(self, request: PopRequest, wait_seconds: float = 0, priority: int = 0) -> asyncio.Future[PopResult]:
         """Lease messages. With `wait_seconds`, wait that long for the first message.
 
-        Waiting consumers with the highest `priority` are served first. `on_wait` is called when the wait begins. Cancel
-        the future if the client disconnects; if it is done already, `give_back` its result. The payloads are not
-        decrypted: see `unseal`.
+        Waiting consumers with the highest `priority` are served first. Cancel the future if the client disconnects; if
+        it is done already, `give_back` its result. The payloads are not decrypted: see `unseal`.
         """
         if self._flags.get(POP_MAINTENANCE):
             paused: asyncio.Future[PopResult] = asyncio.get_running_loop().create_future()
             paused.set_result(PopResult(reason="paused"))
             return paused
         if wait_seconds > 0:
-            return self.delivery.wait(request, wait_seconds, priority, on_wait)
+            return self.delivery.wait(request, wait_seconds, priority)
         return self._submit(request)
 
     async def pop(

@@ -21,7 +21,7 @@ from hark.http.callers import named
 from hark.http.checks import check_text, decode_json
 from hark.http.edge.reaching import settle, stamp
 from hark.http.edge.trace_contexts import carry
-from hark.http.exchange import Exchange, Lost
+from hark.http.exchange import Exchange
 from hark.http.pops import Pop, PopReply, parse_pop, place_in_path, pop_params, pop_reply
 from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
 from hark.http.renewals import ExtendBody, extended_lease, renewal_seconds
@@ -67,42 +67,6 @@ class NextBody(AckBatchBody, gc=False, rename="camel"):
     """The messages to settle before the next ones are received. They can be left out."""
 
     acknowledgments: list[AckBody] = msgspec.field(default_factory=list)
-
-
-class _Lines:
-    """The response of `next`, whose first line is sent before the second if that one is late."""
-
-    __slots__ = ("_line", "_timer", "exchange")
-
-    def __init__(self, exchange: Exchange, line: bytes) -> None:
-        self.exchange = exchange
-        self._line = line
-        self._timer: asyncio.TimerHandle | None = None
-
-    def wait(self) -> None:
-        """Send the first line soon."""
-        self._timer = asyncio.get_running_loop().call_later(_FIRST_LINE_SECONDS, self._begin)
-
-    def stop(self) -> None:
-        """Send the first line with the second."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _begin(self) -> None:
-        if self.exchange.begin_response(200, _LINES_HEADERS, self._line):
-            self._line = b""
-
-    def end(self, line: bytes, lost: Lost | None = None) -> None:
-        """Send the second line, and the first one if it is not sent yet. Line breaks in payloads become spaces."""
-        if b"\n" in line or b"\r" in line:
-            line = line.replace(b"\n", b" ").replace(b"\r", b" ")
-        self.exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
-
-    def fail(self, error: Exception) -> None:
-        """Send an error as the second line."""
-        known = known_error(error)
-        retry = {} if known.retry_after is None else {"retryAfter": known.retry_after}
-        self.end(encode({**error_body(known), "status": known.status, **retry}))
 
 
 _decode_ack = msgspec.json.Decoder(AckBody).decode
@@ -241,7 +205,7 @@ class HotRoutes:
         if future.cancelled():
             return  # The client has disconnected.
         try:
-            result = self._received(exchange, future)
+            result = _received(self._broker, exchange, future)
             if result.messages:
                 body = encode(pop_reply(request, result))
                 exchange.respond(200, UNCACHED_JSON, body, partial(self._broker.give_back, result))
@@ -249,16 +213,6 @@ class HotRoutes:
                 exchange.respond(204, _EMPTY, b"")
         except Exception as error:
             exchange.respond(*error_response(error))
-
-    def _received(self, exchange: Exchange, future: asyncio.Future[PopResult]) -> PopResult:
-        """Return the result of a pop with readable payloads; it is empty if the client has disconnected."""
-        result = future.result()
-        if exchange.gone:  # It disconnected in the turn of the event loop in which the result arrived.
-            self._broker.give_back(result)
-            return PopResult()
-        exchange.on_left = None
-        self._broker.unseal(result)
-        return result
 
     # Next --------------------------------------------------------------------------------------------------
 
@@ -274,35 +228,8 @@ class HotRoutes:
         self._check_number("acknowledgments", len(batch.acknowledgments))
         asked = self._asked(exchange)
         items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
-        receive = partial(self._receive_next, exchange, asked)
-        if items:
-            _answer(exchange, settle(exchange.identity, self._broker, items), receive)
-        else:
-            receive([])
-
-    def _receive_next(self, exchange: Exchange, asked: Pop, outcomes: list[SettleOutcome]) -> None:
-        if exchange.gone:
-            return
-        lines = _Lines(exchange, encode(ack_answers(outcomes)) + b"\n")
-        request = named(asked.request, exchange)
-        try:
-            future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority, lines.wait)
-        except HarkError as error:
-            lines.fail(error)
-            return
-        exchange.on_left = future.cancel
-        future.add_done_callback(partial(self._popped_next, lines, request))
-
-    def _popped_next(self, lines: _Lines, request: PopRequest, future: asyncio.Future[PopResult]) -> None:
-        lines.stop()
-        if future.cancelled():
-            return  # The client has disconnected.
-        try:
-            result = self._received(lines.exchange, future)
-            reply = encode(pop_reply(request, result) if result.messages else None)
-            lines.end(reply, partial(self._broker.give_back, result))
-        except Exception as error:
-            lines.fail(error)
+        settling = settle(exchange.identity, self._broker, items) if items else None
+        _Next(self._broker, exchange, asked).start(settling)
 
     # Ack ---------------------------------------------------------------------------------------------------
 
@@ -351,6 +278,110 @@ class HotRoutes:
         body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
         future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.seconds)))
         _answer(exchange, future, partial(_respond_renewed, exchange, lease_id))
+
+
+def _received(broker: Broker, exchange: Exchange, future: asyncio.Future[PopResult]) -> PopResult:
+    """Return the result of a pop with readable payloads; it is empty if the client has disconnected."""
+    result = future.result()
+    if exchange.gone:  # It disconnected in the turn of the event loop in which the result arrived.
+        broker.give_back(result)
+        return PopResult()
+    exchange.on_left = None
+    broker.unseal(result)
+    return result
+
+
+class _Next:
+    """Settlements and a pop that are under way for one request.
+
+    A pop that waits begins beside the settlements, because neither depends on the other: if the settlements make a
+    message available, the pop is notified. Without a wait, the pop begins when the settlements are committed. The
+    response begins then, too.
+    """
+
+    __slots__ = ("_asked", "_broker", "_exchange", "_line", "_popping", "_request", "_settled", "_timer")
+
+    def __init__(self, broker: Broker, exchange: Exchange, asked: Pop) -> None:
+        self._broker = broker
+        self._exchange = exchange
+        self._asked = asked
+        self._request = named(asked.request, exchange)
+        self._popping: asyncio.Future[PopResult] | None = None
+        self._settled = False
+        self._line = b""
+        """The first line, until it is sent."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, settling: asyncio.Future[list[SettleOutcome]] | None) -> None:
+        """Answer when both are done."""
+        if settling is None:
+            self._note_settled([])
+            return
+        settling.add_done_callback(self._on_settled)
+        if self._asked.wait_seconds:
+            self._pop()
+
+    def _on_settled(self, settling: asyncio.Future[list[SettleOutcome]]) -> None:
+        try:
+            outcomes = settling.result()
+        except Exception as error:
+            self._exchange.on_left = None
+            popping = self._popping
+            if popping is not None and not popping.cancel() and popping.exception() is None:
+                self._broker.give_back(popping.result())
+            self._exchange.respond(*error_response(error))
+        else:
+            self._note_settled(outcomes)
+
+    def _note_settled(self, outcomes: list[SettleOutcome]) -> None:
+        self._settled = True
+        self._line = encode(ack_answers(outcomes)) + b"\n"
+        if self._popping is not None and self._popping.done():
+            self._finish(self._popping)
+            return
+        if self._exchange.gone:
+            return
+        if self._popping is None:
+            self._pop()
+        self._timer = asyncio.get_running_loop().call_later(_FIRST_LINE_SECONDS, self._send_first_line)
+
+    def _send_first_line(self) -> None:
+        if self._exchange.begin_response(200, _LINES_HEADERS, self._line):
+            self._line = b""
+
+    def _pop(self) -> None:
+        asked = self._asked
+        try:
+            popping = self._broker.begin_pop(self._request, asked.wait_seconds, asked.priority)
+        except HarkError as error:
+            popping = asyncio.get_running_loop().create_future()
+            popping.set_exception(error)
+        self._popping = popping
+        self._exchange.on_left = popping.cancel
+        popping.add_done_callback(self._on_popped)
+
+    def _on_popped(self, popping: asyncio.Future[PopResult]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._settled:
+            self._finish(popping)
+
+    def _finish(self, popping: asyncio.Future[PopResult]) -> None:
+        """Send the second line, and the first one if it is not sent yet. Line breaks in payloads become spaces."""
+        if popping.cancelled():
+            return  # The client has disconnected.
+        lost = None
+        try:
+            result = _received(self._broker, self._exchange, popping)
+            line = encode(pop_reply(self._request, result) if result.messages else None)
+            lost = partial(self._broker.give_back, result)
+        except Exception as error:
+            known = known_error(error)
+            retry = {} if known.retry_after is None else {"retryAfter": known.retry_after}
+            line = encode({**error_body(known), "status": known.status, **retry})
+        if b"\n" in line or b"\r" in line:
+            line = line.replace(b"\n", b" ").replace(b"\r", b" ")
+        self._exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
 
 
 def _answer(exchange: Exchange, future: asyncio.Future[Any], respond: Callable[[Any], None]) -> None:

@@ -76,13 +76,8 @@ class Delivery:
 
     # Those who wait ----------------------------------------------------------------------------------------
 
-    def wait(
-        self, request: PopRequest, seconds: float, priority: int, on_wait: Callable[[], None] | None = None
-    ) -> asyncio.Future[PopResult]:
-        """Return the result of a pop that waits for its first message. Cancel the future if the client disconnects.
-
-        `on_wait` is called if the first look finds nothing, so that the pop begins to wait.
-        """
+    def wait(self, request: PopRequest, seconds: float, priority: int) -> asyncio.Future[PopResult]:
+        """Return the result of a pop that waits for its first message. Cancel the future if the client disconnects."""
         self.intentions.admit()
         now = self.timers.now()
         subscription = self.subscription(request)
@@ -96,18 +91,16 @@ class Delivery:
             except HarkError as error:
                 answer.set_exception(error)
             else:
-                look.add_done_callback(partial(self._looked, intention, on_wait))
+                look.add_done_callback(partial(self._looked, intention))
         else:
-            self._park(intention, on_wait)
+            self._park(intention)
         return answer
 
     def _answered(self, intention: Intention, _answer: asyncio.Future[PopResult]) -> None:
         self.intentions.remove(intention)
         intention.subscription.leave(intention)
 
-    def _looked(
-        self, intention: Intention, on_wait: Callable[[], None] | None, look: asyncio.Future[PopResult]
-    ) -> None:
+    def _looked(self, intention: Intention, look: asyncio.Future[PopResult]) -> None:
         """Answer a pop with the result of its first look, or let it wait."""
         answer, subscription = intention.answer, intention.subscription
         if answer.done():
@@ -134,16 +127,14 @@ class Delivery:
                 answer.set_result(result)
                 return
             subscription.note_empty(intention.partition, result.look_again_at)
-        self._park(intention, on_wait)
+        self._park(intention)
 
-    def _park(self, intention: Intention, on_wait: Callable[[], None] | None) -> None:
+    def _park(self, intention: Intention) -> None:
         if self._closed or self.suspended:
             intention.end(_PAUSED if self.suspended else _CLOSED)
         else:
             self.intentions.park(intention)
             intention.subscription.set_interest(intention, True)
-            if on_wait is not None:
-                on_wait()
 
     def _must_look(self, intention: Intention) -> bool:
         """Whether a new consumer pops once before it waits.
