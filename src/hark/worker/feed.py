@@ -141,16 +141,18 @@ class Feed:
         if ended:
             for one in ended:
                 one.held.ended.add(one.message.id)
-            task = asyncio.get_running_loop().create_task(self._settle(ended, self._piggyback(ended)))
+            told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
+            task = asyncio.get_running_loop().create_task(self._settle(ended, told, self._piggyback(told)))
             self._settling.add(task)
             task.add_done_callback(self._settled)
         self._wake_if_quiet()
 
-    def _piggyback(self, ended: Sequence[Ended]) -> PiggybackedAcks | None:
+    def _piggyback(self, told: Sequence[Ended]) -> PiggybackedAcks | None:
         """The settlements, for the poll that follows at once because it waited for free slots; None: send them."""
-        if not self._carries_acks or not self._waits_for_room or self._acks is not None or self._poller.stopped:
+        polls_now = self._waits_for_room and self.free and not self._poller.stopped
+        if not self._carries_acks or not polls_now or self._acks is not None:
             return None
-        verdicts = _verdicts(ended)
+        verdicts = _verdicts(told)
         if 0 < len(verdicts) <= MOST_WITH_POP and not any(verdict.error for verdict in verdicts):
             self._acks = PiggybackedAcks(verdicts)
         return self._acks
@@ -263,9 +265,8 @@ class Feed:
         self._held.discard(held)
         self._lose(held)
 
-    async def _settle(self, ended: Sequence[Ended], acks: PiggybackedAcks | None) -> None:
+    async def _settle(self, ended: Sequence[Ended], told: Sequence[Ended], acks: PiggybackedAcks | None) -> None:
         """Settle until the server answers. Only a lost lease makes that unnecessary."""
-        told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
         while True:
             try:
                 answers = await self._settler.settle_many(_verdicts(told), acks)
@@ -306,7 +307,7 @@ def _ways(caller: Caller, wish: Wish, sockets: bool, headers: Mapping[str, str] 
 
 
 def _verdicts(ended: Sequence[Ended]) -> list[Verdict]:
-    return [one.verdict for one in ended if one.verdict is not None and not one.held.is_lost]
+    return [one.verdict for one in ended if one.verdict is not None]
 
 
 def _returned(held: Held, message: Delivered) -> Ended:
