@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 
@@ -17,6 +18,7 @@ from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
 from hark.worker.options import plan_for
 from hark.worker.shift import Shift
+from hark.worker.stopping import stop_signals
 from tests.worker.workers import SECONDS, ScriptedServer, ask, burst, push_raw, running, until_it_waits
 
 
@@ -248,3 +250,20 @@ async def test_without_a_grace_period_nothing_is_waited_for(worker: Worker, capl
         await worker.stop()
         assert (await run).totals.handed_back == 1
     assert "running handlers: 1, 0.0 s to finish" in caplog.text
+
+
+async def test_a_signal_that_another_thread_receives_wakes_the_loop() -> None:
+    stopped = asyncio.Event()
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    assert other.ident is not None
+    try:
+        with stop_signals(True, stopped.set, lambda: None):
+            # After this turn the loop waits, with nothing else to wake it.
+            asyncio.get_running_loop().call_soon(signal.pthread_kill, other.ident, signal.SIGTERM)
+            async with asyncio.timeout(SECONDS):
+                await stopped.wait()
+    finally:
+        over.set()
+        other.join()
