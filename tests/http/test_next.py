@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from hark.access.identity import ANYBODY
+from hark.broker import Broker
+from hark.http.exchange import Exchange, Header, Lost
+from hark.http.hot import HotRoutes
+from hark.model import PopResult, SettleOutcome
 from hark.settings import Limits, Settings
 from tests.http.api import Api, Json, acknowledgment, data, refusal, texts
 from tests.http.streaming import PATIENCE, inside
@@ -142,3 +150,50 @@ def test_a_client_of_http_1_0_gets_both_lines_at_the_end(api: Api, server_url: s
     assert b"chunked" not in head
     first, second = body.splitlines()
     assert (json.loads(first), data(json.loads(second)["messages"])) == ([], [1])
+
+
+# Both parts are done in the same turn of the event loop ---------------------------------------------------
+
+
+class OneAnswer:
+    """A connection that notes what it is to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def respond(
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+    ) -> None:
+        """Note the response."""
+        del status, headers, lost
+        self.sent.append(body)
+        exchange.end()
+
+    def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
+        """Nothing is sent early."""
+        raise AssertionError((exchange, status, headers, body))
+
+
+@pytest.mark.parametrize("first", ["settle", "pop"])
+async def test_messages_that_arrive_with_the_settlements_are_sent_once_and_stay_leased(first: str) -> None:
+    loop = asyncio.get_running_loop()
+    settling: asyncio.Future[list[SettleOutcome]] = loop.create_future()
+    popping: asyncio.Future[PopResult] = loop.create_future()
+    broker = Mock(Broker)
+    broker.settle.return_value, broker.begin_pop.return_value = settling, popping
+    exchange = Exchange("POST", b"/api/v1/next", b"queue=q&wait=true", {}, None, secure=False)
+    exchange.identity, exchange.params = ANYBODY, {}
+    exchange.body = json.dumps({"acknowledgments": [{"transactionId": "t", "partitionId": "p"}]}).encode()
+    carrier = exchange.carrier = OneAnswer()
+    HotRoutes(broker, Settings()).next(exchange)
+    results: list[Callable[[], None]] = [
+        lambda: settling.set_result([SettleOutcome("t", True)]),
+        lambda: popping.set_result(PopResult(lease_id="l")),
+    ]
+    for result in results if first == "settle" else reversed(results):
+        result()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    [body] = carrier.sent
+    assert json.loads(body.splitlines()[0])[0]["success"]
+    broker.give_back.assert_not_called()

@@ -299,7 +299,7 @@ class _Next:
     response begins then, too.
     """
 
-    __slots__ = ("_asked", "_broker", "_exchange", "_line", "_popping", "_request", "_settled", "_timer")
+    __slots__ = ("_asked", "_broker", "_exchange", "_line", "_popped", "_popping", "_request", "_settled", "_timer")
 
     def __init__(self, broker: Broker, exchange: Exchange, asked: Pop) -> None:
         self._broker = broker
@@ -307,7 +307,7 @@ class _Next:
         self._asked = asked
         self._request = named(asked.request, exchange)
         self._popping: asyncio.Future[PopResult] | None = None
-        self._settled = False
+        self._settled = self._popped = False
         self._line = b""
         """The first line, until it is sent."""
         self._timer: asyncio.TimerHandle | None = None
@@ -327,7 +327,7 @@ class _Next:
         except Exception as error:
             self._exchange.on_left = None
             popping = self._popping
-            if popping is not None and not popping.cancel() and popping.exception() is None:
+            if popping is not None and not popping.cancel() and not popping.cancelled() and not popping.exception():
                 self._broker.give_back(popping.result())
             self._exchange.respond(*error_response(error))
         else:
@@ -336,8 +336,8 @@ class _Next:
     def _note_settled(self, outcomes: list[SettleOutcome]) -> None:
         self._settled = True
         self._line = encode(ack_answers(outcomes)) + b"\n"
-        if self._popping is not None and self._popping.done():
-            self._finish(self._popping)
+        if self._popped:
+            self._finish()
             return
         if self._exchange.gone:
             return
@@ -360,15 +360,17 @@ class _Next:
         self._exchange.on_left = popping.cancel
         popping.add_done_callback(self._on_popped)
 
-    def _on_popped(self, popping: asyncio.Future[PopResult]) -> None:
+    def _on_popped(self, _popping: asyncio.Future[PopResult]) -> None:
+        self._popped = True
         if self._timer is not None:
             self._timer.cancel()
         if self._settled:
-            self._finish(popping)
+            self._finish()
 
-    def _finish(self, popping: asyncio.Future[PopResult]) -> None:
+    def _finish(self) -> None:
         """Send the second line, and the first one if it is not sent yet. Line breaks in payloads become spaces."""
-        if popping.cancelled():
+        popping = self._popping
+        if popping is None or popping.cancelled():
             return  # The client has disconnected.
         lost = None
         try:

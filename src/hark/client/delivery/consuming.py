@@ -51,6 +51,11 @@ class Budget:
         self._pending = 0
         self._news = asyncio.Event()
 
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing can be reserved now."""
+        return self._free == 0
+
     async def reserve(self, most: int) -> int:
         """Reserve some of the rest. Waits while other loops may return some. 0: nothing is left."""
         while self._free == 0 and self._pending:
@@ -191,7 +196,12 @@ class Consumption:
             supply.interrupt()
         acks = Acks(supply)
         try:
-            while not self._stopping and (most := await budget.reserve(self._choices.batch)):
+            while not self._stopping:
+                if budget.used_up:
+                    await acks.answered()  # No pop follows soon that could carry them.
+                most = await budget.reserve(self._choices.batch)
+                if not most:
+                    break
                 begun = 0
                 try:
                     messages = await supply.batch(most, acks.for_pop())
