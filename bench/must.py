@@ -86,7 +86,7 @@ CPU_L: dict[EngineName, tuple[tuple[str, str, float], ...]] = {
     ),
     "s3": (),
 }
-"""At most so many times the CPU of the bare protocol for a request."""
+"""Upper bound of the CPU of a request, in CPU of the bare protocol."""
 HOSTILE = tuple(
     bound
     for attack in ATTACKS

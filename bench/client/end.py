@@ -88,7 +88,7 @@ async def _push_at(queues: list[hark.Queue], numbers: range) -> dict[int, float]
 
 
 async def _until(arrived: dict[int, float], number: int) -> None:
-    """Return when so many messages have come, or when that takes too long."""
+    """Return when this number of messages has arrived, or when that takes too long."""
     deadline = clock() + GRACE_SECONDS
     while len(arrived) < number and clock() < deadline:  # noqa: ASYNC110 (an event for each message would cost)
         await asyncio.sleep(0.01)

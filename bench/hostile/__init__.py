@@ -1,1 +1,1 @@
-"""Clients that attack a server before anybody has asked them for a token."""
+"""Clients that attack a server before it asks for a token."""

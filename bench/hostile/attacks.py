@@ -35,7 +35,7 @@ _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 async def _many(line: bytes, size: int) -> Stream:
-    """So many bytes of the same line."""
+    """This number of bytes of the same line."""
     piece = line * (PIECE // len(line))
     for _ in range(size // len(piece)):
         yield piece

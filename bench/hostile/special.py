@@ -1,4 +1,4 @@
-"""The row `hostile`: what attackers do to everybody else, and to the memory of the server."""
+"""The row `hostile`: the effect of attacks on other clients and on the memory of the server."""
 
 from __future__ import annotations
 
