@@ -30,7 +30,7 @@ from bench.stores import EngineName
 
 DEFAULT = ("push1", "push1c256", "pop1", "lone", "end", "push100", "pop100")
 OTHERS = ("lone", "end", "mixed", "deliver", "waiting", "hostile")
-"""Rows beside the closed loops that start all their servers in a way that can be told which checkout to use."""
+"""Rows beside the closed loops whose servers can be started from either checkout."""
 METRICS = {
     "throughput": "messages/s",
     "p50_ms": "p50 ms",
