@@ -10,7 +10,7 @@ from bench.measure import Bench
 from bench.rows import BACKLOG, QUEUE, SIZE
 from bench.servers import Server, running
 from bench.stores import Place
-from hark.cli.load import Load, generate
+from hark.cli.bench import Load, generate
 
 PARTITIONS = 100_000
 MESSAGES = 1_000_000

@@ -12,7 +12,7 @@ import apsw
 
 from bench.figures import Disk, Limit
 from bench.table import Value, insert_sql, insert_wide, open_table
-from hark.cli.load import payload_of, percentile
+from hark.cli.bench import payload_of, percentile
 
 ROWS_PER_TRANSACTION = 1000
 PAGE = b"\xa5" * 4096

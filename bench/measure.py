@@ -15,7 +15,7 @@ from bench.procfs import rss_mb
 from bench.rows import BARE_ROW, Row
 from bench.servers import Kind, Server, running
 from bench.stores import Place, SqliteStores, Stores
-from hark.cli.load import Load, generate
+from hark.cli.bench import Load, generate
 
 FILL_BATCH = 100
 WARM_SECONDS = 1.0

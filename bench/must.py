@@ -92,7 +92,7 @@ HOSTILE = tuple(
     for attack in ATTACKS
     for bound in (
         Bound(f"hostile_{attack.name}_p99", f"{attack.title}: p99 of /health/live", 200.0, "ms"),
-        Bound(f"hostile_{attack.name}_mb", f"{attack.title}: memory", 64.0, "MB more"),
+        Bound(f"hostile_{attack.name}_mb", f"{attack.title}: memory", attack.memory, "MB more"),
     )
 )
 """What attackers without a token may do to others."""

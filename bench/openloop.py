@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.rows import PARTITIONS, QUEUE, SIZE
 from bench.wrk import Sample
-from hark.cli.load import Load, Outcome, generate, percentile
+from hark.cli.bench import Load, Outcome, generate, percentile
 
 IDLE_RATE = 100.0
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from bench.rows import PARTITIONS, QUEUE, SIZE
 from bench.wrk import Sample
-from hark.cli.load import Load, percentile, push_bodies
+from hark.cli.bench import Load, percentile, push_bodies
 
 HOST = "127.0.0.1"
 TIMEOUT = 30.0
@@ -37,7 +37,19 @@ class RawClient:
 
     def ask(self, request: bytes) -> int:
         """Send a request, read the whole answer, and return its status; `OSError` if the connection ends before."""
+        return self.answer(request)[0]
+
+    def answer(self, request: bytes) -> tuple[int, bytes]:
+        """Send a request and return the status and the body of the answer."""
+        self.send(request)
+        return self.receive()
+
+    def send(self, request: bytes) -> None:
+        """Send a request."""
         self._socket.sendall(request)
+
+    def receive(self) -> tuple[int, bytes]:
+        """Read an answer and return its status and body."""
         data = self._more(b"")
         while (end := data.find(_END)) < 0:
             data = self._more(data)
@@ -45,7 +57,7 @@ class RawClient:
         whole = end + len(_END) + (int(found[1]) if found else 0)
         while len(data) < whole:
             data = self._more(data)
-        return int(data[9:12])
+        return int(data[9:12]), data[end + len(_END) :]
 
     def _more(self, data: bytes) -> bytes:
         got = self._socket.recv(65_536)

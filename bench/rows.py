@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bench.stores import EngineName
-from hark.cli.load import Load
+from hark.cli.bench import Load
 
 QUEUE = "bench"
 PARTITIONS = 1000

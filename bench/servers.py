@@ -51,7 +51,7 @@ class Server(msgspec.Struct, frozen=True):
 def command(kind: Kind, port: int, place: Place) -> list[str]:
     """How a server is started."""
     if kind == "hark":
-        store = ["--engine", place.url] if place.url else ["--data", str(place.folder)]
+        store = [] if place.url else ["--data", str(place.folder)]
         return [str(Path(sys.executable).parent / "hark"), "serve", "--port", str(port), *store]
     module = "bench.postgres.floor" if kind == "floor" and place.url else f"bench.{kind}"
     return [sys.executable, "-m", module, str(port), place.url or str(place.folder)]
@@ -63,6 +63,7 @@ def running(kind: Kind, place: Place, settings: Mapping[str, str] | None = None)
 
     `settings` are variables of its environment, beside those of ours.
     """
+    engine = {"HARK_ENGINE": place.url} if place.url else {}
     folder = place.folder
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
@@ -70,7 +71,11 @@ def running(kind: Kind, place: Place, settings: Mapping[str, str] | None = None)
     with log.open("wb") as output:
         began = time.perf_counter()
         process = subprocess.Popen(
-            command(kind, port, place), cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **(settings or {})}
+            command(kind, port, place),
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **engine, **(settings or {})},
         )
     try:
         while not _answers(port, PROBES[kind]):

@@ -22,9 +22,19 @@ HEADERS = ((b"content-type", b"application/json"),)
 class PushServer(ABC):
     """What a floor is to the wire: an application that takes every request as a push."""
 
+    def is_revoked(self, exchange: Exchange) -> bool:
+        """Never: there are no tokens."""
+        del exchange
+        return False
+
     def admit(self, exchange: Exchange) -> None:
         """Admit everything."""
         del exchange
+
+    def body_limit(self, exchange: Exchange) -> int:
+        """Return the limit of every request."""
+        del exchange
+        return 2**20
 
     def answer_now(self, exchange: Exchange) -> bool:
         """Take a request; `answer` follows."""

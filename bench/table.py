@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apsw
 
-from hark.engine.sqlite.schema import MESSAGES
+from hark.engine.core.schema import MESSAGES
 
 COLUMNS = ("partition", "offset", "created_at", "payload")
 ROWS_PER_STATEMENT = 64

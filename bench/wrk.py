@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from hark.cli.load import Load, generate, payload_of, percentile
+from hark.cli.bench import Load, generate, payload_of, percentile
 
 LUA = Path(__file__).parent / "lua"
 MARK = "BENCH "

@@ -32,10 +32,10 @@ from playwright.async_api import Page, async_playwright, expect
 
 import hark
 from hark.broker import Broker
-from hark.broker.observing.observer import Observer
+from hark.broker.observer import Observer
 from hark.clock import SECOND
 from hark.settings import Settings
-from hark.testing.thread import ServerThread
+from hark.testing.server import ServerThread
 
 TARGET = Path(__file__).parent.parent / "docs/images/dashboard.png"
 HEIGHT = 990

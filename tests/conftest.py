@@ -70,7 +70,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[str]:
     """An empty database in which Hark's schema is installed; no session and no object may be left behind in it.
 
-    Tests with the mark `fresh_database` (they migrate, compact or look at statistics) get one that no test used before.
+    Tests with the mark `fresh_database` (they migrate, rotate or look at statistics) get one that no test used before.
     """
     fresh = request.node.get_closest_marker("fresh_database") is not None
     with postgres_server.fresh_database() if fresh else postgres_server.database() as url:

@@ -87,6 +87,14 @@ def programs() -> Iterator[Programs]:
         yield found
 
 
+def client_program(name: str) -> str:
+    """A program that needs a connection only."""
+    folder = _folder_of_wheel(None) or _folder_of_machine()
+    found = shutil.which(name, path=folder) or shutil.which(name)
+    assert found is not None, f"{name} is not installed"
+    return found
+
+
 def fast_folder() -> str | None:
     """Memory, where there is enough: nothing waits for a disk there. None: as all temporary files."""
     memory = Path("/dev/shm")

@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: the one that `HARK_TEST_POSTGRES` names, or one that is started for them.
 
 A test has a database for itself. Most get one that was used before and emptied (a few milliseconds), and must leave no
-session and no object behind in it. Tests that migrate, compact, restart or look at statistics get a fresh copy of a
+session and no object behind in it. Tests that migrate, rotate, restart or look at statistics get a fresh copy of a
 template in which Hark's schema was installed once (170 ms).
 """
 

@@ -24,10 +24,10 @@ from hark.access.authenticator import Authenticator
 from hark.broker import Broker
 from hark.clock import SystemClock
 from hark.http.app import App
-from hark.serving.engines import make_engine
-from hark.serving.peering import endpoints, make_peers
+from hark.serving.listening import endpoints, make_peers
+from hark.serving.server import make_engine
 from hark.settings import Settings, load
-from hark.testing.thread import ServerThread
+from hark.testing.server import ServerThread
 from tests.s3.credentials import AWS_ENVIRONMENT
 from tests.s3.stub.server import StubServer, serving_in_thread
 from tests.s3.stub.store import StubStore
@@ -64,7 +64,8 @@ def running_server(
     """Serve from `directory` (its only store and configuration) in a thread, and yield the URL; stopped at the end."""
     if engine.startswith("sqlite:///"):
         engine = f"sqlite:///{directory / engine.removeprefix('sqlite:///')}"
-    loaded = load({"engine": engine, "data": str(directory / "hark-data")}, settings or {}, toml_path=None)
+    variables = {**(settings or {}), "HARK_ENGINE": engine}
+    loaded = load({"data": str(directory / "hark-data")}, variables, toml_path=None)
     server = LocalServer(loaded.settings)
     server.start()
     try:
@@ -81,19 +82,20 @@ def server_process(
     arguments: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
     authority: Path | None = None,
+    hark: Sequence[str] = (sys.executable, "-c", "from hark.cli import main; main()"),
 ) -> Iterator[str]:
     """Run `hark serve` in `directory` (its only store and configuration) and yield the URL; stopped at the end.
 
-    `authority` is whom to trust when the arguments give the server a certificate.
+    `authority` is whom to trust when the arguments give the server a certificate. `hark` is the command, if it is to be
+    that of another environment.
     """
     # Settings of the developer's shell must not reach the server under test.
     keep = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
-    command = [sys.executable, "-c", "from hark.cli import main; main()", "serve", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--engine", engine, *arguments],
+        [*hark, "serve", "--port", "0", *arguments],
         cwd=directory,
-        env=environment | dict(settings or {}),
+        env=environment | {"HARK_ENGINE": engine} | dict(settings or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,10 +7,10 @@ import random
 
 import msgspec
 
-from hark.cli.load import percentile
+from hark.cli.bench import percentile
 from hark.polling import PollingStrategy
-from hark.polling.cost import AWS_S3
 from hark.polling.poller import Poller
+from hark.polling.strategy import AWS_S3
 
 DAY = 86_400.0
 MESSAGES = 200

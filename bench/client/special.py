@@ -17,7 +17,7 @@ from bench.measure import Bench
 from bench.postgres.cluster import PostgresStores, cluster
 from bench.procfs import rss_mb
 from bench.servers import ROOT, Server
-from hark.cli.load import percentile
+from hark.cli.bench import percentile
 
 OFFICIAL = ROOT / ".venv" / "queen-clients" / "2.6.0"
 CONSUMED = 10_000

@@ -10,7 +10,7 @@ from bench.delivery.fair import push_all
 from bench.delivery.waiters import ACK, waiting_pop
 from bench.delivery.wires import GRACE_SECONDS, Calls, Pool, dial_many, pool
 from bench.rows import QUEUE
-from hark.cli.load import Wire, ack_body
+from hark.cli.bench import Wire, ack_body
 
 POPS = 100
 ROUNDS = 10

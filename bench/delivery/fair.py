@@ -12,7 +12,7 @@ from bench.delivery.sockets import Socket
 from bench.delivery.waiters import ACK, PUSH, decode_popped, item, items, waiting_pop
 from bench.delivery.wires import DIALS, GRACE_SECONDS, Metrics, Pool, dial_many, pool
 from bench.rows import QUEUE
-from hark.cli.load import ack_body
+from hark.cli.bench import ack_body
 
 CONSUMERS = 1000
 PARTITIONS = 1000

@@ -18,7 +18,7 @@ from bench.delivery.states import MEETING, STREAMS, WAYS, Field, Ledger, Way, ac
 from bench.delivery.waiters import ACK, decode_popped
 from bench.delivery.wires import Pool, pool
 from bench.procfs import open_files, rss_mb
-from hark.cli.load import ack_body
+from hark.cli.bench import ack_body
 
 LATE = "late"
 HELPERS = 64

@@ -14,7 +14,7 @@ from bench.figures import Figure, Run
 from bench.measure import Bench
 from bench.procfs import rss_mb
 from bench.servers import Server, running
-from hark.cli.load import percentile
+from hark.cli.bench import percentile
 
 MANY = 1000
 """From so many rounds on the waves of misbehaving clients are larger."""

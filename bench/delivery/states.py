@@ -12,7 +12,7 @@ import msgspec
 from bench.delivery.sockets import frame, upgrade
 from bench.delivery.waiters import ACK, PUSH, item, items
 from bench.delivery.wires import HOST, Pool
-from hark.cli.load import ack_body, payload_of
+from hark.cli.bench import ack_body, payload_of
 
 TIMEOUT_MS = 60_000
 NARROW = 4096

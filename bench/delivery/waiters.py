@@ -10,7 +10,7 @@ import msgspec
 
 from bench.delivery.wires import GRACE_SECONDS, Pool, dial_many
 from bench.rows import SIZE
-from hark.cli.load import Wire, ack_body, payload_of
+from hark.cli.bench import Wire, ack_body, payload_of
 
 ACK = b"/api/v1/ack/batch"
 PUSH = b"/api/v1/push"

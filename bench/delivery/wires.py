@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hark.cli.load import Reply, Wire
+from hark.cli.bench import Reply, Wire
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import cache
 from itertools import count
 
 import msgspec
@@ -20,9 +21,13 @@ MOST_CONNECTIONS = 5_000
 """That one attack opens, one after the other, where the server closes them."""
 PAUSE = 0.02
 """Seconds before a closed connection is opened again."""
+IN_FLIGHT = 1.05 * (3 * 512 + 256 + 88)
+"""Megabytes that large bodies and answers may use: the sum in docs/security.md, without what an idle server uses."""
 TRAILERS = EXTENSION = 12 * 1024 * KIB
 BODY = 64 * 1024 * KIB
 """More than any server of the benchmark accepts."""
+LARGEST = 10 * 1024 * KIB - 1
+"""A body that the servers of the benchmark accept."""
 HEAD = 1_000 * KIB
 DRIP = 1.0
 """Seconds between two drops of 1 KiB, when all else is sent."""
@@ -106,6 +111,68 @@ async def _slow_heads(_number: int) -> Stream:
         await asyncio.sleep(BYTE)
 
 
+def _request(path: bytes, start: bytes, part: bytes, end: bytes) -> bytes:
+    """A request with a body that repeats one part as often as the limit of bodies allows."""
+    body = start + part * ((LARGEST - len(start) - len(end)) // len(part)) + end
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)
+
+
+@cache
+def _values() -> tuple[bytes, ...]:
+    """Requests that take long to decode: many options, escaped quotes, keys, acknowledgements and checks."""
+    return (
+        _request(b"/api/v1/configure", b'{"queue":"q","options":{"a":1', b',"":1', b"}}"),
+        _request(b"/api/v1/push", b'{"items":[{"queue":"q","payload":["', b'\\"[', b'"]}]}'),
+        _request(b"/api/v1/push", b'{"items":[{"queue":"q","delay":"x","payload":[', b"[1,2,3,4,5,6,7,8,9],", b"1]}]}"),
+        _request(b"/keyval/api/keys/batch", b'{"keys":[[]', b",[]", b"]}"),
+        _request(b"/api/v1/ack/batch", b'{"acknowledgments":[{}', b",{}", b"]}"),
+        _request(b"/keyval/api/atomic", b'{"mutations":[],"checks":[{}', b",{}", b"]}"),
+    )
+
+
+async def _decoding(number: int) -> Stream:
+    requests = _values()
+    while True:
+        yield requests[number % len(requests)]
+
+
+async def _frames(_number: int) -> Stream:
+    yield (
+        b"GET /api/v1/consume HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    ping = b'{"type":"ping"}'
+    piece = (b"\x81" + bytes([0x80 | len(ping)]) + bytes(4) + ping) * 1000
+    while True:
+        yield piece
+
+
+async def _late_times(_number: int) -> Stream:
+    body = b'{"items":[{"queue":"q","deliverAt":"9999-12-31T23:59:59-12:00"}]}'
+    head = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    piece = (head + body + b"GET /api/v1/messages HTTP/1.1\r\nHost: localhost\r\n\r\n") * 100
+    while True:
+        yield piece
+
+
+async def _unfinished(_number: int) -> Stream:
+    """A body of which the last byte never comes."""
+    yield _POST + b"Content-Length: %d\r\n\r\n" % LARGEST
+    async for piece in _many(b" ", LARGEST - PIECE):
+        yield piece
+    async for piece in _dripping(b" "):
+        yield piece
+
+
+async def _unread_answers(_number: int) -> Stream:
+    """Messages, and pops whose answers are not read."""
+    body = b'{"items":[%s]}' % b",".join([b'{"queue":"q","payload":"%s"}' % (b"x" * 8 * KIB)] * 1000)
+    yield _POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    while True:
+        yield b"GET /api/v1/pop/queue/q?batch=10000&autoAck=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        await asyncio.sleep(DRIP)
+
+
 class Attack(msgspec.Struct, frozen=True):
     """One way to hurt a server."""
 
@@ -116,6 +183,8 @@ class Attack(msgspec.Struct, frozen=True):
     """What a connection sends; its number is the argument."""
     reads: bool = True
     """Whether it reads the answers."""
+    memory: float = 64.0
+    """How much more memory the server may use, in MB."""
 
 
 ATTACKS = (
@@ -126,6 +195,11 @@ ATTACKS = (
     Attack("pipelining", "4 x endless pipelining", 4, _pipelining),
     Attack("unread", "4 x endless pipelining, answers not read", 4, _pipelining, reads=False),
     Attack("bodies", "8 x bodies of 64 MiB, over the limit", 8, _bodies),
+    Attack("values", "6 x bodies of 10 MiB that take long to decode", 6, _decoding, memory=IN_FLIGHT),
+    Attack("frames", "4 WebSockets with endless pings", 4, _frames),
+    Attack("times", "4 x endless times after the year 9999", 4, _late_times),
+    Attack("unfinished", "100 bodies of 10 MiB that do not end", 100, _unfinished, memory=IN_FLIGHT),
+    Attack("answers", "8 x answers of 8 MiB, not read", 8, _unread_answers, reads=False, memory=IN_FLIGHT),
     Attack("slow", "500 slow heads, 5 bytes a second each", 500, _slow_heads),
 )
 CALM = Attack("nothing", "nothing", 0, _pipelining)

@@ -17,7 +17,7 @@ from bench.measure import Bench
 from bench.procfs import peak_mb, rss_mb
 from bench.raw import RawClient, get
 from bench.servers import Server
-from hark.cli.load import percentile
+from hark.cli.bench import percentile
 
 RATE = 100.0
 PROBERS = 200

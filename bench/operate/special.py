@@ -21,7 +21,7 @@ from bench.procfs import rss_mb
 from bench.rows import ROWS, Row
 from bench.servers import Server, running
 from bench.stores import Place
-from hark.cli.load import percentile
+from hark.cli.bench import percentile
 
 AUTH_ROWS = ("push1", "push100")
 SCRAPES = 30

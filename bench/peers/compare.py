@@ -14,7 +14,7 @@ from bench.peers.peer import PAYLOAD, Span
 from bench.rows import QUEUE
 from bench.servers import ROOT
 from bench.stores import Place
-from hark.cli.load import Load, generate
+from hark.cli.bench import Load, generate
 
 PUSH = Load(kind="push", queue=QUEUE, connections=8, partitions=100, size=len(msgspec.json.encode(PAYLOAD)))
 POP = Load(kind="pop", queue=QUEUE, connections=8, claims=100)

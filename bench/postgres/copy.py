@@ -8,7 +8,7 @@ from itertools import count
 
 from bench.postgres.table import Connection, make_partitions, open_tables
 from bench.rows import SIZE
-from hark.cli.load import payload_of
+from hark.cli.bench import payload_of
 
 BATCH = 1000
 COLUMNS = ("slot", "partition", "offset", "created_at", "payload", "transaction_id")

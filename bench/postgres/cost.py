@@ -16,7 +16,7 @@ from bench.postgres.copy import BATCH, Copier, TransactionIds
 from bench.procfs import family_us
 from bench.rows import QUEUE, SIZE
 from bench.stores import Place
-from hark.cli.load import payload_of
+from hark.cli.bench import payload_of
 from hark.engine.postgres import PostgresEngine
 from hark.errors import HarkError
 from hark.model import NewMessage

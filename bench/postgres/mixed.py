@@ -18,7 +18,7 @@ from bench.procfs import rss_mb
 from bench.rows import PARTITIONS, QUEUE, ROWS
 from bench.servers import Server
 from bench.wrk import Sample
-from hark.cli.load import Load, Outcome, generate
+from hark.cli.bench import Load, Outcome, generate
 
 PUSH = ROWS["push1"].load
 POP = Load(kind="pop", queue=QUEUE, connections=8, batch=100, claims=100, partitions=PARTITIONS, wait=True)

@@ -8,7 +8,7 @@ from itertools import count
 from urllib.parse import urlsplit
 
 from bench.s3.bucket import Stub
-from hark.cli.load import Wire
+from hark.cli.bench import Wire
 
 _BODY = b"x" * 1024
 _serial = count()

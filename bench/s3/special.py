@@ -18,7 +18,7 @@ from bench.s3.process import Job
 from bench.s3.roundtrip import bare_puts
 from bench.s3.team import Together, work_together
 from bench.servers import Server, running
-from hark.cli.load import Load, Outcome, generate, percentile
+from hark.cli.bench import Load, Outcome, generate, percentile
 
 BATCH = 100
 PROCESSES = 4

@@ -8,7 +8,7 @@ from bench.figures import Figure
 from bench.measure import FILL_BATCH, Bench, fill
 from bench.rows import ROWS, Row
 from bench.servers import Server
-from hark.cli.load import Load, generate
+from hark.cli.bench import Load, generate
 
 CONSUMERS = 64
 DELAY_MS = 3_600_000

@@ -15,7 +15,7 @@ from bench.procfs import rss_mb
 from bench.rows import QUEUE
 from bench.work import due, keys
 from bench.work.shared import cycle_at, delay_many
-from hark.cli.load import percentile
+from hark.cli.bench import percentile
 
 BATCHES = (1, 100)
 replace = msgspec.structs.replace

@@ -3,17 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
-from typing import Generic, TypeVar
+from math import inf
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from hark.errors import EngineFailure, HarkError, Overloaded
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 T = TypeVar("T")
-_Batch = list[tuple[Q, "asyncio.Future[A]", int]]
+
+
+class Answer(asyncio.Future[A]):
+    """A future with callbacks that run as soon as it is done, not a turn of the event loop later.
+
+    At low load a turn of the loop costs as much as the work that it delays.
+    """
+
+    _first: tuple[Callable[[asyncio.Future[A]], object], ...] = ()
+
+    def set_result(self, result: A) -> None:
+        """Answer."""
+        asyncio.Future.set_result(self, result)
+        if self._first:
+            self._call_back()
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        """Fail."""
+        asyncio.Future.set_exception(self, exception)
+        if self._first:
+            self._call_back()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give up."""
+        cancelled = asyncio.Future.cancel(self, msg)
+        if cancelled and self._first:
+            self._call_back()
+        return cancelled
+
+    def then(self, callback: Callable[[asyncio.Future[A]], object]) -> None:
+        """Call back when it is done, in the order of these calls."""
+        if self.done():
+            self.add_done_callback(callback)
+        else:
+            self._first += (callback,)
+
+    def _call_back(self) -> None:
+        callbacks, self._first = self._first, ()
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception as error:  # It must not affect the answers to others.
+                told = {"message": f"{callback} failed", "exception": error, "future": self}
+                self.get_loop().call_exception_handler(told)
+
+
+def when_done(future: asyncio.Future[A], callback: Callable[[asyncio.Future[A]], object]) -> None:
+    """Call back when a future is done, as soon as it can."""
+    if isinstance(future, Answer):
+        future.then(callback)
+    else:
+        future.add_done_callback(callback)
 
 
 class BatchSizes:
@@ -26,12 +81,14 @@ class BatchSizes:
         self.counts = [0] * 64
         """At i: calls that more than 2**(i-1) and at most 2**i shared."""
 
-    def add(self, requests: int) -> None:
-        """Record the size of a call."""
-        self.calls += 1
-        self.requests += requests
-        self.largest = max(self.largest, requests)
-        self.counts[(requests - 1).bit_length()] += 1
+
+class _Batch(msgspec.Struct, Generic[Q, A], eq=False):
+    """Requests that go to the engine with one call."""
+
+    entries: list[tuple[Q, Answer[A], int]] = msgspec.field(default_factory=list)
+    items: int = 0
+    # The call is made for all of them, but it belongs to the trace and to the request of the first.
+    context: Context = msgspec.field(default_factory=copy_context)
 
 
 class Batcher(Generic[Q, A]):
@@ -39,7 +96,8 @@ class Batcher(Generic[Q, A]):
 
     An idle batcher sends at once (at the end of this turn of the loop, so that requests read in the same turn
     share the call). A batch also goes out, beside the one in flight, at `max_items` or after `max_wait`
-    seconds, unless `max_calls` are in flight. More than `max_pending` items in all are refused: memory stays bounded.
+    seconds, unless `max_calls` are in flight. No call has more than `max_items`, unless a single request has: what
+    exceeds it is kept for the next call. More than `max_pending` items in all are refused: memory stays bounded.
     """
 
     def __init__(
@@ -51,42 +109,42 @@ class Batcher(Generic[Q, A]):
         max_wait: float,
         max_pending: int,
         max_calls: int | None = None,
-        orphaned: Callable[[A], None] | None = None,
+        orphaned: Callable[[A], object] | None = None,
     ) -> None:
         self._name = name
         self._call = call
         self._max_items = max_items
         self._max_wait = max_wait
         self._max_pending = max_pending
-        self._max_calls = max_calls
+        self._max_calls = inf if max_calls is None else max_calls
         self._orphaned = orphaned
-        self._waiting: list[tuple[Q, asyncio.Future[A], int]] = []
-        self._waiting_items = 0
+        self._waiting: deque[_Batch[Q, A]] = deque()
+        """The batches to send, of which only the last one may get more."""
         self._pending_items = 0
         self._calls = 0
         self._in_flight: set[asyncio.Future[Sequence[A | HarkError]]] = set()
         self._flush_handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
-        self._context = copy_context()
         self.sizes = BatchSizes()
 
-    def submit(self, request: Q, items: int = 1) -> asyncio.Future[A]:
+    def submit(self, request: Q, items: int = 1) -> Answer[A]:
         """Queue a request that counts as `items`; the future has its answer, or raises it."""
         if self._pending_items + items > self._max_pending and self._pending_items:
             raise Overloaded(
                 f"{self._pending_items} {self._name} items are already waiting; "
                 f"retry later or raise limits.max_pending ({self._max_pending})"
             )
-        future: asyncio.Future[A] = self._loop.create_future()
-        if not self._waiting:
-            # The call is made for all of them, but it belongs to the trace and to the request of the first.
-            self._context = copy_context()
-        self._waiting.append((request, future, items))
-        self._waiting_items += items
+        future: Answer[A] = Answer(loop=self._loop)
+        waiting = self._waiting
+        if not waiting or waiting[-1].items + items > self._max_items:
+            waiting.append(_Batch())
+        batch = waiting[-1]
+        batch.entries.append((request, future, items))
+        batch.items += items
         self._pending_items += items
-        if self._is_busy:
+        if self._calls >= self._max_calls:
             pass  # Sent when one of the calls returns.
-        elif self._waiting_items >= self._max_items:
+        elif len(waiting) > 1 or batch.items >= self._max_items:
             self._flush()
         elif self._flush_handle is None:
             if self._calls:
@@ -95,35 +153,44 @@ class Batcher(Generic[Q, A]):
                 self._flush_handle = self._loop.call_soon(self._flush)
         return future
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._max_calls is not None and self._calls >= self._max_calls
-
     async def drain(self) -> None:
         """Wait until everything submitted so far has been answered."""
         self._flush()
-        while self._in_flight:
-            await asyncio.wait(self._in_flight)
+        # Not what is submitted meanwhile: that may never end.
+        waiting = (future for batch in self._waiting for _, future, _ in batch.entries)
+        so_far: list[asyncio.Future[Any]] = [*self._in_flight, *waiting]
+        if so_far:
+            await asyncio.wait(so_far)
 
     def _flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        if not self._waiting or self._is_busy:
-            return
-        batch, self._waiting, self._waiting_items = self._waiting, [], 0
+        waiting = self._waiting
+        while waiting and self._calls < self._max_calls:
+            self._send(waiting.popleft())
+            if len(waiting) == 1 and waiting[0].items < self._max_items:  # It can get more.
+                if self._calls < self._max_calls and self._flush_handle is None:
+                    self._flush_handle = self._loop.call_later(self._max_wait, self._flush)
+                break
+
+    def _send(self, batch: _Batch[Q, A]) -> None:
         self._calls += 1
-        self.sizes.add(len(batch))
-        context = self._context
+        sizes, number = self.sizes, len(batch.entries)
+        sizes.calls += 1
+        sizes.requests += number
+        sizes.largest = max(sizes.largest, number)
+        sizes.counts[(number - 1).bit_length()] += 1
+        context = batch.context
         try:
-            call = context.run(self._call, [request for request, _, _ in batch])
+            call = context.run(self._call, [request for request, _, _ in batch.entries])
         except Exception as error:
-            self._answer(batch, [error] * len(batch))
-            return
+            call = self._loop.create_future()
+            call.set_exception(error)
         # A call that is a future needs no task.
         future = call if isinstance(call, asyncio.Future) else self._loop.create_task(_awaited(call), context=context)
         self._in_flight.add(future)
-        future.add_done_callback(partial(self._returned, batch), context=context)
+        when_done(future, partial(self._returned, batch))
 
     def _returned(self, batch: _Batch[Q, A], future: asyncio.Future[Sequence[A | HarkError]]) -> None:
         self._in_flight.discard(future)
@@ -132,22 +199,21 @@ class Batcher(Generic[Q, A]):
             error: BaseException | None = EngineFailure(text, code="outcome_unknown")
         else:
             error = future.exception()
-        self._answer(batch, [error] * len(batch) if isinstance(error, Exception) else future.result())
-
-    def _answer(self, batch: _Batch[Q, A], answers: Sequence[A | Exception]) -> None:
+        answers: Sequence[A | Exception]
+        answers = [error] * len(batch.entries) if isinstance(error, Exception) else future.result()
         self._calls -= 1
-        if self._waiting and (not self._calls or self._max_calls is not None):
+        if self._waiting and (not self._calls or self._max_calls != inf):
             # Before the callers are answered: the engine works on the next batch while the answers are written.
             self._flush()
-        for (_, future, items), answer in zip(batch, answers, strict=True):
+        for (_, asked, items), answer in zip(batch.entries, answers, strict=True):
             self._pending_items -= items
-            if future.done():  # The client went away meanwhile.
+            if asked.done():  # The client went away meanwhile.
                 if self._orphaned is not None and not isinstance(answer, Exception):
                     self._orphaned(answer)
             elif isinstance(answer, Exception):
-                future.set_exception(answer)
+                asked.set_exception(answer)
             else:
-                future.set_result(answer)
+                asked.set_result(answer)
 
 
 async def _awaited(call: Awaitable[T]) -> T:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 SECOND = 1_000_000
 MILLISECOND = 1_000
+EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND - 1
+"""The first time of the year 1 and the last of the year 9999 in UTC: no other times can be written as text."""
 
 
 class Clock(Protocol):
@@ -30,6 +32,19 @@ class SystemClock:
     def now(self) -> int:
         """The current time in microseconds."""
         return (time.clock_gettime_ns(self._source) + self._offset) // 1000
+
+
+class ShiftedClock:
+    """A clock that is ahead of another one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ahead = 0
+        """By how many microseconds."""
+
+    def now(self) -> int:
+        """The current time in microseconds."""
+        return self._clock.now() + self.ahead
 
 
 class FakeClock:

@@ -12,11 +12,9 @@ import msgspec
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.transport.api import Transport
-from hark.client.transport.beside import BesideTransport
 from hark.client.transport.credentials import trusting, with_token
-from hark.client.transport.failover import FailoverTransport
-from hark.client.transport.http import HttpTransport
-from hark.client.transport.inprocess import AsgiApp, AsgiTransport
+from hark.client.transport.http import FailoverTransport, HttpTransport
+from hark.client.transport.inprocess import AsgiApp, AsgiTransport, BesideTransport
 from hark.clock import Clock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting
 from hark.polling import PollingStrategy, PollMetrics
@@ -180,7 +178,7 @@ def on_bucket(
     polling: PollingStrategy | None = None,
 ) -> BesideTransport:
     """A server for a bucket, in a thread of this process. Settings default to the environment and hark.toml."""
-    from hark.serving.engines import describe, make_engine
+    from hark.serving.server import describe, make_engine
 
     settings = msgspec.structs.replace(settings or load({}, os.environ).settings, engine=address)
     clock = clock or SystemClock()

@@ -14,6 +14,7 @@
     ├── Overloaded            429  retry after `retry_after` seconds
     ├── Unavailable           503  retry after `retry_after` seconds
     │   └── EngineFailure     503  the store failed and stored nothing (`outcome_unknown`: it may have stored the data)
+    │       └── DiskFull      507  the disk of the store is full or nearly full
     ├── StoreUnusable         -    the store cannot be opened (start-up only)
     └── InvalidSetting        -    a setting is unknown or invalid (start-up only)
 
@@ -22,6 +23,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Self
 
 
@@ -156,6 +159,16 @@ class EngineFailure(Unavailable):
     code = "engine_failure"
 
 
+class DiskFull(EngineFailure):
+    """The disk of the store is full, or nearly full, and nothing of this request was stored."""
+
+    code = "disk_full"
+    status = 507
+
+    def __init__(self, text: str, *, code: str | None = None, retry_after: float = 10) -> None:
+        super().__init__(text, code=code, retry_after=retry_after)
+
+
 class StoreUnusable(HarkError):
     """The store cannot be opened: it is corrupt, locked by another process, not writable, or of a newer version."""
 
@@ -179,7 +192,12 @@ _BY_STATUS: dict[int, type[HarkError]] = {
     501: Refused,
     503: Unavailable,
 }
-_BY_CODE: dict[str, type[HarkError]] = {"engine_failure": EngineFailure, "outcome_unknown": EngineFailure}
+_BY_CODE: dict[str, type[HarkError]] = {
+    "engine_failure": EngineFailure,
+    "outcome_unknown": EngineFailure,
+    "store_unavailable": EngineFailure,
+    "disk_full": DiskFull,
+}
 
 
 def error_of(status: int, code: str, text: str, retry_after: float | None = None) -> HarkError:
@@ -190,3 +208,9 @@ def error_of(status: int, code: str, text: str, retry_after: float | None = None
         error.status = status
         return error
     return kind(text, code=code, retry_after=1 if retry_after is None and kind.retryable else retry_after)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint for the end of an error text: the known name that is most similar. Empty if none is similar."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 
-from hark.model.words import Key, KeyPart
+from hark.model.messages import Key, KeyPart
 
 MAX_PARTS = 20
 MAX_PART_LENGTH = 1024

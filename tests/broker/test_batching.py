@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 import pytest
@@ -67,7 +67,7 @@ async def batcher(engine: Engine) -> Doubler:
     return batcher_of(engine)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_items": 2, "max_calls": 1}], ids=["unbounded", "one call at a time"])
+@pytest.mark.parametrize("options", [{}, {"max_calls": 1}], ids=["unbounded", "one call at a time"])
 async def test_an_idle_batcher_sends_at_once_and_what_comes_during_a_call_is_collected_until_it_returns(
     engine: Engine, options: dict[str, float]
 ) -> None:
@@ -75,13 +75,49 @@ async def test_an_idle_batcher_sends_at_once_and_what_comes_during_a_call_is_col
     first = [batcher.submit(1), batcher.submit(2)]
     await engine.wait_for_calls(1)
     others = [batcher.submit(number) for number in (3, 4, 5)]
-    assert engine.calls == [[1, 2]], "if calls are bounded, also beyond max_items"
+    assert engine.calls == [[1, 2]]
     engine.finish(0)
     assert await asyncio.gather(*first) == [2, 4]
     await engine.wait_for_calls(2)
     engine.finish(1)
     assert await asyncio.gather(*others) == [6, 8, 10]
     assert engine.calls == [[1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("max_calls", [1, 2])
+async def test_no_call_has_more_than_max_items_unless_a_single_request_has(engine: Engine, max_calls: int) -> None:
+    batcher = batcher_of(engine, max_items=10, max_calls=max_calls)
+    sizes = {1: 4, 2: 4, 3: 4, 4: 25, 5: 6, 6: 4, 7: 1}
+    answers = [batcher.submit(number, size) for number, size in sizes.items()]
+    for call in range(5):
+        await engine.wait_for_calls(call + 1)
+        engine.finish(call)
+    assert await asyncio.gather(*answers) == [2, 4, 6, 8, 10, 12, 14]
+    assert engine.calls == [[1, 2], [3], [4], [5, 6], [7]]
+
+
+async def test_max_wait_bounds_the_wait_for_others_and_an_idle_batcher_does_not_wait_at_all(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def noted(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        waits.append(delay)
+        return call_later(delay, callback)
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    batcher = batcher_of(engine, max_calls=2, max_wait=0.001)
+    batcher.submit(1)
+    await engine.wait_for_calls(1)
+    assert waits == [], "an idle batcher has nobody to wait for"
+    batcher.submit(2)
+    await engine.wait_for_calls(2)
+    assert (engine.calls, waits) == ([[1], [2]], [0.001]), "beside the first call, which has not returned"
+    engine.finish(0)
+    engine.finish(1)
+    await batcher.drain()
 
 
 @pytest.mark.parametrize(
@@ -99,6 +135,24 @@ async def test_a_batch_that_is_full_or_has_waited_goes_out_beside_the_call_in_fl
     assert engine.calls == [[1], list(sizes)]
     engine.finish(0)
     engine.finish(1)
+    await batcher.drain()
+
+
+async def test_draining_waits_for_what_was_submitted_before_it_and_for_nothing_after_it(engine: Engine) -> None:
+    batcher = batcher_of(engine, max_calls=1)
+    batcher.submit(1)
+    await engine.wait_for_calls(1)
+    before = batcher.submit(2)
+    draining = asyncio.ensure_future(batcher.drain())
+    engine.finish(0)
+    await engine.wait_for_calls(2)
+    after = batcher.submit(3)
+    assert not draining.done()
+    engine.finish(1)
+    await engine.wait_for_calls(3)
+    await draining
+    assert (before.result(), after.done()) == (4, False)
+    engine.finish(2)
     await batcher.drain()
 
 

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from hark.broker import Broker, places
+from hark.broker import Broker, upkeep, work_queues
 from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
-from hark.broker.operations import Operations
-from hark.broker.places import Places
 from hark.broker.sealing import Sealer
-from hark.broker.upkeep import flags
-from hark.broker.upkeep.cleanup import keep_cleaning
-from hark.broker.work_queues import NO_ERROR
+from hark.broker.tallies import Operations
+from hark.broker.upkeep import keep_cleaning
+from hark.broker.work_queues import NO_ERROR, Places
 from hark.clock import FakeClock, SystemClock
 from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure, HarkError, InvalidInput, InvalidSetting, Unavailable
 from hark.ids import IdCodec
-from hark.model import DeadLetterFilter, Expired, NewMessage, PopRequest, QueueOptions, QueueSpec, Settlement
+from hark.model import (
+    DeadLetterFilter,
+    Expired,
+    NewMessage,
+    NewTrace,
+    PopRequest,
+    QueueOptions,
+    QueueSpec,
+    Settlement,
+    Transaction,
+)
 from hark.settings import Encryption, Queue, Settings
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
@@ -75,7 +84,7 @@ class SharedEngine(SqliteEngine):
 
 
 async def test_what_another_server_was_told_to_stop_is_stopped_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "_INTERVAL", 0)
+    monkeypatch.setattr(upkeep, "_FLAGS_INTERVAL", 0)
     broker = await started(SharedEngine(":memory:", clock=SystemClock()))
     pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
     await until_waiting(broker, 1)
@@ -135,6 +144,46 @@ async def test_payloads_and_dead_letters_are_sealed_at_rest_and_plain_for_consum
     assert b"card" not in bytes(at_rest.payload)
     assert bytes((await broker.dead_letters(DeadLetterFilter())).items[0].payload) == b'"card"'
     assert bytes((await broker.dead_letters(DeadLetterFilter(payloads=False))).items[0].payload) == b"null"
+
+
+def is_in_files(directory: Path, data: bytes) -> bool:
+    """Whether a file of a directory has these bytes."""
+    return any(data in file.read_bytes() for file in directory.iterdir())
+
+
+async def test_error_texts_and_traces_are_sealed_at_rest_and_plain_for_those_who_look(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "hark.db"
+    other = await started(
+        SqliteEngine(str(path), clock=SystemClock()), Settings(encryption=Encryption(key=KEY, old_keys=(OTHER_KEY,)))
+    )
+    await other.configure(QueueSpec(name="secrets", options=QueueOptions(encryption_enabled=True, retry_limit=1)))
+    await other.push([NewMessage("secrets", payload=b"1")])
+    for text in ("the card 4111 was refused", "again the card 4111"):
+        got = await other.pop(PopRequest(queue="secrets"))
+        [message] = got.messages
+        await other.trace(
+            NewTrace(
+                partition_id=message.partition_id, transaction_id=message.id, data=b'{"card": "4111"}', names=("n",)
+            )
+        )
+        item = Settlement(message.transaction_id, message.partition_id, "failed", got.lease_id, error=text)
+        if text.startswith("the"):
+            assert (await other.settle([item]))[0].success
+            [explanation] = (await other.explain(message.id)).explanations
+            assert "4111" in explanation.text or explanation.reason == "ready"
+            view = await other.message(message.partition_id, message.id)
+            assert view is not None and view.groups[0].error in (None, text)
+        else:
+            assert (await other.transact(Transaction([item]))).success
+    [letter] = (await other.dead_letters(DeadLetterFilter(payloads=False))).items
+    assert letter.error == "again the card 4111"
+    assert "4111" in (await other.explain(letter.message_id)).explanations[0].text
+    traces, _ = await other.traces(name="n")
+    assert [bytes(trace.data) for trace in traces] == [b'{"card": "4111"}'] * 2
+    await other.close()
+    assert not is_in_files(tmp_path, b"4111")
 
 
 async def test_encryption_without_a_key_is_refused() -> None:
@@ -357,10 +406,21 @@ async def test_ids_lead_to_their_queue_and_the_store_is_asked_once_for_each_part
 
 
 async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_KEPT", 3)
+    monkeypatch.setattr(work_queues, "_KEPT", 3)
     store = Store()
     store.queues = {CODEC.encode(number, 0): f"q{number}" for number in range(1, 20)}
     found = Places(cast(Engine, store))
     for number in range(1, 20):
         assert await found.queues_of([CODEC.encode(number, 1)]) == [f"q{number}"]
     assert len(found._known) <= 3
+
+
+async def test_a_release_that_fails_is_logged(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_leases: list[str]) -> None:
+        raise EngineFailure("the store is away")
+
+    monkeypatch.setattr(broker.engine, "release", fail)
+    await asyncio.wait([broker.release("lease")])
+    assert "they wait for their lease: the store is away" in caplog.text

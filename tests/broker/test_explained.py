@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from hark.broker import Broker
-from hark.broker.asking import Asking
 from hark.broker.broker import POP_MAINTENANCE
-from hark.broker.explaining_words import moment
+from hark.broker.engine_calls import Asking
+from hark.broker.explain import moment
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound

@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hark.broker.explaining import RECENTLY, SEEN_INTERVAL, Circumstances, explain, explain_without_groups
-from hark.broker.explaining_words import ago, in_time, moment, quoted, the_group
+from hark.broker.explain import (
+    RECENTLY,
+    SEEN_INTERVAL,
+    Circumstances,
+    ago,
+    explain,
+    explain_without_groups,
+    in_time,
+    moment,
+    quoted,
+    the_group,
+)
 from hark.clock import MILLISECOND, SECOND
 from hark.model import (
     QUEUE_MODE,
@@ -132,6 +142,11 @@ SAID: dict[str, tuple[Explanation, str, dict[str, object]]] = {
         told(replace(FACTS, queue_paused=True)),
         "The queue is paused. Resume it.",
         {"reason": "queue_paused"},
+    ),
+    "key missing": (
+        told(here=Circumstances(missing_key="ab12cd34")),
+        "Encrypted with key ab12cd34, which this server does not have. Add it to encryption.old_keys.",
+        {"reason": "key_missing", "key": "ab12cd34"},
     ),
     "group paused": (told(paused=True), 'Group "g" is paused. Resume it.', {"reason": "group_paused"}),
     "rate limited": (
@@ -342,7 +357,7 @@ def test_spans_have_one_number_and_one_unit(us: int, text: str) -> None:
 
 
 def test_times_errors_and_the_group_of_those_who_name_none_have_words_for_people() -> None:
-    assert moment(1 << 62) == "9999-12-31T23:59:59.000Z"
+    assert moment(1 << 62) == "9999-12-31T23:59:59.999Z"
     assert quoted("a\n  b") == '"a b"'
     assert quoted("x" * 500) == f'"{"x" * 199}…"'
     assert (the_group(QUEUE_MODE), the_group(QUEUE_MODE, start=True)) == ("the default group", "The default group")

@@ -28,7 +28,7 @@ from hark.model import (
     Settlement,
 )
 from hark.settings import Encryption, Settings
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 
 SEALED = Settings(encryption=Encryption(key="ab" * 32))
 A: Key = ("a",)

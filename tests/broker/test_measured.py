@@ -10,9 +10,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from hark.broker.measured import VERBS, EngineCalls, measured
-from hark.broker.readiness import LATELY_SECONDS, Readiness
+from hark.broker.engine_calls import VERBS, EngineCalls, measured
 from hark.broker.tallies import Tallies
+from hark.broker.upkeep import LATELY_SECONDS, Readiness
 from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine

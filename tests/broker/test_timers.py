@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from hark.broker.backoff import Backoff
+from hark.broker.delivery.fallback import Backoff
 from hark.broker.timers import LoopTimers
 from hark.clock import MILLISECOND, SECOND, FakeClock, SystemClock
 from hark.settings import Fallback
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 
 
 async def test_a_timer_of_the_loop_never_rings_early() -> None:

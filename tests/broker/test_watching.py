@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.watching.prefixes import PrefixWatcher
-from hark.broker.watching.watcher import AT_ONCE, Change, Shown
-from hark.broker.watching.watchers import Watchers
+from hark.broker.watch import AT_ONCE, Change, PrefixWatcher, Shown, Watchers
 from hark.clock import SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
 from hark.keys import encode_key, prefix_bounds
 from hark.model import Key, KeyEntry, KeyNews, KeyRange
 from hark.settings import Fallback, Limits, Settings
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 
 T = TypeVar("T")
 

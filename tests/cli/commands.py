@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from typer.main import get_command
 
+from hark.api.types.delivery import Delivered
+from hark.api.types.server import LiveSample
 from hark.cli import app
 from hark.model import QUEUE_MODE
+from tests.whole import whole
 
 QUEUED = {"index": 0, "status": "queued", "message_id": "m1", "partition_id": "p1", "transaction_id": "t1"}
 MESSAGE = {
@@ -67,8 +71,8 @@ ASKING: dict[str, tuple[str, Any]] = {
     "pop": ("orders", {"messages": [MESSAGE]}),
     "ack": ("m1", [{"index": 0, "transactionId": "t1", "success": True, "error": None, "dlq": False}]),
     "cancel": ("m1", {"success": True, "id": "m1", "cancelled": True}),
-    "tail": ("orders --limit 1", events(event("message", '{"id": "m1", "data": 1}'))),
-    "top": ("--once", events(event("sample", '{"at": "", "latencyMs": {}, "busiest": [], "maintenance": {}}'))),
+    "tail": ("orders --limit 1", events(event("message", json.dumps(whole(MESSAGE, Delivered))))),
+    "top": ("--once", events(event("sample", json.dumps(whole({}, LiveSample))))),
     "settings": ("", {"version": "1.2", "engine": "x", "settings": []}),
     "explain": ("m1", EXPLAINED),
     "leases": ("", {"leases": [], "total": 0}),

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
+
+from hark.broker import Broker
+from hark.http.app import App
+from hark.http.routes.requests import Router
+from hark.http.routes.table import JSON
+from hark.settings import Settings
+from tests.whole import whole
+
+_HINT = re.compile(r"/api/v1/resources/queues/[^?]+\?limit=1&offset=0")
+"""Commands look whether a queue exists, for a hint; that is not what the tests are about."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -24,22 +37,45 @@ class Seen(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.body)
 
 
+@cache
+def _router() -> Router:
+    return Router(App(cast(Broker, None), Settings()).table)
+
+
+def whole_answer(request: Seen, given: object, status: int = 200) -> bytes:
+    """An answer in the form of the request's operation: the given fields, and something for those that it must have."""
+    path = request.target.partition("?")[0].encode()
+    operation = _router().find(SimpleNamespace(raw_path=path, method=request.method)).operation  # type: ignore[arg-type]
+    shape = operation.answers.get(status, operation.answer if status < 300 else None)
+    shape = next(iter(shape.values())) if isinstance(shape, dict) else shape
+    return msgspec.json.encode(given if shape is None or operation.media != JSON else whole(given, shape))
+
+
 class Stub:
     """What to answer next, and what was asked."""
 
     def __init__(self) -> None:
         self.url = ""
         self.seen: list[Seen] = []
-        self._answers: list[tuple[int, bytes, dict[str, str]]] = []
+        self.sent = b""
+        """The body of the last answer."""
+        self.indent = -1
+        """How JSON is laid out: a program that prints it must keep that."""
+        self._answers: list[tuple[int, object, dict[str, str]]] = []
 
     def answer(self, status: int, body: object = None, **headers: str) -> None:
-        """Say what the next request gets; a body of bytes goes out as it is, None is no body."""
-        content = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
-        self._answers.append((status, content, headers))
+        """Say what the next request gets: bytes as they are, else fields of the answer. None is no body."""
+        self._answers.append((status, body, headers))
 
-    def next_answer(self) -> tuple[int, bytes, dict[str, str]]:
-        """Take the next answer; an empty object if nothing was said."""
-        return self._answers.pop(0) if self._answers else (200, b"{}", {})
+    def receive(self, request: Seen) -> tuple[int, bytes, dict[str, str]]:
+        """Record a request and take the next answer, with all fields that it has; an empty one if nothing was said."""
+        if _HINT.fullmatch(request.target):
+            return 200, whole_answer(request, {}), {}
+        self.seen.append(request)
+        status, body, headers = self._answers.pop(0) if self._answers else (200, {}, {})
+        content = body if isinstance(body, bytes) else b"" if body is None else whole_answer(request, body, status)
+        self.sent = msgspec.json.format(content, indent=self.indent) if self.indent > 0 else content
+        return status, self.sent, headers
 
     @property
     def last(self) -> Seen:
@@ -55,8 +91,8 @@ def running_stub() -> Iterator[Stub]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            stub.seen.append(Seen(self.command, self.path, self.rfile.read(length)))
-            status, content, headers = stub.next_answer()
+            request = Seen(self.command, self.path, self.rfile.read(length))
+            status, content, headers = stub.receive(request)
             self.send_response_only(status)
             for name, value in headers.items():
                 self.send_header(name, value)

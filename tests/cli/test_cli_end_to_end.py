@@ -53,6 +53,24 @@ def follow(run: Run, script: str, **names: str) -> None:
 # Messages --------------------------------------------------------------------------------------------------
 
 
+def test_a_misspelt_queue_is_answered_with_the_name_that_is_near(hark: Run, queue: str) -> None:
+    hark("push", queue, "1")
+    wrong = f"{queue}x"
+    hint = f"did you mean {queue}?"
+    popped = hark("pop", wrong)
+    assert (popped.exit_code, f"queue {wrong}; the queue does not exist; {hint}" in popped.stderr) == (3, True)
+    listed = hark("message", "list", wrong).stdout
+    assert f"no messages; queue {wrong} does not exist; {hint}" in " ".join(listed.split())
+    assert f"created queue {wrong}; {hint}" in hark("push", wrong, "1").stderr
+    assert hark("push", wrong, "2").stderr == "", "it is not new any more"
+    assert hint not in hark("pop", wrong).stderr
+
+
+def test_ids_that_are_not_those_of_a_message_are_explained(hark: Run) -> None:
+    assert "give the IDs that `hark pop` printed" in hark("ack", "1", "2").stderr
+    assert "check that it is the message id, not the transaction id" in hark("explain", "order-17").stderr
+
+
 def test_what_is_pushed_is_popped_and_settled_once(hark: Run, queue: str) -> None:
     first = answer(hark, "push", queue, '{"id": 17}', "--transaction-id", "order-17")
     second = answer(hark, "push", queue, "1", "--transaction-id", "order-17")

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 
-import msgspec
 import pytest
 
 from hark import __version__
@@ -73,14 +72,14 @@ def test_the_command_starts_and_loads_nothing_that_only_some_commands_need() -> 
 
 @pytest.mark.parametrize("name", [name for name in ASKING if name not in STREAMS])
 def test_json_is_the_servers_byte_for_byte_and_nothing_else(hark: Run, stub: Stub, name: str) -> None:
-    body = msgspec.json.format(msgspec.json.encode(ASKING[name][1]), indent=3)
-    stub.answer(200, body)
+    stub.indent = 3
+    stub.answer(200, ASKING[name][1])
     result = hark(*LINES[name], "--json")
-    assert (result.exit_code, result.stdout_bytes, result.stderr) == (0, body + b"\n", "")
-    stub.answer(200, body)
+    assert (result.exit_code, result.stdout_bytes, result.stderr) == (0, stub.sent + b"\n", "")
+    stub.answer(200, ASKING[name][1])
     result = hark(*LINES[name])
     assert result.exit_code == 0, result.output
-    assert result.stdout_bytes != body + b"\n", "people get something else"
+    assert result.stdout_bytes != stub.sent + b"\n", "people get something else"
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)], ids=["people", "json"])

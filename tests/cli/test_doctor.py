@@ -110,9 +110,9 @@ def test_wrong_settings_are_a_failure_that_names_them(
     assert check != "settings" or "HARK_PORT" in said
 
 
-@pytest.mark.parametrize(("free", "expected"), [(doctor.NO_DISK - 1, "fail"), (doctor.LITTLE_DISK - 1, "warn")])
+@pytest.mark.parametrize(("free", "expected"), [((256 << 20) - 1, "fail"), (doctor.LITTLE_DISK - 1, "warn")])
 def test_a_full_disk_is_found(hark: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, free: int, expected: str) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free, 0, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, free))
     stub.answer(200, HEALTHY, Date=now())
     assert results(hark)["disk"] == expected
 

@@ -58,7 +58,7 @@ def test_watch_shows_changes_and_no_pings(hark: Run, stub: Stub) -> None:
     stub.answer(200, events("retry: 1000", event("ping", ""), event("change", json.dumps([ENTRY, gone]))))
     result = hark("kv", "watch", "users/17", "b", "--limit", "2")
     assert result.exit_code == 0, result.output
-    assert result.stdout == '["users", 17]  {"n": 1}\n["b"]  (deleted)\n'
+    assert result.stdout == '["users",17]  {"n": 1}\n["b"]  (deleted)\n'
     stub.answer(200, events(event("change", json.dumps([ENTRY]))))
     assert json.loads(hark("kv", "watch", "--prefix", "users", "--json", "--limit", "1").stdout) == ENTRY
 

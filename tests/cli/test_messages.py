@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from hark.api.types.delivery import Delivered
+from tests.whole import whole
+
 from .commands import MESSAGE, PING, QUEUED, event, events
 from .conftest import Run, hark_process, runner
 from .stub import Stub
@@ -121,7 +124,7 @@ def test_messages_are_listed_and_one_is_shown_with_its_payload_as_it_is(hark: Ru
 
 def test_message_delete_of_what_is_not_there_exits_with_1(hark: Run, stub: Stub) -> None:
     stub.answer(200, {"success": False, "message": "Message not found"})
-    result = hark("message", "delete", "m1")
+    result = hark("message", "delete", "p1", "t1")
     assert (result.exit_code, result.stderr) == (1, "hark: Message not found (not_found)\n")
 
 
@@ -129,7 +132,8 @@ def test_message_delete_of_what_is_not_there_exits_with_1(hark: Run, stub: Stub)
 
 
 def test_tail_shows_messages_and_no_pings(hark: Run, stub: Stub) -> None:
-    line = '{"id": "m1", "transactionId": "t1", "partition": "p", "offset": 9, "data": {"n":  1}}'
+    message = whole({"id": "m1", "transactionId": "t1", "partition": "p", "offset": 9, "data": "DATA"}, Delivered)
+    line = json.dumps(message).replace('"DATA"', '{"n":  1}')
     stub.answer(200, events(PING, f"event: message\nid: m1\ndata: {line}"))
     result = hark("tail", "orders", "--limit", "1")
     assert result.exit_code == 0, result.output

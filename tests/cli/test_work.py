@@ -147,4 +147,6 @@ def test_reload_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "argv", ["hark", *arguments])
     result = runner()(*arguments)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "hark: --reload needs the package watchfiles; install it with: pip install 'hark[reload]'\n"
+    assert (
+        result.stderr == "hark: --reload needs the package watchfiles; install it with: pip install 'hark-mq[reload]'\n"
+    )

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from hark.cli.application import find_worker
 from hark.cli.command import Failure
-from hark.cli.progress import JsonDisplay, LogDisplay, View, drawn, view_of
-from hark.cli.working import ConsoleLog, options_of
+from hark.cli.work import find_worker
+from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, options_of, view_of
 from hark.polling import PollingStrategy
 from hark.settings import load
 from hark.worker import Counts, Snapshot

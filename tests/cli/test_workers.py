@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,11 @@ import apsw
 import httpx
 import pytest
 
+from hark.access.tokens import TokenFile, make_token
+from hark.api.operations import Role
+from hark.clock import SystemClock
 from hark.serving.server import EXIT_UNFINISHED
+from tests.certificates import make_certificates
 from tests.http.scraping import Scrape, scrape
 from tests.postgres_server import OwnPostgresServer
 
@@ -39,13 +44,14 @@ main()
 class Serving:
     """A `hark serve` and all that it says."""
 
-    def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, directory: Path, arguments: Sequence[str], engine: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVE, "serve", *arguments],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | ({"HARK_ENGINE": engine} if engine else {}),
         )
         assert self.process.stdout is not None
         self._output = Said(self.process.stdout)
@@ -73,9 +79,9 @@ class Serving:
 
 
 @contextmanager
-def serving(directory: Path, *arguments: str) -> Iterator[Serving]:
+def serving(directory: Path, *arguments: str, engine: str = "") -> Iterator[Serving]:
     """Run `hark serve`; stopped at the end."""
-    running = Serving(directory, arguments)
+    running = Serving(directory, arguments, engine)
     try:
         yield running
     finally:
@@ -91,7 +97,7 @@ def serving(directory: Path, *arguments: str) -> Iterator[Serving]:
 @pytest.fixture
 def served(tmp_path: Path, postgres_url: str) -> Iterator[Serving]:
     """Two workers."""
-    with serving(tmp_path, "--workers", "2", "--port", "0", "--engine", postgres_url) as running:
+    with serving(tmp_path, "--workers", "2", "--port", "0", engine=postgres_url) as running:
         yield running
 
 
@@ -151,7 +157,47 @@ def test_a_store_that_does_not_answer_does_not_keep_the_process(alone: Serving, 
     assert "the store did not close" in "".join(alone.said)
 
 
+def test_sighup_reads_certificates_and_tokens_again(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path / "tls")
+    token, text = make_token("tester", Role.ADMIN, ("*",), now=SystemClock().now())
+    TokenFile(tmp_path / "hark-data" / "tokens.json").add(lambda _tokens: token)
+    with serving(tmp_path, "--port", "0", "--engine", "memory", *certificates.flags) as served:
+        port = int(served.wait_for(re.compile(r"https://127\.0\.0\.1:(\d+)$"))[0][1])
+
+        def shown() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", port))
+
+        assert shown() == certificates.certificate.read_text()
+        trust = ssl.create_default_context(cafile=str(certificates.authority))
+        headers = {"Authorization": f"Bearer {text}"}
+        url = f"https://127.0.0.1:{port}/api/v1/listen/queue/orders"
+        with httpx.stream("GET", url, headers=headers, verify=trust, timeout=SECONDS) as response:
+            events = response.iter_bytes()
+            assert next(events)
+            TokenFile(tmp_path / "hark-data" / "tokens.json").remove(token.id)
+            renewed = make_certificates(tmp_path / "tls")
+            served.process.send_signal(signal.SIGHUP)
+            served.wait_for(re.compile("read the certificate"))
+            assert shown() == renewed.certificate.read_text()
+            with pytest.raises(httpx.TransportError):  # The token is revoked: the stream ends.
+                for _ in events:
+                    pass
+        renewed.key.write_text("no key")
+        served.process.send_signal(signal.SIGHUP)
+        served.wait_for(re.compile("the certificate was not renewed"))
+        assert shown() == renewed.certificate.read_text()
+
+
 # Several ---------------------------------------------------------------------------------------------------
+
+
+def test_sighup_reaches_every_worker_and_ends_none(served: Serving) -> None:
+    first = served.workers()
+    address(served)
+    served.process.send_signal(signal.SIGHUP)
+    served.wait_for(re.compile(r"read \d+ tokens"), times=2)
+    assert served.process.poll() is None
+    assert served.workers() == first
 
 
 def test_all_workers_serve_one_port_and_one_store(
@@ -165,9 +211,7 @@ def test_all_workers_serve_one_port_and_one_store(
     answer = httpx.get(f"{url}/api/v1/pop/queue/{queue}", params={"batch": 100}).json()
     assert [message["data"] for message in answer["messages"]] == list(range(10))
     for workers in ("1", "2"):  # The port is refused to others, even if they would share it.
-        with serving(
-            tmp_path, "--workers", workers, "--port", url.rpartition(":")[2], "--engine", postgres_url
-        ) as other:
+        with serving(tmp_path, "--workers", workers, "--port", url.rpartition(":")[2], engine=postgres_url) as other:
             assert other.wait_for_end() == 1
             assert other.said[-1].endswith("(address_in_use)")
 
@@ -192,6 +236,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_did_still_counts(served: Ser
     assert found("hark_http_request_seconds_count", route="/api/v1/push", method="POST") == 20
     assert {sample.labels["worker"] for sample in found.samples if sample.name == "process_open_fds"} == {"1", "2"}
     assert found("hark_store_pool_connections", state="open") >= 2
+    assert {httpx.get(f"{url}/health").json()["worker_id"] for _ in range(40)} == {0, 1}
     os.kill(first[1], signal.SIGKILL)
     served.wait_for(re.compile(r"worker 1 ended with signal SIGKILL; starting another"))
     httpx.get(f"{url}/health").raise_for_status()
@@ -206,7 +251,7 @@ def test_consumers_and_workers_outlive_a_database_that_was_away(
 ) -> None:
     with (
         own_postgres_server.fresh_database() as engine,
-        serving(tmp_path, "--workers", "2", "--port", "0", "--engine", engine) as served,
+        serving(tmp_path, "--workers", "2", "--port", "0", engine=engine) as served,
         ThreadPoolExecutor(1) as consumer,
     ):
         url = address(served)
@@ -215,6 +260,7 @@ def test_consumers_and_workers_outlive_a_database_that_was_away(
         own_postgres_server.stop("immediate")
         served.wait_for(re.compile("PostgreSQL is unavailable"), times=2)
         own_postgres_server.start()
+        served.wait_for(re.compile("PostgreSQL is available again"), times=2)
         item = {"queue": queue, "payload": 17}
         httpx.post(f"{url}/api/v1/push", json={"items": [item]}, timeout=SECONDS).raise_for_status()
         assert [message["data"] for message in pop.result(SECONDS).json()["messages"]] == [17]
@@ -225,6 +271,7 @@ def test_consumers_and_workers_outlive_a_database_that_was_away(
         served.wait_for(re.compile(r"worker 2 cannot start: .* is not reachable .*; starting another"))
         own_postgres_server.start()
         assert served.workers(times=3)[2] != victim
+        served.wait_for(re.compile("PostgreSQL is available again"), times=3)  # The new worker never lost it.
         httpx.get(f"{url}/health", timeout=SECONDS).raise_for_status()
 
 
@@ -243,7 +290,7 @@ def test_a_signal_to_the_parent_stops_all(served: Serving, number: signal.Signal
 
 def test_a_worker_that_is_stuck_does_not_keep_the_parent(tmp_path: Path, postgres_url: str) -> None:
     (tmp_path / "hark.toml").write_text("stop_seconds = 0.1")
-    with serving(tmp_path, "--workers", "2", "--port", "0", "--engine", postgres_url) as served:
+    with serving(tmp_path, "--workers", "2", "--port", "0", engine=postgres_url) as served:
         address(served)
         stuck = served.workers()[1]
         os.kill(stuck, signal.SIGSTOP)
@@ -262,7 +309,7 @@ def test_killing_the_parent_leaves_no_workers_behind(served: Serving) -> None:
 
 def test_workers_that_cannot_start_at_all_are_an_error(tmp_path: Path) -> None:
     url = "postgresql://me:s3cret@127.0.0.1:1/hark"
-    with serving(tmp_path, "--workers", "2", "--port", "0", "--engine", url) as failing:
+    with serving(tmp_path, "--workers", "2", "--port", "0", engine=url) as failing:
         assert failing.wait_for_end() == 1
     assert failing.said == [line for line in failing.said if "s3cret" not in line and not _ADDRESS.search(line)]
     assert "is not reachable" in failing.said[-1]

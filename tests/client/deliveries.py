@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from hark.client.calling import Caller, decode, path
+from hark.api.types.delivery import Delivered
+from hark.client.calling import Caller, decode
 from hark.client.client import Client
 from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import Delivered, Wish
-from hark.client.producing.pushing import Pushed, new_message
+from hark.client.delivery.sources import Wish
+from hark.client.pushing import Pushed, new_message
 from hark.model import QUEUE_MODE
+from tests.client.transports import path
 
 PATIENCE = 20.0
 """Seconds after which a test gives up on what should come at once."""

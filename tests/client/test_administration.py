@@ -13,19 +13,19 @@ import pytest
 
 import hark
 from hark import __version__
-from hark.client.administration.admin import Admin
-from hark.client.administration.dead_letters import DeadLetters
-from hark.client.administration.queue_admin import QueueAdmin
-from hark.client.administration.results import WaitingBrowser, WaitingPop, WaitingStream
-from hark.client.calling import Caller, CallPolicy, path
+from hark.api.types.groups import WaitingBrowser, WaitingPop, WaitingStream
+from hark.client.admin import Admin
+from hark.client.calling import Caller, CallPolicy
 from hark.client.client import Client
+from hark.client.groups import DeadLetters
+from hark.client.queue_admin import QueueAdmin
 from hark.client.transport.api import Answer
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, InvalidInput, NotFound, Unavailable
 from hark.model import Limits, QueueOptions
 from tests.client.deliveries import Delivery, Wrapper, bury, pop, push, settle
-from tests.client.transports import Script, until_waiting
+from tests.client.transports import Script, path, until_waiting
 
 HOUR = timedelta(hours=1)
 

@@ -14,16 +14,14 @@ from urllib.parse import unquote, urlencode
 import pytest
 
 import hark.sync
-from hark.client.administration.admin import Admin
-from hark.client.administration.dead_letters import DeadLetters
-from hark.client.administration.groups import Groups
-from hark.client.administration.queue_admin import QueueAdmin, QueueOptionsGiven
-from hark.client.administration.traces import Traces
+from hark.client.admin import Admin, Traces
 from hark.client.calling import CallPolicy
 from hark.client.delivery.message import Message
-from hark.client.keys.kv import KeyValue
-from hark.client.producing.transaction import Transaction
+from hark.client.groups import DeadLetters, Groups
+from hark.client.keys import KeyValue
 from hark.client.queue import Queue
+from hark.client.queue_admin import QueueAdmin, QueueOptionsGiven
+from hark.client.transaction import Transaction
 from hark.client.transport.api import ConnectionFailed, query_text
 from hark.model import QueueOptions
 from hark.sync import parts

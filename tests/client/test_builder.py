@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from hark.client.choices import RENEWED_LEASE_SECONDS, Choices
+from hark.client.builder import RENEWED_LEASE_SECONDS, Choices
 from hark.client.client import Client
-from hark.client.producing.pushing import NewMessage, new_message
+from hark.client.pushing import NewMessage, new_message
 from hark.client.queue import Queue
 from hark.client.transport.http import HttpTransport
 

@@ -11,18 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hark.client.calling import Caller, CallPolicy, path
-from hark.client.producing.pushing import Pusher, new_message
+from hark.client.calling import Caller, CallPolicy
+from hark.client.pushing import Pusher, new_message
 from hark.client.transport.api import Answer, ConnectionFailed, Request, Transport
-from hark.client.transport.failover import FailoverTransport
-from hark.client.transport.http import HttpTransport
+from hark.client.transport.http import FailoverTransport, HttpTransport
 from hark.client.transport.inprocess import AsgiTransport
 from hark.clock import FakeClock, SystemClock
 from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, NotFound, Overloaded, Unavailable
 from hark.settings import Settings
-from tests.client.transports import Pauses, Proxy, Script, problem
+from tests.client.transports import Pauses, Proxy, Script, path, problem
 from tests.crash.server import Server, running
 
 OK = Answer(200, b'{"fine":true}')
@@ -100,6 +99,31 @@ async def test_what_may_have_had_its_effect_is_tried_again_only_if_that_is_safe(
         with pytest.raises((ConnectionFailed, EngineFailure)):
             await make(script).call(method, "/x", safe=safe)
     assert len(script.requests) == 1 + again
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        UNSENT,
+        problem(429, "overloaded"),
+        problem(503, "maintenance"),
+        HarkError("the client is closed", code="client_closed"),
+    ],
+    ids=["no connection", "overloaded", "maintenance", "closed"],
+)
+@pytest.mark.parametrize("first", [LOST, problem(503, "outcome_unknown")], ids=["lost reply", "outcome unknown"])
+async def test_a_lost_reply_is_not_forgotten_when_a_later_attempt_had_no_effect(
+    first: Answer | Exception, second: Answer | Exception
+) -> None:
+    with pytest.raises((ConnectionFailed, EngineFailure)) as failed:
+        await make(Script(first, UNSENT, second)).call("POST", "/x", safe=True)
+    error = failed.value
+    assert error.sent if isinstance(error, ConnectionFailed) else error.code == "outcome_unknown"
+
+
+async def test_a_final_refusal_after_a_lost_reply_is_the_answer() -> None:
+    with pytest.raises(Conflict):
+        await make(Script(LOST, problem(409, "conflict"))).call("POST", "/x", safe=True)
 
 
 async def test_pauses_double_up_to_the_longest_and_half_of_each_is_by_chance() -> None:
@@ -278,7 +302,7 @@ async def test_replies_that_are_lost_on_the_way_double_nothing_at_the_next_addre
 
 async def test_killing_a_server_in_the_middle_of_pushes_loses_and_doubles_nothing(postgres_url: str) -> None:
     queue = f"queue-{uuid.uuid4().hex[:12]}"
-    first, second = Server("--engine", postgres_url), Server("--engine", postgres_url)
+    first, second = (Server(settings={"HARK_ENGINE": postgres_url}) for _ in range(2))
     async with running(first, second):
         transport = FailoverTransport([first.url, second.url])
         caller = Caller(transport)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from itertools import count
 
 import aiohttp
 import pytest
 
 import hark
 from hark.client.client import Client
-from hark.client.delivery.line import Line
+from hark.client.delivery.io_thread import Line
+from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
-from hark.client.transport.failover import FailoverTransport
-from hark.client.transport.http import HttpTransport
+from hark.client.transport.api import Request
+from hark.client.transport.http import FailoverTransport, HttpTransport
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
@@ -80,6 +82,96 @@ async def test_closing_ends_those_who_wait(url: str, queue: str) -> None:
     await client.close()
     assert await iterating is None
     assert (await consuming).succeeded == 0
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_closing_hands_back_what_no_handler_began(url: str, queue: str, scheme: str, each: bool) -> None:
+    client = hark.connect(url.replace("http", scheme))
+    for partition in "abc":
+        await client.queue(queue).partition(partition).push(partition)
+    begun: list[object] = []
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(given: Message | list[Message]) -> None:
+        begun.extend(message.data for message in (given if isinstance(given, list) else [given]))
+        began.set()
+        await go_on.wait()
+
+    consuming = client.queue(queue).group("g").batch(3 if each else 2).partitions(3).each(each).concurrency(1 + each)
+    running = asyncio.ensure_future(consuming.consume(handle).run())
+    await began.wait()
+    before = list(begun)
+    await client.close()
+    async with hark.connect(url) as other:
+        rest = await other.queue(queue).group("g").batch(3).partitions(3).pop()
+        assert attempts(rest) == [(data, 1) for data in "abc" if data not in before]
+    go_on.set()
+    done = await running
+    assert (begun, done.succeeded, done.failed) == (before, len(before), 0)
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_closing_waits_for_a_consumption_that_was_cancelled(
+    url: str, queue: str, scheme: str, sessions: list[aiohttp.ClientSession]
+) -> None:
+    client = hark.connect(url.replace("http", scheme))
+    running = [asyncio.ensure_future(client.queue(queue).concurrency(n).consume(print).run()) for n in (1, 2)]
+    await until_waiting(client.caller.transport, queue, 3)
+    for one in running:
+        one.cancel()
+    await asyncio.sleep(0)
+    await client.close()
+    assert [session for session in sessions if not session.closed] == []
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_closing_ends_although_others_go_on_pushing_and_they_learn_what_is_stored(url: str, queue: str) -> None:
+    client = hark.connect(url)
+    stored: list[object] = []
+
+    async def push(name: str) -> HarkError:
+        for number in count():
+            try:
+                await client.queue(queue).push([name, number])
+            except HarkError as error:
+                return error
+            stored.append([name, number])
+        raise AssertionError("it never ends")
+
+    pushing = [asyncio.ensure_future(push(name)) for name in "abc"]
+    await client.queue(queue).push("first")
+    async with asyncio.timeout(20):
+        await client.close()
+    assert {error.code for error in await asyncio.gather(*pushing)} == {"client_closed"}
+    with pytest.raises(HarkError, match="client is closed"):
+        await client.queue(queue).push_many([1])
+    async with hark.connect(url) as other:
+        found = [message.data async for message in other.queue(queue).batch(1000).auto_ack().idle(1).messages()]
+    assert sorted(map(str, found)) == sorted(map(str, ["first", *stored]))
+
+
+async def test_a_call_while_the_connections_are_closed_is_refused_as_one_after_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = HttpTransport(url)
+    await transport.send(Request("GET", "/health"))
+    assert transport._session is not None
+    close, began, go_on = transport._session.close, asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> None:
+        await close()
+        began.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(transport._session, "close", slowly)
+    closing = asyncio.ensure_future(transport.close())
+    await began.wait()
+    with pytest.raises(HarkError, match="client is closed") as refused:
+        await transport.send(Request("GET", "/health"))
+    assert refused.value.code == "client_closed"
+    go_on.set()
+    await closing
 
 
 async def test_the_thread_that_renews_ends_with_the_client_and_is_not_started_after_it(url: str, queue: str) -> None:

@@ -17,7 +17,7 @@ from hark.client.delivery.message import Message
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput
-from tests.client.deliveries import attempts, taken
+from tests.client.deliveries import attempts, streams, taken, until
 from tests.client.transports import Recorder, problem, until_waiting
 
 
@@ -260,6 +260,51 @@ async def test_a_handler_that_blocks_the_loop_in_its_first_turn_keeps_its_lease(
     await message.begin()  # The thread that renews starts here; nothing else of this loop runs before it is blocked.
     block(1.3)
     assert (await message.ack()).success
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_a_handler_that_blocks_the_loop_leaves_the_messages_of_the_other_slots_their_leases(
+    url: str, queue: str, scheme: str
+) -> None:
+    seen: list[tuple[object, int]] = []
+
+    async with hark.connect(url.replace("http", scheme)) as client:
+
+        async def slots_wait() -> bool:
+            return sum(one.credit > one.unsettled for one in await streams(client.caller, queue)) == 2
+
+        async def handle(message: Message) -> None:
+            seen.append((message.data, message.attempt))
+            if message.data == 0:
+                await (until(slots_wait) if scheme == "ws" else until_waiting(client.caller.transport, queue, 2))
+                with hark.sync.connect(url) as other:  # This loop is blocked: it reads nothing of what comes now.
+                    other.queue(queue).push_many([1, 2])
+                    seen.extend((one.data, -1) for one in other.queue(queue).group("g").wait().timeout(2500).pop())
+
+        await client.queue(queue).push(0)
+        consuming = client.queue(queue).group("g", "shared").lease(1).concurrency(3).limit(3)
+        done = await consuming.consume(handle)
+    assert (sorted(seen), done.succeeded) == ([(0, 1), (1, 1), (2, 1)], 3)
+
+
+@pytest.mark.parametrize("each", [True, False])
+async def test_a_message_whose_lease_ended_before_it_was_read_is_not_begun(url: str, queue: str, each: bool) -> None:
+    seen: list[tuple[object, int]] = []
+    async with hark.connect(url) as client:
+
+        def handle(given: Message | list[Message]) -> None:
+            seen.extend((one.data, one.attempt) for one in ([given] if isinstance(given, Message) else given))
+
+        consuming = client.queue(queue).group("g").batch(2).each(each).lease(1).limit(1).consume(handle)
+        running = asyncio.ensure_future(consuming.run())
+        await until_waiting(client.caller.transport, queue)
+        with hark.sync.connect(url) as other:  # Something else than the handler blocks the loop.
+            other.queue(queue).push(1)
+            [expired] = other.queue(queue).group("g").wait().pop()
+            assert (expired.attempt, seen) == (2, [])
+            expired.retry()
+        assert (await running).succeeded == 1
+    assert seen == [(1, 2)]
 
 
 # The budget -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 import hark
-from hark.client.administration.results import WaitingStream
+from hark.api.types.groups import WaitingStream
 from hark.client.client import Client
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport

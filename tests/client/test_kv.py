@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from hark.client.administration.queue_admin import QueueAdmin
+from hark.api import operations
+from hark.client.arguments import KeyParts
 from hark.client.calling import Caller, CallPolicy
-from hark.client.keys.entries import Change, Entry
-from hark.client.keys.kv import KeyValue
-from hark.client.keys.watching import KeyWatch
-from hark.client.parameters import KeyParts
+from hark.client.keys import Change, Entry, KeyValue, KeyWatch
+from hark.client.queue_admin import QueueAdmin
 from hark.client.transport.api import Answer, ConnectionFailed
 from hark.clock import SystemClock
 from hark.connecting import connect
@@ -321,7 +320,7 @@ def scripted(pauses: Pauses, *answers: Answer | Exception) -> tuple[KeyWatch, Sc
     script = Script(*answers)
     caller = Caller(script, CallPolicy(attempts=1, first_delay=1.0, max_delay=8.0))
     query = {"keys": '[["a"]]'}
-    watch = KeyWatch(caller, "/keyval/api/watch/poll", query, monotonic=pauses.monotonic, sleep=pauses.sleep)
+    watch = KeyWatch(caller, operations.KEYVAL_POLL_KEYS, query, monotonic=pauses.monotonic, sleep=pauses.sleep)
     return watch, script
 
 

@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from hark.client.calling import Caller, path
+from hark.client.calling import Caller
+from hark.client.delivery.io_thread import Line
 from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
-from hark.client.delivery.line import Line
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError
-from tests.client.transports import Script
+from tests.client.transports import Script, path
 
 EXTEND = path("lease", "extend")
 
@@ -132,6 +132,19 @@ async def test_the_first_renewal_is_early_because_a_queue_may_have_given_less(se
         keeper.hold("short", 1.5)
         keeper.drop("short")
     assert server.times() == [1, 21, 41]
+
+
+async def test_after_a_stream_was_disconnected_all_are_renewed_at_once_and_soon_again_if_that_fails(
+    server: FakeServer,
+) -> None:
+    """The server lets what a broken stream delivered expire after 30 s, however long the lease was."""
+    server.away = lambda: server.now < 1012
+    async with server.keeping(20) as keeper:
+        keeper.hold("a", 300)
+        keeper.hold("b", 300, every=250)
+        keeper.hurry()
+    assert server.times() == [0, 5, 10, 15]
+    assert sorted(server.asked[-1][1]) == ["a", "b"]
 
 
 async def test_more_leases_than_a_request_holds_go_in_several(server: FakeServer) -> None:

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.calling import Caller, CallPolicy, path
+from hark.client.calling import Caller, CallPolicy
 from hark.client.client import Client
-from hark.client.producing.buffer import Buffer, FlushFailed
-from hark.client.producing.pushing import Pushed, Pusher, new_message
+from hark.client.pushing import Buffer, FlushFailed, Pushed, Pusher, new_message
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
 from hark.clock import SystemClock
@@ -21,7 +20,7 @@ from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError, InvalidInput, Overloaded
 from hark.settings import Settings
 from tests.client.deliveries import taken
-from tests.client.transports import Proxy, Recorder, Script, problem, sizes
+from tests.client.transports import Proxy, Recorder, Script, path, problem, sizes
 
 
 async def stored(caller: Caller, queue: str, partition: str | None = None) -> list[object]:

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from hark.client.calling import Caller, CallPolicy, path
-from hark.client.delivery.settling import AckAnswer, AckItem, Settled, Settler, Verdict
-from hark.client.delivery.sources import Delivered, PollSource, Wish
+from hark.api.types.delivery import AckAnswer, AckBody, Delivered
+from hark.client.calling import Caller, CallPolicy
+from hark.client.delivery.settling import Settled, Settler, Verdict
+from hark.client.delivery.sources import PollSource, Wish
 from hark.client.transport.api import ConnectionFailed
 from hark.errors import InvalidInput
 from hark.model import Status
 from tests.client.deliveries import configure, spread
-from tests.client.transports import Recorder, first_of, no_sleep
+from tests.client.transports import Recorder, first_of, no_sleep, path
 
 ACK = path("ack", "batch")
 
@@ -187,6 +188,18 @@ async def test_when_every_answer_is_lost_the_caller_hears_of_it(recorder: Record
     assert recorder.asked(ACK) == 3
 
 
+async def test_a_settlement_whose_answer_was_lost_before_the_server_went_away_may_have_counted(
+    recorder: Recorder, queue: str
+) -> None:
+    caller = Caller(recorder, CallPolicy(attempts=2), no_sleep)
+    [message] = await popped(caller, queue)
+    recorder.lose = first_of(ACK)
+    recorder.refuse = lambda request: request.path == ACK and recorder.asked(ACK) > 1
+    with pytest.raises(ConnectionFailed) as failed:
+        await settler_of(caller).settle(Verdict(message))
+    assert failed.value.sent
+
+
 async def test_what_the_server_can_not_read_fails_its_own_caller_only(lossy: Caller, queue: str) -> None:
     bad, fine = await popped(lossy, queue, 2)
     bad.partition_id = bad.id = ""
@@ -203,12 +216,12 @@ class _Socket:
         self.sent = sent
         self.asked: list[tuple[str, int]] = []
 
-    async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
+    async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
         """Answer, or fail: before it was sent, or after."""
         self.asked.append((group, len(items)))
         if self.sent is not None:
             raise ConnectionFailed("no road", sent=self.sent)
-        return [AckAnswer(True) for _ in items]
+        return [AckAnswer(0, "", True, None, None, None, False, False) for _ in items]
 
 
 @pytest.mark.parametrize(("sent", "requests"), [(None, 0), (False, 1), (True, 1)])

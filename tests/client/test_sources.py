@@ -11,14 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hark.client.calling import Caller, path
-from hark.client.delivery.frames import Error, decode_frame, error_in
+from hark.api.types.frames import Error
+from hark.client.calling import Caller
 from hark.client.delivery.settling import Settled, Verdict
-from hark.client.delivery.socket import SocketSource
+from hark.client.delivery.socket import SocketSource, decode_frame, error_in
 from hark.client.delivery.sources import PollSource, Source, Wish
 from hark.client.transport.api import Answer, ConnectionFailed
-from hark.client.transport.failover import FailoverTransport
-from hark.client.transport.http import HttpTransport
+from hark.client.transport.http import FailoverTransport, HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput, Unavailable
 from tests.client.deliveries import (
     PATIENCE,
@@ -32,7 +31,7 @@ from tests.client.deliveries import (
     until_paused,
     until_room,
 )
-from tests.client.transports import Recorder, Script, first_of, no_sleep
+from tests.client.transports import Recorder, Script, first_of, no_sleep, path
 from tests.crash.server import Server, running
 
 ACK = path("ack", "batch")
@@ -293,8 +292,8 @@ def test_frames_of_kinds_that_are_not_known_are_passed_over_and_errors_of_the_st
     for text in ('{"type": "drained"}', '{"rain": true}', "<html>", "[]"):
         with pytest.raises(HarkError, match="does not come from a Hark server"):
             decode_frame(text)
-    assert isinstance(error_in(Error("away", "engine_failure")), Unavailable)
-    assert not error_in(Error("wrong", "invalid_input")).retryable
+    assert isinstance(error_in(Error(error="away", code="engine_failure")), Unavailable)
+    assert not error_in(Error(error="wrong", code="invalid_input")).retryable
 
 
 # WebSockets whose servers come and go --------------------------------------------------------------------------
@@ -360,6 +359,23 @@ async def test_what_is_held_outlives_the_connection(caller: Caller, queue: str) 
         assert {*payloads([held]), *payloads([other])} == {"held", "next"}
         assert await PollSource(caller, once(queue)).take(1) == []
         assert await source.settler.settle_many([Verdict(held), Verdict(other)]) == [Settled(True)] * 2
+
+
+async def test_whoever_renews_leases_hears_of_a_connection_that_broke_and_of_no_other(
+    caller: Caller, queue: str
+) -> None:
+    await spread(caller, queue, "held")
+    broken: list[str] = []
+    source = SocketSource(caller, Wish(queue=queue), disconnected=lambda: broken.append("broken"))
+    [held] = await source.take(1)
+    assert source._connection is not None
+    await source._connection.close()
+    assert broken == ["broken"]
+    await source.settler.settle(Verdict(held))
+    await spread(caller, queue, "next")
+    await source.take(1)
+    await source.close()
+    assert broken == ["broken"]
 
 
 async def test_a_consumer_of_two_servers_goes_to_the_other_one(tmp_path: Path, url: str, queue: str) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hark.client.administration.queue_admin import QueueAdmin
-from hark.client.calling import Caller, path
+from hark.client.calling import Caller
 from hark.client.client import Client
-from hark.client.keys.kv import KeyValue
-from hark.client.producing.transaction import Transaction
+from hark.client.keys import KeyValue
+from hark.client.queue_admin import QueueAdmin
+from hark.client.transaction import Transaction
 from hark.client.transport.api import ConnectionFailed
 from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 from tests.client.deliveries import Wrapper, pop, push, settle
-from tests.client.transports import Recorder, first_of, no_sleep
+from tests.client.transports import Recorder, first_of, no_sleep, path
 
 ROUTE = path("transaction")
 

@@ -12,9 +12,8 @@ import pytest
 
 from hark.client.client import Client
 from hark.client.transport.api import ConnectionFailed, Query, Request
-from hark.client.transport.beside import BesideTransport
 from hark.client.transport.http import HttpTransport
-from hark.client.transport.inprocess import AsgiTransport, Receive, Scope, Send
+from hark.client.transport.inprocess import AsgiTransport, BesideTransport, Receive, Scope, Send
 from hark.clock import SystemClock
 from hark.connecting import connect, in_process
 from hark.engine.sqlite import SqliteEngine

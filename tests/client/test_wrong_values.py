@@ -12,14 +12,15 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.administration.queue_admin import QueueAdmin
+from hark.api.types.delivery import Delivered
 from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.settling import Settler, Verdict
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import Delivered, Wish
-from hark.client.producing.pushing import NewMessage, Pusher, new_message
+from hark.client.delivery.sources import Wish
+from hark.client.pushing import NewMessage, Pusher, new_message
+from hark.client.queue_admin import QueueAdmin
 from hark.client.transport.http import HttpTransport
 from hark.clock import FakeClock
 from hark.errors import HarkError, InvalidInput
@@ -52,7 +53,9 @@ client.dlq().purge() => queue: is required to purge dead letters
 client.groups.seek("g", "q") => ...exactly one of to_end, timestamp, offset
 client.groups.seek("g", "q", to_end=True, offset=1) => ...exactly one of to_end, timestamp, offset
 client.groups.seek("g", "q", timestamp=datetime(2026, 1, 1)) => timestamp: expected a datetime with a time zone
-client.queue("q").admin.configure(lease_tim=3) => lease_tim: unknown queue option; expected one of lease_time
+client.queue("q").admin.configure(lease_tim=3) => lease_tim: unknown queue option; did you mean lease_time?
+client.queue("q").admin.change(leaseTime=3) => leaseTime: unknown queue option; did you mean lease_time?
+client.queue("q").configure(colour=3) => colour: unknown queue option; expected one of lease_time
 QueueAdmin(caller, "") => queue: must not be empty
 client.traces.add("m") => message: expected a delivered message, got 'm'
 client.transaction().ack("m").commit() => message: expected a delivered message, got 'm'

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -223,3 +223,8 @@ class Proxy:
             if not self._silent:
                 sink.write(data)
         raise ConnectionAbortedError
+
+
+def path(*segments: str) -> str:
+    """A path under /api/v1, with percent-encoded segments."""
+    return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))

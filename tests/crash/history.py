@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -203,6 +203,36 @@ def delivered_over_unsettled(history: History) -> list[str]:
                 if attempts.get((partition, offset), float("inf")) > pop.returned
             ]
     return found
+
+
+class Output(msgspec.Struct):
+    """What a pipeline wrote: its messages, and the last one that it noted, by partition."""
+
+    messages: dict[str, list[str]]
+    notes: dict[str, str]
+
+
+def output_differs(history: History, output: Output) -> list[str]:
+    """Every message of the input is in the output exactly once and in order: each transaction happened once or not.
+
+    All of the input has been delivered to the consumers beside the pipeline.
+    """
+    places = {(partition, offset): value for pop in history.named("pop") for partition, offset, value in pop.messages}
+    expected: dict[str, list[str]] = {}
+    for (partition, _), value in sorted(places.items()):
+        expected.setdefault(partition, []).append(value)
+    found = [f"output without input: {partition}" for partition in output.messages.keys() - expected.keys()]
+    for partition, values in expected.items():
+        written = Counter(output.messages.get(partition, []))
+        found += [f"missing in the output: {partition} {value}" for value in values if value not in written]
+        found += [f"{number} times in the output: {partition} {one}" for one, number in written.items() if number > 1]
+        if written == Counter(values) and output.messages[partition] != values:
+            found.append(f"the output of {partition} is not in order: {output.messages[partition]}")
+    return found + [
+        f"the note of {partition} is {output.notes.get(partition)}, its last message {values[-1]}"
+        for partition, values in expected.items()
+        if output.notes.get(partition) != values[-1]
+    ]
 
 
 def by_place(history: History, name: str) -> dict[tuple[str, int], list[Operation]]:

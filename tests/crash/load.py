@@ -13,13 +13,18 @@ import httpx
 import msgspec
 
 from hark.client.transport.api import ConnectionFailed, Request, Transport
-from tests.crash.history import History, Message, problems, recorded
+from tests.crash.history import History, Message, Output, problems, recorded
 from tests.crash.server import ROUNDS, SEED, Server, running
 
 QUEUE = "crash"
+OUTPUT = "crash-output"
+PIPELINE = "pipeline"
+"""The group that writes each message to the output, in one transaction with its acknowledgement."""
 # A lease whose answer got lost must not hold up the end for long, nor may many of them make a dead letter.
 OPTIONS = {"leaseTime": 1, "retryLimit": 1000}
 _DRAIN_BATCH = 200
+_LATE = 0.2
+_ACK_FIELDS = ("transactionId", "partitionId", "leaseId")
 TIMEOUT_SECONDS = 5.0
 
 
@@ -180,34 +185,87 @@ class Load:
             while not self._stop.is_set():
                 await self._consume_once(way, name)
 
+    async def transform(self, name: str) -> None:
+        """Pop for the pipeline and write to the output, often after the lease has expired, until told to stop."""
+        async with self._open_way() as way:
+            while not self._stop.is_set():
+                await self._transform_once(way, name, late=self._random.random() < _LATE)
+
     async def drain(self, name: str) -> None:
         """Pop and settle until the servers say that nothing is left."""
         async with self._open_way() as way:
             while not await self._is_drained(way):
                 await self._consume_once(way, name, _DRAIN_BATCH)
 
+    async def drain_pipeline(self, name: str) -> None:
+        """Pop for the pipeline and write to the output until the servers say that nothing is left."""
+        async with self._open_way() as way:
+            while not await self._is_drained(way):
+                await self._transform_once(way, name, _DRAIN_BATCH, late=False)
+
     async def _is_drained(self, way: Way) -> bool:
         reply = await self._attempt(way, "GET", f"/api/v1/resources/queues/{QUEUE}", 200)
         if reply is None:
             return False
         totals = reply.json()["totals"]
-        return bool(totals["pending"] == 0 and totals["processing"] == 0)
+        return bool(totals["pending"] == totals["scheduled"] == totals["processing"] == 0)
 
     async def _consume_once(self, way: Way, name: str, most: int = 10) -> None:
-        operation = self._history.call(name, "pop")
-        size = self._random.randint(1, most)
-        url = f"/api/v1/pop/queue/{QUEUE}?batch={size}&partitions=3&wait=true&timeout=200"
-        reply = await self._attempt(way, "GET", url, 200, 204)
-        if reply is None:
-            return
-        messages = [] if reply.status == 204 else reply.json()["messages"]
-        seen: list[Message] = [(m["partition"], m["offset"], m["data"]) for m in messages]
-        self._history.done(operation, seen, messages[0]["leaseId"] if messages else "")
+        messages, seen = await self._pop(way, name, "pop", f"batch={self._random.randint(1, most)}&partitions=3")
         if messages:
             await self._ack(way, name, messages, seen)
 
+    async def _pop(self, way: Way, name: str, as_: str, query: str) -> tuple[list[dict[str, Any]], list[Message]]:
+        operation = self._history.call(name, as_)
+        reply = await self._attempt(way, "GET", f"/api/v1/pop/queue/{QUEUE}?{query}&wait=true&timeout=200", 200, 204)
+        if reply is None:
+            return [], []
+        messages = [] if reply.status == 204 else reply.json()["messages"]
+        seen: list[Message] = [(m["partition"], m["offset"], m["data"]) for m in messages]
+        self._history.done(operation, seen, messages[0]["leaseId"] if messages else "")
+        return messages, seen
+
+    async def _transform_once(self, way: Way, name: str, most: int = 5, *, late: bool) -> None:
+        """Acknowledge messages, push their payloads to the output and note the last one, in one transaction."""
+        messages, seen = await self._pop(
+            way, name, "take", f"consumerGroup={PIPELINE}&batch={self._random.randint(1, most)}"
+        )
+        if not messages:
+            return
+        if late:
+            # A consumer that takes longer than its lease, at any point around its end.
+            await asyncio.sleep(OPTIONS["leaseTime"] * self._random.uniform(0.8, 2))
+        acks = [
+            {"type": "ack", "consumerGroup": PIPELINE, **{key: message[key] for key in _ACK_FIELDS}}
+            for message in messages
+        ]
+        items = [{"queue": OUTPUT, "partition": partition, "payload": value} for partition, _, value in seen]
+        partition, _, value = seen[-1]
+        note = {"checks": [], "mutations": [{"type": "set", "key": [QUEUE, partition], "value": value}]}
+        operation = self._history.call(name, "commit", seen, messages[0]["leaseId"])
+        body = {"operations": [*acks, {"type": "push", "items": items}], "kv": note}
+        reply = await self._attempt(way, "POST", "/api/v1/transaction", 200, body=body)
+        if reply is not None:
+            self._history.done(operation, seen if reply.json()["success"] else [])
+
+    async def output(self) -> Output:
+        """What the pipeline wrote, read while nothing fails."""
+        lines: dict[str, list[str]] = {}
+        notes: dict[str, str] = {}
+        async with self._open_way() as way:
+            path = f"/api/v1/pop/queue/{OUTPUT}?batch=1000&autoAck=true"
+            while (reply := await self._attempt(way, "GET", path, 200, 204)) is None or reply.status == 200:
+                assert reply is not None, "a server failed after all faults had ended"
+                for message in reply.json()["messages"]:
+                    lines.setdefault(message["partition"], []).append(message["data"])
+            for partition in lines:
+                reply = await self._attempt(way, "GET", f"/keyval/api/keys/{QUEUE}/{partition}", 200)
+                assert reply is not None
+                notes[partition] = reply.json()["value"]
+        return Output(lines, notes)
+
     async def _ack(self, way: Way, name: str, messages: list[dict[str, Any]], seen: list[Message]) -> None:
-        acks = [{key: message[key] for key in ("transactionId", "partitionId", "leaseId")} for message in messages]
+        acks = [{key: message[key] for key in _ACK_FIELDS} for message in messages]
         operation = self._history.call(name, "ack", seen, messages[0]["leaseId"])
         reply = await self._attempt(way, "POST", "/api/v1/ack/batch", 200, body={"acknowledgments": acks})
         if reply is not None:

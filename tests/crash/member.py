@@ -1,6 +1,8 @@
-"""A process on a bucket without a server: it produces and consumes, and the crash test, which has a `Member`, kills it.
+"""A client process: it produces and consumes, and the crash test, which has a `Member`, kills or freezes it.
 
-    python -m tests.crash.member BUCKET JOURNAL NAME SEED
+    python -m tests.crash.member STORE JOURNAL NAME SEED
+
+STORE is a bucket, which it uses without a server, or the URLs of servers with commas between them.
 
 It says `ready` when it has opened the bucket, and a line for each push that was acknowledged. SIGTERM ends it.
 """
@@ -11,29 +13,42 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import hark
 from tests.crash.history import Journal
-from tests.crash.load import Load, through
-from tests.crash.server import START_SECONDS
+from tests.crash.load import Load, OpenWay, over_http, through
+from tests.crash.server import START_SECONDS, freeze
 
 WIDEST = 60
 
 
-async def work(bucket: str, journal: Path, name: str, seed: int) -> None:
+@asynccontextmanager
+async def way_to(store: str, seed: int) -> AsyncIterator[OpenWay]:
+    """How to reach a store."""
+    if store.startswith("http"):
+        yield over_http(store.split(","), seed)
+    else:
+        async with hark.connect(store) as client:
+            yield through(client.caller.transport)
+
+
+async def work(store: str, journal: Path, name: str, seed: int) -> None:
     """Produce and consume until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     history = Journal(journal)
-    async with hark.connect(bucket) as client:
-        load = Load(through(client.caller.transport), history, seed, WIDEST)
+    async with way_to(store, seed) as open_way:
+        load = Load(open_way, history, seed, WIDEST)
         await load.prepare()
         print("ready", flush=True)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.produce(name, history.last_number(name), history.open_batch(name)))
             tasks.create_task(load.consume(name))
+            if "HARK_TEST_PIPELINE" in os.environ:
+                tasks.create_task(load.transform(name))
             telling = tasks.create_task(tell(load))
             await stopping.wait()
             load.stop()
@@ -50,10 +65,10 @@ async def tell(load: Load) -> None:
 class Member:
     """A `tests.crash.member` that can be killed and started again: it goes on where its journal ends."""
 
-    def __init__(self, bucket: str, directory: Path, name: str, seed: int, settings: Mapping[str, str]) -> None:
+    def __init__(self, store: str, directory: Path, name: str, seed: int, settings: Mapping[str, str]) -> None:
         self.name = name
         self.journal = directory / f"{name}.jsonl"
-        self._bucket = bucket
+        self._store = store
         self._directory = directory
         self._seed = seed
         self._settings = dict(settings)
@@ -63,7 +78,7 @@ class Member:
     async def start(self) -> None:
         """Start, and wait until it has opened the bucket."""
         self._seed += 1
-        arguments = [self._bucket, str(self.journal), self.name, str(self._seed)]
+        arguments = [self._store, str(self.journal), self.name, str(self._seed)]
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.crash.member", *arguments),
             stdout=asyncio.subprocess.PIPE,
@@ -88,6 +103,10 @@ class Member:
             assert not self._reading.done(), f"{self.name} ended by itself"
             self._progress.clear()
             await self._progress.wait()
+
+    async def freeze(self, seconds: float) -> None:
+        """Suspend it for a time, as a machine that swaps or a virtual machine that is moved does."""
+        await freeze(self._process, seconds)
 
     async def end(self, number: signal.Signals) -> None:
         """Stop it in the given way."""

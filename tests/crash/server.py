@@ -22,7 +22,7 @@ class Server:
     def __init__(self, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+            self._port: int = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._arguments = arguments
         self._settings = dict(settings or {})
@@ -37,6 +37,15 @@ class Server:
         line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
         assert line.startswith(b"Hark"), f"the server did not come up: exit code {self._process.returncode}"
 
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._port
+
+    async def freeze(self, seconds: float) -> None:
+        """Suspend it for a time."""
+        await freeze(self._process, seconds)
+
     async def end(self, number: signal.Signals) -> None:
         """Stop it in the given way."""
         if self._process.returncode is None:
@@ -44,6 +53,15 @@ class Server:
         await self._process.wait()
         if self._process.stdout is not None:
             await self._process.stdout.read()
+
+
+async def freeze(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Suspend a process for a time."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 @asynccontextmanager

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.history import History, Journal, Message, leased_twice, operations_in, problems
+from tests.crash.history import (
+    History,
+    Journal,
+    Message,
+    Output,
+    leased_twice,
+    operations_in,
+    output_differs,
+    problems,
+)
 
 Call = tuple[str, list[Message], str]
 ONE: Message = ("p", 1, "1")
@@ -84,3 +93,22 @@ def test_a_journal_tells_what_its_process_did_before_it_was_killed(tmp_path: Pat
     assert (again.last_number("p"), again.open_batch("p")) == (3, ["3"])
     again.done(again.call("p", "push", [("p", 0, "3")]))
     assert [(one.name, one.known) for one in operations_in(path)] == [("push", True), ("push", False), ("push", True)]
+
+
+@pytest.mark.parametrize(
+    ("written", "note", "found"),
+    [
+        (["1", "2"], "2", []),
+        (["1"], "2", ["missing in the output: p 2"]),
+        (["1", "2", "2"], "2", ["2 times in the output: p 2"]),
+        (["2", "1"], "2", ["the output of p is not in order: ['2', '1']"]),
+        (["1", "2"], "1", ["the note of p is 1, its last message 2"]),
+    ],
+)
+def test_an_output_that_is_not_the_input_is_found(written: list[str], note: str, found: list[str]) -> None:
+    history = history_of(PUSHED, ("pop", [ONE, TWO], "a"))
+    assert output_differs(history, Output({"p": written}, {"p": note})) == found
+    assert output_differs(history, Output({"p": written, "q": ["1"]}, {"p": note})) == [
+        "output without input: q",
+        *found,
+    ]

@@ -17,7 +17,7 @@ SETTINGS = {"HARK_POSTGRES_WAIT_MS": "2000"}
 
 def servers_on(url: str) -> list[Server]:
     """Two servers."""
-    return [Server("--engine", url, settings=SETTINGS) for _ in range(2)]
+    return [Server(settings=SETTINGS | {"HARK_ENGINE": url}) for _ in range(2)]
 
 
 async def test_killing_either_server_and_restarting_the_database_loses_and_reorders_nothing(

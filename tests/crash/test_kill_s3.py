@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from hark.clock import SystemClock
-from hark.engine.s3.log import places
-from hark.engine.s3.log.pointer import Pointer
+from hark.engine.s3 import objects
+from hark.engine.s3.objects import Pointer
 from tests.crash.history import History, leased_twice, operations_in, problems, recorded
 from tests.crash.load import OPTIONS, Load, over_http
 from tests.crash.member import WIDEST, Member
@@ -92,7 +92,7 @@ def tell(bucket: StubServer, history: History, seconds: float) -> None:
 
 def pointer_of(bucket: StubServer) -> Pointer:
     """What the bucket says of its snapshots."""
-    body = bucket.store.read(f"{PREFIX}/{places.POINTER}")
+    body = bucket.store.read(f"{PREFIX}/{objects.POINTER}")
     assert body is not None
     return msgspec.json.decode(body, type=Pointer)
 

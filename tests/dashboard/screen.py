@@ -109,8 +109,8 @@ class Screen:
 
     @property
     def heading(self) -> Locator:
-        """The title of what is shown."""
-        return self.page.get_by_role("main").get_by_role("heading", level=1)
+        """The title of the page. The frame that the server sends has an empty title, outside any `.page`."""
+        return self.page.get_by_role("main").locator(".page").get_by_role("heading", level=1)
 
     def button(self, name: str | re.Pattern[str], inside: Locator | None = None) -> Locator:
         """A button by its whole name."""

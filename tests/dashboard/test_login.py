@@ -10,9 +10,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from hark.access.identity import Role
-from hark.access.token_file import TokenFile
-from hark.access.tokens import make_token
+from hark.access.tokens import TokenFile, make_token
+from hark.api.operations import Role
 from hark.clock import SystemClock
 from tests.dashboard.accessibility import check_tab_reaches_everything
 from tests.dashboard.screen import Screen

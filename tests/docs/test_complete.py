@@ -10,18 +10,15 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.administration.admin import Admin
-from hark.client.administration.dead_letters import DeadLetters
-from hark.client.administration.groups import Groups
-from hark.client.administration.queue_admin import QueueAdmin
-from hark.client.administration.traces import Traces
+from hark.client.admin import Admin, Traces
+from hark.client.arguments import PushOptions
 from hark.client.client import Client
 from hark.client.delivery.message import Message
-from hark.client.keys.kv import KeyValue
-from hark.client.producing.atomic import Atomic
-from hark.client.producing.push_options import PushOptions
-from hark.client.producing.transaction import Transaction
+from hark.client.groups import DeadLetters, Groups
+from hark.client.keys import Atomic, KeyValue
 from hark.client.queue import Queue
+from hark.client.queue_admin import QueueAdmin
+from hark.client.transaction import Transaction
 from hark.polling import Poller, PollingStrategy
 from hark.settings import SETTINGS
 from hark.testing import HarkServer, ServerClock

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from hark.broker.explaining import Circumstances, explain
-from hark.broker.explaining_words import moment
+from hark.broker.explain import Circumstances, explain, moment
 from hark.clock import SECOND
 from hark.model import Explain, Limits, QueueSpec, TrackStats
 
@@ -169,7 +168,8 @@ class AdminSteps(ExplainSteps):
             agree(f"discarded of {queue}", stats.discarded, self.model.discarded.get(queue, 0))
         for group in self.run(self.q.engine.group_stats()):
             tracks = list(self.model.tracks_of(group.queue, group.group))
-            agree(f"lag of {group.group} in {group.queue}", group.lag, sum(len(one.todo) for one in tracks))
+            open_ = sum(len(one.todo) for one in tracks)
+            agree(f"open messages of {group.group} in {group.queue}", group.lag + group.scheduled, open_)
             known = self.model.groups[group.queue, group.group]
             agree(f"pause of {group.group}", group.paused, known.paused)
             agree(f"mode of {group.group}", group.mode, known.mode)
@@ -179,7 +179,7 @@ class AdminSteps(ExplainSteps):
         for one in self.run(self.q.engine.track_stats()):
             place = (one.queue, one.partition, one.group)
             track = self.model.tracks[place]
-            agree(f"lag at {place}", one.lag, len(track.todo))
+            agree(f"open messages at {place}", one.lag + one.scheduled, len(track.todo))
             if isinstance(track, OrderedTrack):
                 self.look_at_cursor(place, track, one)
 

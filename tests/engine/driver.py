@@ -93,6 +93,7 @@ class PushOptions(TypedDict, total=False):
     ttl_ms: int | None
     undelivered_keys: tuple[Key, ...]
     trace_context: str | None
+    labels: tuple[str, str] | None
 
 
 def message(queue: str, partition: str, payload: object, **options: Unpack[PushOptions]) -> NewMessage:

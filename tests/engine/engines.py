@@ -13,9 +13,9 @@ import pytest
 
 from hark.clock import Clock
 from hark.engine.api import Engine
-from hark.engine.s3.log.patience import Pause
+from hark.engine.s3.objects import Pause
 from hark.engine.sqlite import SqliteEngine
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 from tests.postgres_programs import fast_folder
 from tests.postgres_server import PostgresServer
 from tests.s3.stub.faults import Faults

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hark.broker.explaining import Circumstances, explain, explain_without_groups
+from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.model import Explain, Explanation, Facts, MessageFacts
 
 from .driver import Driver, given

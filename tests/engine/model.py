@@ -49,14 +49,30 @@ class Model(PopModel):
         self.drop_settled()
         return answers
 
+    def judge_strictly(self, verdict: Verdict, required: list[int]) -> Answer:
+        """What a settlement inside a transaction would be answered: completed again only under the same lease."""
+        answer = self.judge(verdict, required)
+        message = verdict.message
+        track = self.tracks.get((*message.place, verdict.group))
+        if not answer.success or track is None or message in track.todo:
+            return answer
+        lease = track.done.get(message)
+        if lease is None and message in track.unsure:
+            return Answer(None)
+        if lease is None or (verdict.lease != lease and not (verdict.lease is None and lease in required)):
+            return Answer(False, STALE)
+        return Answer(None) if message in track.unsure else answer
+
     def transact(self, verdicts: list[Verdict], required: list[int]) -> int | None:
         """The index of the settlement that is refused (-1: a required lease), or None: all is done."""
         if any(not self.is_live(one) for one in required):
             return -1
         for index, one in enumerate(verdicts):
-            if not self.judge(one, required).success:
+            if not self.judge_strictly(one, required).success:
                 return index
-        self.settle(verdicts)
+        for one, answer in zip(verdicts, self.settle(verdicts), strict=True):
+            if one.status == "completed" and answer.lease is not None:
+                self.tracks[(*one.message.place, one.group)].unsure.discard(one.message)
         return None
 
     def holds(self, message: Message, group: str, lease_id: int) -> bool:
@@ -116,7 +132,8 @@ class Model(PopModel):
         answer.lease = lease.id
         if verdict.status == "completed":
             track.settled(message)
-            track.done.add(message)
+            track.done[message] = lease.id
+            track.unsure.add(message)
         elif verdict.status == "dlq":
             used = track.attempts.get(message, 0) + 1
             answer.dead_lettered = self._bury(track, DeadLetter(message, track.group, used, verdict.error, self.now))
@@ -124,7 +141,7 @@ class Model(PopModel):
             answer.dead_lettered = self._use_attempt(track, message, verdict.error, self.now, verdict.delay_ms)
         else:
             track.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
-        if message in track.todo:
+        if verdict.status != "completed":
             track.given_back(lease)
         answer.lease_released = self._is_released(track, lease)
         return answer

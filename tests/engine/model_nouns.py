@@ -11,6 +11,8 @@ Mode = Literal["all", "new"]
 STALE = frozenset({"lease_expired", "lease_invalid", "not_leased"})
 """The codes that refuse a settlement because of its lease."""
 NO_LIMITS = Limits()
+NO_LEASE = -1
+"""Stands for the lease of what was settled at delivery."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,20 @@ from math import ceil, floor
 from hark.clock import MILLISECOND, SECOND
 from hark.model import GroupMode, Limits, QueueOptions
 
-from .model_nouns import Bucket, DeadLetter, Group, Lease, Message, Mode, Partition, Popped, Push, Queue, Wish
+from .model_nouns import (
+    NO_LEASE,
+    Bucket,
+    DeadLetter,
+    Group,
+    Lease,
+    Message,
+    Mode,
+    Partition,
+    Popped,
+    Push,
+    Queue,
+    Wish,
+)
 from .model_tracks import OrderedTrack, SharedTrack, Track
 
 Answered = dict[tuple[str, str], int]
@@ -137,7 +150,7 @@ class PopModel(StoreModel):
             if wish.auto_ack:
                 for one in taken:
                     track.settled(one)
-                    track.done.add(one)
+                    track.done[one] = NO_LEASE
                 continue
             track.hand_out(taken, lease)
             lease.expires_at = min(lease.expires_at, self.now + _lease_time(track.partition.queue, wish))

@@ -20,8 +20,10 @@ class Track:
     attempts: dict[Message, int] = field(default_factory=dict)
     due: dict[Message, int] = field(default_factory=dict)
     front: set[Message] = field(default_factory=set)
-    done: set[Message] = field(default_factory=set)
-    """What was completed; it stays so when the message is removed."""
+    done: dict[Message, int] = field(default_factory=dict)
+    """What was completed, and under which lease; it stays so when the message is removed."""
+    unsure: set[Message] = field(default_factory=set)
+    """What was completed, and its lease may be forgotten: not by a transaction, or before a seek."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -79,6 +81,7 @@ class Track:
     def restart(self, todo: list[Message]) -> None:
         """Begin anew with these messages; every lease is void."""
         self.todo = todo
+        self.unsure |= set(self.done)
         for table in (self.holder, self.attempts, self.due, self.front, self.done):
             table.clear()
 

@@ -219,7 +219,7 @@ class Steps:
         verdicts = [verdict for _, verdict in drawn]
         if len({(one.message, one.group) for one in verdicts}) < len(verdicts):
             return  # What two verdicts on one message mean inside a transaction, the rules do not say.
-        if any(self.model.judge(one).success is None for one in verdicts):
+        if any(self.model.judge_strictly(one, []).success is None for one in verdicts):
             return
         open_queues = [one for one in QUEUES if not self.model.queues[one].options.max_size]
         new = [
@@ -240,6 +240,8 @@ class Steps:
             name, lease = pick(data, [*self.leases.items(), (NEVER_GIVEN, 0)], "required lease")
             if self.model.is_live(lease) is not None:
                 required[name] = lease
+        if any(self.model.judge_strictly(one, list(required.values())).success is None for one in verdicts):
+            return
         operations: list[Settlement | NewMessage] = [*(one for one, _ in drawn), *map(to_message, new)]
         outcome = self.run(self.q.transact(*operations, required_leases=list(required)))
         refused = self.model.transact(verdicts, list(required.values()))

@@ -267,6 +267,7 @@ async def test_every_option_is_stored_and_shown(q: Driver, engine: Engine) -> No
         retention_seconds=20,
         completed_retention_seconds=21,
         max_wait_time_seconds=22,
+        dead_letter_retention_seconds=23,
         encryption_enabled=True,
     )
     [answer] = await engine.configure([QueueSpec(name="orders", options=options)])

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
+from hark.broker.upkeep import remove_dead_letters
 from hark.clock import FakeClock
 from hark.engine.api import Engine
-from hark.errors import NotFound
-from hark.model import DeadLetterFilter, GroupMode
+from hark.errors import HarkError, NotFound
+from hark.model import DeadLetterFilter, GroupMode, NewDeadLetter, NewMessage
 
 from .driver import NEVER_GIVEN, Driver, message, offsets, payloads, settlement
 from .workers import Workers, attempts
@@ -89,6 +90,21 @@ async def test_rule_18_a_death_and_a_deletion_in_one_commit_leave_the_dead_lette
     assert len(await q.dead_letters("orders")) == int(dead.success)
 
 
+async def test_rule_23_dead_letters_are_removed_when_their_own_retention_is_over(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    for queue, kept in (("orders", 10), ("bills", 0)):
+        await q.configure(queue, retry_limit=0, dead_letter_retention_seconds=kept)
+        await q.push(queue, "p", 1)
+        [held] = await q.pop(queue)
+        await q.kill(held)
+    clock.advance(9)
+    assert await remove_dead_letters(engine, clock.now()) == 0
+    clock.advance(1)
+    assert await remove_dead_letters(engine, clock.now()) == 1
+    assert [one.queue for one in await q.dead_letters()] == ["bills"]
+
+
 async def test_rule_18_retention_never_removes_dead_letters(q: Driver, either: Workers, clock: FakeClock) -> None:
     await q.configure("orders", retention_enabled=True, retention_seconds=60)
     await q.push("orders", "p1", 1)
@@ -115,6 +131,22 @@ async def test_rule_18_an_exhausted_message_may_be_discarded_and_is_counted(
     assert (held.payload, outcome.success, outcome.dead_lettered) == (2, True, kept)
     assert len(await q.dead_letters("orders")) == int(kept)
     assert payloads(await either.take()) == [3]
+
+
+async def test_rule_26_a_message_whose_payload_can_not_be_read_is_kept_where_others_are_discarded(
+    q: Driver, either: Workers
+) -> None:
+    await q.configure("orders", dead_letter_queue=False, dlq_after_max_retries=False)
+    await q.push("orders", "p1", 1, 2)
+    [held] = await either.take()
+    item = settlement(held, "dlq", "payload_corrupt: its bytes changed")
+    item.damaged = True
+    [outcome] = await q.settle(item)
+    assert (outcome.success, outcome.dead_lettered) == (True, True)
+    [letter] = await q.dead_letters("orders")
+    assert (letter.error, letter.attempts, bytes(letter.payload)) == (item.error, 1, b"1")
+    assert (await q.stats("orders")).discarded == 0
+    assert payloads(await either.take()) == [2]
 
 
 async def test_rule_18_a_discarding_queue_counts_expired_leases_too(q: Driver, either: Workers) -> None:
@@ -384,3 +416,95 @@ async def test_rule_19_a_requeued_message_can_be_settled_like_any_other(q: Drive
     assert (await q.kill(got[2])).dead_lettered
     assert await workers.drain() == [1]
     assert ((await workers.stats()).lag, len(await q.dead_letters())) == (0, 1)
+
+
+# Dead letters of other stores -------------------------------------------------------------------------------
+
+
+def foreign(number: int, partition: str = "p1", queue: str = "orders", **fields: object) -> NewDeadLetter:
+    """A dead letter of another store."""
+    options = NewMessage(
+        queue,
+        partition,
+        b'{"n":%d}' % number,
+        f"t{number}",
+        trace_id="trace-1",
+        producer="me",
+        priority=3,
+        backoff_ms=(5000,),
+        undelivered_keys=(("lost", number),),
+        trace_context="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    )
+    said = {"message": options, "id": f"0189abcd-0000-7000-8000-{number:012}", "group": "workers"} | fields
+    times = {"created_at": number, "failed_at": 1000 + number}
+    return NewDeadLetter(attempts=4, error="boom", **times | said)  # type: ignore[arg-type]  # of any kind
+
+
+async def test_rule_18_an_imported_dead_letter_is_listed_with_everything_and_a_second_import_changes_nothing(
+    q: Driver, engine: Engine
+) -> None:
+    await q.configure("orders")
+    assert await engine.import_dead_letters([foreign(1), foreign(2, "p2")]) == [True, True]
+    large = NewMessage("orders", "p1", b'"%s"' % (b"x" * 5000), "t3")
+    again = [foreign(2, "p2"), foreign(3, message=large), foreign(3)]
+    assert await engine.import_dead_letters(again) == [False, True, False]
+    await q.reopen()
+    page = await q.engine.dead_letters(DeadLetterFilter(queue="orders", oldest_first=True))
+    assert (page.total, [one.transaction_id for one in page.items]) == (3, ["t1", "t2", "t3"])
+    letter, wanted = page.items[0], foreign(1)
+    for name in ("id", "group", "attempts", "error", "created_at", "failed_at"):
+        assert getattr(letter, name) == getattr(wanted, name)
+    for name in ("queue", "partition", "transaction_id", "trace_id", "producer", "priority", "backoff_ms"):
+        assert getattr(letter, name) == getattr(wanted.message, name)
+    assert (letter.undelivered_keys, letter.trace_context) == ((("lost", 1),), wanted.message.trace_context)
+    assert [bytes(one.payload) for one in page.items] == [b'{"n":1}', b'{"n":2}', large.payload]
+    assert (await q.stats("orders")).counts.total == 0, "it is no message"
+
+
+async def test_rule_19_an_imported_dead_letter_is_requeued_or_deleted_as_any_other(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    await q.push("orders", "p1", "before")
+    assert payloads(await either.take()) == ["before"]
+    await engine.import_dead_letters([foreign(1), foreign(2), foreign(3, group="others")])
+    await q.push("orders", "p1", "behind")
+    assert await q.drain("orders", group="third") == ["before", "behind"], "groups step over it"
+    letter = (await engine.dead_letters(DeadLetterFilter(oldest_first=True))).items[0]
+    await q.requeue(letter)
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[foreign(2).id])) == 1
+    assert [one.group for one in await q.dead_letters()] == ["others"]
+    await q.configure("orders", lease_time=1)
+    q.clock.advance(1000)
+    got = await either.drain()
+    assert {"n": 1} in got and "behind" in got and {"n": 2} not in got
+    assert await q.drain("orders", group="others") == ["before", "behind"]
+
+
+async def test_rule_18_an_imported_dead_letter_belongs_to_the_stored_message_that_it_was(
+    q: Driver, engine: Engine
+) -> None:
+    message_id = await q.push_id("orders", "p1", 1, transaction_id="t1")
+    await q.drain("orders", group="workers")
+    by_id = NewMessage("orders", "p1", b"1", message_id)
+    letters = [foreign(1), foreign(2, message=by_id, group="others"), foreign(3, message=by_id)]
+    assert await engine.import_dead_letters(letters) == [True, True, False]
+    found = {one.group: (one.message_id, one.transaction_id) for one in await q.dead_letters()}
+    assert found["workers"] == (message_id, "t1")
+    assert found["others"][0] == message_id
+    view = await engine.message(message_id, message_id)
+    assert view is not None and view.state == "dead_letter"
+
+
+async def test_a_dead_letter_is_not_imported_without_its_queue_or_against_its_encryption(
+    q: Driver, engine: Engine
+) -> None:
+    await q.configure("orders")
+    sealed = foreign(1)
+    sealed.message.sealed = True
+    refused = await engine.import_dead_letters([foreign(1, queue="nowhere"), sealed, foreign(2)])
+    assert [one.code if isinstance(one, HarkError) else one for one in refused] == [
+        "queue_not_found",
+        "sealing_mismatch",
+        True,
+    ]
+    assert [one.name for one in await engine.queue_infos()] == ["orders"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hark.broker.explaining import Circumstances
-from hark.broker.explaining_words import moment
+from hark.broker.explain import Circumstances, moment
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.errors import NotFound
 from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter, QueueOptions, QueueSpec

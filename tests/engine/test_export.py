@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hark.broker.exporting import export_queue
+from hark.broker.export import export_queue
+from hark.broker.sealing import SealedQueues
 from hark.clock import SECOND, FakeClock
 from hark.errors import NotFound
 from hark.model import Limits, QueueOptions, QueueSpec
-from hark.model.export import EndLine, ExportLine, GroupLine, MessageLine, PositionLine, QueueLine
+from hark.model.export import DeadLetterLine, EndLine, ExportLine, GroupLine, MessageLine, PositionLine, QueueLine
+from hark.settings import Encryption
 
 from .driver import NEW, Driver
 
@@ -18,7 +20,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 async def exported(q: Driver, queue: str = "orders") -> list[ExportLine]:
     """All lines of a queue."""
-    text = b"".join([part async for part in export_queue(q.engine, lambda _, payload: payload, queue)])
+    text = b"".join([part async for part in export_queue(q.engine, SealedQueues(q.engine, Encryption()), queue)])
     return [msgspec.json.decode(line, type=ExportLine) for line in text.splitlines()]
 
 
@@ -54,7 +56,7 @@ async def test_an_export_has_the_queue_its_groups_its_messages_and_an_end(q: Dri
     await q.engine.limit_group("orders", "billing", Limits(max_in_flight=3))
     first, group, *rest, end = await exported(q)
     assert first == QueueLine(
-        format=1, name="orders", namespace="shop", task="sell", options={"leaseTime": 7, "retryLimit": 0}, messages=2
+        format=2, name="orders", namespace="shop", task="sell", options={"leaseTime": 7, "retryLimit": 0}, messages=2
     )
     assert group == GroupLine(name="billing", mode="ordered", limits=Limits(max_in_flight=3))
     plain, special = [line for line in rest if isinstance(line, MessageLine)]
@@ -113,6 +115,30 @@ async def test_a_shared_group_stands_at_its_oldest_open_message(q: Driver, clock
     assert await positions(q) == {("work", "p1"): 3}
     await q.ack_all(await q.pop("orders", group="work"))
     assert await positions(q) == {("work", "p1"): 4}
+
+
+async def test_dead_letters_are_exported_with_everything_from_the_oldest_failure_on(
+    q: Driver, clock: FakeClock
+) -> None:
+    await q.configure("orders", retry_limit=0)
+    for number in range(1, 251):
+        await q.push(
+            "orders", "p1", number, transaction_id=f"t{number}", priority=1, trace_context=f"{PARENT} vendor=1"
+        )
+    for held in await q.pop("orders", group="billing", batch=120):
+        await q.kill(held, "boom")
+    clock.advance(1)
+    for held in await q.pop("orders", group="billing", batch=130):
+        await q.kill(held, "bang")
+    lines = await exported(q)
+    letters = [line for line in lines if isinstance(line, DeadLetterLine)]
+    assert [line.transaction_id for line in letters] == [f"t{number}" for number in range(1, 251)]
+    assert [line.error for line in letters] == ["boom"] * 120 + ["bang"] * 130
+    first = letters[0]
+    assert (first.partition, first.group, first.attempts, bytes(first.payload)) == ("p1", "billing", 1, b"1")
+    assert (first.priority, first.traceparent, first.tracestate) == (1, PARENT, "vendor=1")
+    assert (first.created_at, first.failed_at) == (clock.now() - SECOND, clock.now() - SECOND)
+    assert lines[-1] == EndLine(messages=250, dead_letters=250)
 
 
 async def test_a_queue_that_is_not_there_can_not_be_exported(q: Driver) -> None:

@@ -221,6 +221,41 @@ async def test_rule_17_release_covers_every_partition_and_keeps_what_was_settled
     assert sorted(attempts(await either.take(10, partitions=2))) == [(1, 2), (3, 1), (4, 1)]
 
 
+async def test_rule_17_a_shortened_lease_expires_at_its_new_end_and_settlements_count_until_then(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    for name in ("p1", "p2"):
+        await q.push("orders", name, name)
+    got = await either.take(10, partitions=2)
+    await q.push("bills", "p1", 1)
+    settled = await q.pop("bills")
+    await q.ack_all(settled)
+    await engine.shorten([NEVER_GIVEN, got.lease, "", settled.lease], 30 * SECOND)
+    assert await engine.lease_ends([got.lease, settled.lease]) == [q.clock.now() + 30 * SECOND, None]
+    assert (await engine.expire()).next_due == q.clock.now() + 30 * SECOND
+    q.clock.advance(30 - TICK)
+    assert (await q.ack(got[0])).success
+    assert await either.take(10, partitions=2) == []
+    q.clock.advance(TICK)
+    assert [attempt for _, attempt in attempts(await either.take(10, partitions=2))] == [2], "it counts (rule 16)"
+
+
+async def test_rule_17_a_shortened_lease_gets_its_time_back_by_a_renewal_and_is_never_made_longer(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1)
+    got = await either.take()
+    end = q.clock.now() + 300 * SECOND
+    for seconds in (400, 30, 20, 60):
+        await engine.shorten([got.lease], seconds * SECOND)
+    assert await engine.lease_ends([got.lease]) == [q.clock.now() + 20 * SECOND]
+    assert (await q.renew(got.lease, 1)).expires_at == end
+    assert await engine.lease_ends([got.lease]) == [end]
+    q.clock.advance(299)
+    assert await either.take() == []
+    assert (await q.renew(got.lease, 10)).expires_at == end + 9 * SECOND
+
+
 # When leases end -------------------------------------------------------------------------------------------
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 
+from hark.broker.observer import Counting, Fold
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.engine.s3 import S3Engine
-from hark.http.metrics.store import ELSEWHERE, STORE
-from hark.model import QUEUE_MODE, Depth, GroupMode, Hint, Subscription
+from hark.http.metrics import ELSEWHERE, STORE
+from hark.model import QUEUE_MODE, Depth, GroupMode, Hint, MessageFilter, MessageState, QueueFilter, Subscription
 
-from .driver import Driver
+from .driver import Driver, settlement
 
 
 async def test_a_store_has_numbers_whose_names_stay_and_which_have_a_metric_each(q: Driver) -> None:
@@ -106,6 +108,99 @@ async def test_a_survey_does_not_mention_what_is_deleted_and_places_that_a_group
     assert summed(await surveyed(engine, 10)) == {("orders", None): (1, 1, None)}
     await engine.delete_queues(["orders"])
     assert await surveyed(engine, 10) == []
+
+
+async def counting(engine: Engine, clock: FakeClock) -> Counting:
+    """Counts after a survey in which every queue was a large one."""
+    fold = Fold(await engine.census(), clock.now(), large=0)
+    fold.add(await surveyed(engine, 2))
+    depths = fold.finish(clock.now())
+    return Counting(engine, lambda: depths, lambda: None)
+
+
+@pytest.fixture
+async def busy(q: Driver, clock: FakeClock, mode: GroupMode) -> Driver:
+    """Queues with all kinds of messages, and groups with all kinds of starts."""
+    await q.configure("orders", retry_limit=0)
+    for number in range(5):
+        await q.push("orders", f"p{number}", 1, 2, 3, 4, 5)
+        clock.advance(10)
+        if number == 2:
+            await q.pop("orders", group="late", subscription=Subscription("new"))
+            await q.pop("orders", group="since", subscription=Subscription("timestamp", clock.now() - 15 * SECOND))
+    await q.push("orders", "p1", 6, delay_ms=60_000)
+    await q.push("orders", "p2", 6, priority=3)
+    await q.push("orders", "p3", 6, 7)
+    for group in ("g", QUEUE_MODE):
+        first, *_ = await q.pop("orders", "p0", group=group, batch=3, group_mode=mode)
+        await q.settle(settlement(first, "failed"))
+        await q.pop("orders", "p4", group=group, batch=5, auto_ack=True, group_mode=mode)
+    await q.push("bills", "p", 1, 2)
+    await q.push("bills", "p", 3, delay_ms=60_000)
+    await q.pop("empty", group="g")
+    return q
+
+
+async def test_what_a_survey_found_of_large_queues_are_their_counts(
+    busy: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    counts = await counting(engine, clock)
+    assert await counts.queue_stats(QueueFilter()) == await engine.queue_stats(QueueFilter())
+    assert await counts.group_stats() == await engine.group_stats()
+    assert counts.age(["orders"], clock.now()) == 0
+    oldest = min(group.oldest_waiting or clock.now() for group in await engine.group_stats(queue="orders"))
+    assert (counts.caught_up(oldest - 1), counts.caught_up(oldest)) == ({"orders"}, set())
+    clock.advance(7)
+    await busy.push("orders", "p9", 1)
+    [before] = (await counts.queue_stats(QueueFilter(names=["orders"]))).items
+    assert (before.partitions, before.counts.total) == (6, 29), "as the survey found"
+    assert (counts.age(["bills", "orders"], clock.now()), counts.age(["other"], clock.now())) == (7, 0)
+    [after] = (await (await counting(engine, clock)).queue_stats(QueueFilter(names=["orders"]))).items
+    assert (after.partitions, after.counts.total) == (7, 30)
+
+
+async def test_messages_of_a_state_are_those_that_show_it(busy: Driver, engine: Engine) -> None:
+    [dead, *_] = await busy.dead_letters("orders", "g")
+    await engine.requeue([dead.id])
+    await busy.push("plain", "p", 1)
+    views = await engine.messages(MessageFilter())
+    assert len(views) == 34
+    for state in get_args(MessageState):
+        found = [view.id for view in await engine.messages(MessageFilter(state=state))]
+        assert found == [view.id for view in views if view.state == state], state
+        page = await engine.messages(MessageFilter(state=state, queue="orders", limit=2, offset=1))
+        assert [view.id for view in page] == [
+            view.id for view in views if view.state == state and view.queue == "orders"
+        ][1:3]
+
+
+async def test_what_was_made_since_the_survey_is_counted_however_large_it_is(
+    busy: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    counts = await counting(engine, clock)
+    clock.advance(1)
+    await busy.pop("orders", group="young")
+    await engine.delete_queues(["bills"])
+    await busy.push("bills", "p", 1)
+    assert await counts.group_stats("young") == await engine.group_stats("young")
+    assert await counts.queue_stats(QueueFilter(names=["bills"])) == await engine.queue_stats(
+        QueueFilter(names=["bills"])
+    )
+
+
+async def test_the_partitions_of_uncounted_queues_are_not_looked_at(busy: Driver, engine: Engine) -> None:
+    page = await engine.queue_stats(QueueFilter(uncounted=["orders"]))
+    exact = {stats.info.name: stats for stats in (await busy.engine.queue_stats(QueueFilter())).items}
+    for stats in page.items:
+        if stats.info.name != "orders":
+            assert stats == exact[stats.info.name]
+            continue
+        assert (stats.partitions, stats.counts.total, stats.counts.pending, stats.counts.scheduled) == (0, 0, 0, 0)
+        assert (stats.info, stats.counts.dead_letter) == (exact["orders"].info, 2)
+    counted = await engine.group_stats(queue="orders")
+    for group, one in zip(await engine.group_stats(queue="orders", uncounted=["orders"]), counted, strict=True):
+        assert (group.lag, group.scheduled, group.partitions_with_lag, group.oldest_waiting) == (0, 0, 0, None)
+        assert (group.group, group.leases, group.in_flight) == (one.group, one.leases, one.in_flight)
 
 
 async def test_a_census_counts_queues_dead_letters_and_what_is_held(q: Driver, engine: Engine) -> None:

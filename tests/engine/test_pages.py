@@ -36,6 +36,12 @@ async def variety(q: Driver, clock: FakeClock) -> None:
     await q.drain("bills", group="g")
     await q.push("bills", "p1", 7, 8)
     await q.drain("bills", group="g")
+    for queue, partition in (("orders", "p2"), ("orders", "p3"), ("bills", "p1"), ("untouched", "p1")):
+        await q.push(queue, partition, 9, delay_ms=60_000, priority=2)
+    [later] = await q.pop("orders", "p4", group="g")
+    await q.fail(later, delay_ms=60_000)
+    [later] = await q.pop("orders", "p3", group="shared", group_mode="shared")
+    await q.fail(later, delay_ms=60_000)
 
 
 WHERE = [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hark.clock import SECOND, FakeClock
-from hark.model import PopRequest
+from hark.engine import hints
+from hark.errors import HarkError
+from hark.model import GroupMode, PopRequest
 
 from .driver import NEW, Driver, message, payloads
 from .workers import TICK, Workers
@@ -37,6 +39,25 @@ async def test_rule_8_batch_is_the_total_over_at_most_as_many_partitions_as_aske
         got = await q.pop("orders", partition, group=group, batch=batch, partitions=partitions)
         assert (payloads(got), got.partitions) == (wanted, (len(wanted) + 1) // 2)
         assert payloads(await q.pop("orders", group=group, batch=10, partitions=3)) == rest
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_rule_8_pops_of_one_call_have_limited_bytes_together(
+    q: Driver, mode: GroupMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("p1", "p2", "p3", "p4")
+    for name in names:
+        await q.push("orders", name, *("x" * 498 for _ in range(9)))
+    monkeypatch.setattr(hints, "CALL_BYTES", 6000)
+    requests = [PopRequest(queue="orders", partition=name, group=mode, group_mode=mode, batch=9) for name in names]
+    got = [one for one in await q.engine.pop(requests) if not isinstance(one, HarkError)]
+    numbers = [len(one.messages) for one in got]
+    assert len(numbers) == 4
+    assert sum(numbers) <= 6000 // 500 + 4  # A pop ends with the message that exceeds its part.
+    other = PopRequest(queue="orders", partition="p1", group=f"{mode} alone", group_mode=mode, batch=9)
+    (alone,) = await q.engine.pop([other])
+    assert not isinstance(alone, HarkError)
+    assert len(alone.messages) == 9
 
 
 async def test_rule_8_messages_that_wait_or_were_removed_take_no_room_in_a_batch(q: Driver) -> None:
@@ -154,6 +175,31 @@ async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) 
     wanted = [("high", 1), ("high", 2), ("middle", 1), ("middle", 2), ("middle", 3), ("low", 1), ("low", 2), ("low", 3)]
     assert order == [list(one) for one in wanted]
     assert payloads(await q.pop(namespace="ns")) == [["high", 3]]
+
+
+@pytest.mark.parametrize("group_mode", ["ordered", "shared"])
+async def test_rule_27_priorities_of_queues_compete_only_within_a_namespace(q: Driver, group_mode: GroupMode) -> None:
+    for name, namespace, priority in (("a1", "a", 0), ("a2", "a", 5), ("b1", "b", 1_000_000)):
+        await q.configure(name, namespace=namespace, task="jobs", priority=priority)
+        await q.push(name, "p1", *([name] * 4))
+    got: list[object] = []
+    for _ in range(6):
+        held = await q.pop(task="jobs", group="g", group_mode=group_mode)
+        got += payloads(held)
+        await q.ack_all(held)
+    assert sorted(map(str, got)) == ["a2"] * 3 + ["b1"] * 3, "the namespaces take turns"
+
+
+async def test_rule_2_a_push_that_makes_a_queue_may_say_its_labels(q: Driver) -> None:
+    first = message("shop.orders.eu", "p1", 1, labels=("ns", "job"))
+    await q.push_messages(first, message("shop.orders.eu", "p2", 2, labels=("other", "")))
+    await q.transact(message("shop.orders.us", "p1", 3, labels=("", "")))
+    await q.push_messages(message("shop.orders.us", "p2", 4, labels=("ns", "job")))
+    infos = await q.engine.queue_infos(["shop.orders.eu", "shop.orders.us"])
+    assert sorted((info.name, info.namespace, info.task) for info in infos) == [
+        ("shop.orders.eu", "ns", "job"),
+        ("shop.orders.us", "", ""),
+    ]
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
@@ -318,6 +364,59 @@ async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(
     assert q.clock.now() == start + 52 * SECOND
     assert (await either.take(1, "p1")).reason == "window_buffer"
     assert payloads(await either.arrive_at(start + 54 * SECOND, batch=10)) == [*range(1, 11)]
+
+
+@pytest.mark.parametrize("how", ["a delay", "a retry", "delayedProcessing"])
+async def test_rule_11_the_longest_window_begins_when_a_message_becomes_available(
+    q: Driver, either: Workers, how: str
+) -> None:
+    await q.configure("orders", window_buffer=5, delayed_processing=100 if how == "delayedProcessing" else 0)
+    start = q.clock.now()
+    await q.push("orders", "p1", 1, delay_ms=100_000 if how == "a delay" else 0)
+    if how == "a retry":
+        [held] = await either.arrive_at(start + 5 * SECOND)
+        q.clock.advance(5)
+        assert (await q.fail(held, delay_ms=90_000)).success
+    empty = await either.take(1, "p1")
+    if how != "delayedProcessing":
+        assert (empty.reason, empty.look_again_at) == ("waiting", start + 100 * SECOND), "there is nothing to hold back"
+    q.clock.advance((start + 100 * SECOND - q.clock.now()) / SECOND)
+    for number in range(12):
+        await q.push("orders", "p1", number + 2)
+        assert await either.take(1, "p1") == []
+        q.clock.advance(4)
+    await q.push("orders", "p1", 14)
+    empty = await either.take(1, "p1")
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", start + 150 * SECOND)
+    assert payloads(await either.arrive_at(start + 150 * SECOND)) == [1]
+
+
+async def test_rule_11_a_message_in_flight_does_not_end_the_window_of_the_others(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", window_buffer=5)
+    start = q.clock.now()
+    await q.push("orders", "p1", 0)
+    [held] = await workers.arrive_at(start + 5 * SECOND)
+    q.clock.advance(45)
+    for number in range(1, 13):
+        await q.push("orders", "p1", number)
+        assert (await workers.take(1, "p1")).reason == "window_buffer"
+        q.clock.advance(4)
+    await q.push("orders", "p1", 13)
+    assert payloads(await workers.arrive_at(start + 100 * SECOND)) == [1]
+    assert (await q.ack(held)).success
+
+
+async def test_rule_11_what_has_outlived_its_time_does_not_end_a_window(q: Driver, either: Workers) -> None:
+    await q.configure("orders", window_buffer=5)
+    start = q.clock.now()
+    await q.push("orders", "p1", 0, ttl_ms=3000)
+    for number in range(1, 14):
+        q.clock.advance(4)
+        await q.push("orders", "p1", number)
+    assert q.clock.now() == start + 52 * SECOND
+    empty = await either.take(1, "p1")
+    assert (empty.reason, empty.look_again_at) == ("window_buffer", start + 54 * SECOND)
+    assert payloads(await either.arrive_at(start + 54 * SECOND)) == [1]
 
 
 async def test_rule_11_a_window_buffer_is_per_partition(q: Driver, clock: FakeClock) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import MessageFilter, PushOutcome
+from hark.model import MessageFilter, NewMessage, PushOutcome, Transaction, TransactionOutcome
 
 from .driver import NEW, Driver, given, message, offsets, payloads
 from .workers import Workers
@@ -31,10 +31,11 @@ async def test_rule_2_queue_and_partition_are_made_on_first_push(q: Driver) -> N
 
 async def test_rule_2_a_dotted_name_gives_namespace_and_task_to_a_queue_that_is_new(q: Driver) -> None:
     before = await q.configure("d.e.f", namespace="other", task="thing", retry_limit=7)
-    for name in ("a.b.c", "orders", "x.y.z.w", "d.e.f"):
+    for name in ("a.b.c", "a.b", "orders", "x.y.z.w", "d.e.f"):
         await q.push(name, "p1", 1)
     infos = {one.name: one for one in await q.engine.queue_infos()}
-    labels = {"a.b.c": ("a", "b"), "orders": ("orders", ""), "x.y.z.w": ("x", "y"), "d.e.f": ("other", "thing")}
+    labels = {"a.b.c": ("a", "b"), "a.b": ("a", "b"), "orders": ("orders", ""), "x.y.z.w": ("x", "y")}
+    labels["d.e.f"] = "other", "thing"
     assert {name: (one.namespace, one.task) for name, one in infos.items()} == labels
     assert (infos["d.e.f"].id, infos["d.e.f"].options) == (before.id, before.options)
 
@@ -140,6 +141,55 @@ async def test_rule_4_without_a_transaction_id_it_is_the_message_id_which_guards
         assert (outcome.status, outcome.message_id) == ("duplicate", known)
     assert statuses(await q.push("orders", "p2", 3, transaction_id=plain)) == ["queued"]
     assert await q.drain("orders") == [1, 2, 3]
+
+
+async def test_rule_4_a_transaction_id_that_is_the_id_of_a_later_message_is_refused(q: Driver, engine: Engine) -> None:
+    first, second = [one.message_id for one in await q.push("orders", "p1", 1, 2)]
+    assert first is not None and second is not None
+    step = int(second.replace("-", ""), 16) - int(first.replace("-", ""), 16)
+
+    def later(offset: int) -> str:
+        return str(uuid.UUID(int=int(first.replace("-", ""), 16) + (offset - 1) * step))
+
+    assert later(2) == second
+    for offset in (3, 9):
+        [outcome] = await q.push("orders", "p1", "refused", transaction_id=later(offset))
+        assert (outcome.status, outcome.code, outcome.message_id) == ("failed", "transaction_id_reserved", None)
+        operations = [NewMessage("orders", "p1", b"4"), NewMessage("orders", "p1", b"5", transaction_id=later(offset))]
+        [transacted] = await engine.transact([Transaction(operations=operations)])
+        assert isinstance(transacted, TransactionOutcome)
+        assert (transacted.success, transacted.code) == (False, "transaction_id_reserved")
+        assert transacted.failed_index == 1
+    # Beside the message that gets this id.
+    [outcomes] = await engine.push([[NewMessage("orders", "p1", b"3"), NewMessage("orders", "p1", b"4", later(3))]])
+    assert isinstance(outcomes, list)
+    assert [(one.status, one.code) for one in outcomes] == [("queued", None), ("failed", "transaction_id_reserved")]
+    # It is there now.
+    [outcome] = await q.push("orders", "p1", "again", transaction_id=later(3))
+    assert (outcome.status, outcome.message_id) == ("duplicate", outcomes[0].message_id)
+    assert statuses(await q.push("orders", "p2", 4, transaction_id=later(9))) == ["queued"]
+    assert await q.drain("orders") == [1, 2, 3, 4]
+
+
+async def test_rule_4_a_transaction_id_that_is_the_id_of_a_message_of_the_next_partition_is_refused(
+    q: Driver, engine: Engine
+) -> None:
+    async def guess(number: int, offset: int) -> str:
+        """The id of an offset of the partition that is made next."""
+        names = [f"known-{number}-{n}" for n in range(2)]
+        one, two = [int((await q.push_id("orders", name, 0)).replace("-", ""), 16) for name in names]
+        second = int((await q.push_id("orders", names[1], 0)).replace("-", ""), 16)
+        return str(uuid.UUID(int=two + (two - one) + (offset - 1) * (second - two)))
+
+    for offset in (1, 2):
+        operations = [NewMessage("new", "p1", b"1", transaction_id=await guess(offset, offset))]
+        [transacted] = await engine.transact([Transaction(operations=operations)])
+        assert isinstance(transacted, TransactionOutcome)
+        assert (transacted.success, transacted.code) == (False, "transaction_id_reserved")
+        guessed = await guess(offset + 2, offset)
+        [outcome] = await q.push("orders", f"new-{offset}", "refused", transaction_id=guessed)
+        assert (outcome.status, outcome.code, outcome.message_id) == ("failed", "transaction_id_reserved", None)
+        assert [await q.push_id("orders", f"new-{offset}", n) for n in range(2)][offset - 1] == guessed
 
 
 async def test_rule_4_a_settled_message_guards_its_transaction_id_until_removed(q: Driver, engine: Engine) -> None:

@@ -210,6 +210,33 @@ async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: 
     assert await stored(q) == 1, "what everybody settled stays for late groups"
 
 
+async def test_rule_23_max_wait_time_removes_what_waits_before_later_settled_messages(q: Driver) -> None:
+    await q.configure("orders", max_wait_time_seconds=60)
+    await q.push("orders", "p1", 1)
+    held = await q.pop("orders", "p1", group_mode="shared")
+    await q.push("orders", "p1", 2, priority=5)
+    await q.ack_all(held)
+    q.clock.advance(60)
+    assert await q.collect() == 1
+    assert await q.pop("orders", "p1", batch=10) == []
+
+
+async def test_rule_23_max_wait_time_removes_a_requeued_message_before_later_settled_ones(q: Driver) -> None:
+    await q.configure("orders", max_wait_time_seconds=60)
+    await q.push("orders", "p1", 1, 2)
+    await q.kill((await q.pop("orders", "p1"))[0])
+    [letter] = await q.dead_letters()
+    await q.requeue(letter)
+    await q.push("orders", "p1", 3)
+    again, *others = await q.pop("orders", "p1", batch=10)
+    assert (again.payload, payloads(others)) == (1, [2, 3])
+    await q.ack_all(others)
+    await q.fail(again, delay_ms=1000_000)
+    q.clock.advance(60)
+    assert await q.collect() == 1
+    assert await stored(q) == 3
+
+
 async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, either: Workers) -> None:
     await q.configure(
         "orders", lease_time=100 * DAY, retention_enabled=True, retention_seconds=HOUR, max_wait_time_seconds=HOUR

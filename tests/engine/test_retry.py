@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
-from hark.model import QueueOptions, QueueSpec, Status
+from hark.engine.api import Engine
+from hark.model import QueueOptions, QueueSpec, SettleOutcome, Status
 
 from .driver import Driver, message, payloads, settlement
 from .workers import TICK, Workers, attempts
@@ -152,15 +153,46 @@ async def test_rule_14_the_old_lease_counts_while_it_lasts_and_its_end_costs_not
     assert attempts(await q.pop("orders", batch=3)) == [(1, 2), (3, 1)]
 
 
-async def test_rule_14_a_dead_letter_does_not_end_the_lease_of_the_rest(q: Driver) -> None:
+@pytest.mark.parametrize("how", ["one request", "a transaction"])
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [("failed", {}), ("failed", {"dead_letter_queue": False}), ("dlq", {}), ("dlq", {"dead_letter_queue": False})],
+    ids=["failed", "discarded", "dlq", "dlq discarded"],
+)
+async def test_rule_14_a_message_that_ends_by_failing_frees_its_partition_at_once(
+    q: Driver, status: Status, options: dict[str, bool], how: str
+) -> None:
+    """The rest of the batch is detached, as it is after a failure with attempts left."""
+    await q.configure_spec(QueueSpec(name="orders", options=QueueOptions(retry_limit=0, **options)))
+    await q.push("orders", "p1", 1, 2, 3, 4, 5)
+    got = await q.pop("orders", batch=4)
+    await q.ack_all([got[0]])
+    q.hints.clear()
+    if how == "one request":
+        [outcome] = await q.settle(settlement(got[1], status, "boom"))
+    else:
+        [answer] = (await q.transact(settlement(got[1], status, "boom"))).results
+        assert isinstance(answer, SettleOutcome)
+        outcome = answer
+    assert (outcome.success, outcome.dead_lettered, outcome.lease_released) == (True, not options, True)
+    assert q.hints_for("orders"), "whoever waits is told at once"
+    assert len(await q.dead_letters("orders")) == (not options)
+    assert (await q.ack(got[3])).success, "settlements under the old lease still count"
+    again = await q.pop("orders", batch=10)
+    assert attempts(again) == [(3, 1), (5, 1)]
+    assert not (await q.fail(got[2])).success, "but not after the messages were delivered again"
+    await q.ack_all(again)
+    assert await q.cursor("orders", "p1") == 5
+
+
+async def test_rule_14_the_last_of_a_batch_that_dies_ends_the_lease(q: Driver, engine: Engine) -> None:
     await q.configure("orders", retry_limit=0)
-    await q.push("orders", "p1", 1, 2, 3)
+    await q.push("orders", "p1", 1, 2)
     got = await q.pop("orders", batch=2)
-    outcome = await q.fail(got[0])
-    assert (outcome.dead_lettered, outcome.lease_released) == (True, False)
-    assert await q.pop("orders") == []
-    assert (await q.ack(got[1])).lease_released
-    assert payloads(await q.pop("orders")) == [3]
+    await q.ack_all([got[0]])
+    assert (await q.fail(got[1])).lease_released
+    assert await engine.lease_ends([got.lease]) == [None]
+    assert got.lease in q.ended
 
 
 async def test_rule_14_the_same_inside_a_transaction(q: Driver, either: Workers) -> None:
@@ -232,8 +264,9 @@ async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, either: Worke
     assert [one.dead_lettered for one in outcomes] == [False, True, False, False, False]
     assert [bytes(one.payload) for one in await q.dead_letters("orders", "workers")] == [b"2"]
     ordered = either.mode == "ordered"
-    assert [one.lease_released for one in outcomes] == [False, False, ordered, ordered, True]
-    assert (await either.stats()).lag == 2
+    assert [one.lease_released for one in outcomes] == [False, ordered, ordered, ordered, True]
+    stats = await either.stats()
+    assert (stats.lag, stats.scheduled) == (1, 1)
     assert not ordered or (await either.track()).cursor == 2
     assert attempts(await either.take(5)) == ([] if ordered else [(4, 1)])
     q.clock.advance(1)

@@ -121,8 +121,8 @@ async def test_delayed_processing_waits_until_each_message_is_old_enough(q: Driv
     assert payloads(await workers.arrive_at(start + 20 * SECOND)) == ["long"]
 
 
-async def test_a_pop_ends_after_64_mib_whatever_its_batch(q: Driver, workers: Workers) -> None:
-    big = "x" * (32 * 1024 * 1024)
+async def test_a_pop_ends_after_16_mib_whatever_its_batch(q: Driver, workers: Workers) -> None:
+    big = "x" * (8 * 1024 * 1024)
     for number in range(3):
         await q.push("orders", "p1", [number, big])
     assert [len(await workers.take(10)) for _ in range(2)] == [2, 1]
@@ -232,7 +232,7 @@ async def test_rule_21_delayed_messages_beyond_the_target_come_at_their_time_aga
     await q.seek("orders", group="workers", offset=2)
     q.clock.advance(1)
     assert await workers.drain() == ["plain"], "one before the target is skipped"
-    assert (await workers.stats()).lag == 1
+    assert ((await workers.stats()).lag, (await workers.stats()).scheduled) == (0, 1)
     await q.seek("orders", group="workers", offset=1)
     assert await workers.drain() == ["plain", "first"]
     q.clock.advance(2)

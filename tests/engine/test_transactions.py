@@ -10,7 +10,8 @@ from hark.clock import FakeClock
 from hark.engine.api import Engine
 from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction
 
-from .driver import NEVER_GIVEN, Driver, given, message, payloads, settlement
+from .driver import NEVER_GIVEN, Driver, Named, given, message, payloads, settlement
+from .model_nouns import STALE
 from .workers import Workers, attempts
 
 
@@ -77,6 +78,65 @@ async def test_rule_22_an_expired_or_superseded_lease_aborts(q: Driver, either: 
     assert not (await q.transact(settlement(old), message("bills", "p1", 3))).success
     assert (await q.transact(settlement(new), message("bills", "p1", 4))).success
     assert await q.drain("bills") == [4]
+
+
+@pytest.mark.parametrize("how", ["transaction", "settlement"])
+@pytest.mark.parametrize("named", ["key", "id", "id alone"])
+async def test_rule_12_a_consumer_whose_lease_has_ended_commits_nothing_beside_its_successor(
+    q: Driver, either: Workers, how: str, named: Named
+) -> None:
+    await q.push("orders", "p1", 1)
+    [late] = await either.take()
+    q.clock.advance(300)
+    [successor] = await either.take()
+    if how == "transaction":
+        assert (await q.transact(settlement(successor), message("bills", "p1", "successor"))).success
+    else:
+        assert (await q.ack(successor)).success
+    for lease in (late.lease, None, NEVER_GIVEN):
+        item = settlement(late, lease=lease, named=named)
+        outcome = await q.transact(message("bills", "p1", "late"), item)
+        assert (outcome.success, outcome.failed_index) == (False, 1)
+        assert outcome.code in STALE
+    assert await q.drain("bills") == (["successor"] if how == "transaction" else [])
+    assert (await q.ack(late)).success, "by itself it is a success that changes nothing"
+
+
+async def test_rule_12_a_detached_message_that_its_successor_completed_aborts(q: Driver) -> None:
+    await q.push("orders", "p1", 1, 2)
+    first = await q.pop("orders", batch=2)
+    await q.fail(first[0])
+    second = await q.pop("orders", batch=2)
+    assert (await q.transact(*map(settlement, second), message("bills", "p1", "second"))).success
+    assert not (await q.transact(settlement(first[1]), message("bills", "p1", "first"))).success
+    assert await q.drain("bills") == ["second"]
+
+
+async def test_rule_12_a_repeat_is_a_success_for_the_lease_that_completed_and_after_a_restart(
+    q: Driver, either: Workers
+) -> None:
+    await q.configure("orders", completed_retention_seconds=0)
+    await q.push("orders", "p1", 1, 2, 3)
+    got = await either.take(2)
+    operations: list[Settlement | NewMessage] = [*map(settlement, got), message("bills", "p1", 2, transaction_id="t2")]
+    assert (await q.transact(*operations)).success
+    [other] = await either.take()
+    assert (await q.ack(other)).success
+    assert (await q.transact(settlement(other))).success, "completed by itself before, under the same lease"
+    await q.reopen()
+    assert (await q.transact(*operations)).success
+    assert not (await q.transact(settlement(got[0], lease=other.lease))).success
+    assert await q.drain("bills") == [2]
+
+
+async def test_rule_12_after_a_seek_no_lease_of_before_has_completed_anything(q: Driver, either: Workers) -> None:
+    await q.push("orders", "p1", 1)
+    [before] = await either.take()
+    assert (await q.transact(settlement(before), message("bills", "p1", "before"))).success
+    await q.seek("orders", group="workers", offset=1)
+    assert await either.drain() == [1]
+    assert not (await q.transact(settlement(before), message("bills", "p1", "again"))).success
+    assert await q.drain("bills") == ["before"]
 
 
 async def test_rule_22_completed_of_completed_does_not_abort(q: Driver, either: Workers) -> None:

@@ -71,14 +71,16 @@ async def test_messages_are_filtered_and_paged(q: Driver, engine: Engine, clock:
 async def test_messages_by_state(q: Driver, engine: Engine, mode: GroupMode) -> None:
     for number in range(1, 7):
         await q.push("orders", "p1", number, transaction_id=f"t{number}", delay_ms=60_000 if number == 6 else 0)
-    got = await Workers(q, mode=mode).take(4)
+    workers = Workers(q, mode=mode)
+    await q.kill((await workers.take())[0])
+    got = await workers.take(3)
     await q.ack(got[1])
-    await q.kill(got[2])
     expected: dict[MessageState, list[str]] = {
-        "completed": ["t2"],
-        "dead_letter": ["t3"],
-        "processing": ["t4", "t1"],
-        "pending": ["t6", "t5"],
+        "completed": ["t3"],
+        "dead_letter": ["t1"],
+        "processing": ["t4", "t2"],
+        "pending": ["t5"],
+        "scheduled": ["t6"],
     }
     for state, wanted in expected.items():
         views = await engine.messages(MessageFilter(queue="orders", state=state))
@@ -115,7 +117,7 @@ async def test_a_message_shows_when_it_is_due_until_it_is_deleted(q: Driver, eng
     assert outcome.partition_id and outcome.message_id
     view = await engine.message(outcome.partition_id, "t1")
     assert view is not None
-    assert (view.deliver_at, view.state) == (q.clock.now() + 5 * SECOND, "pending")
+    assert (view.deliver_at, view.state, view.reason) == (q.clock.now() + 5 * SECOND, "scheduled", "delayed")
     for place, key in ((outcome.partition_id, "t2"), (NEVER_GIVEN, "t1"), ("no id", "t1")):
         assert await engine.message(place, key) is None
     await engine.delete_messages([outcome.message_id])
@@ -128,9 +130,10 @@ async def test_a_message_shows_when_it_is_due_until_it_is_deleted(q: Driver, eng
 async def test_counts_of_a_queue_by_state(q: Driver, engine: Engine, mode: GroupMode) -> None:
     await q.push("orders", "p1", *range(7))
     await q.push("orders", "p2", 7)
-    got = await Workers(q, mode=mode).take(4, "p1")
-    await q.ack(got[2])
-    await q.kill(got[3])
+    workers = Workers(q, mode=mode)
+    await q.kill((await workers.take(1, "p1"))[0])
+    got = await workers.take(3, "p1")
+    await q.ack(got[1])
     stats = await q.stats("orders")
     assert (stats.partitions, stats.counts.total) == (2, 8)
     [p1] = await engine.partition_stats("orders", search="p1")
@@ -192,7 +195,7 @@ async def test_lag_is_what_was_not_settled(q: Driver, workers: Workers, clock: F
     await q.ack(got[0])
     await q.kill(got[1])
     stats = await workers.stats()
-    assert (stats.mode, stats.lag, stats.partitions_with_lag) == ("shared", 3, 2)
+    assert (stats.mode, stats.lag, stats.scheduled, stats.partitions_with_lag) == ("shared", 2, 1, 1)
     assert stats.oldest_waiting == start
     assert (await workers.track("p1")).lag == 2
 
@@ -219,6 +222,8 @@ async def test_group_stats_one_entry_per_group_and_queue(q: Driver, engine: Engi
     assert {one.queue for one in await engine.group_stats("g")} == {"a", "b"}
     assert {one.group for one in await engine.group_stats(queue="a")} == {"g", "h"}
     assert await engine.group_stats("unknown") == []
+    await q.pop("b", group="only b")
+    assert (await engine.group_names(), await engine.group_names("a")) == (["g", "h", "only b"], ["g", "h"])
 
 
 async def test_track_stats_show_a_place_in_a_partition(q: Driver, clock: FakeClock) -> None:
@@ -254,6 +259,69 @@ async def test_track_stats_of_named_partitions(q: Driver, engine: Engine) -> Non
     places = await engine.track_stats(queue="orders", partitions=["p3", "p1", "no such", "\0"])
     assert [(one.partition, one.group) for one in places] == [("p1", "g"), ("p1", "h"), ("p3", "g"), ("p3", "h")]
     assert await engine.track_stats(queue="orders", partitions=[]) == []
+
+
+# Scheduled -------------------------------------------------------------------------------------------------
+
+
+async def test_scheduled_is_not_late(q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode) -> None:
+    """Rule 28: delayed messages and retries are counted apart, and are no lag, wherever there is a group or none."""
+    await q.configure("orders", retry_delay=60_000)
+    await q.push("orders", "p1", 1, transaction_id="retried")
+    await q.push("orders", "p2", 2, transaction_id="delayed", delay_ms=3_600_000, priority=3)
+    counts = (await q.stats("orders")).counts
+    assert (counts.total, counts.pending, counts.scheduled) == (2, 1, 1)
+    [p2] = await engine.partition_stats("orders", search="p2")
+    assert (p2.counts.pending, p2.counts.scheduled) == (0, 1)
+    [depth] = (await engine.survey()).depths
+    assert (depth.messages, depth.scheduled, depth.oldest) == (2, 1, clock.now())
+    workers = Workers(q, mode=mode)
+    [held] = await workers.take()
+    await q.fail(held)
+    failed_at = clock.now()
+    clock.advance(10)
+    counts = (await q.stats("orders")).counts
+    assert (counts.pending, counts.scheduled, counts.processing, counts.failed) == (0, 2, 0, 1)
+    group = await workers.stats()
+    assert (group.lag, group.scheduled, group.partitions_with_lag, group.oldest_waiting) == (0, 2, 0, None)
+    track = await workers.track("p2")
+    assert (track.lag, track.scheduled, track.oldest_waiting) == (0, 1, None)
+    assert track.oldest_unsettled == failed_at
+    assert await engine.track_stats(group="workers", min_lag_seconds=1) == []
+    assert [(one.messages, one.scheduled, one.oldest) for one in (await engine.survey()).depths if one.group] == [
+        (0, 2, None)
+    ]
+    views = await engine.messages(MessageFilter(state="scheduled"))
+    assert [(one.transaction_id, one.state, one.reason) for one in views] == [
+        ("delayed", "scheduled", "delayed"),
+        ("retried", "scheduled", "retry"),
+    ]
+    assert [one.due_at for one in views] == [failed_at + 3600 * SECOND, failed_at + 60 * SECOND]
+    assert await engine.messages(MessageFilter(state="pending")) == []
+
+
+async def test_a_delayed_message_waits_since_it_is_due(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+    created = clock.now()
+    workers = Workers(q, mode=mode)
+    await workers.take(1, "p1")
+    await q.push("orders", "p1", 1, delay_ms=60_000)
+    clock.advance(70)
+    group = await workers.stats()
+    assert (group.lag, group.scheduled, group.oldest_waiting) == (1, 0, created + 60 * SECOND)
+    assert (await workers.track()).oldest_waiting == created + 60 * SECOND
+
+
+async def test_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
+    await workers.take(1, "p1")
+    await q.push("orders", "p1", 1, delay_ms=60_000)
+    clock.advance(1)
+    await q.push("orders", "p1", 2)
+    since = clock.now()
+    for _ in range(2):
+        group = await workers.stats()
+        assert (group.lag + group.scheduled, group.oldest_waiting) == (2, since)
+        clock.advance(60)
 
 
 # Leases ----------------------------------------------------------------------------------------------------

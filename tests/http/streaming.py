@@ -19,7 +19,7 @@ from hark.clock import Clock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
 from hark.settings import Settings
-from hark.testing.thread import ServerThread
+from hark.testing.server import ServerThread
 from tests.http.api import Api, Json, texts
 
 T = TypeVar("T")

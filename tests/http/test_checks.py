@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hark.clock import EARLIEST, LATEST
 from hark.errors import InvalidInput
 from hark.http.checks import (
     bool_param,
@@ -16,7 +17,7 @@ from hark.http.checks import (
     parse_time,
     path_segments,
 )
-from hark.http.push_items import ITEM_TEXTS, PushBody
+from hark.http.items import ITEM_TEXTS, PushBody
 
 MOMENT = 1_767_323_045_678_901
 
@@ -58,6 +59,24 @@ def test_times_are_iso_8601_or_milliseconds(text: str, us: int) -> None:
 def test_other_times_are_refused_with_the_field(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"^from: expected"):
         parse_time(text, "from")
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-00:01", "9999-12-31T01:00-23:59", "0001-01-01T00:00+00:01"])
+def test_an_offset_does_not_lead_out_of_the_years_that_can_be_written(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^from: expected a time in the years 1 to 9999 in UTC, got '"):
+        parse_time(text, "from")
+    assert parse_time("9999-12-31T23:59:59.999999Z", "from") == LATEST
+    assert parse_time("0001-01-01T00:00Z", "from") == EARLIEST
+
+
+def test_times_that_cannot_be_written_are_shown_as_the_nearest_that_can() -> None:
+    assert (format_time(LATEST), format_time(LATEST + 1)) == (
+        "9999-12-31T23:59:59.999999Z",
+        "9999-12-31T23:59:59.000000Z",
+    )
+    assert format_time_ms(1 << 62).startswith("9999-12-31T23:59:59.")
+    assert format_time_ms(EARLIEST - 1).startswith("0001-01-01T00:00:00.")
+    assert format_time(-(1 << 62)).startswith("0001-01-01T00:00:00.")
 
 
 @pytest.mark.parametrize("us", [0, 1, 999_999, 1_000_000, MOMENT, -1, -1_000_000])

@@ -31,6 +31,7 @@ def test_a_dead_letter_has_the_contracts_shape(api: Api, queue: str) -> None:
         "retryCount": 1,
         "attempts": 2,
         "data": {"n": 1},
+        "payloadError": None,
         "producerSub": None,
     }
 
@@ -202,3 +203,49 @@ def test_each_filter_of_a_requeue_counts(api: Api, queue: str) -> None:
         ({}, 2),
     ):
         assert read(api.post("/dlq/requeue", {"filter": {"queue": queue, **where}}))["requeued"] == requeued
+
+
+def imported(number: int = 1, **fields: Json) -> Json:
+    """A dead letter of another store."""
+    return {
+        "id": f"0189abcd-0000-7000-8000-{number:012}",
+        "partition": "p",
+        "consumerGroup": "g",
+        "transactionId": f"t{number}",
+        "payload": number,
+        "error": "boom",
+        "attempts": 4,
+        "createdAt": "2026-01-02T03:04:05.678901Z",
+        "failedAt": 1767323046000,
+    } | fields
+
+
+def test_imported_dead_letters_are_listed_and_duplicates_are_counted(api: Api, queue: str) -> None:
+    api.configure(queue)
+    first = imported(1, id=f"0189abcd-0000-7000-8000-{hash(queue) & 0xFFFFFFFFFFFF:012x}", priority=3)
+    assert read(api.post("/dlq/import", {"items": [first, first]}, queue=queue)) == {"imported": 1, "duplicates": 1}
+    [letter] = api.dead_letters(queue)
+    assert (letter["deadLetterId"], letter["data"], letter["attempts"]) == (first["id"], 1, 4)
+    assert (letter["createdAt"], letter["failedAt"]) == ("2026-01-02T03:04:05.678Z", "2026-01-02T03:04:06.000Z")
+    read(api.post(f"/dlq/{letter['deadLetterId']}/requeue"))
+    message = api.pop_one(queue, consumerGroup="g")
+    assert (message["data"], message["priority"]) == (1, 3)
+
+
+def test_dead_letters_that_can_not_be_imported_are_refused_by_item_and_field(api: Api, queue: str) -> None:
+    api.configure(queue)
+    [message] = api.push(queue, 1)
+    for wrong, told in (
+        ({"id": "x"}, "items[1].id"),
+        ({"id": message["message_id"]}, "items[1].id"),
+        ({"attempts": -1}, "items[1].attempts"),
+        ({"failedAt": "soon"}, "items[1].failedAt"),
+        ({"consumerGroup": ""}, "items[1].consumerGroup"),
+        ({"priority": 10}, "items[1].priority"),
+        ({"delay": 5}, "delay"),
+    ):
+        response = api.post("/dlq/import", {"items": [imported(), imported(2, **wrong)]}, queue=queue)
+        assert told in refusal(response, 400, "invalid_input")
+    assert "queue is required" in refusal(api.post("/dlq/import", {"items": []}), 400, "invalid_input")
+    refusal(api.post("/dlq/import", {"items": [imported()]}, queue=f"{queue}-unknown"), 404, "queue_not_found")
+    assert api.dead_letters(queue) == []

@@ -17,12 +17,22 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
 from hark.http.app import App
-from hark.http.keyval.params import LimitParam
-from hark.http.keyval.paths import KeyParam, KeysParam
-from hark.http.params import BoolParam, ChoiceParam, IdParam, IntParam, NameParam, Param, TimeParam
-from hark.http.routes.table import JSON, WEBSOCKET, Operation, Table
+from hark.http.keyval.paths import KeyParam, KeysParam, LimitParam
+from hark.http.routes.table import (
+    JSON,
+    BoolParam,
+    ChoiceParam,
+    IdParam,
+    IntParam,
+    NameParam,
+    Operation,
+    Param,
+    Table,
+    TimeParam,
+)
 from hark.settings import Settings
 from tests.http.api import Api, Json, data, read, refusal
 from tests.servers import running_server
@@ -157,10 +167,11 @@ def test_of_a_parameter_given_twice_the_first_counts(api: Api, queue: str) -> No
         ("/pop", "partitions", (1, 10_000)),
         ("/pop", "timeout", (0, 600_000)),
         ("/pop", "leaseTime", (1, 315_360_000)),
+        ("/pop", "leaseSeconds", (1, 315_360_000)),
         ("/pop", "consumerPriority", (-1000, 1000)),
         ("/dlq", "limit", (1, 1000)),
         ("/dlq", "offset", (0, 2**53 - 1)),
-        ("/messages", "limit", (1, 1000)),
+        ("/messages", "limit", (1, 10_000)),
         ("/resources/queues", "limit", (1, 10_000)),
         ("/resources/namespaces", "limit", (1, 10_000)),
         ("/resources/tasks", "limit", (1, 10_000)),
@@ -209,6 +220,8 @@ def right(type: inspect.Type) -> Json:
             return "x"
         case inspect.BoolType():
             return False
+        case inspect.IntType():
+            return 0
     raise AssertionError(f"what is right for a {type}?")
 
 

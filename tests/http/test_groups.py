@@ -254,5 +254,10 @@ def test_a_message_is_shown_with_its_time_its_priority_and_its_state_in_each_gro
         "other": "processing",
     }
     shown = read(api.get(f"/messages/{later['partition_id']}/{later['message_id']}"))
-    assert (shown["priority"], shown["status"]) == (3, "pending")
+    assert (shown["priority"], shown["status"], shown["reason"]) == (3, "scheduled", "delayed")
+    assert shown["dueAt"] == shown["deliverAt"]
+    [listed] = read(api.get("/messages", queue=queue, status="scheduled"))["messages"]
+    assert (listed["id"], listed["reason"], listed["dueAt"]) == (later["message_id"], "delayed", shown["deliverAt"])
+    groups = {one["name"]: one for one in read(api.get("/consumer-groups", queue=queue))}
+    assert (groups["g"]["totalLag"], groups["g"]["scheduled"], groups["g"]["maxTimeLag"]) == (0, 1, 0)
     assert shown["deliverAt"] > shown["createdAt"]

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hark.access.identity import Role
-from hark.access.token_file import TokenFile
-from hark.access.tokens import make_token
+from hark.access.tokens import TokenFile, make_token
+from hark.api.operations import Role
 from hark.clock import SystemClock
 
 STOP_SECONDS = 20.0

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import hark
-from hark.broker.operations import Operations
+from hark.broker.tallies import Operations
 from hark.clock import FakeClock
 from hark.errors import EngineFailure, NotFound
 from tests.http.api import WAIT, Api, acknowledgment, read

@@ -9,18 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hark.broker import Broker
-from hark.broker.measured import VERBS
-from hark.broker.observing.samples import Depths, QueueDepth
+from hark.broker.engine_calls import VERBS
+from hark.broker.observer import Depths, QueueDepth
 from hark.broker.tallies import Tallies, Tally
 from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure
-from hark.http.measuring import Requests
-from hark.http.metrics import scrape as scraping
-from hark.http.metrics.busiest import REST, BusiestQueues
-from hark.http.metrics.depths import depth_metrics
-from hark.http.metrics.scrape import Metrics
-from hark.http.metrics.store import ELSEWHERE, STORE
+from hark.http import metrics as scraping
+from hark.http.exchange import Requests
+from hark.http.metrics import ELSEWHERE, REST, STORE, BusiestQueues, Metrics, depth_metrics
 from hark.model import NewMessage, PushOutcome
 from hark.prometheus import text
 from hark.settings import Settings
@@ -46,16 +43,18 @@ async def taken(metrics: Metrics) -> Scrape:
 
 def depth(backlog: int, oldest: int | None = None) -> QueueDepth:
     """A queue with some messages."""
-    return QueueDepth(partitions=1, backlog=backlog, in_flight=1, oldest_waiting=oldest, dead_letters=2)
+    return QueueDepth(partitions=1, backlog=backlog, in_flight=1, oldest_waiting=oldest, dead_letters=2, scheduled=3)
 
 
 def depths(now: int, by_queue: dict[str, QueueDepth]) -> Depths:
     """A survey that found these, and a queue that it remembers only in its sums."""
     return Depths(
+        began=now - 6 * SECOND,
         at=now - 5 * SECOND,
         queues=len(by_queue) + 1,
         partitions=len(by_queue) + 1,
         backlog=sum(one.backlog for one in by_queue.values()) + 1,
+        scheduled=3 * len(by_queue) + 1,
         in_flight=len(by_queue) + 1,
         oldest_waiting=min((one.oldest_waiting for one in by_queue.values() if one.oldest_waiting), default=None),
         dead_letters=2 * len(by_queue) + 1,
@@ -81,7 +80,7 @@ class _Peers:
 
 def noted(requests: Requests, route: str, method: str, status: int) -> None:
     """A request that is answered."""
-    requests.of(route, method).add(status, 0.001)
+    requests.admit(route, method).add(status, 0.001)
 
 
 async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[Metrics, Requests]:

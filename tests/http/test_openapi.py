@@ -22,10 +22,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from hark.api.fields import FIELDS, OF_SCHEMA
+from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
 from hark.http.app import App
-from hark.http.fields import FIELDS, OF_SCHEMA
-from hark.http.routes.table import EVENTS, WEBSOCKET
+from hark.http.routes.table import EVENTS
 from hark.settings import Limits, Settings
 from tests.http.api import Api, Json
 from tests.http.test_errors import TABLE as ROUTES

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import pytest
 
+from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.errors import InvalidInput, MethodNotAllowed, NotFound
 from hark.http.exchange import Exchange
-from hark.http.routes.router import Found, Router
-from hark.http.routes.table import WEBSOCKET, Operation, Reach, Table, public
-from hark.http.routes.table import read as reading
+from hark.http.routes.requests import Found, Router
+from hark.http.routes.table import Operation, Table
 from tests.http.api import Api, data, read, refusal
 
 
@@ -20,7 +20,7 @@ async def _nothing(_request: Any) -> Any:
 
 
 def _operation(*, raw: bool = False) -> Operation:
-    return reading(_nothing, Reach.SERVER, raw=raw)
+    return Operation(endpoint=_nothing, role=Role.READ_ONLY, reach=Reach.SERVER, raw=raw)
 
 
 LIST, COUNT, GET, PUT, POP, PAIR, NAMED, SOCKET = (_operation() for _ in range(8))
@@ -31,7 +31,7 @@ TABLE: Table = {
     "/keys/{key:path}": {"GET": GET, "PUT": PUT},
     "/pop/{queue}": {"GET": RAW},
     "/traces/by-name/{name}": {"GET": NAMED},
-    "/traces/{partition}/{message}": {"GET": PAIR, "DELETE": public(_nothing)},
+    "/traces/{partition}/{message}": {"GET": PAIR, "DELETE": _operation()},
     "/consume": {WEBSOCKET: SOCKET},
 }
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from hark.errors import HarkError, InvalidInput
-from hark.http.push_items import MAX_DEPTH, PushItem, payload_too_deep, to_new_message
+from hark.http.checks import MAX_DEPTH, Scan, check_nesting
+from hark.http.items import PushItem, to_new_message
 from hark.model import NewMessage
 from tests.http.api import Api, read
 
@@ -48,6 +49,43 @@ def test_unknown_fields_are_ignored(api: Api, queue: str) -> None:
     assert result["status"] == "queued"
     message = api.pop_one(queue)
     assert (message["producerSub"], message["data"]) == (None, None)
+
+
+def test_a_message_id_serves_as_the_transaction_id_of_an_item_that_has_none(api: Api, queue: str) -> None:
+    item = {"queue": queue, "messageId": TRACE}
+    first, second, third = read(
+        api.post("/push", {"items": [item, item | {"payload": 1}, item | {"transactionId": "t"}]}), 201
+    )
+    assert (first["transaction_id"], first["status"], second["status"]) == (TRACE, "queued", "duplicate")
+    assert first["message_id"] == second["message_id"] != TRACE
+    assert (third["transaction_id"], third["status"]) == ("t", "queued")
+    operations = [{"type": "push", "items": [item]}]
+    [again] = read(api.post("/transaction", {"operations": operations}))["results"]
+    assert again["messageId"] == first["message_id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ({}, ("a", "b")),
+        ({"namespace": None, "task": None}, ("a", "b")),
+        ({"namespace": "n", "task": "t"}, ("n", "t")),
+        ({"namespace": "n"}, ("n", "b")),
+        ({"task": "t"}, ("a", "t")),
+        ({"namespace": "", "task": ""}, ("", "")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("route", ["push", "transaction"])
+def test_rule_2_an_item_may_label_the_queue_that_it_makes(
+    api: Api, queue: str, given: dict[str, str | None], labels: tuple[str, str], route: str
+) -> None:
+    name = f"a.b.{queue}"
+    for item in ({"queue": name, **given}, {"queue": name, "namespace": "too", "task": "late"}):
+        body = {"items": [item]} if route == "push" else {"operations": [{"type": "push", "items": [item]}]}
+        read(api.post(f"/{route}", body), 201 if route == "push" else 200)
+    shown = read(api.get(f"/resources/queues/{name}"))
+    assert (shown["namespace"], shown["task"]) == labels
 
 
 # Items ---------------------------------------------------------------------------------------------------
@@ -95,6 +133,10 @@ def test_empty_ids_and_null_options_are_absent() -> None:
         ("partition", "", ": must not be empty"),
         ("partition", "Ω" * 128, ": must be at most 255 bytes of UTF-8, got 256"),
         ("transactionId", "t\0", ": must not contain a NUL character"),
+        ("messageId", "t\0", ": must not contain a NUL character"),
+        ("namespace", "n\0", ": must not contain a NUL character"),
+        ("task", "t" * 256, ": must be at most 255 bytes"),
+        ("messageId", "t" * 256, ": must be at most 255 bytes"),
         ("transactionId", "t" * 256, ": must be at most 255 bytes"),
         ("traceId", "not-a-uuid", ": expected a UUID, got 'not-a-uuid'"),
         ("traceId", TRACE + "0", ": expected a UUID"),
@@ -145,13 +187,19 @@ def nested(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
         (b'{"\\\\":' + nested(MAX_DEPTH) + b"}", True),
     ],
 )
-def test_payloads_of_more_than_256_levels_are_too_deep(payload: bytes, too_deep: bool) -> None:
+def test_bodies_of_more_than_256_levels_are_too_deep(payload: bytes, too_deep: bool) -> None:
     json.loads(payload)
-    assert payload_too_deep(payload) is too_deep
-    item = PushItem("q", payload=msgspec.Raw(payload))
-    with (
-        pytest.raises(HarkError, match=r"items\[3\].payload: must be nested at most 256 levels deep")
-        if too_deep
-        else nullcontext()
-    ):
-        to_new_message(item, 3)
+    with pytest.raises(HarkError, match="must be nested at most 256 levels deep") if too_deep else nullcontext():
+        check_nesting(payload)
+
+
+@pytest.mark.parametrize("size", range(1, 30))
+@pytest.mark.parametrize("inner", [b'"\\\\\\"["', b'"[\\\\","]"', b'{"[":"\\u005b"}'])
+def test_nesting_is_the_same_wherever_a_large_body_is_cut(inner: bytes, size: int) -> None:
+    fits = nested(MAX_DEPTH - 1, b"[%b," % inner, b",%b]" % inner)
+    for body, too_deep in ((fits, False), (b"[[%b]]" % fits, True)):
+        json.loads(body)
+        scan = Scan()
+        with pytest.raises(HarkError) if too_deep else nullcontext():
+            for start in range(0, len(body), size):
+                scan.feed(body[start : start + size])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.api import Api, data, read, refusal
 
-SIX = {"total", "pending", "processing", "completed", "failed", "deadLetter"}
+SEVEN = {"total", "pending", "scheduled", "processing", "completed", "failed", "deadLetter"}
 
 
 def test_queues_are_listed_newest_first_with_their_counts(fresh_api: Api) -> None:
@@ -34,13 +34,13 @@ def test_namespaces_tasks_and_overview_sum_up(fresh_api: Api) -> None:
     fresh_api.push("n.u.second", 3, partition="p")
     [namespace] = read(fresh_api.get("/resources/namespaces"))["namespaces"]
     assert (namespace["namespace"], namespace["queues"]) == ("n", 2)
-    assert namespace["messages"] == {"total": 3, "pending": 3}
+    assert namespace["messages"] == {"total": 3, "pending": 3, "scheduled": 0}
     tasks = read(fresh_api.get("/resources/tasks"))["tasks"]
     assert [(task["task"], task["queues"], task["partitions"]) for task in tasks] == [("t", 1, 1), ("u", 1, 1)]
     overview = read(fresh_api.get("/resources/overview"))
     assert (overview["queues"], overview["partitions"]) == (2, 2)
     assert (overview["namespaces"], overview["tasks"]) == (1, 2)
-    assert set(overview["messages"]) == SIX
+    assert set(overview["messages"]) == SEVEN
     assert overview["messages"]["total"] == 3
     assert set(overview["lag"]) == {"time", "offset"}
     assert set(overview["lag"]["time"]) == {"avg", "median", "min", "max"}
@@ -55,13 +55,13 @@ def test_one_queue_is_shown_with_its_partitions(api: Api, queue: str) -> None:
     api.ack(second, "dlq")
     shown = read(api.get(f"/resources/queues/{queue}"))
     assert shown["name"] == queue
-    assert set(shown["totals"]) == SIX
+    assert set(shown["totals"]) == SEVEN
     assert (shown["totals"]["total"], shown["totals"]["deadLetter"]) == (3, 1)
     assert (shown["totals"]["pending"], shown["totals"]["processing"]) == (1, 0)
     [partition] = [item for item in shown["partitions"] if item["name"] == "p"]
     assert set(partition) == {"id", "name", "createdAt", "stats", "oldestMessage", "newestMessage"}
     assert partition["id"] == first["partitionId"]
-    assert set(partition["stats"]) == SIX
+    assert set(partition["stats"]) == SEVEN
     assert partition["stats"]["total"] == 3
     assert partition["oldestMessage"] <= partition["newestMessage"]
 
@@ -133,6 +133,7 @@ def test_depth_is_what_a_group_has_still_to_do(api: Api, queue: str) -> None:
         "queue": queue,
         "group": "g",
         "pending": 3,
+        "scheduled": 0,
         "partitionsPending": 2,
         "conflation": False,
         "effectivePending": 3,

@@ -26,17 +26,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import hark
 import hark.sync
-from hark.access.identity import Role
-from hark.access.token_file import TokenFile
-from hark.access.tokens import make_token
+from hark.access.tokens import TokenFile, make_token
+from hark.api.operations import Role
 from hark.client.calling import CallPolicy
-from hark.client.delivery.connection import HEARTBEAT_SECONDS
+from hark.client.delivery.socket import HEARTBEAT_SECONDS
 from hark.client.transport.api import ConnectionFailed
 from hark.clock import FakeClock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting, Unauthorized
 from hark.http.wire import server as wire
 from hark.serving import listening
-from hark.serving.securing import make_authenticator, remembering, tls_context
+from hark.serving.listening import make_authenticator, remembering, tls_context
 from hark.settings import Auth, Cors, Settings, Tls
 from hark.worker import WorkerRunOptions
 from tests.certificates import Certificates, make_certificates, private_pem

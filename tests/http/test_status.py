@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,37 +12,48 @@ import httpx
 import pytest
 
 import hark
-from hark.access.identity import Identity, Role
+from hark.access.identity import Identity
+from hark.api.operations import Role
+from hark.api.types.base import encode
+from hark.api.types.server import LiveSample
 from hark.broker import Broker
-from hark.broker.measured import EngineCalls
-from hark.broker.observing.samples import Point, QueueRates, Rates, Sample, Standing
-from hark.broker.readiness import Readiness
+from hark.broker.engine_calls import EngineCalls
+from hark.broker.observer import Point, QueueRates, Rates, Sample, Standing
+from hark.broker.upkeep import Readiness
 from hark.engine.api import Engine
 from hark.errors import EngineFailure
-from hark.http.answers import status as answers
 from hark.http.app import App
-from hark.http.routes import history
-from hark.http.routes.history import restricted_sample_of, sample_of
+from hark.http.routes import overview
+from hark.http.routes.overview import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
-from hark.testing.thread import ServerThread
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers, ServerThread
 from tests.http.api import Api, Json, read, refusal
 from tests.http.edge.asking import Tokens
-from tests.http.streaming import PATIENCE, Events
+from tests.http.streaming import PATIENCE, Events, inside
 from tests.servers import running_server
 
 HISTORY_SAMPLE = {
-    *("at", "backlog", "inFlight", "oldestWaitingSeconds", "latencyMs"),
+    *("at", "backlog", "scheduled", "inFlight", "oldestWaitingSeconds", "latencyMs"),
     *(f"{what}PerSecond" for what in ("pushed", "delivered", "settled", "failed", "deadLettered")),
 }
 LIVE_SAMPLE = HISTORY_SAMPLE | {
     *("queues", "partitions", "deadLetters", "waiting"),
     *("maintenance", "busiest", "changed", "more"),
 }
-SIX = {"total", "pending", "processing", "completed", "failed", "deadLetter"}
+SEVEN = {"total", "pending", "scheduled", "processing", "completed", "failed", "deadLetter"}
 
 
 # Health and maintenance -----------------------------------------------------------------------------------
+
+
+def test_health_warns_of_missing_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    with inside() as server, httpx.Client(base_url=server.url) as client:
+        assert "warnings" not in client.get("/health").json()
+        monkeypatch.setattr(server.broker, "missing_keys", lambda: ["ab12cd34"])
+        answer = client.get("/health")
+        assert answer.status_code == 200
+        [warning] = answer.json()["warnings"]
+        assert warning.startswith("key_missing: ") and "ab12cd34" in warning
 
 
 def test_health(api: Api) -> None:
@@ -75,9 +87,15 @@ def test_what_maintenance_answers_and_that_it_outlives_a_restart(tmp_path: Path,
 class _LostStore:
     """A broker whose store can't be reached."""
 
+    ahead = 0
+
     def __init__(self) -> None:
         self.engine = self
         self.readiness = Readiness(cast(Engine, self), EngineCalls())
+
+    def missing_keys(self) -> list[str]:
+        """None."""
+        return []
 
     async def ping(self) -> None:
         """Fail."""
@@ -223,12 +241,12 @@ def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(
 def test_a_sample_is_encoded_once_for_all_who_watch(server: TickingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Sample] = []
 
-    def counted(one: Sample) -> answers.LiveSample:
+    def counted(one: Sample) -> LiveSample:
         encoded.append(one)
         return sample_of(one)
 
     with watching(server) as one, watching(server) as other:
-        monkeypatch.setattr(history, "sample_of", counted)
+        monkeypatch.setattr(overview, "sample_of", counted)
         for _ in range(3):
             assert one.sample() == other.come()
     assert len(encoded) == len({found.point.at for found in encoded}) >= 2
@@ -259,13 +277,13 @@ def test_who_may_use_only_some_queues_sees_nothing_of_the_others() -> None:
     point = Point(0, Rates(1, 2, 3, 4, 5), None, None)
     busiest = (QueueRates("orders", 1, 0, 0), QueueRates("secret", 9, 0, 0))
     whole = Sample(point, Standing(7, 7, 7, True, False), busiest, ("orders", "secret"), False)
-    shown = restricted_sample_of(whole, Identity("me", Role.READ_ONLY, ("orders",)))
+    shown = json.loads(encode(restricted_sample_of(whole, Identity("me", Role.READ_ONLY, ("orders",)))))
     assert set(shown) == LIVE_SAMPLE
     assert [one["queue"] for one in shown["busiest"]] == ["orders"]
     assert (shown["changed"], shown["maintenance"]) == (["orders"], {"push": True, "pop": False})
     numbers = {name for name, value in shown.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     assert not numbers, "sums over all queues say something of the others"
-    assert sample_of(whole)["changed"] == ["orders", "secret"]
+    assert sample_of(whole).changed == ("orders", "secret")
 
 
 # History ---------------------------------------------------------------------------------------------------
@@ -340,7 +358,7 @@ def test_the_status_has_the_shape_of_the_original(timed: Api, queue: str) -> Non
         *("timeRange", "bucketMinutes", "pointCount", "throughput", "queues", "messages"),
         *("leases", "deadLetterQueue", "workers", "errors", "statsAge"),
     }
-    assert set(status["messages"]) == SIX | {"requests", "batchEfficiency"}
+    assert set(status["messages"]) == SEVEN | {"requests", "batchEfficiency"}
     assert status["messages"]["requests"]["push"] >= 1
     assert status["messages"]["batchEfficiency"]["ack"] == 1
     [shown] = read(timed.get("/status", queue=queue))["queues"]

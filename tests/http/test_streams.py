@@ -6,16 +6,20 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
-from hark.settings import Limits, Queue, Settings
+from hark.access.identity import Identity
+from hark.errors import Unauthorized
+from hark.settings import Delivery, Limits, Queue, Settings
 from tests.http.api import WAIT, Api, Json, data, read, refusal
+from tests.http.edge.asking import Tokens
 from tests.http.keyval.keys import watching
 from tests.http.keyval.test_listen import listening as listening_to_work
 from tests.http.streaming import PATIENCE, UPGRADE, Inside, deaf, inside, listening, masked, spread, websocket
@@ -246,6 +250,34 @@ def test_a_client_that_leaves_in_the_middle_of_a_write_gives_it_back(queue: str,
         assert stream.closed
 
 
+@every_way
+def test_what_a_client_that_left_had_received_comes_again_after_the_grace(queue: str, way: Way) -> None:
+    with own(Settings(delivery=Delivery(disconnect_grace_ms=0))) as (server, api):
+        api.push(queue, 1)
+        with way.opened(server.url, queue, 1) as following:
+            following()
+        assert api.pop_one(queue, **WAIT)["deliveryAttempt"] == 2
+
+
+@every_way
+def test_a_client_that_settles_what_expired_gets_messages_again(queue: str, way: Way) -> None:
+    with own() as (server, api), way.opened(server.url, queue, 1) as following:
+        api.push(queue, 1, 2)
+        first = following()
+        [stream] = server.look(lambda: list(server.broker.delivery.streams))
+        # As if its time were up; nothing comes of the second, because it may not be read.
+        [lease] = stream.leases()
+        server.look(lambda: stream.renewed(lease, 0))
+        server.call(lambda: server.broker.engine.shorten([lease], 0))
+        server.look(lambda: stream.ended(lease))
+        assert server.look(lambda: (stream.silent, stream.unsettled)) == (True, 0)
+        answer = api.client.post(
+            "/api/v1/ack", json={"transactionId": first["id"], "leaseId": lease, "status": "completed"}
+        )
+        assert answer.status_code == 200
+        assert following()[way.payload] in (1, 2)
+
+
 # Too many --------------------------------------------------------------------------------------------------
 
 
@@ -347,3 +379,92 @@ def test_what_to_listen_to_is_required(api: Api) -> None:
     assert "queue" in refusal(api.get("/listen"), 400)
     assert "queue" in refusal(api.get("/listen", namespace="n", browse=True), 400)
     refusal(api.get("/listen/somewhere"), 404, "route_not_found")
+
+
+# Tokens ----------------------------------------------------------------------------------------------------
+
+
+class Changing(Tokens):
+    """Tokens that can be revoked."""
+
+    def __init__(self) -> None:
+        self.revoked: set[str] = set()
+
+    def identify(self, credential: str | None) -> Identity:
+        """Who comes with this token."""
+        if credential in self.revoked:
+            raise Unauthorized("the token was revoked")
+        return super().identify(credential)
+
+
+def test_streams_of_a_revoked_token_end_and_others_go_on(queue: str) -> None:
+    tokens = Changing()
+    names = ["admin", "writer"]
+    with inside(authenticator=tokens) as server, ExitStack() as stack:
+        address = server.url.replace("http://", "ws://")
+        streams = {}
+        for name in names:
+            headers = {"Authorization": f"Bearer {name}"}
+            client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE))
+            paths = (f"/api/v1/listen/queue/{queue}", f"/keyval/api/queue/listen?queue={queue}-work")
+            opened = [stack.enter_context(client.stream("GET", path)).iter_bytes() for path in paths]
+            assert all(next(one) for one in opened)
+            socket = stack.enter_context(connect(f"{address}/api/v1/consume", additional_headers=headers, proxy=None))
+            socket.send('{"type": "ping"}')
+            assert socket.recv(timeout=PATIENCE)
+            streams[name] = opened, socket
+        server.look(server.server.end_revoked)
+        tokens.revoked.add("writer")
+        server.look(server.server.end_revoked)
+        opened, socket = streams["writer"]
+        for one in opened:
+            with pytest.raises(httpx.TransportError):
+                for _ in one:
+                    pass
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=PATIENCE)
+        socket = streams["admin"][1]
+        socket.send('{"type": "ping"}')
+        assert socket.recv(timeout=PATIENCE)
+        assert len(server.look(lambda: list(server.broker.delivery.streams))) == 3
+
+
+def until(server: Inside, waiting: int) -> None:
+    """Wait until this number of pops wait."""
+    latest = time.monotonic() + PATIENCE
+    while len(server.broker.delivery.intentions) != waiting:
+        assert time.monotonic() < latest
+
+
+@pytest.mark.parametrize("first_line", [False, True])
+def test_waiting_pops_of_a_revoked_token_end_and_others_go_on(queue: str, first_line: bool) -> None:
+    tokens = Changing()
+    with inside(authenticator=tokens) as server, ExitStack() as stack:
+        asked: dict[str, list[Future[Any]]] = {}
+        for name in ("admin", "writer"):
+            headers = {"Authorization": f"Bearer {name}"}
+            client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE))
+            pool = stack.enter_context(ThreadPoolExecutor(2))
+            query = f"queue={queue}&wait=true&timeout=600000"
+            if first_line:
+                begun = stack.enter_context(client.stream("POST", f"/api/v1/next?{query}")).iter_lines()
+                assert next(begun) == "[]"
+                asked[name] = [pool.submit(next, begun)]
+            else:
+                asked[name] = [
+                    pool.submit(client.get, f"/api/v1/pop?{query}"),
+                    pool.submit(client.post, f"/api/v1/next?{query}"),
+                ]
+        until(server, 2 if first_line else 4)
+        tokens.revoked.add("writer")
+        server.look(server.server.end_revoked)
+        for one in asked["writer"]:
+            if first_line:
+                assert isinstance(one.exception(PATIENCE), httpx.TransportError)
+            else:
+                assert (one.result(PATIENCE).status_code, one.result().json()["code"]) == (401, "unauthorized")
+        until(server, 1 if first_line else 2)
+        with httpx.Client(base_url=server.url, headers={"Authorization": "Bearer admin"}) as client:
+            items = [{"queue": queue, "payload": number, "partition": str(number)} for number in range(2)]
+            assert client.post("/api/v1/push", json={"items": items}).status_code == 201
+        assert all(one.result(PATIENCE) for one in asked["admin"])

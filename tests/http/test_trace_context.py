@@ -138,5 +138,5 @@ def test_a_server_sends_the_spans_of_requests_where_the_variables_say(tmp_path: 
 def test_spans_without_opentelemetry_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_tracing(Settings()) is None
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(InvalidSetting, match=r"pip install 'hark\[otel\]'"):
+    with pytest.raises(InvalidSetting, match=r"pip install 'hark-mq\[otel\]'"):
         start_tracing(Settings(otel=Otel(enabled=True)))

@@ -270,6 +270,16 @@ def test_a_subscription_may_say_how_long_it_holds_what_it_gets(api: Api, socket:
     assert 4000 < held.total_seconds() < 6000
 
 
+def test_any_frame_is_a_sign_of_life(queue: str) -> None:
+    with inside() as server, websocket(server.url) as socket:
+        [stream] = server.look(lambda: list(server.broker.delivery.streams))
+        for text in ('{"type": "pong"}', "not JSON", '{"type": "ping"}'):
+            server.look(lambda: setattr(stream, "silent", True))
+            socket.send_text(text)
+            socket.ask("subscribe", id=text, queue=queue) if text == '{"type": "pong"}' else socket.receive()
+            assert not stream.silent
+
+
 # Leaving ---------------------------------------------------------------------------------------------------
 
 

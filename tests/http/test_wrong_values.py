@@ -244,7 +244,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
     "POST /queue/enqueue": [
         ({}, "value: is required"),
         ({"options": {}}, "value: is required"),
-        (b'{"value": ' + DEEP + b"}", "value: must be nested at most 256 levels deep"),
+        (b'{"value": ' + DEEP + b"}", "body: must be nested at most 256 levels deep"),
         ({"value": 1, "options": {"delay": 1, "deliverAt": 1}}, "options.deliverAt: give either"),
         *(({"value": 1, "options": {name: value}}, f"options.{name}: {text}") for name, value, text in NO_OPTIONS),
         (
@@ -267,7 +267,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
     "PUT /keys/QUEUE/a": [
         (b"  ", "value: is required"),
         (b"1 2", "Invalid JSON", 400, "invalid_json"),
-        (DEEP, "value: must be nested at most 256 levels deep"),
+        (DEEP, "body: must be nested at most 256 levels deep"),
         (
             b'"' + b"x" * (10 * 1024 * 1024) + b'"',
             "the request body is over 10485760 bytes (setting max_body_bytes); send smaller batches",

@@ -177,6 +177,33 @@ async def always_failing(queen: Any, queue: str) -> None:
 
 
 @scenario
+async def a_message_of_a_batch_dies(queen: Any, queue: str) -> None:
+    """One message of a batch is a dead letter: what the client left of the batch comes at once, not after the lease."""
+    await queen.queue(queue).config({"retry_limit": 0, "lease_time": 300}).create()
+    await queen.queue(queue).push([{"data": number} for number in range(6)])
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def handle(message: Any) -> None:
+        seen.append(message["data"])
+        if {0, 2, 3, 4, 5} <= set(seen):
+            done.set()
+        if message["data"] == 1:
+            raise RuntimeError("boom")
+
+    await queen.queue(queue).batch(3).each().timeout_millis(300).consume(handle, signal=done)
+    same(list(dict.fromkeys(seen)), [0, 1, 2, 3, 4, 5])
+    same(seen.count(1), 1)
+    same(all_of((await queen.queue(queue).dlq().get())["messages"]), [1])
+    await queen.queue(f"{queue}-acks").push([{"data": number} for number in range(3)])
+    await queen.queue(f"{queue}-acks").config({"retry_limit": 0, "lease_time": 300}).create()
+    messages = await queen.queue(f"{queue}-acks").batch(2).wait(False).pop()
+    answer = await queen.ack(messages[0], False, {"error": "boom"})
+    same((answer["success"], answer["dlq"], answer["leaseReleased"]), (True, True, True))
+    same(await drain(queen.queue(f"{queue}-acks").batch(10)), [1, 2])
+
+
+@scenario
 async def ack_in_all_ways(queen: Any, queue: str) -> None:
     """Single statuses, and a batch with a status of its own per message."""
     await queen.queue(queue).config({"retry_limit": 3}).create()

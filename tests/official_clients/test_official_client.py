@@ -15,7 +15,7 @@ from tests.servers import server_on
 ROOT = Path(__file__).parents[2]
 CLIENTS = Path(sys.prefix) / "queen-clients"
 SECONDS = 100
-SCENARIOS = 19
+SCENARIOS = 20
 
 
 @pytest.mark.parametrize("engine", ["memory", "s3"])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hark.polling import Poller, PollingStrategy, PollMetrics
-from hark.polling.metrics import prometheus_text
+from hark.polling.poller import prometheus_text
 
 
 class Pauses:

@@ -62,10 +62,18 @@ async def until_blocked(watcher: Pool, count: int = 1) -> None:
             pass
 
 
+async def until_locked(pool: Pool, procedure: str) -> None:
+    """Wait until a procedure waits for a lock; each question lets the others go on."""
+    waits = f"select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%{procedure}%'"
+    async with asyncio.timeout(SOON):
+        while not await pool.fetchval(waits):
+            pass
+
+
 class Proxy:
     """A way to PostgreSQL that can fall silent, as a network does whose other end has no power.
 
-    Once silenced, the connections that there are stay open and nothing comes through.
+    Once silenced, the connections that there are stay open and nothing comes through. Once cut, they are closed.
     """
 
     def __init__(self, url: str) -> None:
@@ -74,6 +82,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._passing: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
+        self.refuses = False
 
     async def __aenter__(self) -> Self:
         """Listen on a free port."""
@@ -89,9 +98,7 @@ class Proxy:
         """Close everything."""
         assert self._server is not None
         self._server.close()
-        self.silence()
-        for writer in self._writers:
-            writer.transport.abort()
+        self.cut()
         await self._server.wait_closed()
 
     def silence(self) -> None:
@@ -99,7 +106,18 @@ class Proxy:
         for task in self._passing:
             task.cancel()
 
+    def cut(self, *, refuse: bool = False) -> None:
+        """Close the connections that there are; PostgreSQL goes on with a statement until it has an answer to send."""
+        self.refuses = refuse
+        self.silence()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.transport.abort()
+            return
         far_reader, far_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
         self._writers += [writer, far_writer]
         for source, sink in ((reader, far_writer), (far_reader, writer)):

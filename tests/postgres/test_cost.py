@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 
 from hark.clock import SECOND
+from hark.engine.hints import MAX_REPLY_BYTES
 from hark.engine.keyvalue import bounds
-from hark.engine.postgres.jobs import MAX_REPLY_BYTES
+from hark.engine.postgres.browse import POSITIONS, READ
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import POP
 from hark.engine.postgres.push import OPTIONS, PUSH
-from hark.engine.postgres.read import POSITIONS, READ
 from hark.engine.postgres.settle import _SETTLE
 from hark.keys import encode_key, prefix_bounds
 from hark.model import Key, KeyRange
@@ -88,7 +88,7 @@ def push(partitions: Sequence[int], transaction_ids: Sequence[str] | None, *, ea
     number = len(partitions)
     places = [place for place in range(1, number + 1) for _ in range(each)]
     ordinals = list(range(1, each + 1)) * number
-    arguments = (partitions, None, None, [each] * number, places, ordinals, [b"{}"] * len(places), transaction_ids)
+    arguments = (partitions, *[None] * 4, [each] * number, places, ordinals, [b"{}"] * len(places), transaction_ids)
     return Call(PUSH, (NOW, *arguments, *[None] * (1 + OPTIONS)), number + len(places), written)
 
 
@@ -96,7 +96,17 @@ def push_to_new(number: int) -> Call:
     """A message for each of so many partitions that do not exist."""
     ones = list(range(1, number + 1))
     names = [f"new {n}" for n in ones]
-    arguments = ([None] * number, ["orders"] * number, names, [1] * number, ones, [1] * number, [b"{}"] * number)
+    arguments = (
+        [None] * number,
+        ["orders"] * number,
+        names,
+        None,
+        None,
+        [1] * number,
+        ones,
+        [1] * number,
+        [b"{}"] * number,
+    )
     return Call(PUSH, (NOW, *arguments, *[None] * (2 + OPTIONS)), 2 * number, written=3 * number)
 
 
@@ -192,7 +202,7 @@ CALLS = {
     "settle": settle(LEASED, 0, written=20),
     "settle by transaction id": settle(LEASED, 0, by_transaction_id=True, written=20),
     "settle as failed": settle(LEASED, 1, written=380),
-    "settle as dead letters": settle(LEASED, 3, written=200),
+    "settle as dead letters": settle(LEASED, 3, written=380),
     "renew": renew(LEASED),
     "release": release(LEASED),
     "expire": expire(),

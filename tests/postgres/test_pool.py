@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 
+import asyncpg
 import pytest
 
+from hark.engine.postgres import connections as connections_module
 from hark.engine.postgres import pool as pool_module
+from hark.engine.postgres.connections import Connections
 from hark.engine.postgres.pool import Pool
 from hark.errors import EngineFailure, HarkError, InvalidSetting, StoreUnusable
 from tests.postgres_server import OwnPostgresServer, PostgresServer
@@ -17,9 +20,9 @@ from .pools import SOON, Proxy, opened, soon, until, until_blocked
 WAYS = pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "through a pooler"])
 
 FAILS_AT_FIRST = """
-    create sequence tries;
-    create function fails_at_first(times int) returns bigint language plpgsql as $$
-    declare try bigint := nextval('tries');
+    create sequence public.tries;
+    create function public.fails_at_first(times int) returns bigint language plpgsql as $$
+    declare try bigint := nextval('public.tries');
     begin
         if try <= times then
             raise 'not now' using errcode = 'deadlock_detected';
@@ -88,10 +91,10 @@ async def test_a_deadlock_is_tried_again_but_not_for_ever(postgres_url: str, pre
     async with opened(postgres_url, prepared=prepared) as pool:
         async with pool.connection() as connection:
             await connection.execute(FAILS_AT_FIRST)
-        assert await pool.fetchval("select fails_at_first(5)") == 6
+        assert await pool.fetchval("select public.fails_at_first(5)") == 6
         with pytest.raises(EngineFailure, match="not now"):
-            await pool.fetchval("select fails_at_first(100)")
-        assert await pool.fetchval("select last_value from tries") == 6 + 6
+            await pool.fetchval("select public.fails_at_first(100)")
+        assert await pool.fetchval("select last_value from public.tries") == 6 + 6
 
 
 async def test_through_a_pooler_nothing_is_left_in_the_session(postgres_url: str) -> None:
@@ -273,22 +276,61 @@ async def test_a_transaction_whose_user_is_cancelled_costs_its_connection_only(p
         assert await pool.fetchval("select count(*) from hark.meta where key = 'a'") == 0
 
 
-async def test_while_the_database_is_away_calls_wait_and_go_on_when_it_is_back(
+async def test_rule_29_while_no_connection_works_calls_are_refused_at_once_and_the_first_that_does_opens_the_way(
     own_postgres_server: OwnPostgresServer,
 ) -> None:
     back = asyncio.Event()
     server = own_postgres_server
-    async with opened(server.url, on_return=back.set) as pool, opened(server.url, wait_ms=50) as impatient:
+    async with opened(server.url, wait_ms=600_000, on_return=back.set) as pool:
         await asyncio.to_thread(server.stop, "immediate")
-        await until(lambda: pool.size == impatient.size == 0)
-        with pytest.raises(EngineFailure, match=r"PostgreSQL is unavailable .*; the request had no effect"):
-            await impatient.fetchval("select 1")
-        waiting = asyncio.create_task(pool.fetchval("select 2"))
-        await until(lambda: pool.waiting == 1)
+        for _ in range(100):
+            with pytest.raises(EngineFailure, match="PostgreSQL") as caught:
+                await pool.fetchval("select 1")
+            assert caught.value.code in ("store_unavailable", "outcome_unknown")
+        assert (caught.value.code, caught.value.retry_after) == ("store_unavailable", 1)
         await asyncio.to_thread(server.start)
-        await asyncio.wait_for(back.wait(), 2)
-        assert await waiting == 2
-        assert pool.failures > 0
+        await asyncio.wait_for(back.wait(), 4)
+        assert await pool.fetchval("select 2") == 2
+
+
+class Attempts:
+    """Attempts to connect: how many run at once, and how they end."""
+
+    def __init__(self) -> None:
+        self.running = self.most = self.begun = 0
+        self.answers = False
+
+    async def connect(self) -> asyncpg.Connection:
+        """Hang, until the database answers again with a refusal."""
+        self.begun += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            while not self.answers:  # noqa: ASYNC110  # nothing to wait for
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        raise OSError("on purpose")
+
+
+async def test_rule_29_one_attempt_at_a_time_tries_a_database_that_is_away_or_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections_module, "_ATTEMPT_SECONDS", 0.01)
+    monkeypatch.setattr(connections_module, "_PROBE_SECONDS", (0.01,))
+    monkeypatch.setattr(connections_module, "_PROBE_PAUSES", (0.0,))
+    attempts = Attempts()
+    connections = Connections(attempts.connect, limit=8, wait_seconds=600, on_return=lambda: None)
+    keeper = asyncio.create_task(connections._keep())
+    takers = [asyncio.create_task(connections.take()) for _ in range(8)]
+    refused = await asyncio.gather(*takers, return_exceptions=True)
+    assert {one.code for one in refused if isinstance(one, EngineFailure)} == {"store_unavailable"}
+    assert len(refused) == 8
+    await until(lambda: attempts.begun > 5)
+    attempts.answers = True
+    await until(lambda: attempts.begun > 20)
+    assert attempts.most == 1
+    keeper.cancel()
 
 
 async def test_a_network_that_falls_silent_ends_the_call_and_the_connections_that_knew_nothing(
@@ -337,6 +379,10 @@ async def test_a_first_connection_that_fails_says_what_to_do(own_postgres_server
         (
             _changed(url, password="s3cret", port="1"),
             "127.0.0.1:1/postgres is not reachable.*check that PostgreSQL is running",
+        ),
+        (
+            "postgresql:///postgres?host=/nowhere&user=x",
+            r"is not reachable \(no server listens on its socket\); check that PostgreSQL is running",
         ),
     ):
         error = await _refusal(wrong)

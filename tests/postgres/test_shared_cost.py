@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from hark.clock import FakeClock
+from hark.engine.hints import MAX_REPLY_BYTES
 from hark.engine.postgres import PostgresEngine
-from hark.engine.postgres.jobs import MAX_REPLY_BYTES
 from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.pop import SHARE
 from hark.engine.postgres.settle import _SETTLE
-from hark.engine.postgres.share import SHARE
 from tests.engine.driver import Driver, Got, settlement
 from tests.engine.workers import Workers
 from tests.postgres_server import PostgresServer

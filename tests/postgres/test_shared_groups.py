@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from hark.clock import FakeClock
+from hark.engine.postgres.pool import Pool
 from tests.engine.driver import Driver, message, payloads
 from tests.engine.workers import Workers
+
+from .pools import opened, until_blocked
 
 
 async def test_servers_that_take_from_one_partition_at_once_get_disjoint_messages(here: Driver, there: Driver) -> None:
@@ -94,3 +99,68 @@ async def test_claims_settlements_and_removals_of_the_same_messages_do_not_block
     )
     await here.engine.purge("orders", "workers")
     assert (await second.stats()).lag == 0
+
+
+async def test_rule_17_what_one_server_gives_back_is_found_at_once_by_another(
+    here: Driver, there: Driver, clock: FakeClock
+) -> None:
+    await here.push("orders", "p1", 1)
+    got = await Workers(here).take()
+    assert (await Workers(there).take()).reason == "lease_held"
+    clock.advance(120)
+    assert await Workers(there).take() == []
+    await here.engine.release([got.lease])
+    [again] = await Workers(there).take()
+    assert (again.payload, again.message.attempt) == (1, 1)
+
+
+@asynccontextmanager
+async def held_up_between_snapshot_and_lock(pool: Pool) -> AsyncIterator[None]:
+    """The first claim of a shared group that begins in here has read its partition, and has yet to lock its track."""
+    async with pool.connection() as changing:
+        await changing.execute("""
+            create sequence public.claims;
+            create function public.gate() returns boolean language plpgsql as $$
+            declare
+                v_stack text;
+            begin
+                get diagnostics v_stack = pg_context;
+                if v_stack like '%load_v1%' and nextval('public.claims') = 1 then
+                    perform pg_advisory_xact_lock(1);
+                end if;
+                return true;
+            end $$;
+            alter table hark.queues rename to stored_queues;
+            create view hark.queues as select * from hark.stored_queues where public.gate();
+        """)
+    try:
+        async with pool.connection() as holder:
+            await holder.fetch("select pg_advisory_xact_lock(1)")
+            yield
+    finally:
+        async with pool.connection() as restoring:
+            await restoring.execute("""
+                drop view hark.queues;
+                alter table hark.stored_queues rename to queues;
+                drop function public.gate();
+                drop sequence public.claims;
+            """)
+
+
+async def test_a_delayed_message_that_was_completed_while_a_claim_began_does_not_come_back(
+    here: Driver, there: Driver, clock: FakeClock, postgres_url: str
+) -> None:
+    await here.push("orders", "p1", 1, delay_ms=1000)
+    await Workers(here).take()
+    async with opened(postgres_url) as pool:
+        clock.advance(2)
+        async with held_up_between_snapshot_and_lock(pool):
+            claim = asyncio.create_task(Workers(here).take())
+            await until_blocked(pool)
+            await there.push("orders", "p1", 2, delay_ms=1000)
+            clock.advance(2)
+            done = await Workers(there).take(2)
+            assert payloads(done) == [1, 2]
+            await there.ack_all(done)
+        assert await claim == []
+    assert await Workers(there).drain() == []

@@ -219,6 +219,7 @@ async def test_options_changed_on_one_have_effect_on_the_other(here: Driver, the
     clock.advance(5)
     [held, *_] = await there.pop("orders", batch=3)
     assert (await there.fail(held)).dead_lettered
+    assert payloads(await there.pop("orders", batch=3)) == [2, 3]
     clock.advance(10)
     assert payloads(await there.pop("orders", batch=3)) == [2], "the lease is over, so they come one at a time"
     await here.configure("orders", encryption_enabled=True)

@@ -119,24 +119,40 @@ def workers(tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch) 
     """Two workers of one server."""
     for name, value in NO_LOOKS.items():
         monkeypatch.setenv(name, value)
-    with serving_workers(tmp_path, "--workers", "2", "--port", "0", "--engine", postgres_url) as running:
+    with serving_workers(tmp_path, "--workers", "2", "--port", "0", engine=postgres_url) as running:
         yield running
 
 
 def test_pops_that_wait_on_any_worker_are_woken_by_a_push_to_one_and_also_when_one_was_replaced(
     workers: Serving, queue: str
 ) -> None:
-    _wake_all(workers, queue)
+    _wake_all(workers, queue, address(workers))
     os.kill(workers.workers()[1], signal.SIGKILL)
     workers.wait_for(re.compile("worker 1 ended with signal SIGKILL; starting another"))
     workers.workers(times=3)
-    _wake_all(workers, f"{queue}-again")  # The new worker hears its peers at the same port.
+    # The new worker hears its peers at the same port.
+    _wake_all(workers, f"{queue}-again", address(workers))
 
 
-def _wake_all(workers: Serving, queue: str) -> None:
+def test_pops_that_wait_on_any_worker_are_woken_by_a_server_that_knows_the_address_of_one(
+    tmp_path: Path, postgres_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_ports(3)
+    settings = NO_LOOKS | {"HARK_PEER_PORT": str(port)}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    pusher = {"HARK_PEER_PORT": str(port + 2), "HARK_PEERS": f"127.0.0.1:{port}"}
+    with (
+        serving_workers(tmp_path, "--workers", "2", "--port", "0", engine=postgres_url) as workers,
+        serving(tmp_path, postgres_url, **pusher) as other,
+    ):
+        _wake_all(workers, queue, str(other.client.base_url))
+
+
+def _wake_all(workers: Serving, queue: str, pusher: str) -> None:
     groups = [f"g{number}" for number in range(12)]
     # Each on a connection of its own, so that the kernel spreads them over the workers.
-    with httpx.Client(base_url=address(workers), timeout=CLIENT_SECONDS) as client, ThreadPoolExecutor(12) as threads:
+    with httpx.Client(base_url=pusher, timeout=CLIENT_SECONDS) as client, ThreadPoolExecutor(12) as threads:
         api = Api(client)
         waiting = [threads.submit(_pop, address(workers), queue, group) for group in groups]
         for group in groups:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from hark.clock import FakeClock
 from hark.engine.s3 import S3Engine
 from hark.polling import PollingStrategy, PollMetrics
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 from tests.engine.driver import Driver
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket

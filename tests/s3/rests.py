@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hark.clock import FakeClock
-from hark.engine.s3.bucket.api import Refused
-from hark.engine.s3.log.patience import Patience
+from hark.engine.s3.bucket import Refused
+from hark.engine.s3.objects import Patience
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Request, StubStore

@@ -10,9 +10,8 @@ from typing import cast
 import pytest
 
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3 import S3Engine
-from hark.engine.s3.log import record
-from hark.engine.s3.replica.replica import Replica
+from hark.engine.s3 import S3Engine, objects
+from hark.engine.s3.replica import Replica
 from hark.model import LeaseFilter
 from tests.engine.driver import payloads
 from tests.engine.explained import why
@@ -117,7 +116,7 @@ async def test_the_time_of_records_never_goes_back(world: World) -> None:
         name = ("ahead", "behind")[number % 2]
         await world.processes[name].push("orders", "p", number)
         world.wait(0.3 * (number % 3))
-    records = [record.decode(world.store.read(key) or b"", int(key[4:])) for key in world.store.keys("log/")]
+    records = [objects.decode(world.store.read(key) or b"", int(key[4:])) for key in world.store.keys("log/")]
     times = [one.time for one in records]
     assert len({one.writer for one in records}) == 2
     assert times == sorted(times)

@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3.bucket.address import Address
-from hark.engine.s3.bucket.counting import Prices, RequestCounter
-from hark.engine.s3.bucket.dates import DRIFT_PPM, ServerTime
-from hark.engine.s3.bucket.thread import IoThread
+from hark.engine.s3.bucket import DRIFT_PPM, Address, Prices, RequestCounter, ServerTime
+from hark.engine.s3.bucket_client import IoThread
 from hark.errors import InvalidSetting
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 
 
 @pytest.mark.parametrize(
@@ -298,6 +296,13 @@ def test_more_answers_narrow_the_range_and_when_they_contradict_each_other_the_n
     time.note(START + 60 * SECOND, START, START)
     time.note(START, START, START)
     assert time.allowed() == (0, SECOND)
+
+
+def test_an_answer_from_before_the_machine_was_suspended_does_not_turn_the_time_back() -> None:
+    _, time = times(2)
+    time.note(START + 7200 * SECOND, START + 1, START + 2)
+    time.note(START, START, START + 2)
+    assert time.now() >= START + 7200 * SECOND
 
 
 def test_the_range_grows_while_there_is_no_answer_but_not_by_time_that_runs_back() -> None:

@@ -19,11 +19,10 @@ import pytest
 from aiohttp import web
 
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3.bucket.address import Address
-from hark.engine.s3.bucket.api import BucketError, Conflicting, Refused, Stored, Taken, Unclear
-from hark.engine.s3.bucket.client import S3Bucket
+from hark.engine.s3.bucket import Address, BucketError, Conflicting, Refused, Stored, Taken, Unclear
+from hark.engine.s3.bucket_client import S3Bucket
 from hark.errors import StoreUnusable
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 EVERY_REQUEST: list[Callable[[S3Bucket], Awaitable[object]]] = [
@@ -230,9 +229,9 @@ async def test_the_date_of_every_answer_is_noted(server: ScriptedServer, bucket:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
-    monkeypatch.delitem(sys.modules, "hark.engine.s3.bucket.library")
-    with pytest.raises(StoreUnusable, match=r"pip install 'hark\[s3\]'"):
-        importlib.import_module("hark.engine.s3.bucket.library")
+    monkeypatch.delitem(sys.modules, "hark.engine.s3.bucket_client")
+    with pytest.raises(StoreUnusable, match=r"pip install 'hark-mq\[s3\]'"):
+        importlib.import_module("hark.engine.s3.bucket_client")
 
 
 # What answers mean -----------------------------------------------------------------------------------------

@@ -14,19 +14,19 @@ import pytest
 
 import hark.sync
 from hark import CallPolicy
-from hark.client.transport.beside import BesideTransport
+from hark.client.transport.inprocess import BesideTransport
 from hark.clock import FakeClock, SystemClock
 from hark.connecting import connect, in_process
+from hark.engine.s3 import objects
 from hark.engine.s3.engine import S3Engine
-from hark.engine.s3.log import places
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import InvalidInput, StoreUnusable, Unavailable
 from hark.polling import PollingStrategy, PollMetrics
-from hark.serving import engines
-from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
+from hark.serving import server
+from hark.serving.server import describe, make_engine, refuse_company_on_sqlite
 from hark.settings import Peer, Polling, Settings
 from hark.settings import Worker as WorkerSettings
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 from hark.worker import Worker
 from tests.cli.conftest import runner
 from tests.cli.test_workers import serving
@@ -67,7 +67,7 @@ class Made:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     made = Made()
-    monkeypatch.setattr(engines, "_on_s3", made)
+    monkeypatch.setattr(server, "_on_s3", made)
     return made
 
 
@@ -275,7 +275,7 @@ async def test_an_idle_worker_sends_nothing_but_its_engines_polls(stub_server: S
         asked = stub_server.store.log
         stats = worker.stats
     assert {kind for kind, _, _ in asked} == {"get"}
-    assert len({key for _, key, _ in asked} - {f"idle/{places.POINTER}"}) == 1, "always the same next record"
+    assert len({key for _, key, _ in asked} - {f"idle/{objects.POINTER}"}) == 1, "always the same next record"
     assert stats is not None
     assert stats.polls >= 50, "what the worker counts is what is paid for"
 

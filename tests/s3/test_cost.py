@@ -10,8 +10,7 @@ import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Answers
-from hark.engine.s3 import S3Engine
-from hark.engine.s3.log import places
+from hark.engine.s3 import S3Engine, objects
 from hark.model import Hint, NewMessage, PopRequest, PopResult
 from tests.engine.driver import NEVER_GIVEN, Got, Held, payloads, settlement
 from tests.s3.processes import NEVER, Process, Requests, running, until
@@ -230,7 +229,7 @@ async def test_what_is_pushed_to_one_who_waits_costs_one_record(
 ) -> None:
     """A push and its delivery share one record: those who wait are told before it is stored."""
     # It waits for whom it told, however slow this machine is.
-    monkeypatch.setattr("hark.engine.s3.replica.thread._INVITED_SECONDS", 60)
+    monkeypatch.setattr("hark.engine.s3.thread._INVITED_SECONDS", 60)
     engine = S3Engine("s3://stub/invited", clock=clock, bucket=stub_bucket, polling=NEVER)
     asking: asyncio.Future[asyncio.Task[Answers[PopResult]]] = asyncio.get_running_loop().create_future()
 
@@ -246,7 +245,7 @@ async def test_what_is_pushed_to_one_who_waits_costs_one_record(
     assert isinstance(got, PopResult)
     assert [one.offset for one in got.messages] == [1]
     written = [key for kind, key, _ in stub_store.log if kind == "put"]
-    assert written == [places.record(2)], "the first contact of the group was the first record"
+    assert written == [objects.record(2)], "the first contact of the group was the first record"
     await engine.close()
 
 
@@ -263,7 +262,7 @@ async def test_what_falls_due_is_known_without_a_look_at_the_log(
     clock.advance(5)
     held = await take(engine)
     assert [one.offset for one in held.messages] == [1]
-    assert [(kind, key) for kind, key, _ in stub_store.log] == [("put", places.record(3))]
+    assert [(kind, key) for kind, key, _ in stub_store.log] == [("put", objects.record(3))]
     # Nor for the end of a lease that nobody renewed.
     assert held.expires_at is not None
     assert (await engine.expire()).next_due == held.expires_at

@@ -7,14 +7,13 @@ import json
 import msgspec
 import pytest
 
-from hark.cli.check import Check
-from hark.cli.doctor_s3 import examine, find_head
+from hark.cli.doctor import Check
+from hark.cli.doctor_stores import examine, find_head
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3.log import places
-from hark.engine.s3.log.meta import read_or_create
-from hark.engine.s3.log.pointer import Kept, Pointer
+from hark.engine.s3 import objects
+from hark.engine.s3.objects import Kept, Pointer, read_or_create
 from hark.settings import Polling, Settings, Worker
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 from tests.cli.conftest import runner
 from tests.s3.rests import Rests
 from tests.s3.stub.faults import Fault
@@ -31,11 +30,11 @@ async def look(bucket: StubBucket, settings: Settings = SETTINGS) -> dict[str, C
 
 async def write_records(bucket: StubBucket, first: int, last: int) -> None:
     for seq in range(first, last + 1):
-        await bucket.create(places.record(seq), b"a record")
+        await bucket.create(objects.record(seq), b"a record")
 
 
 async def write_pointer(bucket: StubBucket, pointer: Pointer) -> None:
-    await bucket.put(places.POINTER, msgspec.json.encode(pointer))
+    await bucket.put(objects.POINTER, msgspec.json.encode(pointer))
 
 
 async def test_an_empty_bucket_is_in_order_and_stays_empty(stub_bucket: StubBucket, stub_store: StubStore) -> None:
@@ -80,7 +79,7 @@ async def test_a_store_that_ignores_conditions_or_does_not_answer_is_a_failure_w
     found = await look(StubBucket(StubStore(clock, ignores_conditions=True), clock))
     assert [(check.name, check.result) for check in found.values()] == [("bucket", "fail")]
     assert "If-None-Match" in found["bucket"].detail
-    stub_bucket.faults.next(Fault.ERROR, kind="get", key=places.POINTER)
+    stub_bucket.faults.next(Fault.ERROR, kind="get", key=objects.POINTER)
     found = await look(stub_bucket)
     assert (found["bucket"].result, found["store"].result, bool(found["store"].advice)) == ("ok", "fail", True)
     stub_bucket.faults.next(Fault.DROP, times=1000)
@@ -102,7 +101,7 @@ async def test_a_log_without_its_meta_or_of_a_newer_hark_is_a_failure(stub_bucke
     found = await look(stub_bucket)
     assert found["store"].result == "fail"
     assert "meta.json is missing" in found["store"].detail
-    await stub_bucket.create(places.META, b'{"format":99}')
+    await stub_bucket.create(objects.META, b'{"format":99}')
     found = await look(stub_bucket)
     assert (found["store"].result, "format 99" in found["store"].detail) == ("fail", True)
 

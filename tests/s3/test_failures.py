@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
+from hark.broker import Broker
 from hark.clock import FakeClock
-from hark.engine.s3 import S3Engine
-from hark.engine.s3.log import places
-from hark.engine.s3.log.sight import Sight
-from hark.engine.s3.replica.fold import Fold
-from hark.engine.s3.replica.folder import PREFIX, ScratchFolder
-from hark.engine.s3.replica.memory import Memory
-from hark.engine.s3.replica.scratch import Scratch
-from hark.engine.s3.replica.tail import Tail
+from hark.engine.s3 import S3Engine, objects
+from hark.engine.s3.following import Tail
+from hark.engine.s3.log import Sight
+from hark.engine.s3.scratch import PREFIX, Scratch, ScratchFolder
+from hark.engine.s3.state import Fold, Memory
 from hark.errors import EngineFailure, HarkError
-from hark.model import NewMessage
+from hark.model import DeadLetterFilter, NewMessage, NewTrace, PopRequest
 from hark.polling import PollingStrategy
+from hark.settings import Settings
 from tests.engine.driver import payloads
 from tests.s3.processes import Process, running, until
 from tests.s3.stub.faults import Fault
@@ -113,13 +113,56 @@ def lose_sight_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until_snapshot(store: StubStore) -> None:
     """Wait until there is a snapshot of the first record."""
-    await until(lambda: b'"seq":1' in (store.read(places.POINTER) or b""))
+    await until(lambda: b'"seq":1' in (store.read(objects.POINTER) or b""))
 
 
 def remove(store: StubStore, *keys: str) -> None:
     """Remove objects behind everybody's back."""
     for key in keys:
         store.execute(Request(kind="delete", key=key))
+
+
+@pytest.mark.parametrize("auto_ack", [False, True])
+async def test_rule_26_a_payload_that_the_bucket_lost_is_a_dead_letter_and_the_batch_comes_without_it(
+    stub_store: StubStore, clock: FakeClock, auto_ack: bool
+) -> None:
+    process = Process(stub_store, clock, cache_bytes=0)
+    broker = Broker(process._make(clock), Settings(), clock)
+    await broker.start()
+    for text in ("a" * 100, "b" * 100, "c" * 100):
+        await broker.push([NewMessage("orders", "p", msgspec.json.encode(text))])
+    remove(stub_store, objects.record(2))
+    got = await broker.pop(PopRequest(queue="orders", batch=3, auto_ack=auto_ack))
+    assert [bytes(one.payload)[1:2] for one in got.messages] == [b"a", b"c"]
+    [letter] = (await broker.dead_letters(DeadLetterFilter())).items
+    assert (letter.error.split(":")[0], bytes(letter.payload)) == ("payload_missing", b"null")
+    assert (letter.unreadable or "").startswith("payload_missing: ")
+    assert broker.readable.damaged == 1
+    await broker.close()
+
+
+async def test_rule_26_who_looks_sees_the_other_messages_and_that_the_bucket_lost_one(
+    stub_store: StubStore, clock: FakeClock
+) -> None:
+    process = Process(stub_store, clock, cache_bytes=0)
+    broker = Broker(process._make(clock), Settings(), clock)
+    await broker.start()
+    pushed = [
+        (await broker.push([NewMessage("orders", "p", msgspec.json.encode(text * 100))]))[0] for text in ("a", "b", "c")
+    ]
+    place = pushed[1].partition_id or "", pushed[1].message_id or ""
+    await broker.trace(NewTrace(partition_id=place[0], transaction_id=place[1], data=b"{}", names=("n",)))
+    remove(stub_store, objects.record(2))
+    browser = await broker.delivery.browsers.open("orders", None, "head")
+    assert [bytes(one.payload)[1:2] for one in await browser.next()] == [b"a", b"u", b"c"]
+    browser.close()
+    view, [trace] = await broker.message(*place), (await broker.traces(name="n"))[0]
+    assert view is not None
+    assert (view.unreadable or "").startswith("payload_missing: ") and view.unreadable == trace.unreadable
+    text = b"".join([part async for part in broker.export_queue("orders")])
+    assert msgspec.json.decode(text.splitlines()[-1]) == {"type": "end", "messages": 2, "unreadable": 1}
+    assert await broker.engine.delete_messages([place[1]]) == [True]
+    await broker.close()
 
 
 async def test_who_can_not_begin_anew_wins_no_number_before_it_could(
@@ -132,7 +175,7 @@ async def test_who_can_not_begin_anew_wins_no_number_before_it_could(
         await other.push("orders", "p", "in time")
         await until_snapshot(stub_store)
         # It slept for so long that the record has been removed since.
-        remove(stub_store, places.record(1))
+        remove(stub_store, objects.record(1))
         lose_sight_once(monkeypatch)
         failed = fails_once(Scratch, "open")
         with pytest.raises(HarkError):
@@ -158,7 +201,7 @@ async def test_who_finds_another_store_in_its_place_stops(
             with pytest.raises(HarkError, match="created again") as failure:
                 await process.push("orders", "p", "for the old one")
             assert failure.value.code == "store_unusable"
-        assert stub_store.read(places.record(4)) is None
+        assert stub_store.read(objects.record(4)) is None
 
 
 def sleep_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +226,7 @@ async def test_who_wakes_up_to_a_silent_bucket_goes_on_when_it_answers(
         await until_snapshot(stub_store)
         remove(stub_store, request.key)
         sleep_once(monkeypatch)
-        sleeper.faults.next(Fault.ERROR, kind="get", key=places.POINTER, skip=answered, times=float("inf"))
+        sleeper.faults.next(Fault.ERROR, kind="get", key=objects.POINTER, skip=answered, times=float("inf"))
         held.go()
         with pytest.raises(HarkError) as failure:
             await pushing
@@ -194,6 +237,30 @@ async def test_who_wakes_up_to_a_silent_bucket_goes_on_when_it_answers(
         await sleeper.push("orders", "p", "later")
         assert payloads(await other.pop("orders", batch=10)) == ["in time", "later"]
         assert payloads(await sleeper.pop("orders", group="all", batch=10)) == ["in time", "later"]
+
+
+async def test_who_was_suspended_while_its_clock_stood_still_acknowledges_nothing_that_nobody_reads(
+    stub_store: StubStore, clock: FakeClock
+) -> None:
+    still = FakeClock(clock.now())
+    async with (
+        running(stub_store, clock, snapshot_records=1) as other,
+        running(stub_store, still) as sleeper,
+    ):
+        held = sleeper.faults.stop("before", kind="put", key="log/")
+        pushing = asyncio.ensure_future(sleeper.push("orders", "p", "late"))
+        request = await held.reached()
+        await other.push("orders", "p", "in time")
+        await until_snapshot(stub_store)
+        remove(stub_store, request.key)
+        clock.advance(2 * 3600)
+        held.go()
+        with pytest.raises(HarkError) as failure:
+            await pushing
+        assert failure.value.code == "outcome_unknown"
+        remove(stub_store, request.key)
+        await sleeper.push("orders", "p", "later")
+        assert payloads(await other.pop("orders", batch=10)) == ["in time", "later"]
 
 
 # A bucket that does not answer -----------------------------------------------------------------------------
@@ -295,7 +362,7 @@ def left_in(folder: Path) -> list[str]:
     return [*threads, *(file.name for file in folder.iterdir())]
 
 
-@pytest.mark.parametrize("place", ["probe/", places.META, places.POINTER, "log/"])
+@pytest.mark.parametrize("place", ["probe/", objects.META, objects.POINTER, "log/"])
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(
     place: str, stub_store: StubStore, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +387,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(
 DIES = """
 import os, sys
 from pathlib import Path
-from hark.engine.s3.replica.folder import ScratchFolder
+from hark.engine.s3.scratch import ScratchFolder
 folder = ScratchFolder(Path(sys.argv[1]))
 (folder.path / "state").write_text("large")
 print(folder.path, flush=True)

@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3.log import places
-from hark.engine.s3.log.pointer import UNWITNESSED, Kept, Pointer, advance, announce, read_pointer
-from hark.engine.s3.log.snapshot import load_newest, publish
-from hark.engine.s3.replica import garbage
-from hark.engine.sqlite import schema
+from hark.engine.core import schema
+from hark.engine.s3 import housekeeping, objects
+from hark.engine.s3.objects import UNWITNESSED, Kept, Pointer, advance, announce, load_newest, publish, read_pointer
 from hark.errors import StoreUnusable
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket
@@ -36,22 +34,22 @@ POINTER = Pointer(
     [(1099, 30, 0), (1100, 30, 10), (2099, 30, 10), (2100, 30, 20), (10**9, 30, 20), (10**9, 19, 10), (10**9, 9, 0)],
 )
 def test_the_watermark_is_the_last_snapshot_that_was_the_newest_a_grace_ago(now: int, applied: int, mark: int) -> None:
-    assert garbage.watermark(POINTER, now, 100, applied) == mark
+    assert housekeeping.watermark(POINTER, now, 100, applied) == mark
 
 
 def test_what_may_go_is_between_what_is_removed_and_what_is_promised_but_for_segments() -> None:
     pointer = msgspec.structs.replace(POINTER, removed=12, collected=20)
-    assert garbage.removable_records(pointer, 20, {15, 16, 21}) == [13, 14, 17, 18, 19, 20]
-    assert garbage.removable_snapshots(pointer) == [7, 10]
-    assert garbage.removable_records(pointer, 19, {15}) == [], "the segments are not all known"
+    assert housekeeping.removable_records(pointer, 20, {15, 16, 21}) == [13, 14, 17, 18, 19, 20]
+    assert housekeeping.removable_snapshots(pointer) == [7, 10]
+    assert housekeeping.removable_records(pointer, 19, {15}) == [], "the segments are not all known"
 
 
 def test_a_watermark_never_turns_back_and_what_came_since_is_not_confirmed() -> None:
-    turned = garbage.promise(EPOCH, lambda: 1100, 100, 30)(msgspec.structs.replace(POINTER, collected=20))
+    turned = housekeeping.promise(EPOCH, lambda: 1100, 100, 30)(msgspec.structs.replace(POINTER, collected=20))
     assert turned is not None and turned.collected == 20
     done = msgspec.structs.replace(POINTER, collected=10)
     since = msgspec.structs.replace(POINTER, collected=20, announced=(7, 8, 25, 40))
-    changed = garbage.confirm(done)(since)
+    changed = housekeeping.confirm(done)(since)
     assert changed is not None
     assert (changed.collected, changed.removed, changed.announced) == (20, 10, (8, 25, 40))
     assert changed.snapshots == POINTER.snapshots
@@ -81,19 +79,19 @@ class Store:
         """Write everything, half a grace between the snapshots."""
         bucket = StubBucket(self.objects, self.clock)
         for seq in self.records:
-            await bucket.create(places.record(seq), b"record")
+            await bucket.create(objects.record(seq), b"record")
         for seq in (10, 15, 20, 25, 30):
             if seq in {15, 25}:
                 await advance(bucket, announce(EPOCH, seq), self.clock.now)
             else:
                 await publish(bucket, EPOCH, seq, b"snapshot", self.clock.now)
             self.clock.advance(1800)
-        await bucket.put(places.snapshot(25), b"snapshot")
+        await bucket.put(objects.snapshot(25), b"snapshot")
 
     async def collect(self, faults: Faults | None = None, applied: int = 35, epoch: str = EPOCH) -> int:
         """One round of one process."""
         bucket = StubBucket(self.objects, self.clock, faults=faults)
-        return await garbage.collect(
+        return await housekeeping.collect(
             bucket, epoch, applied=applied, grace=GRACE, now=self.clock.now, segments=self.known_segments
         )
 
@@ -255,33 +253,33 @@ def marks(database: apsw.Connection) -> dict[int, int | None]:
 
 
 def test_what_neither_a_message_nor_a_dead_letter_refers_to_is_unreferenced(database: apsw.Connection) -> None:
-    assert garbage.unreferenced(database, 100) == [4, 5, 6]
-    assert garbage.unreferenced(database, 2) == [4, 5]
+    assert housekeeping.unreferenced(database, 100) == [4, 5, 6]
+    assert housekeeping.unreferenced(database, 2) == [4, 5]
     database.execute("delete from messages")
-    assert garbage.unreferenced(database, 100) == [1, 4, 5, 6]
+    assert housekeeping.unreferenced(database, 100) == [1, 4, 5, 6]
     database.execute("delete from dead_letters")
-    assert garbage.unreferenced(database, 100) == [1, 2, 3, 4, 5, 6]
+    assert housekeeping.unreferenced(database, 100) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_segment_is_dead_since_it_was_first_marked(database: apsw.Connection) -> None:
-    garbage.mark_dead(database, [4, 5], now=100)
-    garbage.mark_dead(database, [5, 6, 99], now=200)
+    housekeeping.mark_dead(database, [4, 5], now=100)
+    housekeeping.mark_dead(database, [5, 6, 99], now=200)
     assert marks(database) == {1: None, 2: None, 3: None, 4: 100, 5: 100, 6: 200}
-    assert garbage.unreferenced(database, 100) == []
+    assert housekeeping.unreferenced(database, 100) == []
 
 
 def test_a_segment_may_go_a_grace_after_it_died_and_not_beyond_the_watermark(database: apsw.Connection) -> None:
-    garbage.mark_dead(database, [4, 6], now=100)
-    garbage.mark_dead(database, [5], now=101)
-    assert garbage.removable(database, now=109, grace=10, up_to_seq=6, limit=9) == []
-    assert garbage.removable(database, now=110, grace=10, up_to_seq=6, limit=9) == [4, 6]
-    assert garbage.removable(database, now=110, grace=10, up_to_seq=5, limit=9) == [4]
-    assert garbage.removable(database, now=111, grace=10, up_to_seq=6, limit=2) == [4, 5]
+    housekeeping.mark_dead(database, [4, 6], now=100)
+    housekeeping.mark_dead(database, [5], now=101)
+    assert housekeeping.removable(database, now=109, grace=10, up_to_seq=6, limit=9) == []
+    assert housekeeping.removable(database, now=110, grace=10, up_to_seq=6, limit=9) == [4, 6]
+    assert housekeeping.removable(database, now=110, grace=10, up_to_seq=5, limit=9) == [4]
+    assert housekeeping.removable(database, now=111, grace=10, up_to_seq=6, limit=2) == [4, 5]
 
 
 def test_the_segments_of_a_part_of_the_log_are_known_until_they_are_gone(database: apsw.Connection) -> None:
-    assert garbage.segments_between(database, after=2, up_to=5) == {3, 4, 5}
-    assert garbage.segments_between(database, after=6, up_to=100) == frozenset()
-    garbage.forget(database, [])
-    garbage.forget(database, [4, 6, 99])
+    assert housekeeping.segments_between(database, after=2, up_to=5) == {3, 4, 5}
+    assert housekeeping.segments_between(database, after=6, up_to=100) == frozenset()
+    housekeeping.forget(database, [])
+    housekeeping.forget(database, [4, 6, 99])
     assert list(marks(database)) == [1, 2, 3, 5]

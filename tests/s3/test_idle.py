@@ -17,23 +17,20 @@ from typing import Any
 
 import pytest
 
-from hark.broker import Broker
-from hark.broker.upkeep import cleanup, expiry, flags, retention
-from hark.broker.watching.watcher import KeyWatcher
+from hark.broker import Broker, upkeep
+from hark.broker.watch import KeyWatcher
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3 import S3Engine
-from hark.engine.s3.replica import replica
+from hark.engine.s3 import S3Engine, replica
 from hark.model import NewMessage, PopRequest, Settlement, Subscription
 from hark.polling import Poller, PollingStrategy
 from hark.settings import Settings
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 from tests.s3.processes import Requests, until
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import StubStore
 
-DUTIES = (cleanup, expiry, flags, retention)
-SLEEPERS = len(DUTIES) + 1
-"""The duties of the broker, and the tail."""
+SLEEPERS = 6
+"""The five duties of the broker, and the tail."""
 MINUTES = 10
 FEW_MINUTES = 3
 """Enough for several long polls, and for a request more for each of them to be found."""
@@ -138,8 +135,7 @@ class Waiting:
 async def time(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Time:
     """Time that passes because a test says so."""
     time = Time(clock)
-    for duty in DUTIES:
-        monkeypatch.setattr(duty, "asyncio", SimpleNamespace(sleep=time.sleep))
+    monkeypatch.setattr(upkeep, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": time.sleep}))
 
     def poller(strategy: PollingStrategy, **options: Any) -> Poller:
         return Poller(strategy, **{**options, "pause": time.pause, "random": lambda: 0.5})

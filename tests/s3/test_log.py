@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.bucket.api import Unclear
-from hark.engine.s3.log import frame, places
-from hark.engine.s3.log.append import Appender
-from hark.engine.s3.log.record import KIND, PAYLOADS_AT, Record, decode, encode, nonce_of
+from hark.engine.s3 import objects
+from hark.engine.s3.bucket import Unclear
+from hark.engine.s3.log import Appender
+from hark.engine.s3.objects import KIND, PAYLOADS_AT, Record, decode, encode, nonce_of
 from hark.errors import EngineFailure, StoreUnusable
 from tests.s3.rests import Party, no_jitter, refuse
 from tests.s3.stub.faults import Fault, Faults
@@ -32,9 +32,9 @@ RECORD = Record(
 
 def resealed(body: bytes, other: bytes | None = None, **fields: object) -> bytes:
     """The same object with other changes and another header, and a checksum that is right."""
-    payloads, changes, header = frame.unseal(KIND, body)
+    payloads, changes, header = objects.unseal(KIND, body)
     encoded = msgspec.json.encode({**msgspec.json.decode(header), **fields})
-    return frame.seal(KIND, bytes(payloads), bytes(changes) if other is None else other, encoded)
+    return objects.seal(KIND, bytes(payloads), bytes(changes) if other is None else other, encoded)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_a_payload_is_where_it_was_said_to_be_and_keys_sort_as_their_numbers_do(
     body = encode(RECORD)
     second_at = PAYLOADS_AT + len(b"first payload")
     assert body[second_at : second_at + len(b"second payload")] == b"second payload"
-    assert places.record(17) == "log/00000000000000000017"
-    assert places.snapshot(17) == "snap/00000000000000000017"
-    assert places.record(9) < places.record(10) < places.record(10**19)
+    assert objects.record(17) == "log/00000000000000000017"
+    assert objects.snapshot(17) == "snap/00000000000000000017"
+    assert objects.record(9) < objects.record(10) < objects.record(10**19)
 
 
 def test_changes_are_compressed_where_that_makes_them_smaller() -> None:
@@ -96,7 +96,7 @@ def test_an_object_that_was_cut_off_anywhere_is_found() -> None:
         pytest.param(encode(msgspec.structs.replace(RECORD, seq=18)), "record 18", id="another number"),
         pytest.param(resealed(encode(RECORD), plain_bytes=3), "length of its changes", id="wrong length of changes"),
         pytest.param(resealed(encode(RECORD), nonce=3), "header", id="wrong header"),
-        pytest.param(frame.seal(KIND, b"", b"no zlib", b"{}"), "header", id="empty header"),
+        pytest.param(objects.seal(KIND, b"", b"no zlib", b"{}"), "header", id="empty header"),
         pytest.param(resealed(encode(RECORD), b"no zlib"), "cannot be decompressed", id="changes that are not packed"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_damaged_record_is_refused_with_its_number_its_store_and_what_to_do(bo
 def test_a_newer_format_is_refused_with_what_to_use() -> None:
     newer = KIND[:-1] + bytes([KIND[-1] + 1])
     with pytest.raises(StoreUnusable, match=r"log record 17 of s3://b has format 2.*upgrade Hark"):
-        decode(frame.seal(newer, b"", b"", b"{}"), 17, "s3://b")
+        decode(objects.seal(newer, b"", b"", b"{}"), 17, "s3://b")
 
 
 # Append: who won a number, whatever becomes of the answers --------------------------------------------------
@@ -163,15 +163,15 @@ def writer() -> Writer:
 
 def put_theirs(store: StubStore) -> None:
     """Somebody else is first."""
-    store.execute(Request(kind="put", key=places.record(1), body=THEIRS))
+    store.execute(Request(kind="put", key=objects.record(1), body=THEIRS))
 
 
 async def test_a_record_that_was_created_took_one_request_and_who_comes_second_gets_what_is_there(
     writer: Writer,
 ) -> None:
     assert await writer.append() is None
-    assert writer.store.read(places.record(1)) == MINE
-    assert writer.store.log == [("put", places.record(1), 200)]
+    assert writer.store.read(objects.record(1)) == MINE
+    assert writer.store.log == [("put", objects.record(1), 200)]
     assert await writer.append("theirs") == MINE
     assert (writer.store.counts["put"], writer.store.counts["get"], writer.rests.taken) == (2, 1, [])
 
@@ -190,7 +190,7 @@ async def test_of_many_at_once_exactly_one_wins_and_all_others_see_its_record() 
 async def test_a_lost_answer_is_a_success_once_our_own_record_was_read(writer: Writer, fault: Fault) -> None:
     writer.faults.next(fault, kind="put", key=LOG)
     assert await writer.append() is None
-    assert writer.store.read(places.record(1)) == MINE
+    assert writer.store.read(objects.record(1)) == MINE
     assert writer.store.counts["put"] == 1
 
 
@@ -198,7 +198,7 @@ async def test_a_lost_answer_is_a_success_once_our_own_record_was_read(writer: W
 async def test_what_did_not_happen_is_tried_again_after_a_look(writer: Writer, fault: Fault) -> None:
     writer.faults.next(fault, kind="put", key=LOG)
     assert await writer.append() is None
-    assert writer.store.read(places.record(1)) == MINE
+    assert writer.store.read(objects.record(1)) == MINE
     assert [kind for kind, _ in writer.answers()] == ["put", "get", "put"]
 
 
@@ -224,11 +224,11 @@ async def test_a_number_that_was_taken_and_is_gone_is_never_won(writer: Writer) 
     put_theirs(writer.store)
 
     def remove(_: Request) -> None:
-        writer.store.execute(Request(kind="delete", key=places.record(1)))
+        writer.store.execute(Request(kind="delete", key=objects.record(1)))
 
     writer.faults.hook("before", remove, kind="get", key=LOG, times=1)
     assert (await writer.fails()).code == "outcome_unknown"
-    assert (writer.store.read(places.record(1)), writer.store.counts["put"]) == (None, 1)
+    assert (writer.store.read(objects.record(1)), writer.store.counts["put"]) == (None, 1)
 
 
 # Giving up -------------------------------------------------------------------------------------------------
@@ -308,4 +308,4 @@ async def test_contenders_on_a_bad_line_agree_about_every_number(seed: int) -> N
                 won.setdefault(seq, []).append(body_of(f"p{number}-{seq}", seq))
 
     await asyncio.gather(*(contend(number) for number in range(3)))
-    assert won == {seq: [store.read(places.record(seq))] for seq in range(1, 11)}
+    assert won == {seq: [store.read(objects.record(seq))] for seq in range(1, 11)}

@@ -21,23 +21,22 @@ from hypothesis import Phase, seed, settings
 from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition, HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
 
-from hark.broker.measured import VERBS
+from hark.broker.engine_calls import VERBS
 from hark.clock import FakeClock
 from hark.engine.api import Engine, KeyListener, Listener, ignore_keys
-from hark.engine.s3.bucket.api import Stored
-from hark.engine.s3.log.append import Appender
-from hark.engine.s3.replica.chain import Chain
-from hark.engine.s3.replica.fold import Fold
-from hark.engine.s3.replica.leases import LeaseRows
-from hark.engine.s3.replica.memory import Memory
-from hark.engine.sqlite.loader import Loader
-from hark.engine.sqlite.ordered import Track
-from hark.engine.sqlite.push import room_left
-from hark.engine.sqlite.shared.claim import Picker
-from hark.engine.sqlite.shared.track import SharedTrack
-from hark.engine.sqlite.state import Group, State
-from hark.engine.sqlite.track import NOTHING, AnyTrack
-from hark.engine.sqlite.transaction import WriteTransaction
+from hark.engine.core.loader import Loader
+from hark.engine.core.ordered import Track
+from hark.engine.core.position import NOTHING, AnyTrack
+from hark.engine.core.push import room_left
+from hark.engine.core.shared import SharedTrack
+from hark.engine.core.shared_rows import Picker
+from hark.engine.core.state import Group, State
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.s3.bucket import Stored
+from hark.engine.s3.following import Chain
+from hark.engine.s3.leases import LeaseRows
+from hark.engine.s3.log import Appender
+from hark.engine.s3.state import Fold, Memory
 from hark.errors import EngineFailure
 from hark.ids import IdCodec, IdSource
 from hark.model import Hint
@@ -326,7 +325,7 @@ def lost_numbers_count_as_won(patch: pytest.MonkeyPatch) -> None:
 
 def lost_replies_count_as_failures(patch: pytest.MonkeyPatch) -> None:
     """A record whose reply was lost is taken for somebody else's, and what it did is done again."""
-    patch.setattr("hark.engine.s3.log.append.nonce_of", lambda *_: "nobody's")
+    patch.setattr("hark.engine.s3.log.nonce_of", lambda *_: "nobody's")
 
 
 def what_is_known_is_the_last_word(patch: pytest.MonkeyPatch) -> None:
@@ -439,6 +438,6 @@ def test_what_the_log_says_and_nobody_tells_is_found(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine that passes an engine which keeps others' records to itself is broken."""
-    monkeypatch.setattr("hark.engine.s3.replica.foreign.hints", lambda *_: [])
+    monkeypatch.setattr("hark.engine.s3.state.hints", lambda *_: [])
     with pytest.raises(LostWakeUp):
         explore(waiting_machine(request), settings(how(APART, ENOUGH), print_blob=False))

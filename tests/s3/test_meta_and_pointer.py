@@ -9,9 +9,20 @@ import msgspec
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.log import places
-from hark.engine.s3.log.meta import FORMAT, Meta, read_or_create
-from hark.engine.s3.log.pointer import UNWITNESSED, Change, Kept, Pointer, advance, announce, promote, read_pointer
+from hark.engine.s3 import objects
+from hark.engine.s3.objects import (
+    FORMAT,
+    UNWITNESSED,
+    Change,
+    Kept,
+    Meta,
+    Pointer,
+    advance,
+    announce,
+    promote,
+    read_or_create,
+    read_pointer,
+)
 from hark.errors import EngineFailure, StoreUnusable
 from tests.s3.rests import Party, Rests, refuse
 from tests.s3.stub.faults import Fault, Faults
@@ -71,7 +82,7 @@ async def test_a_create_without_a_clear_answer_ends_with_what_is_stored(store: S
     faults = Faults()
     faults.next(fault, kind="put")
     meta = await read_or_create(bucket_on(store, faults), NOW, patience=Rests().patience())
-    assert store.read(places.META) == msgspec.json.encode(meta)
+    assert store.read(objects.META) == msgspec.json.encode(meta)
 
 
 async def test_a_store_that_never_answers_is_an_engine_failure(store: StubStore) -> None:
@@ -98,13 +109,13 @@ async def test_a_store_that_refuses_is_unusable_in_its_own_words(store: StubStor
     ids=["newer", "empty", "list", "short", "other"],
 )
 async def test_a_meta_of_another_program_is_refused_and_left_alone(store: StubStore, body: bytes, text: str) -> None:
-    write(store, places.META, body)
+    write(store, objects.META, body)
     with pytest.raises(StoreUnusable, match=text):
         await read_or_create(bucket_on(store), NOW)
-    assert store.read(places.META) == body
+    assert store.read(objects.META) == body
 
 
-@pytest.mark.parametrize("key", [places.POINTER, places.record(1)], ids=["pointer", "log"])
+@pytest.mark.parametrize("key", [objects.POINTER, objects.record(1)], ids=["pointer", "log"])
 async def test_a_log_without_its_meta_is_not_made_anew(store: StubStore, key: str) -> None:
     write(store, key, b"something")
     with pytest.raises(StoreUnusable, match=r"but no meta\.json"):
@@ -118,9 +129,9 @@ async def test_a_store_that_was_made_and_filled_while_we_looked_is_used(store: S
 
     async def be_first(_: Request) -> None:
         theirs.append(await read_or_create(bucket_on(store), NOW))
-        write(store, places.record(1), b"a record")
+        write(store, objects.record(1), b"a record")
 
-    faults.hook("after", be_first, kind="get", key=places.META, times=1)
+    faults.hook("after", be_first, kind="get", key=objects.META, times=1)
     mine = await read_or_create(bucket_on(store, faults), NOW, patience=Rests().patience())
     assert [mine] == theirs
 
@@ -170,7 +181,7 @@ async def test_the_first_change_creates_it_and_the_next_one_replaces_it(process:
     assert (first.epoch, first.seq, [kept.seq for kept in first.snapshots]) == (EPOCH, 10, [10])
     assert await process.promote(20) == await process.read()
     assert [kept.seq for kept in (await process.read()).snapshots] == [10, 20]
-    assert store.keys() == [places.POINTER]
+    assert store.keys() == [objects.POINTER]
 
 
 @pytest.mark.parametrize("field", ["seq", "collected", "removed"])
@@ -189,10 +200,10 @@ async def test_a_change_that_would_turn_it_back_is_not_made(process: Process, fi
 
 async def test_equal_changes_have_bodies_that_differ(process: Process, store: StubStore) -> None:
     await process.promote(10)
-    first = store.read(places.POINTER)
-    store.execute(Request(kind="delete", key=places.POINTER))
+    first = store.read(objects.POINTER)
+    store.execute(Request(kind="delete", key=objects.POINTER))
     await process.promote(10)
-    assert store.read(places.POINTER) != first
+    assert store.read(objects.POINTER) != first
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -235,7 +246,7 @@ async def test_a_store_that_was_made_anew_is_not_touched(process: Process) -> No
 
 
 async def test_a_damaged_pointer_is_refused_with_what_to_do(process: Process, store: StubStore) -> None:
-    store.execute(Request(kind="put", key=places.POINTER, body=b"[]"))
+    store.execute(Request(kind="put", key=objects.POINTER, body=b"[]"))
     with pytest.raises(StoreUnusable, match="snap/latest of s3://stub is damaged"):
         await read_pointer(process.bucket)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.bucket.api import Bucket, BucketError, Conflicting, Refused, Stored, Taken, Unclear
-from hark.engine.s3.bucket.probing import ATTEMPTS, probe
+from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Stored, Taken, Unclear
+from hark.engine.s3.bucket_client import ATTEMPTS, probe
 from hark.errors import StoreUnusable
 from tests.s3.rests import Rests
 from tests.s3.stub.inprocess import StubBucket

@@ -23,8 +23,8 @@ import msgspec
 import pytest
 
 import hark
-from hark.engine.s3.log import places
-from hark.engine.s3.log.pointer import Pointer
+from hark.engine.s3 import objects
+from hark.engine.s3.objects import Pointer
 from hark.polling import PollingStrategy
 from hark.worker import Worker, current
 from tests.s3.ministack import Ministack
@@ -253,7 +253,7 @@ async def start(stub_server: StubServer) -> AsyncIterator[Start]:
 
 def pointer_of(server: StubServer) -> Pointer:
     """What is said of snapshots and of what is removed."""
-    body = server.store.read(f"{PREFIX}/{places.POINTER}")
+    body = server.store.read(f"{PREFIX}/{objects.POINTER}")
     return Pointer("") if body is None else msgspec.json.decode(body, type=Pointer)
 
 
@@ -284,7 +284,7 @@ async def push_asleep(
     number = int((await held.reached()).key.rpartition("/")[2])
     sleeper.fall_asleep()
     pushed = await go_on(server, other, number, before)
-    is_there = server.store.read(f"{PREFIX}/{places.record(number)}") is not None
+    is_there = server.store.read(f"{PREFIX}/{objects.record(number)}") is not None
     assert is_there == (before == LONG), "a record stays as long as somebody needs a payload in it"
     held.go()
     sleeper.wake_up()

@@ -11,14 +11,10 @@ import msgspec
 import pytest
 
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3.log import places
-from hark.engine.s3.log.append import Appender
-from hark.engine.s3.log.pointer import read_pointer
-from hark.engine.s3.log.record import Record, encode, nonce_of
-from hark.engine.s3.log.sight import Sight, boot_seconds
-from hark.engine.s3.log.snapshot import load_newest, publish
-from hark.engine.s3.replica import garbage
-from hark.engine.s3.replica.pace import OTHERS_SECONDS, TURNS, Pace
+from hark.engine.s3 import housekeeping, objects
+from hark.engine.s3.flush import OTHERS_SECONDS, TURNS, Pace
+from hark.engine.s3.log import Appender, Sight, boot_seconds
+from hark.engine.s3.objects import Record, encode, load_newest, nonce_of, publish, read_pointer
 from hark.errors import EngineFailure
 from tests.s3.rests import Rests
 from tests.s3.stub.faults import Faults
@@ -28,16 +24,17 @@ from tests.s3.stub.store import Request, StubStore
 GRACE = 3600.0
 
 
-@pytest.fixture
-def clock() -> SimpleNamespace:
-    """The clock of the machine, as a test says."""
-    return SimpleNamespace(now=50_000.0)
+@pytest.fixture(params=["boot", "store"])
+def clock(request: pytest.FixtureRequest) -> SimpleNamespace:
+    """The clock of the machine or that of the store, as a test says; the other one stands still."""
+    return SimpleNamespace(now=50_000.0, which=request.param)
 
 
 @pytest.fixture
 def sight(clock: SimpleNamespace) -> Sight:
     """The sight of a process that has just seen the end of the log."""
-    sight = Sight(GRACE, lambda: clock.now)
+    clocks = {"boot": lambda: 7.0, "store": lambda: 7.0} | {clock.which: lambda: clock.now}
+    sight = Sight(GRACE, clocks["store"], clocks["boot"])
     assert (sight.is_stale, sight.is_void(sight.at)) == (True, True), "before the first sight"
     sight.seen(sight.now())
     return sight
@@ -79,14 +76,29 @@ def test_a_process_that_was_stopped_between_request_and_answer_finds_the_answer_
 def test_a_sight_counts_from_when_its_request_was_sent_and_an_older_one_does_not_turn_it_back(
     sight: Sight, clock: SimpleNamespace
 ) -> None:
-    sent = sight.now() + 1
-    clock.now += 1 + GRACE * 0.6
+    before = sight.now()
+    clock.now += 1
+    sent = sight.now()
+    clock.now += GRACE * 0.6
     sight.seen(sent)
     assert sight.at == sent
     assert sight.is_stale
     assert not sight.is_void(sight.at)
-    sight.seen(sent - 100)
+    sight.seen(before)
     assert sight.at == sent
+
+
+def test_a_clock_that_was_set_back_does_not_make_a_sight_younger() -> None:
+    now = SimpleNamespace(boot=50_000.0, store=80_000.0)
+    sight = Sight(GRACE, lambda: now.store, lambda: now.boot)
+    since = sight.now()
+    sight.seen(since)
+    now.boot += GRACE
+    now.store -= 10 * GRACE
+    assert sight.is_stale
+    assert sight.is_void(since)
+    sight.seen(sight.now())
+    assert not sight.is_stale
 
 
 def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +218,14 @@ class Untrue(Exception):
 
 
 class World:
-    """The bucket, the time, and what truly happened."""
+    """The bucket, the time, and what truly happened.
 
-    def __init__(self, seed: int) -> None:
+    `stands_still`: the clock of a process that sleeps stands still, as in a virtual machine that is suspended.
+    """
+
+    def __init__(self, seed: int, *, stands_still: bool) -> None:
         self.random = random.Random(seed)
+        self.stands_still = stands_still
         self.clock = FakeClock()
         self.store = StubStore(self.clock)
         self.truth: dict[int, str] = {}
@@ -220,14 +236,13 @@ class World:
         """How often somebody won a number that had been removed."""
         self.acknowledged = 0
 
-    def boot_seconds(self) -> float:
-        """The clock of the machine."""
-        return self.clock.now() / SECOND
-
     async def turn(self) -> None:
         """Somebody who is awake does something."""
-        self.clock.advance(self.random.uniform(0, 10))
+        seconds = self.random.uniform(0, 10)
+        self.clock.advance(seconds)
         awake = [process for process in self.processes if process not in self.sleeping]
+        for process in awake if self.stands_still else self.processes:
+            process.clock.advance(seconds)
         process = self.random.choice(awake)
         await self.random.choice([process.append, process.append, process.append, process.read, process.tidy_up])()
 
@@ -255,13 +270,14 @@ class Process:
         self.world = world
         self.name = name
         self.nonces: list[str] = []
-        self.sight = Sight(GRACE_SECONDS, world.boot_seconds)
+        self.clock = FakeClock(world.clock.now())
         faults = Faults()
         # Written down at the instant at which it happens, before anybody can fall asleep.
         faults.hook("after", world.note_created, kind="put", key="log/")
         faults.hook("before", lambda _: world.may_sleep(self))
         faults.hook("after", lambda _: world.may_sleep(self))
-        self.bucket = StubBucket(world.store, world.clock, faults=faults)
+        self.bucket = StubBucket(world.store, self.clock, faults=faults)
+        self.sight = Sight(GRACE_SECONDS, lambda: self.bucket.time.now() / SECOND, lambda: self.clock.now() / SECOND)
         rests = Rests()
         self.appender = Appender(self.bucket, 1.0, pause=rests.pause, monotonic=rests.monotonic)
 
@@ -292,7 +308,7 @@ class Process:
         while True:
             await self.look_again()
             since, sent = self.sight.at, self.sight.now()
-            found = await self.bucket.get(places.record(self.applied + 1))
+            found = await self.bucket.get(objects.record(self.applied + 1))
             if self.sight.is_void(since):
                 self.sight.lose()
             elif found is None:
@@ -325,13 +341,11 @@ class Process:
 
     async def tidy_up(self) -> None:
         """Make a snapshot, and remove what may go."""
-        clock, state = self.world.clock, msgspec.json.encode(self.nonces)
+        now, state = self.bucket.time.now, msgspec.json.encode(self.nonces)
         if self.applied:
-            await publish(self.bucket, EPOCH, self.applied, state, clock.now)
+            await publish(self.bucket, EPOCH, self.applied, state, now)
         grace = round(GRACE_SECONDS * SECOND)
-        await garbage.collect(
-            self.bucket, EPOCH, applied=self.applied, grace=grace, now=clock.now, segments=no_segments
-        )
+        await housekeeping.collect(self.bucket, EPOCH, applied=self.applied, grace=grace, now=now, segments=no_segments)
 
 
 async def no_segments(_after: int, _up_to: int) -> Collection[int]:
@@ -348,8 +362,9 @@ async def live(world: World) -> None:
         assert process.nonces == [world.truth[seq] for seq in range(1, len(world.truth) + 1)]
 
 
-async def test_nobody_believes_to_have_won_a_number_that_was_removed_nor_reads_one() -> None:
-    worlds = [World(seed) for seed in range(10)]
+@pytest.mark.parametrize("stands_still", [False, True], ids=["clocks go on", "clocks stand still"])
+async def test_nobody_believes_to_have_won_a_number_that_was_removed_nor_reads_one(stands_still: bool) -> None:
+    worlds = [World(seed, stands_still=stands_still) for seed in range(10)]
     for world in worlds:
         await live(world)
     # It was put to the test: numbers that had been removed were won, and the log was not just kept.
@@ -363,15 +378,23 @@ def no_answer_is_void(patch: pytest.MonkeyPatch) -> None:
 
 
 def there_is_no_grace(patch: pytest.MonkeyPatch) -> None:
-    promise = garbage.promise
-    patch.setattr(garbage, "promise", lambda epoch, now, _grace, applied: promise(epoch, now, 0, applied))
+    promise = housekeeping.promise
+    patch.setattr(housekeeping, "promise", lambda epoch, now, _grace, applied: promise(epoch, now, 0, applied))
 
 
-@pytest.mark.parametrize("spoil", [no_answer_is_void, there_is_no_grace], ids=lambda spoil: spoil.__name__)
+def only_the_clock_of_the_machine_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sight, "seconds_since", lambda self, moment: self.now().boot - moment.boot)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "stands_still"),
+    [(no_answer_is_void, False), (there_is_no_grace, False), (only_the_clock_of_the_machine_counts, True)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 async def test_without_the_rules_it_does_not_hold(
-    spoil: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    spoil: Callable[[pytest.MonkeyPatch], None], stands_still: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch)
     with pytest.raises(Untrue):
         for seed in range(10):
-            await live(World(seed))
+            await live(World(seed, stands_still=stands_still))

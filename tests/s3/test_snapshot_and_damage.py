@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.log import frame, places, record
-from hark.engine.s3.log.pointer import read_pointer
-from hark.engine.s3.log.snapshot import load_newest, publish, write
-from hark.engine.s3.replica.snapshotting import KIND, SnapshotHeader, make_snapshot, read_snapshot
+from hark.engine.core import schema
+from hark.engine.s3 import objects
+from hark.engine.s3.housekeeping import KIND, SnapshotHeader, make_snapshot, read_snapshot
+from hark.engine.s3.objects import load_newest, publish, read_pointer, write
+from hark.engine.s3.scratch import VERSION, Scratch
 from hark.errors import EngineFailure, HarkError, StoreUnusable
 from hark.model import PopRequest
 from tests.engine.driver import message
@@ -68,6 +69,33 @@ def opened() -> Iterator[apsw.Connection]:
     connection.close()
 
 
+def test_the_schema_of_a_snapshot_runs_nothing_that_is_not_harmless() -> None:
+    with apsw.Connection(":memory:") as made:
+        schema.migrate(made)
+        made.execute("create view hostile as select steal('it') as answer")
+        database = made.serialize("main")
+    scratch = Scratch()
+    stolen: list[apsw.SQLiteValue] = []
+
+    def steal(*values: apsw.SQLiteValue) -> None:
+        stolen.extend(values)
+
+    try:
+        scratch.open(1, database)
+        reader = scratch.connect_reader()
+        for connection in (scratch.writer, reader):
+            connection.create_scalar_function("steal", steal, 1)
+            with pytest.raises(apsw.SQLError, match="unsafe use of steal"):
+                connection.execute("select * from hostile")
+        reader.close()
+        scratch.writer.pragma("writable_schema", True)
+        with pytest.raises(apsw.SQLError, match="may not be modified"):
+            scratch.writer.execute("delete from sqlite_schema")
+    finally:
+        scratch.close()
+    assert stolen == []
+
+
 def test_a_snapshot_has_all_of_the_database_and_says_which_moment_it_is(
     writer: apsw.Connection,
     reader: apsw.Connection,
@@ -80,7 +108,7 @@ def test_a_snapshot_has_all_of_the_database_and_says_which_moment_it_is(
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     made, body = make_snapshot(reader, EPOCH)
     header, database = read_snapshot(body, 17)
-    assert header == made == SnapshotHeader(17, 1700, "n17", EPOCH, 3, len(database))
+    assert header == made == SnapshotHeader(17, 1700, "n17", EPOCH, VERSION, len(database))
     opened.deserialize("main", database)
     assert list(opened.execute("select * from things")) == list(writer.execute("select * from things"))
     assert (opened.pragma("user_version"), opened.pragma("application_id")) == (3, 7)
@@ -109,11 +137,11 @@ def test_the_header_and_the_database_are_of_one_moment_while_a_writer_goes_on(
 
 def test_a_damaged_snapshot_is_refused_with_its_number_its_store_and_what_to_do(reader: apsw.Connection) -> None:
     body = make_snapshot(reader, EPOCH)[1]
-    packed, _, header = frame.unseal(KIND, body)
+    packed, _, header = objects.unseal(KIND, body)
     short = msgspec.json.encode({**msgspec.json.decode(header), "database_bytes": 1})
     changed = bytearray(body)
     changed[len(body) // 2] ^= 1
-    newer = frame.seal(KIND[:-1] + bytes([KIND[-1] + 1]), b"", b"", b"{}")
+    newer = objects.seal(KIND[:-1] + bytes([KIND[-1] + 1]), b"", b"", b"{}")
     with pytest.raises(StoreUnusable, match=r"snapshot 17 of s3://b has format 2.*upgrade Hark"):
         read_snapshot(newer, 17, "s3://b")
     with pytest.raises(StoreUnusable, match="it contains snapshot 17"):
@@ -122,9 +150,9 @@ def test_a_damaged_snapshot_is_refused_with_its_number_its_store_and_what_to_do(
         (body[:-1], "cut off"),
         (b"", "first bytes are wrong"),
         (bytes(changed), "checksum"),
-        (frame.seal(KIND, b"no zlib", b"", bytes(header)), "decompress"),
-        (frame.seal(KIND, bytes(packed), b"", b"{}"), "missing"),
-        (frame.seal(KIND, bytes(packed), b"", short), "length of its database"),
+        (objects.seal(KIND, b"no zlib", b"", bytes(header)), "decompress"),
+        (objects.seal(KIND, bytes(packed), b"", b"{}"), "missing"),
+        (objects.seal(KIND, bytes(packed), b"", short), "length of its database"),
     ):
         with pytest.raises(StoreUnusable) as error:
             read_snapshot(damaged, 17, "s3://b")
@@ -151,7 +179,7 @@ def publisher(stub_store: StubStore) -> Publisher:
 
 async def test_there_is_no_newest_before_one_was_promoted(publisher: Publisher) -> None:
     assert await load_newest(publisher.bucket) is None
-    publisher.faults.hook("before", refuse, kind="put", key=places.snapshot(10))
+    publisher.faults.hook("before", refuse, kind="put", key=objects.snapshot(10))
     with pytest.raises(EngineFailure, match="rejects snapshot 10: 403"):
         await publisher.publish(10)
     read = await read_pointer(publisher.bucket)
@@ -176,9 +204,9 @@ async def test_a_snapshot_that_is_removed_while_it_is_looked_for_leads_to_the_on
 
     async def move_on(_: Request) -> None:
         await Publisher(publisher.store).publish(20, b"twenty")
-        publisher.store.execute(Request(kind="delete", key=places.snapshot(10)))
+        publisher.store.execute(Request(kind="delete", key=objects.snapshot(10)))
 
-    publisher.faults.hook("before", move_on, kind="get", key=places.snapshot(10), times=1)
+    publisher.faults.hook("before", move_on, kind="get", key=objects.snapshot(10), times=1)
     found = await load_newest(publisher.bucket)
     assert found is not None
     assert (found[0].seq, found[1]) == (20, b"twenty")
@@ -186,7 +214,7 @@ async def test_a_snapshot_that_is_removed_while_it_is_looked_for_leads_to_the_on
 
 async def test_a_snapshot_that_is_lost_is_said_to_be_lost(publisher: Publisher) -> None:
     await publisher.publish(10)
-    publisher.store.execute(Request(kind="delete", key=places.snapshot(10)))
+    publisher.store.execute(Request(kind="delete", key=objects.snapshot(10)))
     with pytest.raises(StoreUnusable, match="snapshot 10 of s3://stub is missing"):
         await load_newest(publisher.bucket)
 
@@ -195,7 +223,7 @@ async def test_a_snapshot_that_is_lost_is_said_to_be_lost(publisher: Publisher) 
 async def test_a_write_is_tried_again_until_it_is_sure(publisher: Publisher, fault: Fault) -> None:
     publisher.faults.next(fault, kind="put")
     await write(publisher.bucket, 10, b"ten", publisher.rests.patience())
-    assert publisher.store.read(places.snapshot(10)) == b"ten"
+    assert publisher.store.read(objects.snapshot(10)) == b"ten"
     assert publisher.store.counts["put"] == 2
     publisher.faults.next(Fault.ERROR, kind="put", times=float("inf"))
     with pytest.raises(EngineFailure, match="could not store snapshot 10"):
@@ -204,7 +232,7 @@ async def test_a_write_is_tried_again_until_it_is_sure(publisher: Publisher, fau
 
 async def test_the_same_snapshot_of_two_processes_is_one(stub_store: StubStore) -> None:
     assert all(await asyncio.gather(Publisher(stub_store).publish(10), Publisher(stub_store).publish(10)))
-    assert stub_store.keys() == [places.snapshot(10), places.POINTER]
+    assert stub_store.keys() == [objects.snapshot(10), objects.POINTER]
     found = await load_newest(StubBucket(stub_store, FakeClock()))
     assert found is not None and [kept.seq for kept in found[0].snapshots] == [10]
 
@@ -213,9 +241,9 @@ async def test_a_snapshot_that_is_overtaken_while_it_is_written_is_removed_again
     async def overtake(_: Request) -> None:
         await Publisher(publisher.store).publish(20)
 
-    publisher.faults.hook("before", overtake, kind="put", key=places.snapshot(10), times=1)
+    publisher.faults.hook("before", overtake, kind="put", key=objects.snapshot(10), times=1)
     assert not await publisher.publish(10)
-    assert publisher.store.keys("snap/0") == [places.snapshot(20)]
+    assert publisher.store.keys("snap/0") == [objects.snapshot(20)]
     puts = publisher.store.counts["put"]
     assert not await publisher.publish(10)
     assert publisher.store.counts["put"] == puts, "one that is older than the newest is not even written"
@@ -254,12 +282,12 @@ def flipped(body: bytes) -> bytes:
 
 def changed(body: bytes, **fields: object) -> bytes:
     """The same with other fields, and right in itself."""
-    return record.encode(msgspec.structs.replace(record.decode(body, SEQ), **fields))
+    return objects.encode(msgspec.structs.replace(objects.decode(body, SEQ), **fields))
 
 
 def newer(body: bytes) -> bytes:
     """As a Hark wrote it that is not out yet."""
-    kind = record.KIND[:-1] + b"\x09"
+    kind = objects.KIND[:-1] + b"\x09"
     return kind + body[len(kind) :]
 
 
@@ -276,14 +304,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "newer-format": (lambda true, _others: newer(true), r"log record 3 of \S+ has format 9, .* upgrade Hark"),
     "newer-tables": (
         lambda true, _others: changed(true, schema=999),
-        r"log record 3 has schema version 999, .* use the newer Hark",
+        r"log record 3 has version 999 of the tables, .* upgrade Hark",
     ),
     "no-changes": (
         lambda true, _others: changed(true, changes=true[:40]),
         r"log record 3 does not match the records before it .*: the log is damaged",
     ),
     "changes-that-do-not-fit": (
-        lambda true, others: changed(true, changes=record.decode(others[0], 1).changes),
+        lambda true, others: changed(true, changes=objects.decode(others[0], 1).changes),
         r"log record 3 does not match the records before it .*: the log is damaged",
     ),
 }
@@ -303,18 +331,18 @@ async def test_who_comes_to_a_damaged_record_stops_and_nobody_starts_on_it(damag
     clock = FakeClock()
     store = StubStore(clock)
     await fill(store, clock, 4)
-    bodies = {seq: body_of(store, places.record(seq)) for seq in range(1, 5)}
+    bodies = {seq: body_of(store, objects.record(seq)) for seq in range(1, 5)}
     other = StubStore(FakeClock())
     await fill(other, FakeClock(), SEQ)
-    others = [body_of(other, places.record(seq)) for seq in range(1, SEQ + 1)]
-    store.execute(Request(kind="delete", key="", keys=tuple(places.record(seq) for seq in (3, 4))))
+    others = [body_of(other, objects.record(seq)) for seq in range(1, SEQ + 1)]
+    store.execute(Request(kind="delete", key="", keys=tuple(objects.record(seq) for seq in (3, 4))))
     async with running(store, clock) as process:
-        put(store, places.record(SEQ), damage(bodies[SEQ], others))
-        put(store, places.record(4), bodies[4])
+        put(store, objects.record(SEQ), damage(bodies[SEQ], others))
+        put(store, objects.record(4), bodies[4])
         for _ in range(2):
             await fails(process, text)
         assert (await process.engine.store_metrics())["s3_log_records"] == 2
-    assert store.keys("log/") == [places.record(seq) for seq in range(1, 5)]
+    assert store.keys("log/") == [objects.record(seq) for seq in range(1, 5)]
     await refuses_to_start(store, clock, text)
 
 
@@ -338,16 +366,16 @@ async def store_with_a_snapshot() -> tuple[StubStore, FakeClock]:
     async with running(store, clock, snapshot_records=4) as process:
         for value in range(4):
             await process.push("orders", "p", value)
-        await until(lambda: b'"seq":4' in (store.read(places.POINTER) or b""))
+        await until(lambda: b'"seq":4' in (store.read(objects.POINTER) or b""))
     return store, clock
 
 
 @pytest.mark.parametrize(
     ("key", "damage", "text"),
     [
-        (places.snapshot(4), flipped, "snapshot 4 of .* is damaged: its checksum is wrong"),
-        (places.snapshot(4), None, "snapshot 4 of .* is missing"),
-        (places.POINTER, lambda _: b"{", re.escape(places.POINTER) + " of .* is damaged"),
+        (objects.snapshot(4), flipped, "snapshot 4 of .* is damaged: its checksum is wrong"),
+        (objects.snapshot(4), None, "snapshot 4 of .* is missing"),
+        (objects.POINTER, lambda _: b"{", re.escape(objects.POINTER) + " of .* is damaged"),
     ],
     ids=["one-bit", "missing", "pointer"],
 )
@@ -365,5 +393,5 @@ async def test_nobody_starts_on_a_damaged_snapshot(
 async def test_nobody_starts_on_the_snapshot_of_another_store() -> None:
     store, clock = await store_with_a_snapshot()
     other, _ = await store_with_a_snapshot()
-    put(store, places.snapshot(4), body_of(other, places.snapshot(4)))
+    put(store, objects.snapshot(4), body_of(other, objects.snapshot(4)))
     await refuses_to_start(store, clock, "the snapshot of record 4 belongs to another store")

@@ -22,10 +22,9 @@ from aiobotocore.session import get_session
 from botocore.exceptions import ClientError
 
 from hark.clock import FakeClock, SystemClock
-from hark.engine.s3.bucket.address import Address
-from hark.engine.s3.bucket.api import Bucket, BucketError
-from hark.engine.s3.bucket.client import S3Bucket
-from hark.settings.s3 import S3
+from hark.engine.s3.bucket import Address, Bucket, BucketError
+from hark.engine.s3.bucket_client import S3Bucket
+from hark.settings.sections import S3
 from tests.s3.ministack import Ministack
 from tests.s3.stub.faults import Fault, Faults
 from tests.s3.stub.inprocess import StubBucket

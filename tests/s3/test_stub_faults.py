@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.s3.bucket.api import Taken, Unclear
+from hark.engine.s3.bucket import Taken, Unclear
 from tests.s3.stub.faults import Broken, Fault, Faults, Silent
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Request, StubStore

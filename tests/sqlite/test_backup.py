@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
-from hark.engine.sqlite.backup import backup, check, restore
+from hark.engine.sqlite.files import backup, check, restore
 from hark.errors import StoreUnusable
 from hark.model import NewMessage, Read
 
@@ -28,10 +31,11 @@ async def filled(path: Path, *payloads: bytes) -> SqliteEngine:
     return engine
 
 
-async def push(engine: SqliteEngine, *payloads: bytes) -> None:
-    """Append messages."""
+async def push(engine: SqliteEngine, *payloads: bytes) -> list[str | None]:
+    """Append messages; their ids."""
     [outcomes] = await engine.push([[NewMessage("orders", payload=payload) for payload in payloads]])
     assert not isinstance(outcomes, Exception)
+    return [outcome.message_id for outcome in outcomes]
 
 
 async def payloads_in(path: Path) -> list[bytes]:
@@ -116,6 +120,66 @@ async def test_a_restored_store_is_the_copy_and_the_old_one_is_kept(tmp_path: Pa
     restore(copy, path, quiet, set_aside=aside)
     assert await payloads_in(path) == [b"1"]
     assert await payloads_in(aside) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+async def test_a_restore_that_is_interrupted_leaves_the_old_store_the_new_one_or_a_refused_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_lock: bool
+) -> None:
+    """`has_lock`: the old store has the file in which a server has noted that there is a database."""
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    engine = await filled(tmp_path / "hark.db", b"1")
+    backup(tmp_path / "hark.db", copy, quiet)
+    await push(engine, b"2")
+    data.mkdir()
+    for ending in ["", "-wal", *([".lock"] if has_lock else [])]:
+        shutil.copy(tmp_path / f"hark.db{ending}", data)
+    await engine.close()
+    moments: list[Path] = []
+
+    def spy(owner: object, name: str) -> None:
+        method = getattr(owner, name)
+
+        def spied(*arguments: Any, **options: Any) -> Any:
+            moments.append(tmp_path / f"moment{len(moments)}")
+            shutil.copytree(data, moments[-1])
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, spied)
+
+    with monkeypatch.context():
+        for owner, name in [(Path, "rename"), (Path, "replace"), (Path, "unlink"), (os, "pwrite"), (os, "ftruncate")]:
+            spy(owner, name)
+        restore(copy, data / "hark.db", quiet, set_aside=data / "old.db")
+        monkeypatch.undo()
+    found: list[str] = []
+    for moment in [*moments, data]:
+        try:
+            found.append({(b"1", b"2"): "old", (b"1",): "new"}[tuple(await payloads_in(moment / "hark.db"))])
+        except StoreUnusable as error:
+            assert "restore --replace" in str(error)
+            with pytest.raises(StoreUnusable, match="interrupted"):
+                backup(moment / "hark.db", moment / "again.db", quiet)
+            restore(copy, moment / "hark.db", quiet, set_aside=moment / "second.db")
+            assert await payloads_in(moment / "hark.db") == [b"1"]
+            found.append("refused")
+    assert found == sorted(found, key=["old", "refused", "new"].index)
+    assert {*found} == {"old", "refused", "new"}
+
+
+async def test_messages_after_a_restore_do_not_get_the_ids_of_those_that_it_lost(tmp_path: Path) -> None:
+    path = tmp_path / "hark.db"
+    engine = await filled(path, b"1")
+    backup(path, tmp_path / "copy.db", quiet)
+    lost = await push(engine, b"2")
+    await engine.close()
+    restore(tmp_path / "copy.db", path, quiet, set_aside=tmp_path / "old.db")
+    engine = await filled(path)
+    new = await push(engine, b"3")
+    [read] = await engine.read([Read(queue="orders", partition="Default", offset=1, limit=10)])
+    assert not isinstance(read, Exception)
+    assert [message.id for message in read.messages][1:] == new != lost
+    await engine.close()
 
 
 async def test_a_store_that_was_lost_can_be_restored(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Cost is counted in steps of SQLite's machine, which do not depend on the time of
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -14,9 +15,11 @@ from typing import Any
 import apsw
 import pytest
 
-from hark.engine.sqlite import SqliteEngine, holes, keyvalue, loader, ordered_saving, push, read, rows, transaction
-from hark.engine.sqlite.deadletters import conditions
-from hark.engine.sqlite.shared import lanes, loading, saving
+from hark.engine.core import browse, keyvalue, loader, ordered, push, rows, shared, shared_rows, transaction
+from hark.engine.core.groups import conditions
+from hark.engine.core.ordered import Track
+from hark.engine.core.state import State
+from hark.engine.sqlite import SqliteEngine
 from hark.ids import IdCodec
 from hark.model import (
     DeadLetterFilter,
@@ -111,6 +114,42 @@ async def test_the_cost_does_not_grow_with_a_backlog_in_other_partitions(engine:
     assert steps.number <= FACTOR * with_nothing_else
 
 
+class CountedTable(OrderedDict[int, bool]):
+    """A table of memory that counts how many of its keys are looked through."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for key in super().__iter__():
+            self.seen += 1
+            yield key
+
+
+async def test_an_ack_does_not_look_through_all_requeued_dead_letters(engine: SqliteEngine) -> None:
+    await engine.push([[NewMessage("orders", "p1", b"1") for _ in range(1000)]])
+    got = await pop(engine, 1000)
+    items = [Settlement(m.transaction_id, m.partition_id, "dlq", got.lease_id) for m in got.messages]
+    await engine.settle([items])
+    letters = await engine.dead_letters(DeadLetterFilter(limit=1000))
+    await engine.requeue([letter.id for letter in letters.items])
+
+    def count(state: State, _now: int) -> CountedTable:
+        [track] = state.groups["orders", "__QUEUE_MODE__"].tracks.values()
+        assert isinstance(track, Track)
+        table = track.front = CountedTable(track.front)
+        table.seen = 0
+        return table
+
+    table = await engine._look(count)
+    for left in range(999, 989, -1):
+        got = await pop(engine, 1)
+        [one] = got.messages
+        [[outcome]] = await engine.settle([[Settlement(one.transaction_id, one.partition_id, lease_id=got.lease_id)]])  # type: ignore[misc]
+        assert outcome.success
+        assert len(table) == left
+    assert table.seen < 100
+
+
 async def test_the_cost_does_not_grow_with_waiting_messages(engine: SqliteEngine) -> None:
     await drained(engine, SPREAD)
     with_nothing_else = await cost_of_a_round(engine)
@@ -136,7 +175,7 @@ async def cost_of_reading(engine: SqliteEngine, partition: str, offset: int) -> 
     steps = Steps()
     await engine._look(lambda _state, _now: steps._trace(engine._store.reader))
     request = Read(queue="orders", partition=partition, offset=offset, limit=SPREAD)
-    (answer,) = await engine._look(lambda state, _: read.read(engine._store.reader, state.codec, [request]))
+    (answer,) = await engine._look(lambda state, _: browse.read(engine._store.reader, state.codec, [request]))
     assert isinstance(answer, ReadResult)
     assert len(answer.messages) == SPREAD
     return steps.number
@@ -160,7 +199,7 @@ async def test_the_cost_of_finding_a_time_grows_with_the_partitions_that_are_nam
     async def cost() -> int:
         steps = Steps()
         await engine._look(lambda _state, _now: steps._trace(engine._store.reader))
-        await engine._look(lambda _state, _now: read.positions(engine._store.reader, "orders", 1, "p1"))
+        await engine._look(lambda _state, _now: browse.positions(engine._store.reader, "orders", 1, "p1"))
         return steps.number
 
     await push_to_all(engine, SPREAD)
@@ -173,22 +212,22 @@ async def test_the_cost_of_finding_a_time_grows_with_the_partitions_that_are_nam
 
 
 HOT = {
-    "reading for browsers": (read.READ, ('[["orders","p1",1,10]]', 1000)),
+    "reading for browsers": (browse.READ, ('[["orders","p1",1,10]]', 1000)),
     "reading messages": (rows.SELECT_MESSAGES, ("[[1,1,5]]",)),
     "finding transaction ids": (push._FIND_TRANSACTION_IDS, ('[[1,"t"]]',)),
     "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
     "loading partitions by number": (loader._PARTITIONS_BY_ID, ("[1]",)),
     "loading tracks": (loader._TRACKS, (1, "[1]")),
-    "saving tracks": (ordered_saving._SAVE_TRACKS, ("[]",)),
-    "deleting ranges": (ordered_saving._DELETE_RANGES, ("[]",)),
-    "deleting retries": (ordered_saving._DELETE_RETRIES, ("[]",)),
-    "loading places of shared groups": (loading._TRACKS, (1, "[1]")),
-    "reading the first lane": (lanes.READ_FIRST, (1, 0, 10, 10)),
-    "reading a lane with a priority": (lanes.READ_PRIORITY, (1, 5, 0, 10, 10)),
-    "reading delayed messages": (lanes.READ_DELAYED, (1, 0, 0, 0, 10)),
-    "saving places of shared groups": (saving._SAVE_TRACKS, ("[]",)),
-    "deleting exceptions": (saving._DELETE_EXCEPTIONS, ("[]",)),
-    "finding what all groups are done with": (holes._FIND, (1, "[]")),
+    "saving tracks": (ordered._SAVE_TRACKS, ("[]",)),
+    "deleting ranges": (ordered._DELETE_RANGES, ("[]",)),
+    "deleting retries": (ordered._DELETE_RETRIES, ("[]",)),
+    "loading places of shared groups": (shared_rows._SHARED_TRACKS, (1, "[1]")),
+    "reading the first lane": (shared.READ_FIRST, (1, 0, 10, 10)),
+    "reading a lane with a priority": (shared.READ_PRIORITY, (1, 5, 0, 10, 10)),
+    "reading delayed messages": (shared.READ_DELAYED, (1, 0, 0, 0, 10)),
+    "saving places of shared groups": (shared_rows._SAVE_SHARED_TRACKS, ("[]",)),
+    "deleting exceptions": (shared_rows._DELETE_EXCEPTIONS, ("[]",)),
+    "finding what all groups are done with": (transaction._FIND, (1, "[]")),
     "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
 }
 TABLES = {"messages", "message", "first", "next", "place", "queues", "partitions", "partition", "tracks", "ranges"} | {

@@ -74,7 +74,7 @@ async def test_a_read_that_fails_takes_nothing_out_of_reach(
     for number in range(4):
         await push(engine, number, partition=f"p{number}")
     await engine.release([(await pop(engine, 1)).lease_id])
-    monkeypatch.setattr("hark.engine.sqlite.claim.decode_messages", Mock(side_effect=apsw.IOError("on purpose")))
+    monkeypatch.setattr("hark.engine.core.claim.decode_messages", Mock(side_effect=apsw.IOError("on purpose")))
     with pytest.raises(EngineFailure):
         await pop(engine)
     monkeypatch.undo()

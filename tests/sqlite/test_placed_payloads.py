@@ -9,13 +9,13 @@ import apsw
 import msgspec
 import pytest
 
-from hark.engine.sqlite import SqliteEngine, schema
-from hark.engine.sqlite.handout import MAX_REPLY_BYTES
-from hark.engine.sqlite.placing import place_payloads
-from hark.engine.sqlite.push import push as push_verb
-from hark.engine.sqlite.rows import Elsewhere, Extra, extra_of
-from hark.engine.sqlite.store import Value
-from hark.engine.sqlite.transaction import WriteTransaction
+from hark.engine.core import schema
+from hark.engine.core.push import push as push_verb
+from hark.engine.core.rows import Elsewhere, Extra, extra_of
+from hark.engine.core.store import Value
+from hark.engine.core.transaction import WriteTransaction, place_payloads
+from hark.engine.hints import MAX_REPLY_BYTES
+from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure
 from hark.model import (
     DeadLetterFilter,
@@ -65,7 +65,8 @@ async def push(engine: SqliteEngine, record: Record, *messages: NewMessage) -> l
     """Push messages whose payloads go to a record."""
 
     def body(transaction: WriteTransaction) -> list[PushOutcome]:
-        (outcomes,) = push_verb(transaction, [messages])
+        (outcomes,) = push_verb(transaction, [messages], lambda: None)
+        assert isinstance(outcomes, list)
         place_payloads(transaction.messages, record.place)
         return outcomes
 

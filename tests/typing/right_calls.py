@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
-from hark.client.producing.pushing import Pushed
+from hark.client.pushing import Pushed
 from hark.worker import RetryPolicy, Task, Worker, WorkerRunOptions
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)

@@ -26,8 +26,7 @@ from bench.servers import command
 from bench.stores import Place, SqliteStores
 from bench.wrk import Sample, parse_report
 
-from hark.cli.bench import Mode, plan
-from hark.cli.load import Load, Outcome, ack_body, payload_of, percentile, push_bodies
+from hark.cli.bench import Load, Mode, Outcome, ack_body, payload_of, percentile, plan, push_bodies
 
 
 def sample(**changes: float) -> Sample:
@@ -224,7 +223,7 @@ def test_another_database_of_a_server_keeps_the_rest_of_its_url() -> None:
 def test_servers_get_a_folder_or_the_url_of_a_database(tmp_path: Path) -> None:
     database = Place(tmp_path, "postgresql://h/b", 1)
     assert command("hark", 80, Place(tmp_path))[1:] == ["serve", "--port", "80", "--data", str(tmp_path)]
-    assert command("hark", 80, database)[1:] == ["serve", "--port", "80", "--engine", "postgresql://h/b"]
+    assert command("hark", 80, database)[1:] == ["serve", "--port", "80"], "HARK_ENGINE has the URL"
     assert command("floor", 80, Place(tmp_path))[2:] == ["bench.floor", "80", str(tmp_path)]
     assert command("floor", 80, database)[2:] == ["bench.postgres.floor", "80", "postgresql://h/b"]
 

@@ -16,7 +16,7 @@ import pytest
 from bench import wrk
 from msgspec.structs import replace
 
-from hark.cli.load import Load, generate
+from hark.cli.bench import Load, generate
 
 
 class Recorder:

@@ -318,6 +318,6 @@ def test_each_place_is_a_prefix_of_its_own(tmp_path: Path) -> None:
     places = [bucket().create(tmp_path / name) for name in ("001-hark", "002-hark")]
     assert places[0].url == "s3://hark-stub/001-hark?endpoint=http://127.0.0.1:1"
     assert places[1].url != places[0].url
-    assert command("hark", 80, places[0])[1:] == ["serve", "--port", "80", "--engine", places[0].url]
+    assert command("hark", 80, places[0])[1:] == ["serve", "--port", "80"]
     with pytest.raises(RuntimeError, match="can't be copied"):
         bucket().copy(places[0], tmp_path / "new")

@@ -11,11 +11,10 @@ from typing import cast
 import pytest
 
 from hark.errors import Unavailable
-from hark.http.metrics.scrape import Metrics
+from hark.http.metrics import Metrics
 from hark.prometheus import counter, one
-from hark.serving import line as lines
-from hark.serving.line import LONGEST, Answer, Line, share
-from hark.serving.merging import Family, packed
+from hark.serving import merging as lines
+from hark.serving.merging import LONGEST, Answer, Family, Line, packed, share
 
 
 def said(number: int) -> list[Family]:

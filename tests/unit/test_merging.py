@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.docs.test_metrics import PAGE
 from tests.http.scraping import Scrape
 
-from hark.histograms import Histogram
-from hark.prometheus import counter, gauge, histogram, one, text
+from hark.prometheus import Histogram, counter, gauge, histogram, one, text
 from hark.serving.merging import SUMMED, Family, Merger, packed, unpacked
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hark.errors import InvalidSetting
 from hark.settings import SETTINGS, Auth, Loaded, Settings, load, shown
-from hark.settings.security import check_security, security_notes
+from hark.settings.sections import check_security, security_notes
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 KEY = "0123456789abcdef" * 4
@@ -229,6 +229,32 @@ def test_an_unknown_name_under_a_prefix_of_the_seeds_is_reported() -> None:
     assert "SIDECAR_MAX_ITEMS_PER_TX" in note
 
 
+@pytest.mark.parametrize("wrong", ["POLL_WORKER_CUONT", "POLL_WORKER_COUNTS"])
+def test_a_misspelt_variable_of_the_seeds_is_reported(wrong: str) -> None:
+    [note] = load({}, {wrong: "1", "PORTS": "1", "HOSTNAME": "x", "LANG": "C"}).notes
+    assert note == f"{wrong} is not a setting and has no effect; did you mean POLL_WORKER_COUNT?"
+
+
+def test_the_file_of_an_earlier_system_is_read_where_there_is_no_other() -> None:
+    Path("qo.toml").write_text('[worker.polling]\nstrategy = "adaptive"\nmin_interval_ms = 123\n')
+    loaded = load({}, {})
+    assert loaded.settings.worker.polling.min_interval_ms == 123
+    assert loaded.sources["worker.polling.min_interval_ms"] == "qo.toml"
+    Path("hark.toml").write_text("port = 1\n")
+    loaded = load({}, {})
+    assert (loaded.settings.port, loaded.sources["worker.polling.min_interval_ms"]) == (1, "default")
+
+
+def test_a_manifest_is_reported_with_the_lines_that_say_the_same() -> None:
+    Path("manifest.yaml").write_text("queue:\n  lockDuration: 45000  # 45 seconds\n")
+    [note] = load({}, {}).notes
+    assert note == "manifest.yaml is not read and has no effect; in hark.toml write: [queue] lock_duration = 45000"
+    Path("hark.toml").write_text("[queue]\nlock_duration = 45000\n")
+    assert load({}, {}).settings.queue.lock_duration == 45000
+    Path("manifest.yaml").write_text("name: x\n")
+    assert "write settings into hark.toml" in load({}, {}).notes[0]
+
+
 def test_every_name_that_the_seeds_use_is_an_alias() -> None:
     seeds = sorted((Path(__file__).parents[3] / "shared" / "seeds").glob("*.txt"))
     if not seeds:
@@ -389,7 +415,7 @@ def test_secrets_are_hidden_where_settings_are_shown_or_printed() -> None:
     ],
 )
 def test_passwords_of_urls_are_hidden_wherever_they_are(engine: str, expected: str) -> None:
-    assert shown(load({"engine": engine}, {}).settings, "engine") == expected
+    assert shown(load({}, {"HARK_ENGINE": engine}).settings, "engine") == expected
 
 
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
@@ -494,5 +520,40 @@ def test_a_secret_of_another_program_has_no_effect_and_is_noted() -> None:
 
 def test_variables_of_the_official_server_that_we_do_not_have_are_noted() -> None:
     env = {"JWT_ENABLED": "true", "JWT_SECRET": SECRET, "JWT_JWKS_URL": "https://issuer/keys"}
-    [note] = notes(env)
+    [note] = notes(env | {"JWT_ISSUER": "https://issuer", "JWT_AUDIENCE": "hark"})
     assert note.startswith("JWT_JWKS_URL is not a setting and has no effect")
+
+
+def test_jwts_without_an_issuer_or_an_audience_are_warned_about() -> None:
+    env = {"HARK_AUTH_JWT_ENABLED": "true", "HARK_AUTH_JWT_SECRET": "s" * 32}
+    [note] = notes(env)
+    assert note.startswith("auth.jwt_issuer and auth.jwt_audience not set: ")
+    [note] = notes(env | {"HARK_AUTH_JWT_ISSUER": "https://id.example"})
+    assert note.startswith("auth.jwt_audience not set: ")
+    assert notes(env | {"HARK_AUTH_JWT_ISSUER": "https://id.example", "HARK_AUTH_JWT_AUDIENCE": "hark"}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[encryption]\nkey = '" + KEY + "'\n", True),
+        ("engine = 'postgresql://me:secret@db/hark'\n", True),
+        ("engine = 'postgresql://me@db/hark'\n", False),
+        ("port = 7000\n", False),
+    ],
+)
+def test_a_settings_file_with_secrets_that_others_can_read_is_told_of(text: str, told: bool) -> None:
+    file = toml(text)
+    file.chmod(0o644)
+    notes = load({}, {}).notes
+    assert [("hark.toml" in note, "chmod 600" in note) for note in notes] == ([(True, True)] if told else [])
+    file.chmod(0o600)
+    assert load({}, {}).notes == ()
+
+
+def test_a_private_key_that_others_can_read_is_told_of(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.touch()
+    key.chmod(0o640)
+    [note] = load({"tls.certificate": "c.pem", "tls.key": str(key)}, {}).notes
+    assert str(key) in note and "chmod 600" in note

@@ -15,8 +15,8 @@ from hark.errors import HarkError
 from hark.model import Status
 from hark.polling import PollingStrategy
 from hark.polling.poller import Poller, pause
-from hark.worker.feed import Answered, Feed
-from hark.worker.held import Ended, Held
+from hark.worker.fetcher import Answered, Feed
+from hark.worker.retrying import Ended, Held
 from tests.worker.workers import SECONDS, ScriptedServer
 
 

@@ -8,14 +8,14 @@ import threading
 import httpx
 import pytest
 
+from hark.api.types.delivery import Delivered
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.delivery.settling import Settled, Verdict
-from hark.client.delivery.sources import Delivered
 from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.worker import MetricsMiddleware, RetryPolicy, Worker
-from hark.worker.held import Ended, Held
+from hark.worker.retrying import Ended, Held
 from hark.worker.stats import Stats
 from tests.worker.workers import SECONDS, burst, running
 
@@ -146,7 +146,7 @@ async def test_a_server_that_is_away_for_long_is_seen_in_the_health(
             while not health["problem"]:
                 health = (await get(worker, "/health")).json()
         assert "cannot connect to http://127.0.0.1:9" in health["problem"]
-        monkeypatch.setattr("hark.worker.shift.SILENCE_SECONDS", -100.0)
+        monkeypatch.setattr("hark.worker.worker_run.SILENCE_SECONDS", -100.0)
         answer = await get(worker, "/health")
         assert (answer.status_code, answer.json()["status"]) == (503, "silent")
     await client.close()

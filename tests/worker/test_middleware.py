@@ -10,8 +10,7 @@ import pytest
 
 from hark.errors import InvalidInput
 from hark.worker import LoggingContext, Middleware, Outgoing, RetryPolicy, TaskContext, Worker, current
-from hark.worker.context import current_or_none
-from hark.worker.middleware import CallNext, add_task_fields
+from hark.worker.middleware import CallNext, add_task_fields, current_or_none
 from tests.worker.workers import burst, dead_letters
 
 

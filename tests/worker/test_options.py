@@ -12,7 +12,7 @@ from hark.errors import InvalidInput
 from hark.polling import PollingStrategy
 from hark.worker import Retry, RetryPolicy, Worker, WorkerRunOptions
 from hark.worker.options import plan_for
-from hark.worker.outcome import MAX_TEXT, TimedOut, text_of
+from hark.worker.retrying import MAX_TEXT, TimedOut, text_of
 
 FILE = """
 [worker]
@@ -115,6 +115,18 @@ def test_delays_grow_up_to_the_longest_or_are_those_of_the_schedule() -> None:
     policy = RetryPolicy.schedule([1, timedelta(minutes=1)])
     assert (policy.delays, policy.delay(2)) == ((1.0, 60.0), 60)
     assert (RetryPolicy.never().delays, RetryPolicy.never().delay(1)) == ((), None)
+
+
+def test_a_number_of_retries_is_a_policy() -> None:
+    worker = Worker("http://127.0.0.1:1", queue="q")
+    task = worker.task("t", retry=3)(lambda: None)
+    assert task.retry == RetryPolicy.exponential(max_retries=3)
+    assert task.options(retry=0)._options.retry == RetryPolicy.exponential(max_retries=0)
+    for wrong, text in (("3", "RetryPolicy or a number of retries, got '3'"), (True, "got True"), (101, "0 to 100")):
+        with pytest.raises(InvalidInput, match=text):
+            worker.task("u", retry=wrong)(lambda: None)  # type: ignore[arg-type]  # Wrong on purpose.
+        with pytest.raises(InvalidInput, match=text):
+            task.options(retry=wrong)  # type: ignore[arg-type]  # Wrong on purpose.
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from hark.errors import HarkError, InvalidInput
 from hark.worker import RetryPolicy, Worker, WrongArguments
-from hark.worker.arguments import Signature
+from hark.worker.task import Signature
 from tests.worker.workers import ask, burst
 
 

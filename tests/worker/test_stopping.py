@@ -17,8 +17,7 @@ from hark.errors import HarkError
 from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
 from hark.worker.options import plan_for
-from hark.worker.shift import Shift
-from hark.worker.stopping import stop_signals
+from hark.worker.worker_run import Shift, stop_signals
 from tests.worker.workers import SECONDS, ScriptedServer, ask, burst, push_raw, running, until_it_waits
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hark.client.delivery.sources import Delivered
+from hark.api.types.delivery import Delivered
 from hark.worker import Discard, Retry, RetryPolicy, Worker, current
-from hark.worker.held import Ended, Held
-from hark.worker.running import Workbench
+from hark.worker.executor import Workbench
+from hark.worker.retrying import Ended, Held
 from tests.worker.workers import SECONDS, ask, burst, dead_letters, push_raw, running
 
 AT_ONCE = RetryPolicy.schedule([0, 0])

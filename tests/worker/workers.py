@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
+from hark.api.types.delivery import AckAnswer, PopReply
 from hark.client.calling import Caller
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
 from hark.errors import HarkError
 from hark.worker import Summary, TaskEvent, Worker, WorkerRunOptions
 from tests.client.transports import Script
+from tests.whole import whole
 
 SECONDS = 20.0
 """What never takes that long has failed."""
@@ -148,7 +150,7 @@ class ScriptedServer(Script):
     def answer_pop(self, *ids: str) -> None:
         """The next pop gets these messages."""
         messages = [wire_message(one) for one in ids]
-        self._pops.put_nowait(Answer(200 if ids else 204, msgspec.json.encode({"messages": messages})))
+        self._pops.put_nowait(Answer(200 if ids else 204, msgspec.json.encode(whole({"messages": messages}, PopReply))))
 
     def fail_pop(self, error: HarkError) -> None:
         """The next pop gets this."""
@@ -172,4 +174,4 @@ class ScriptedServer(Script):
             raise self.failures.pop(0)
         items = msgspec.json.decode(request.body or b"")["acknowledgments"]
         self.acks.append(items)
-        return Answer(200, msgspec.json.encode([{"success": True} for _ in items]))
+        return Answer(200, msgspec.json.encode(whole([{"success": True} for _ in items], list[AckAnswer])))

@@ -1,1 +1,1 @@
-"""Authentication and permissions: roles, API tokens, JWTs. Independent of HTTP; `http/edge` uses it."""
+"""Authentication and permissions: roles, API tokens, JWTs. Independent of HTTP; `http/admission.py` uses it."""

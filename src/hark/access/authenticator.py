@@ -8,12 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from hark.access.files import Look, look_at
 from hark.access.identity import ANYBODY, Identity
-from hark.access.jwt_keys import Key, key_files, read_keys
-from hark.access.jwts import verify
-from hark.access.token_file import TokenFile, tokens_path
-from hark.access.tokens import PREFIX, Token, matches, microseconds, split
+from hark.access.jwts import Key, key_files, read_keys, verify
+from hark.access.tokens import PREFIX, Look, Token, TokenFile, look_at, matches, microseconds, split, tokens_path
 from hark.clock import SECOND, Clock
 from hark.errors import HarkError, Unauthorized
 from hark.settings import Settings
@@ -135,6 +132,11 @@ class Authenticator:
         if token.has_expired(now):
             raise Unauthorized(f"the token {token.id} has expired; create a new one with: hark token create NAME")
         return _Known(token.identity, _FOR_EVER if token.expires_at is None else microseconds(token.expires_at))
+
+    def reload(self) -> None:
+        """Read all files again, changed or not."""
+        self._looks = ()
+        self._look_again(self._clock.now())
 
     # Files ------------------------------------------------------------------------------------------------------
 

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import fnmatch
 import re
 from functools import cached_property
 
 import msgspec
 
+from hark.api.operations import Role
 from hark.errors import Forbidden
 
 ALL_QUEUES = ("*",)
 """The patterns that permit every queue."""
-
-
-class Role(enum.IntEnum):
-    """Roles. Each role includes the permissions of the roles before it."""
-
-    READ_ONLY = 1
-    READ_WRITE = 2
-    ADMIN = 3
-
-    @property
-    def text(self) -> str:
-        """The name of the role, such as `read-write`."""
-        return self.name.lower().replace("_", "-")
-
-    @classmethod
-    def of(cls, text: str) -> Role | None:
-        """Return the role with this name, or None."""
-        return _BY_TEXT.get(text)
-
-
-_BY_TEXT = {role.text: role for role in Role}
 
 
 class Identity(msgspec.Struct, frozen=True, dict=True):
@@ -59,6 +38,10 @@ class Identity(msgspec.Struct, frozen=True, dict=True):
         """Return whether the queue is permitted. Patterns are case-sensitive."""
         return not self.restricted or self._pattern.match(queue) is not None
 
+    def may_label(self, namespace: str) -> bool:
+        """Return whether one of the patterns covers a namespace whole, with every queue that it can have (rule 27)."""
+        return not self.restricted or any(_covers(pattern, f"{namespace}.") for pattern in self.queues)
+
     def check_queue(self, queue: str) -> None:
         """Raise `Forbidden` with the code `queue_not_allowed` if the queue is not permitted."""
         if not self.may_use(queue):
@@ -66,6 +49,13 @@ class Identity(msgspec.Struct, frozen=True, dict=True):
                 f"this token does not permit the queue {queue!r}; use a token whose queue patterns include it",
                 code="queue_not_allowed",
             )
+
+
+def _covers(pattern: str, prefix: str) -> bool:
+    """Return whether a pattern matches every name with this prefix."""
+    if not pattern.endswith("*"):
+        return False
+    return any(fnmatch.fnmatchcase(prefix[:length], pattern[:-1]) for length in range(len(prefix) + 1))
 
 
 ANYBODY = Identity("", Role.ADMIN)

@@ -5,46 +5,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from hark.batching import BatchSizes
-from hark.broker.asking import Asking
-from hark.broker.batchers import Batchers
+from hark.batching import Answer, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
-from hark.broker.explaining import Circumstances, explain, explain_without_groups
-from hark.broker.exporting import export_queue
+from hark.broker.engine_calls import Asking, Batchers, EngineCalls, measured
+from hark.broker.explain import Circumstances, explain, explain_without_groups
+from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue
-from hark.broker.measured import EngineCalls, measured
-from hark.broker.observing.observer import Observer
-from hark.broker.observing.samples import Standing
-from hark.broker.operations import Operations
+from hark.broker.observer import Observer, Standing
 from hark.broker.peers import Peers
-from hark.broker.places import Places
-from hark.broker.readiness import Readiness
-from hark.broker.sealed_queues import SealedQueues
-from hark.broker.tallies import Tallies
+from hark.broker.sealing import ReadablePops, SealedQueues
+from hark.broker.tallies import Operations, Tallies
 from hark.broker.timers import LoopTimers, Timers
-from hark.broker.upkeep.duties import Duties
-from hark.broker.work_queues import WorkQueues
-from hark.clock import Clock
+from hark.broker.upkeep import Duties, Readiness
+from hark.broker.work_queues import Places, WorkQueues, shown_dead_letters
+from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
-from hark.errors import Conflict, HarkError, Unavailable
-from hark.histograms import Histogram
+from hark.errors import Conflict, EngineFailure, HarkError, Unavailable
 from hark.model import (
     DeadLetterFilter,
     DeadLetters,
     Explain,
     Explained,
+    Facts,
+    GroupFacts,
     Hint,
     KeyNews,
     KeyWrite,
     MessageFacts,
+    MessageFilter,
     MessageView,
+    NewDeadLetter,
     NewMessage,
+    NewTrace,
     PopRequest,
     PopResult,
     PushOutcome,
@@ -54,10 +52,12 @@ from hark.model import (
     RenewOutcome,
     Settlement,
     SettleOutcome,
+    StoredMessage,
     Trace,
     Transaction,
     TransactionOutcome,
 )
+from hark.prometheus import Histogram
 from hark.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Q = TypeVar("Q")
 A = TypeVar("A")
+E = TypeVar("E", bound=msgspec.Struct)
 
 PUSH_MAINTENANCE = "push_maintenance"
 POP_MAINTENANCE = "pop_maintenance"
@@ -88,17 +89,18 @@ class Broker:
         timers: Timers | None = None,
         random: Callable[[], float] = random.random,
     ) -> None:
+        self._clock = clock = ShiftedClock(clock)
+        """The time of the engine."""
         self.tallies = Tallies(clock)
         self.engine_calls = EngineCalls()
         self.engine = measured(engine, self.engine_calls, self.tallies)
         self.readiness = Readiness(self.engine, self.engine_calls)
         self._settings = settings
-        self._clock = clock
         self._sealed = SealedQueues(self.engine, settings.encryption)
+        self.readable = ReadablePops(self._sealed, self._take, self.settle, self.give_back)
         self.places = Places(self.engine)
         self.work_queues = WorkQueues(self, settings.queue, clock)
         self.operations = Operations(clock)
-        self._asking = Asking(clock)
         self._peers = peers
         self._timers = timers or LoopTimers(clock)
         self._random = random
@@ -120,11 +122,13 @@ class Broker:
             make_batcher=self._batchers.make,
             check_pushes=self.check_pushes,
         )
+        await self.engine.start(self._hint, self._key_news)
+        self._clock.ahead = self.engine.ahead
+        self._asking = Asking(self._clock)
         # In real time, independent of the clock: a test that advances a year must not observe every second of it.
         self.observed = Observer(
             self.engine, self.tallies, LoopTimers(self._clock), self._standing, self._settings.limits.max_streams
         )
-        await self.engine.start(self._hint, self._key_news)
         self._take_over(await self.engine.read_flags())
         await self._sealed.learn()
         if self._peers is not None:
@@ -207,26 +211,22 @@ class Broker:
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    def begin_push(self, items: Sequence[NewMessage]) -> asyncio.Future[list[PushOutcome]]:
-        """Append messages; the future is done when they are on stable storage. `finish_push` checks its result."""
+    def begin_push(self, items: Sequence[NewMessage]) -> Answer[list[PushOutcome]]:
+        """Append messages; the future is done when they are on stable storage.
+
+        Some outcomes can have the code `sealing_mismatch`; then `push_again` has to follow.
+        """
         if self._flags:
             self.check_pushes()
-        return self._batchers.push.submit(self._sealed.seal(items) if self._sealed else items, _weight(items))
-
-    def finish_push(
-        self, items: Sequence[NewMessage], outcomes: list[PushOutcome]
-    ) -> Coroutine[Any, Any, list[PushOutcome]] | None:
-        """Return None, or the work that is left because the encryption of a queue was changed meanwhile."""
-        for outcome in outcomes:
-            if outcome.code == "sealing_mismatch":
-                return self._push_again(items, outcomes)
-        return None
+        # Large payloads count as more than one item in `limits.max_pending`.
+        size = len(items[0].payload) if len(items) == 1 else sum([len(item.payload) for item in items])
+        sealed = self._sealed.seal(items) if self._sealed.names else items
+        return self._batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
 
     async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
         """Append messages. Returns when they are on stable storage."""
         outcomes = await self.begin_push(items)
-        left = self.finish_push(items, outcomes)
-        return outcomes if left is None else await left
+        return await self.push_again(items, outcomes)
 
     def begin_pop(self, request: PopRequest, wait_seconds: float = 0, priority: int = 0) -> asyncio.Future[PopResult]:
         """Lease messages. With `wait_seconds`, wait that long for the first message.
@@ -251,12 +251,7 @@ class Broker:
         if watch is not None:
             watch.add_done_callback(lambda _: _answer_nothing(answer))
         try:
-            result = await answer
-        except asyncio.CancelledError:
-            # The answer can arrive in the same turn of the event loop in which its client disconnects.
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self.give_back(answer.result())
-            raise
+            result = await self._received(answer)
         finally:
             if watch is not None:
                 watch.cancel()
@@ -270,44 +265,64 @@ class Broker:
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         self._asking.note(request)
-        if not request.auto_ack:
-            return self._batchers.pop.submit(request)
-        if self._sealed.may_concern(request):
-            return asyncio.ensure_future(self._pop_sealed(request))
-        return self._batchers.pop_auto_ack.submit(request)
+        # An engine that follows others keeps payloads elsewhere. With auto-ack too, only what was read is settled.
+        if self._sealed.may_concern(request) or self.engine.follows:
+            return asyncio.ensure_future(self.readable.pop(request))
+        return (self._batchers.pop_auto_ack if request.auto_ack else self._batchers.pop).submit(request)
 
-    async def _pop_sealed(self, request: PopRequest) -> PopResult:
-        """Auto-ack with encrypted payloads: decrypt first, because an unreadable message must stay unsettled."""
-        result = await self.pop(msgspec.structs.replace(request, auto_ack=False))
-        if result.messages:
-            await self.settle(
-                [
-                    Settlement(
-                        message.transaction_id, message.partition_id, "completed", result.lease_id, group=request.group
-                    )
-                    for message in result.messages
-                ]
-            )
-            result.lease_id = ""
-        return result
+    async def _take(self, request: PopRequest) -> PopResult:
+        return await self._received(self._batchers.pop.submit(request))
 
-    def give_back(self, result: PopResult) -> None:
+    async def _received(self, answer: asyncio.Future[PopResult]) -> PopResult:
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # The answer can arrive in the same turn of the event loop in which its client disconnects.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self.give_back(answer.result())
+            raise
+
+    def give_back(self, result: PopResult) -> asyncio.Task[None] | None:
         """Release the messages of a client that disconnected, without using an attempt."""
-        if result.lease_id:
-            self.release(result.lease_id)
+        return self.release(result.lease_id) if result.lease_id else None
 
-    def release(self, lease_id: str) -> None:
+    def release(self, lease_id: str) -> asyncio.Task[None]:
         """Release the messages of a lease that its consumer never received."""
         task = asyncio.get_running_loop().create_task(self.engine.release([lease_id]))
         self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        task.add_done_callback(self._released)
+        return task
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        self._releases.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("cannot release messages that no consumer received; they wait for their lease: %s", error)
 
     def settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
-        """Settle messages: complete, fail, retry or dead-letter them."""
-        answer = self._batchers.settle.submit(items, len(items))
+        """Settle messages: complete, fail, retry or dead-letter them. Error texts of encrypted queues are encrypted."""
+        answer: asyncio.Future[list[SettleOutcome]]
+        if self._sealed.names and any(item.error for item in items):
+            answer = asyncio.ensure_future(self._settle_sealed(items))
+        else:
+            answer = self._batchers.settle.submit(items, len(items))
         if self.delivery.streams:
             answer.add_done_callback(partial(self._note_settlements, items))
         return answer
+
+    async def _settle_sealed(self, items: Sequence[Settlement]) -> list[SettleOutcome]:
+        return await self._batchers.settle.submit(await self._seal_errors(items), len(items))
+
+    async def _seal_errors(self, items: Sequence[T]) -> list[T]:
+        """Operations with the error texts of settlements as they are to be stored."""
+        told = {
+            index: item for index, item in enumerate(items) if isinstance(item, Settlement) and item.error is not None
+        }
+        queues = await self.places.queues_of([item.partition_id or item.transaction_id for item in told.values()])
+        sealed: list[Any] = list(items)
+        for (index, item), queue in zip(told.items(), queues, strict=True):
+            text = self._sealed.seal_bytes(queue, (item.error or "").encode()).decode()
+            sealed[index] = msgspec.structs.replace(item, error=text)
+        return sealed
 
     def _note_settlements(self, items: Sequence[Settlement], answer: asyncio.Future[list[SettleOutcome]]) -> None:
         if not answer.cancelled() and answer.exception() is None:
@@ -320,8 +335,11 @@ class Broker:
         if pushes:
             self.check_pushes()
         weight = len(transaction.operations) + len(keys.checks) + len(keys.mutations) + len(keys.messages)
+        told = transaction
+        if self._sealed.names:
+            told = msgspec.structs.replace(transaction, operations=await self._seal_errors(transaction.operations))
         for _ in range(_SEALING_TRIES):
-            wanted = self._sealed.seal_transaction(transaction) if self._sealed else transaction
+            wanted = self._sealed.seal_transaction(told) if self._sealed.names else told
             outcome = await self._batchers.transact.submit(wanted, weight)
             if outcome.code != "sealing_mismatch":
                 self._note_settled(transaction, outcome)
@@ -342,9 +360,12 @@ class Broker:
         expires_at = answer.result().expires_at
         if expires_at is not None:
             self.delivery.streams.renewed(lease_id, expires_at)
+        else:
+            self.delivery.streams.tried_lease(lease_id)
 
     def _note_settled(self, transaction: Transaction, outcome: TransactionOutcome) -> None:
         if not outcome.success:
+            self.delivery.streams.tried(one for one in transaction.operations if isinstance(one, Settlement))
             return
         for operation, result in zip(transaction.operations, outcome.results, strict=True):
             if isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
@@ -404,33 +425,79 @@ class Broker:
     # Payloads that administrators see ----------------------------------------------------------------------
 
     async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
-        """A page of dead letters with readable payloads."""
-        page = await self.engine.dead_letters(where)
-        if not where.payloads:
-            return page
-        items = [
-            msgspec.structs.replace(item, payload=self._sealed.open(item.queue, item.payload), sealed=False)
-            if item.sealed
-            else item
-            for item in page.items
-        ]
-        return DeadLetters(items, page.total)
+        """A page of dead letters with readable payloads and error texts."""
+        return await shown_dead_letters(self.engine, self._sealed, where)
+
+    async def import_dead_letters(self, letters: Sequence[NewDeadLetter]) -> list[bool]:
+        """Store dead letters of another store in a queue; False for one that exists."""
+        self.check_pushes()
+        for _ in range(_SEALING_TRIES):
+            answers = await self.engine.import_dead_letters(self._sealed.seal_letters(letters))
+            if not any(isinstance(one, HarkError) and one.code == "sealing_mismatch" for one in answers):
+                return [_raised(one) for one in answers]
+            await self._sealed.learn()
+        raise Conflict("the encryption of a queue was changed during this request; retry")
 
     async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
         """One message with a readable payload. `sealed` still shows whether it is encrypted at rest."""
         view = await self.engine.message(partition_id, transaction_id)
-        if view is not None and view.sealed and view.payload is not None:
-            view.payload = self._sealed.open(view.queue, view.payload)
-        return view
+        if view is not None and view.payload is not None:
+            view.payload, view.unreadable = self._sealed.shown(view.queue, view.payload, view.sealed)
+        return None if view is None else self._with_errors(view)
+
+    async def messages(self, where: MessageFilter) -> list[MessageView]:
+        """Messages, newest first, without payloads, and with readable error texts."""
+        return [self._with_errors(view) for view in await self.engine.messages(where)]
+
+    def _with_errors(self, view: MessageView) -> MessageView:
+        """A message with readable error texts; others may have the same view."""
+        groups = [
+            group
+            if group.error is None
+            else msgspec.structs.replace(group, error=self._sealed.shown_text(view.queue, group.error))
+            for group in view.groups
+        ]
+        return msgspec.structs.replace(view, groups=groups)
 
     async def explain(self, message_id: str, group: str | None = None) -> Explained:
         """Explain why a message was not delivered or settled, for one group or for every group of its queue."""
         facts = first(await self.engine.explain([Explain(message_id, group)]))
-        told = [explain(facts, one, self._circumstances(facts.message, one.group)) for one in facts.groups]
+        facts = msgspec.structs.replace(facts, groups=[self._readable(facts, one) for one in facts.groups])
+        missing = await self._missing_key(facts.message)
+        told = [explain(facts, one, self._circumstances(facts.message, one.group, missing)) for one in facts.groups]
         return Explained(facts.message, told or [explain_without_groups(facts)])
 
-    def _circumstances(self, message: MessageFacts, group: str) -> Circumstances:
+    def _readable(self, facts: Facts, group: GroupFacts) -> GroupFacts:
+        """What is known of a message in a group, with readable error texts."""
+
+        def opened(one: E | None) -> E | None:
+            error = getattr(one, "error", None)
+            if one is None or error is None:
+                return one
+            return msgspec.structs.replace(one, error=self._sealed.shown_text(facts.message.queue, error))
+
+        ahead = group.ahead
+        if ahead is not None:
+            ahead = msgspec.structs.replace(ahead, retry=opened(ahead.retry))
+        return msgspec.structs.replace(
+            group, ahead=ahead, dead=opened(group.dead), retry=opened(group.retry), ending=opened(group.ending)
+        )
+
+    async def _missing_key(self, message: MessageFacts) -> str | None:
+        if not message.stored or not self._sealed.concerns(message.queue):
+            return None
+        try:
+            return self._sealed.missing_key(await self.engine.message(message.partition_id, message.id))
+        except EngineFailure:
+            return None  # Only the payload tells its key.
+
+    def missing_keys(self) -> list[str]:
+        """The ids of encryption keys that messages were withheld for, lately."""
+        return self._sealed.missing_keys()
+
+    def _circumstances(self, message: MessageFacts, group: str, missing_key: str | None) -> Circumstances:
         return Circumstances(
+            missing_key=missing_key,
             pop_maintenance=self.maintenance(POP_MAINTENANCE),
             waiting=self.delivery.count_waiting(message, group),
             asked_at=self._asking.last(message, group),
@@ -448,32 +515,46 @@ class Broker:
     ) -> tuple[list[Trace], int]:
         """Events of one message or of one name, with readable payloads."""
         traces, total = await self.engine.traces(partition_id, transaction_id, name, limit, offset)
-        readable = [
-            msgspec.structs.replace(trace, payload=self._sealed.open(trace.queue, trace.payload), sealed=False)
-            if trace.sealed and trace.payload is not None
-            else trace
-            for trace in traces
-        ]
-        return readable, total
+        return [self._readable_trace(trace) for trace in traces], total
+
+    def _readable_trace(self, trace: Trace) -> Trace:
+        trace = msgspec.structs.replace(trace, data=self._sealed.shown_data(trace.queue, trace.data))
+        if trace.payload is None:
+            return trace
+        payload, reason = self._sealed.shown(trace.queue, trace.payload, trace.sealed)
+        return msgspec.structs.replace(trace, payload=payload, sealed=False, unreadable=reason)
+
+    async def trace(self, trace: NewTrace) -> str:
+        """Record a trace event of a message. Returns its id. The data of an encrypted queue is encrypted."""
+        if self._sealed.names:
+            [queue] = await self.places.queues_of([trace.partition_id])
+            trace = msgspec.structs.replace(trace, data=self._sealed.seal_bytes(queue, trace.data))
+        return first(await self.engine.trace([trace]))
 
     def export_queue(self, name: str) -> AsyncIterator[bytes]:
         """A queue as JSON lines with readable payloads (`hark.model.export`)."""
-        return export_queue(self.engine, self._sealed.open, name)
+        return export_queue(self.engine, self._sealed, name)
 
     # Sealing -----------------------------------------------------------------------------------------------
 
-    async def _push_again(self, items: Sequence[NewMessage], outcomes: list[PushOutcome]) -> list[PushOutcome]:
-        """Read the encryption options again, encrypt or decrypt the rejected messages, and push them again."""
-        for _ in range(_SEALING_TRIES):
-            await self._sealed.learn()
+    async def push_again(self, items: Sequence[NewMessage], outcomes: list[PushOutcome]) -> list[PushOutcome]:
+        """Push messages again that were rejected because the encryption of their queue was changed meanwhile."""
+        for tries_left in reversed(range(_SEALING_TRIES + 1)):
             again = [index for index, outcome in enumerate(outcomes) if outcome.code == "sealing_mismatch"]
             if not again:
                 return outcomes
+            if not tries_left:
+                break
+            await self._sealed.learn()
             retried = [self._sealed.reseal(items[index]) for index in again]
             answers = await self._batchers.push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
         raise Conflict("the encryption of a queue was changed during this request; retry")
+
+    def show(self, messages: Sequence[StoredMessage]) -> None:
+        """Decrypt the payloads of browsed messages. One that cannot be read is null, with the reason."""
+        self._sealed.show_all(messages)
 
     def unseal(self, result: PopResult) -> None:
         """Decrypt payloads. If a key is missing, release all messages and raise."""
@@ -488,13 +569,6 @@ class Broker:
 def _answer_nothing(answer: asyncio.Future[PopResult]) -> None:
     if not answer.done():
         answer.set_result(PopResult())
-
-
-def _weight(items: Sequence[NewMessage]) -> int:
-    """The weight of a push in `limits.max_pending`: large payloads count as more than one item."""
-    if len(items) == 1:
-        return 1 + len(items[0].payload) // _BYTES_PER_ITEM
-    return len(items) + sum([len(item.payload) for item in items]) // _BYTES_PER_ITEM
 
 
 def first(answers: Sequence[T | HarkError]) -> T:

@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from hark.batching import Batcher, BatchSizes
-from hark.broker.sealed_queues import SealedQueues
+from hark.broker.sealing import SealedQueues
 from hark.broker.timers import Timers
-from hark.broker.watching.watchers import Watchers
+from hark.broker.watch import Watchers
 from hark.engine.api import Engine
 from hark.errors import Conflict, HarkError
 from hark.keys import encode_key
@@ -92,10 +92,11 @@ class KeyValue:
         return entries
 
     def open(self, entry: KeyEntry) -> KeyEntry:
-        """An entry with a readable value; raises where there is no key to open it with."""
+        """An entry with a readable value, or with the reason why it can't be read."""
         if entry.sealed_by is None:
             return entry
-        return msgspec.structs.replace(entry, value=self._sealed.open(entry.sealed_by, entry.value), sealed_by=None)
+        value, reason = self._sealed.shown(entry.sealed_by, entry.value)
+        return msgspec.structs.replace(entry, value=value, sealed_by=None, unreadable=reason)
 
     def batch_sizes(self) -> dict[str, BatchSizes]:
         """By verb, how many requests shared a call of the engine."""
@@ -122,7 +123,7 @@ class KeyValue:
         return [[entries[next(rest)] for _ in request] for request in requests]
 
     def _with_sealed_messages(self, write: KeyWrite) -> KeyWrite:
-        if not write.messages or not self._sealed:
+        if not write.messages or not self._sealed.names:
             return write
         return msgspec.structs.replace(write, messages=self._sealed.seal(write.messages))
 

@@ -1,16 +1,14 @@
-"""Counts of requests and messages of this server since its start: in total, and by queue for recently busy queues.
-
-These are plain numbers, because every batch updates them. Their readers (metrics, the sampler) change nothing.
-"""
+"""Counters of requests, messages and engine calls of this server since its start."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
-from hark.clock import Clock
+from hark.clock import MILLISECOND, Clock
 from hark.errors import HarkError
 from hark.model import (
     Delivery,
@@ -25,6 +23,74 @@ from hark.model import (
     Transaction,
     TransactionOutcome,
 )
+from hark.prometheus import Histogram
+
+Operation = Literal[
+    "get",
+    "set",
+    "delete",
+    "list",
+    "count",
+    "paginate",
+    "atomic_commit",
+    "queue_enqueue",
+    "queue_dequeue",
+    "queue_ack",
+    "queue_nack",
+    "cleanup",
+]
+
+BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
+_FAILED = 500
+"""The status from which on it is not the client who did something wrong."""
+
+
+class OperationTally:
+    """The numbers of one operation."""
+
+    __slots__ = ("count", "errors", "milliseconds")
+
+    def __init__(self) -> None:
+        self.count = self.errors = 0
+        self.milliseconds = Histogram(BUCKETS_MS)
+        """How long they took."""
+
+    def add(self, ms: float, failed: bool) -> None:
+        """One more."""
+        self.count += 1
+        self.errors += failed
+        self.milliseconds.add(ms)
+
+
+class Operations:
+    """The numbers of all operations since the start."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tallies: dict[Operation, OperationTally] = {}
+
+    @contextmanager
+    def measure(self, operation: Operation) -> Iterator[None]:
+        """Count what happens inside; what the client did wrong is not a failure of the operation."""
+        started = self._clock.now()
+        failed = True
+        try:
+            yield
+            failed = False
+        except HarkError as error:
+            failed = error.status >= _FAILED
+            raise
+        finally:
+            tally = self._tallies.setdefault(operation, OperationTally())
+            tally.add((self._clock.now() - started) / MILLISECOND, failed)
+
+    def tallies(self) -> Mapping[Operation, OperationTally]:
+        """Those that were asked for at all."""
+        return self._tallies
+
+
+# These are plain numbers, because every batch updates them. Their readers (metrics, the sampler) change nothing.
+
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -127,11 +193,32 @@ class Tallies:
     # case comes first, and nothing is called for a single message.
 
     def pushed(
-        self, requests: Sequence[Sequence[NewMessage]], answers: Sequence[Sequence[PushOutcome] | HarkError]
+        self,
+        requests: Sequence[Sequence[NewMessage]],
+        answers: Sequence[Sequence[PushOutcome] | HarkError],
+        *,
+        alone: bool = True,
     ) -> None:
-        """Messages came."""
-        self.push_requests += len(requests)
-        self._note_pushes(requests, answers)
+        """Messages came, by pushes or (not alone) with another request."""
+        if alone:
+            self.push_requests += len(requests)
+        queue, tally, run, stored = None, self.total, 0, 0
+        for message, outcome in _answered(requests, answers):
+            if message.queue != queue:
+                tally.pushed += run
+                stored += run
+                queue, run = message.queue, 0
+                tally = self.of(queue)
+            if outcome.status == "queued":
+                run += 1
+            elif outcome.status == "duplicate":
+                tally.duplicates += 1
+                self.total.duplicates += 1
+            elif outcome.code != "sealing_mismatch":  # These are encrypted again and pushed again.
+                tally.refused += 1
+                self.total.refused += 1
+        tally.pushed += run
+        self.total.pushed += stored + run
 
     def popped(self, requests: Sequence[PopRequest], answers: Sequence[PopResult | HarkError]) -> None:
         """Consumers asked."""
@@ -169,65 +256,15 @@ class Tallies:
         self.age_sum += age_sum
 
     def settled(
-        self, requests: Sequence[Sequence[Settlement]], answers: Sequence[Sequence[SettleOutcome] | HarkError]
+        self,
+        requests: Sequence[Sequence[Settlement]],
+        answers: Sequence[Sequence[SettleOutcome] | HarkError],
+        *,
+        alone: bool = True,
     ) -> None:
-        """Consumers said what became of messages."""
-        self.settle_requests += len(requests)
-        self._note_settlements(requests, answers)
-
-    def transacted(self, requests: Sequence[Transaction], answers: Sequence[TransactionOutcome | HarkError]) -> None:
-        """Transactions were applied, or not."""
-        self.transactions += len(requests)
-        for transaction, outcome in zip(requests, answers, strict=True):
-            if isinstance(outcome, HarkError) or not outcome.success:
-                continue
-            for operation, result in zip(transaction.operations, outcome.results, strict=False):
-                if isinstance(operation, NewMessage) and isinstance(result, PushOutcome):
-                    self._note_pushes([[operation]], [[result]])
-                elif isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
-                    self._note_settlements([[operation]], [[result]])
-            if transaction.keys is not None and outcome.keys is not None:
-                self._note_pushes([transaction.keys.messages], [outcome.keys.messages])
-
-    def wrote_keys(self, requests: Sequence[KeyWrite], answers: Sequence[KeyWritten | HarkError]) -> None:
-        """Keys were written, maybe with messages."""
-        for write, written in zip(requests, answers, strict=True):
-            if write.messages and not isinstance(written, HarkError) and written.success:
-                self._note_pushes([write.messages], [written.messages])
-
-    # Messages ----------------------------------------------------------------------------------------------
-
-    def _note_labelled(self, request: PopRequest, messages: Sequence[Delivery]) -> None:
-        """A pop by namespace or task: its messages may be of several queues."""
-        for message in messages:
-            for tally in (self.of(message.queue), self.total):
-                tally.delivered += 1
-                tally.completed += request.auto_ack
-
-    def _note_pushes(
-        self, requests: Sequence[Sequence[NewMessage]], answers: Sequence[Sequence[PushOutcome] | HarkError]
-    ) -> None:
-        queue, tally, run, stored = None, self.total, 0, 0
-        for message, outcome in _answered(requests, answers):
-            if message.queue != queue:
-                tally.pushed += run
-                stored += run
-                queue, run = message.queue, 0
-                tally = self.of(queue)
-            if outcome.status == "queued":
-                run += 1
-            elif outcome.status == "duplicate":
-                tally.duplicates += 1
-                self.total.duplicates += 1
-            elif outcome.code != "sealing_mismatch":  # These are encrypted again and pushed again.
-                tally.refused += 1
-                self.total.refused += 1
-        tally.pushed += run
-        self.total.pushed += stored + run
-
-    def _note_settlements(
-        self, requests: Sequence[Sequence[Settlement]], answers: Sequence[Sequence[SettleOutcome] | HarkError]
-    ) -> None:
+        """Consumers said what became of messages, alone or with another request."""
+        if alone:
+            self.settle_requests += len(requests)
         queue, tally, run, done = None, self.total, 0, 0
         for item, outcome in _answered(requests, answers):
             if outcome.lease_id is None or outcome.queue is None:  # It changed nothing.
@@ -246,6 +283,35 @@ class Tallies:
                     setattr(one, kind, getattr(one, kind) + 1)
         tally.completed += run
         self.total.completed += done + run
+
+    def transacted(self, requests: Sequence[Transaction], answers: Sequence[TransactionOutcome | HarkError]) -> None:
+        """Transactions were applied, or not."""
+        self.transactions += len(requests)
+        for transaction, outcome in zip(requests, answers, strict=True):
+            if isinstance(outcome, HarkError) or not outcome.success:
+                continue
+            for operation, result in zip(transaction.operations, outcome.results, strict=False):
+                if isinstance(operation, NewMessage) and isinstance(result, PushOutcome):
+                    self.pushed([[operation]], [[result]], alone=False)
+                elif isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
+                    self.settled([[operation]], [[result]], alone=False)
+            if transaction.keys is not None and outcome.keys is not None:
+                self.pushed([transaction.keys.messages], [outcome.keys.messages], alone=False)
+
+    def wrote_keys(self, requests: Sequence[KeyWrite], answers: Sequence[KeyWritten | HarkError]) -> None:
+        """Keys were written, maybe with messages."""
+        for write, written in zip(requests, answers, strict=True):
+            if write.messages and not isinstance(written, HarkError) and written.success:
+                self.pushed([write.messages], [written.messages], alone=False)
+
+    # Messages ----------------------------------------------------------------------------------------------
+
+    def _note_labelled(self, request: PopRequest, messages: Sequence[Delivery]) -> None:
+        """A pop by namespace or task: its messages may be of several queues."""
+        for message in messages:
+            for tally in (self.of(message.queue), self.total):
+                tally.delivered += 1
+                tally.completed += request.auto_ack
 
 
 def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | HarkError]) -> Iterator[tuple[Q, A]]:

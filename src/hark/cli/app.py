@@ -9,22 +9,18 @@ import msgspec
 import typer
 
 from hark._version import __version__
-from hark.cli import dlq, group, kv, limits, maintenance, messages, queue, token, trace
-from hark.cli.audit import register_audit
-from hark.cli.backup import register_backup
+from hark.cli import dlq, group, kv, message, queue, store, token
 from hark.cli.command import Json, command, make_app
-from hark.cli.consumers import register_consumers
 from hark.cli.doctor import register_doctor
-from hark.cli.explaining import register_explain
-from hark.cli.exporting import register_export
-from hark.cli.migrate import register_migrate
+from hark.cli.export import register_export
+from hark.cli.message import register_explain
+from hark.cli.observe import register_audit, register_consumers, register_watching
 from hark.cli.output import raw, say
 from hark.cli.polling import register_polling
-from hark.cli.popping import register_pop_ack_and_cancel
+from hark.cli.pop import register_pop_ack_and_cancel, register_tail
 from hark.cli.push import register_push
 from hark.cli.serve import register_serve
-from hark.cli.tail import register_tail
-from hark.cli.watching import register_watching
+from hark.cli.store import register_backup, register_migrate
 from hark.cli.work import register_work
 
 app = make_app(
@@ -68,14 +64,14 @@ register_watching(app)
 register_explain(app)
 register_consumers(app)
 register_export(app)
-limits.register_limits(queue.app, group.app)
+group.register_limits(queue.app, group.app)
 app.add_typer(queue.app, name="queue")
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
-app.add_typer(messages.app, name="message")
+app.add_typer(message.app, name="message")
 app.add_typer(kv.app, name="kv")
-app.add_typer(trace.app, name="trace")
-app.add_typer(maintenance.app, name="maintenance")
+app.add_typer(message.trace_app, name="trace")
+app.add_typer(store.app, name="maintenance")
 register_audit(app)
 app.add_typer(token.app, name="token")
 register_doctor(app)

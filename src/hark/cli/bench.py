@@ -1,19 +1,359 @@
-"""`hark bench`: generates load on a running server and prints the results."""
+"""`hark bench`: a load generator over raw sockets in a separate process, and its results."""
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated
+from itertools import count, cycle
+from multiprocessing.connection import Connection
+from typing import Annotated, Literal, cast
+from urllib.parse import urlsplit
 
+import httptools
 import msgspec
 import typer
 
-from hark.cli.command import DEFAULT_URL, FAILED, Failure, Json, Url, complain
-from hark.cli.load import Load, Outcome, generate, percentile
+from hark.api import operations
+from hark.cli.command import DEFAULT_URL, FAILED, Failure, Json, ServerUrl, Url, complain
 from hark.cli.output import raw, table
-from hark.cli.remote import call, path
+from hark.cli.remote import call
+from hark.client.transport.credentials import AUTHORIZATION, bearer, checked_token, trusting
+
+# Closed loop: each connection sends its next request after the response to the last one. Open loop (`rate`): requests
+# are
+# due at fixed times, and latency counts from the due time, so that the figures show every delay of a slow server.
+
+
+GRACE_SECONDS = 5.0
+SPIN_BELOW_RATE = 400
+clock = time.perf_counter
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream of requests of one kind."""
+
+    kind: Literal["push", "pop"]
+    queue: str
+    connections: int = 32
+    batch: int = 1
+    partitions: int = 1000
+    size: int = 256
+    spread: bool = False
+    """Whether each message of a push goes to another partition; otherwise each request has one partition."""
+    transaction_ids: bool = False
+    auto_ack: bool = False
+    shared: bool = False
+    """Whether pops belong to a shared group: any number of them receive from one partition at the same time."""
+    delay_ms: int = 0
+    """Delivery delay of pushed messages."""
+    claims: int = 1
+    """Number of partitions that one pop can receive from."""
+    wait: bool = False
+    """Whether an empty pop waits on the server; otherwise its connection ends, because the backlog is drained."""
+    seconds: float = 5
+    rate: float = 0
+    """Requests per second (open loop); 0: as fast as the server responds (closed loop)."""
+    requests: int = 0
+    """Number of requests to stop after, whatever the time; 0: stop by time only."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one stream."""
+
+    kind: str
+    messages: int
+    requests: int
+    errors: int
+    empty: int
+    seconds: float
+    latencies_ms: list[float]
+    """Of each push, or of each pop with its ack."""
+
+    @property
+    def throughput(self) -> float:
+        """Messages per second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+
+class _Message(msgspec.Struct, rename="camel"):
+    """What an acknowledgement repeats of a message; the load is not slowed down by decoding more."""
+
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+
+
+class _Popped(msgspec.Struct):
+    messages: list[_Message] = []
+
+
+class _Acks(msgspec.Struct):
+    acknowledgments: list[_Message]
+
+
+Reply = tuple[int, bytes]
+_popped = msgspec.json.Decoder(_Popped)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that `percent` percent of the values do not exceed; 0 without values."""
+    if not values:
+        return 0.0
+    rank = -(-len(values) * percent // 100)
+    return sorted(values)[max(0, int(rank) - 1)]
+
+
+def payload_of(size: int) -> bytes:
+    """Make a JSON object of exactly `size` bytes (at least 10)."""
+    return b'{"pad":"' + b"x" * max(0, size - 10) + b'"}'
+
+
+def push_bodies(load: Load) -> Iterator[bytes]:
+    """Yield bodies of pushes without end, cycling through the partitions."""
+    payload = payload_of(load.size)
+    queue = msgspec.json.encode(load.queue)
+    tag, serial = secrets.token_hex(10), count()
+
+    def item(partition: int) -> bytes:
+        key = b',"transactionId":"%s-%012x"' % (tag.encode(), next(serial)) if load.transaction_ids else b""
+        return b'{"queue":%s,"partition":"p%d"%s%s,"payload":%s}' % (
+            queue,
+            partition % load.partitions,
+            key,
+            b',"delay":%d' % load.delay_ms if load.delay_ms else b"",
+            payload,
+        )
+
+    def body(turn: int) -> bytes:
+        places = (turn * load.batch + i if load.spread else turn for i in range(load.batch))
+        return b'{"items":[' + b",".join(map(item, places)) + b"]}"
+
+    if load.transaction_ids:
+        return map(body, count())
+    turns = -(-load.partitions // load.batch) if load.spread else load.partitions
+    return cycle([body(turn) for turn in range(turns)])
+
+
+def ack_body(reply: bytes) -> tuple[bytes, int]:
+    """Make the body that acknowledges all messages of a pop, and count them."""
+    messages = _popped.decode(reply).messages
+    return msgspec.json.encode(_Acks(messages)), len(messages)
+
+
+class Wire(asyncio.Protocol):
+    """One kept-alive HTTP/1.1 connection with one request in flight."""
+
+    def __init__(self, host: str, token: str | None = None) -> None:
+        self._head = f"Host: {host}\r\n".encode()
+        if token is not None:
+            self._head += f"{AUTHORIZATION}: {bearer(checked_token(token))}\r\n".encode()
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._reply: asyncio.Future[Reply] | None = None
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is one, but not by name
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._transport = None
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(exc or ConnectionResetError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        body, self._parts = b"".join(self._parts), []
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result((self._parser.get_status_code(), body))
+
+    async def request(self, method: bytes, path: bytes, body: bytes = b"") -> Reply:
+        """Send one request and wait for its response."""
+        if self._transport is None:
+            raise ConnectionResetError("the connection is closed")
+        self._reply = asyncio.get_running_loop().create_future()
+        head = b"%s %s HTTP/1.1\r\n%s" % (method, path, self._head)
+        length = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) if body else b""
+        self._transport.write(head + length + b"\r\n" + body)
+        return await self._reply
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Stream:
+    """Runs one `Load` and counts its results."""
+
+    def __init__(self, load: Load, prefix: str) -> None:
+        self.load = load
+        self._prefix = prefix.encode()
+        self._bodies = push_bodies(load)
+        self._pop = self._prefix + operations.POP_OF_QUEUE.at(load.queue).encode() + b"?batch=%d" % load.batch
+        self._pop += b"&partitions=%d" % load.claims if load.claims > 1 else b""
+        self._pop += b"&autoAck=true" if load.auto_ack else b""
+        self._pop += b"&groupMode=shared" if load.shared else b""
+        self._pop += b"&wait=true&timeout=500" if load.wait else b""
+        self.messages = self.requests = self.errors = self.empty = 0
+        self.latencies: list[float] = []
+        self.start = self.end = 0.0
+
+    async def run(self, wires: Sequence[Wire]) -> Outcome:
+        """Send requests until the time or the number of requests is reached."""
+        self.start = self.end = clock()
+        await (self._open(wires) if self.load.rate else self._closed(wires))
+        return Outcome(
+            kind=self.load.kind,
+            messages=self.messages,
+            requests=self.requests,
+            errors=self.errors,
+            empty=self.empty,
+            seconds=self.end - self.start,
+            latencies_ms=self.latencies,
+        )
+
+    async def _closed(self, wires: Sequence[Wire]) -> None:
+        deadline = self.start + self.load.seconds
+        left = iter(range(self.load.requests)) if self.load.requests else count()
+
+        async def connection(wire: Wire) -> None:
+            while (self.load.requests or clock() < deadline) and next(left, None) is not None:
+                got = await self._step(wire, clock())
+                if not got and not self.load.wait:
+                    return
+
+        await asyncio.gather(*map(connection, wires))
+
+    async def _open(self, wires: Sequence[Wire]) -> None:
+        due_times: asyncio.Queue[float] = asyncio.Queue()
+        unanswered: set[float] = set()
+
+        async def connection(wire: Wire) -> None:
+            while True:
+                due = await due_times.get()
+                await self._step(wire, due)
+                unanswered.discard(due)
+                due_times.task_done()
+
+        workers = [asyncio.ensure_future(connection(wire)) for wire in wires]
+        for turn in range(int(self.load.rate * self.load.seconds)):
+            due = self.start + turn / self.load.rate
+            await _sleep_until(due, exact=self.load.rate < SPIN_BELOW_RATE)
+            unanswered.add(due)
+            due_times.put_nowait(due)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(due_times.join(), GRACE_SECONDS)
+        for worker in workers:
+            worker.cancel()
+        # Requests without a response have waited until now: without them, a server that cannot keep up looks too good.
+        now = clock()
+        self.errors += len(unanswered)
+        self.latencies += [(now - due) * 1e3 for due in unanswered]
+
+    async def _step(self, wire: Wire, due: float) -> int:
+        """Do one push, or one pop with its ack; return the number of messages."""
+        try:
+            got = await (self._push(wire) if self.load.kind == "push" else self._consume(wire))
+        except (OSError, msgspec.DecodeError):
+            got = -1
+        self.requests += 1
+        if got < 0:
+            self.errors += 1
+            return 0
+        if got == 0:
+            self.empty += 1
+            return 0
+        self.end = clock()
+        self.latencies.append((self.end - due) * 1e3)
+        self.messages += got
+        return got
+
+    async def _push(self, wire: Wire) -> int:
+        status, reply = await wire.request(b"POST", self._prefix + operations.PUSH.path.encode(), next(self._bodies))
+        return self.load.batch if status in {200, 201} and b'"failed"' not in reply else -1
+
+    async def _consume(self, wire: Wire) -> int:
+        status, reply = await wire.request(b"GET", self._pop)
+        if status != 200:
+            return 0 if status == 204 else -1
+        body, messages = ack_body(reply)
+        if self.load.auto_ack or not messages:
+            return messages
+        status, reply = await wire.request(b"POST", self._prefix + operations.ACK_BATCH.path.encode(), body)
+        return messages if status == 200 and reply.count(b'"success":true') == messages else -1
+
+
+async def _sleep_until(due: float, exact: bool) -> None:
+    # Event loop timers are exact to a millisecond, so exact latencies need a busy wait at the end.
+    while (left := due - clock()) > 0:  # noqa: ASYNC110 (it waits for a time, not an event)
+        await asyncio.sleep((left - 0.002 if left > 0.003 else 0) if exact else max(left, 0.001))
+
+
+async def _run(url: str, loads: Sequence[Load]) -> list[Outcome]:
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    server = url if isinstance(url, ServerUrl) else ServerUrl(url)
+    tls = trusting(server.ca_file) if secure and server.ca_file else secure or None
+    host, port = parts.hostname or "127.0.0.1", parts.port or (443 if secure else 80)
+    loop = asyncio.get_running_loop()
+    streams: list[Awaitable[Outcome]] = []
+    opened: list[Wire] = []
+    for load in loads:
+        dials = (
+            loop.create_connection(lambda: Wire(parts.netloc, server.token), host, port, ssl=tls)
+            for _ in range(load.connections)
+        )
+        wires = [wire for _, wire in await asyncio.gather(*dials)]
+        opened += wires
+        streams.append(_Stream(load, parts.path.rstrip("/")).run(wires))
+    outcomes = list(await asyncio.gather(*streams))
+    for wire in opened:
+        wire.close()
+    return outcomes
+
+
+def _child(pipe: Connection, url: str, loads: bytes) -> None:
+    runner: Callable[..., list[Outcome]] = asyncio.run
+    with suppress(ImportError):
+        import uvloop
+
+        runner = uvloop.run
+    try:
+        pipe.send_bytes(msgspec.json.encode(runner(_run(url, msgspec.json.decode(loads, type=list[Load])))))
+    except OSError as error:
+        pipe.send_bytes(msgspec.json.encode(str(error)))
+
+
+def generate(url: str, *loads: Load) -> list[Outcome]:
+    """Run streams side by side in a separate process; raises `ConnectionError` without a server."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(theirs, url, msgspec.json.encode(loads)), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        answer = msgspec.json.decode(ours.recv_bytes(), type=list[Outcome] | str)
+    except EOFError:
+        answer = "the load generator process ended unexpectedly"
+    child.join()
+    if isinstance(answer, str):
+        raise ConnectionError(answer)
+    return answer
 
 
 class Mode(StrEnum):
@@ -64,7 +404,7 @@ def _show(outcomes: Sequence[Outcome]) -> None:
 
 def _measure(url: str, first: Sequence[Load], measured: Sequence[Load], queue: str) -> list[Outcome]:
     """Run the loads, then delete the queue."""
-    call(url, "GET", "/health")
+    call(url, operations.HEALTH)
     try:
         if first:
             generate(url, *first)
@@ -72,7 +412,7 @@ def _measure(url: str, first: Sequence[Load], measured: Sequence[Load], queue: s
     except ConnectionError as error:
         raise Failure(f"the benchmark of {url} stopped early: {error}; check the server with: hark doctor") from error
     finally:
-        call(url, "DELETE", path("resources", "queues", queue), timeout=60)
+        call(url, operations.DELETE_QUEUE, queue, timeout=60)
 
 
 def bench(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hark.cli import answers
+from hark.api import operations, types
 from hark.cli.command import (
     DEFAULT_URL,
     USAGE,
@@ -31,7 +31,7 @@ from hark.cli.command import (
     not_empty,
 )
 from hark.cli.output import group_name, raw, say, say_rest, table
-from hark.cli.remote import call, path
+from hark.cli.remote import call
 
 app = make_app(
     "List, requeue and delete dead letters.",
@@ -79,31 +79,31 @@ def list_dead_letters(
     """
     query = {"queue": queue, "consumerGroup": group, "partition": partition, "id": letter, "search": search}
     times = {"from": since, "to": until}
-    answer = call(url, "GET", path("dlq"), query={**query, **times, "limit": limit, "offset": offset})
+    answer = call(url, operations.LIST_DEAD_LETTERS, query={**query, **times, "limit": limit, "offset": offset})
     if as_json:
         raw(answer.body)
         return
-    page = answer.read(answers.DeadLetters)
+    page = answer.read()
     table(
         ("ID", "Queue", "Partition", "Group", "Attempts", "Error", "Failed", "Data"),
         (
             (
-                dead.dead_letter_id or dead.id,
+                dead.dead_letter_id,
                 dead.queue,
                 dead.partition,
                 group_name(dead.consumer_group),
                 dead.attempts,
-                dead.error_message,
+                dead.error,
                 dead.failed_at,
-                bytes(dead.data),
+                bytes(dead.payload),
             )
-            for dead in page.messages
+            for dead in page.items
         ),
         empty="no dead letters match",
         long=("Error", "Data"),
         spare=("Data", "Partition", "Attempts", "Failed"),
     )
-    say_rest(len(page.messages), offset, page.total)
+    say_rest(len(page.items), offset, page.total)
 
 
 @command(
@@ -132,26 +132,25 @@ def requeue(
     Each dead letter goes back to the front of its partition, only for the consumer group that it was dead-lettered in.
     Name dead letters by ID, or use --all with or without filters. --from and --to filter by the time of the failure.
     """
-    where = {"queue": queue, "consumerGroup": group, "partition": partition, "search": search}
-    where |= {"from": since, "to": until}
-    chosen = {name: value for name, value in where.items() if value is not None}
+    where = types.dead_letters.FilterBody(queue, group, partition, since, until, search)
+    chosen = where != types.dead_letters.FilterBody()
     if bool(ids) == everything or (chosen and not everything):
         raise Failure("give either the IDs of dead letters, or --all with optional filters", exit_code=USAGE)
     if ids:
-        _each(ids, lambda letter: call(url, "POST", path("dlq", letter, "requeue")).body, "requeued", as_json)
+        _each(ids, lambda letter: call(url, operations.REQUEUE, letter).body, "requeued", as_json)
         return
     if not chosen:
         confirm("Requeue all dead letters of all queues?", yes)
-    _requeue_matching(chosen, url, as_json)
+    where.until = until or datetime.now(UTC).isoformat()
+    _requeue_matching(where, url, as_json)
 
 
-def _requeue_matching(where: dict[str, str], url: str, as_json: bool) -> None:
+def _requeue_matching(where: types.dead_letters.FilterBody, url: str, as_json: bool) -> None:
     """Send requests until no match remains; dead letters that fail from now on are newer and stay."""
-    where = {"to": datetime.now(UTC).isoformat(), **where}
     requeued = 0
     while True:
-        answer = call(url, "POST", path("dlq", "requeue"), body={"filter": where})
-        done = answer.read(answers.Requeued)
+        answer = call(url, operations.REQUEUE_MANY, body=types.dead_letters.RequeueBody(filter=where))
+        done = answer.read()
         requeued += done.requeued
         if as_json:
             raw(answer.body)
@@ -164,7 +163,7 @@ def _requeue_matching(where: dict[str, str], url: str, as_json: bool) -> None:
 @command(app, "delete", "hark dlq delete DEAD_LETTER_ID")
 def delete(ids: Ids, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
     """Delete dead letters permanently."""
-    _each(ids, lambda letter: call(url, "DELETE", path("dlq", letter)).body, "deleted", as_json)
+    _each(ids, lambda letter: call(url, operations.DELETE_DEAD_LETTER, letter).body, "deleted", as_json)
 
 
 @command(app, "purge", "hark dlq purge orders", "hark dlq purge orders --group billing --yes")
@@ -195,11 +194,11 @@ def purge(
     confirm(f"Delete all dead letters of queue {queue}{f' ({which})' if which else ''}?", yes)
     query = {"queue": queue, "consumerGroup": group, "partition": partition, "search": search}
     query |= {"from": since, "to": until}
-    answer = call(url, "DELETE", path("dlq"), query=query)
+    answer = call(url, operations.PURGE_DEAD_LETTERS, query=query)
     if as_json:
         raw(answer.body)
     else:
-        say(f"deleted {_count(answer.read(answers.Deleted).deleted)} of queue {queue}")
+        say(f"deleted {_count(answer.read().deleted)} of queue {queue}")
 
 
 def _count(letters: int) -> str:

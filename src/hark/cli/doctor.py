@@ -10,26 +10,35 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import typer
 
 from hark._version import __version__
-from hark.cli import answers
-from hark.cli.check import Check
+from hark.api import operations, types
 from hark.cli.command import DEFAULT_URL, Failure, Json, Url, command
 from hark.cli.output import raw, table
-from hark.cli.remote import Answer, call, is_local, path, send
+from hark.cli.remote import Answer, call, is_local, send
 from hark.errors import InvalidSetting
 from hark.settings import Settings, load
 
 MIB = 1024 * 1024
-LITTLE_DISK, NO_DISK = 1024 * MIB, 64 * MIB
+LITTLE_DISK = 1024 * MIB
 CLOCK_SECONDS = 5.0
 OLDEST_PYTHON = (3, 11)
 BUCKET = "s3://"
 MANY_FAILED, FAILED_SHARE = 20, 0.05
 """The number and the share of failed requests to the bucket above which the check warns."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One check, with advice if there is something to do."""
+
+    name: str
+    result: Literal["ok", "warn", "fail"]
+    detail: str
+    advice: str = ""
 
 
 def register_doctor(main: typer.Typer) -> None:
@@ -77,7 +86,7 @@ def _server(url: str) -> Iterator[Check]:
     """Check the server, as far as it responds."""
     sent = time.time()
     try:
-        answer = send(url, "GET", "/health", timeout=5)
+        answer = send(url, operations.HEALTH, timeout=5)
     except Failure as failure:
         reason, _, advice = str(failure).partition("\n")
         if not advice or "hark doctor" in advice:
@@ -94,7 +103,7 @@ def _server(url: str) -> Iterator[Check]:
 def _requests(url: str) -> Iterator[Check]:
     """Check the requests of the server to its store, if they cost money."""
     try:
-        numbers = call(url, "GET", path("system", "metrics"), timeout=5).read(answers.Metrics).store
+        numbers = call(url, operations.METRICS, timeout=5).read().store
     except Failure:
         return  # An older server, or an unhealthy one, which the check of /health reports.
     if "s3_dollars" not in numbers:
@@ -111,10 +120,10 @@ def _requests(url: str) -> Iterator[Check]:
         yield Check("requests", "ok", detail)
 
 
-def _health(answer: Answer) -> Iterator[Check]:
+def _health(answer: Answer[types.server.Health]) -> Iterator[Check]:
     """Check the health and the version that the server reports."""
     try:
-        health = answer.read(answers.Health)
+        health = answer.read()
     except Failure:
         detail = f"/health returned status {answer.status} with an unknown body"
         yield Check("health", "fail", detail, "another program uses this address: check --url and HARK_URL")
@@ -130,7 +139,7 @@ def _health(answer: Answer) -> Iterator[Check]:
         yield Check("version", "warn", detail, "install the same version of Hark on both machines")
 
 
-def _clock(answer: Answer, sent: float, received: float) -> Check:
+def _clock(answer: Answer[object], sent: float, received: float) -> Check:
     """Compare the clocks; the server's is known to the second."""
     try:
         server = parsedate_to_datetime(answer.headers["date"]).timestamp()
@@ -154,19 +163,19 @@ def _store(engine: str | None = None) -> Iterator[Check]:
         return
     yield Check("settings", "ok", "hark.toml and HARK_* variables are valid")
     if settings.engine.startswith(("postgresql://", "postgres://")):
-        from hark.cli.doctor_postgres import database_checks
+        from hark.cli.doctor_stores import database_checks
 
         yield from database_checks(settings)
         return
     if settings.engine.startswith(BUCKET):
-        from hark.cli.doctor_s3 import bucket_checks
+        from hark.cli.doctor_stores import bucket_checks
 
         yield from bucket_checks(settings)
         return
     directory = _directory(settings)
     if directory is not None:
         yield _writable(directory)
-        yield _disk(directory)
+        yield _disk(directory, settings.limits.min_free_bytes)
 
 
 def _directory(settings: Settings) -> Path | None:
@@ -193,12 +202,15 @@ def _writable(directory: Path) -> Check:
         return Check("data", "fail", detail, "change its owner or mode, or set HARK_DATA to another directory")
 
 
-def _disk(directory: Path) -> Check:
+def _disk(directory: Path, min_free_bytes: int) -> Check:
     """Check the free disk space."""
-    free = shutil.disk_usage(_existing(directory)).free
+    from hark.engine.core.store import least_free
+
+    disk = shutil.disk_usage(_existing(directory))
+    free = disk.free
     detail = f"{free // MIB:,} MiB free"
-    if free < NO_DISK:
-        return Check("disk", "fail", detail, "free disk space now: pushes fail when the disk is full")
+    if free < least_free(disk.total, min_free_bytes):
+        return Check("disk", "fail", detail, "free disk space now: the server refuses pushes (limits.min_free_bytes)")
     if free < LITTLE_DISK:
         return Check("disk", "warn", detail, "free disk space soon")
     return Check("disk", "ok", detail)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from typing import Annotated
-from urllib.parse import quote
 
 import msgspec
 import typer
 from msgspec import Raw
 
-from hark.cli import answers
+from hark.api import operations, types
 from hark.cli.command import DEFAULT_URL, USAGE, Failure, Json, Url, Yes, command, confirm, make_app, not_empty
 from hark.cli.output import raw, say, table
-from hark.cli.remote import Problem, Query, call, decode, ended, events, stream
+from hark.cli.remote import Query, call, decode, ended, events, stream
 from hark.keys import EXACT
 
 app = make_app(
@@ -28,7 +27,6 @@ app = make_app(
     """Or write it as a JSON array, such as '["users", "17"]', with exact types.""",
 )
 
-_API = "/keyval/api"
 _DOTS = frozenset({".", ".."})
 _INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 KeyName = Annotated[
@@ -45,11 +43,11 @@ def get(key: KeyName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 
     --json prints the key, the value and the version.
     """
-    answer = call(url, "GET", _route(key))
+    answer = call(url, operations.KEYVAL_GET_KEY, *_segments(key))
     if as_json:
         raw(answer.body)
     else:
-        say(_text(answer.read(answers.Entry).value))
+        say(_text(answer.read().value))
 
 
 @command(
@@ -80,11 +78,13 @@ def put(
     if stdin == (value is not None):
         raise typer.BadParameter("give either VALUE or --stdin")
     given = sys.stdin.buffer.read() if value is None else value.encode(errors="surrogateescape")
-    answer = call(url, "PUT", _route(key), query={"expiresIn": expires_in}, body=_value(given, text))
+    answer = call(
+        url, operations.KEYVAL_PUT_KEY, *_segments(key), query={"expiresIn": expires_in}, body=_value(given, text)
+    )
     if as_json:
         raw(answer.body)
     else:
-        say(f"version {answer.read(answers.KeyWritten).versionstamp}")
+        say(f"version {answer.read().versionstamp}")
 
 
 @command(app, "delete", "hark kv delete users/ada", "hark kv delete users --tree --yes")
@@ -99,11 +99,11 @@ def delete(
     """Delete a key, or a key and all keys below it."""
     if tree:
         confirm(f"Delete key {key} and all keys below it?", yes)
-    answer = call(url, "DELETE", _route(key), query={"exact": not tree})
+    answer = call(url, operations.KEYVAL_DELETE_KEY, *_segments(key), query={"exact": not tree})
     if as_json:
         raw(answer.body)
     else:
-        deleted = answer.read(answers.KeysDeleted).deleted_count
+        deleted = answer.read().deleted_count
         say(f"deleted {deleted} key{'' if deleted == 1 else 's'}")
 
 
@@ -120,15 +120,15 @@ def list_keys(
 ) -> None:
     """List keys and their values, in key order."""
     query: Query = {"prefix": prefix, "start": start, "end": end, "limit": limit, "reverse": reverse}
-    answer = call(url, "GET", f"{_API}/keys", query=query)
+    answer = call(url, operations.KEYVAL_LIST_KEYS, query=query)
     if as_json:
         raw(answer.body)
         return
     table(
         ("Key", "Version", "Value"),
         (
-            (_text(entry.key), (entry.versionstamp or "").lstrip("0"), bytes(entry.value))
-            for entry in answer.read(list[answers.Entry])
+            (_json_text(entry.key), (entry.versionstamp or "").lstrip("0"), bytes(entry.value))
+            for entry in answer.read()
         ),
         empty="no keys match",
         long=("Value", "Key"),
@@ -139,11 +139,11 @@ def list_keys(
 @command(app, "count", "hark kv count", "hark kv count users")
 def count(prefix: Prefix = None, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
     """Count all keys, or the keys below a prefix."""
-    answer = call(url, "GET", f"{_API}/keys/count", query={"prefix": prefix})
+    answer = call(url, operations.KEYVAL_COUNT_KEYS, query={"prefix": prefix})
     if as_json:
         raw(answer.body)
     else:
-        say(str(answer.read(answers.KeysCounted).count))
+        say(str(answer.read().count))
 
 
 @command(
@@ -177,14 +177,14 @@ def watch(
     if bool(keys) == (prefix is not None):
         raise typer.BadParameter("give either one or more KEYs, or --prefix")
     if prefix is None:
-        route, query = f"{_API}/watch", {"keys": _json_text([_key(key) for key in keys or ()])}
+        operation, query = operations.KEYVAL_WATCH_KEYS, {"keys": _json_text([_key(key) for key in keys or ()])}
     else:
-        route, query = f"{_API}/watch/prefix", {"prefix": prefix}
+        operation, query = operations.KEYVAL_WATCH_PREFIX, {"prefix": prefix}
     shown = 0
     try:
-        for name, body in events(stream(url, route, query={**query, "initial": not new})):
+        for name, body in events(stream(url, operation, query={**query, "initial": not new})):
             if name == "error":
-                problem = decode(body, Problem)
+                problem = decode(body, types.base.ErrorAnswer)
                 raise Failure(problem.error, code=problem.code)
             for change in decode(body, list[Raw]) if name == "change" else ():
                 _show(change, as_json)
@@ -200,19 +200,19 @@ def _show(change: Raw, as_json: bool) -> None:
     if as_json:
         raw(bytes(change))
         return
-    entry = decode(change, answers.Entry)
-    say(f"{_text(entry.key)}  {'(deleted)' if entry.versionstamp is None else _text(entry.value)}")
+    entry = decode(change, types.keys.WireEntry)
+    say(f"{_json_text(entry.key)}  {'(deleted)' if entry.versionstamp is None else _text(entry.value)}")
 
 
-def _route(key: str) -> str:
-    """Make the path of a key."""
+def _segments(key: str) -> list[str]:
+    """Return the segments of the path of a key."""
     segments = key.split("/")
     if key.startswith("["):
-        segments = [key]
-    elif isinstance(_part(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
+        return [key]
+    if isinstance(_part(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
         # A single word could name another route, and dots would be resolved as relative path segments.
-        segments = [_json_text(_key(key))]
-    return "/".join((_API, "keys", *(quote(segment, safe="") for segment in segments)))
+        return [_json_text(_key(key))]
+    return segments
 
 
 def _key(text: str) -> object:

@@ -1,16 +1,69 @@
-"""Printing: tables and lines for people, the server's bytes for programs."""
+"""Printing: tables, lines and progress bars for people, the server's bytes for programs."""
 
 from __future__ import annotations
 
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Protocol
 
 import typer
 
 from hark.cli.command import printable
 from hark.model import QUEUE_MODE
+
+
+class Bar(Protocol):
+    """Receives the progress of a task."""
+
+    def reach(self, done: int, total: int | None = None) -> None:
+        """Set the completed amount, and the total if it is known."""
+
+
+class _Nobody:
+    def reach(self, done: int, total: int | None = None) -> None:
+        """Show nothing."""
+
+
+@contextmanager
+def counting(what: str, unit: str) -> Iterator[Bar]:
+    """Show the progress of a task, counted in a unit, until the block ends."""
+    if not sys.stderr.isatty():
+        yield _Nobody()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=None)
+
+        class Shown:
+            """A progress bar on the terminal."""
+
+            def reach(self, done: int, total: int | None = None) -> None:
+                """Redraw the bar."""
+                progress.update(task, completed=done, total=total)
+
+        yield Shown()
+
 
 # Wide enough that nothing is folded in a pipe, where there is no terminal width.
 _PIPE_WIDTH = 1000
@@ -163,6 +216,12 @@ def details(pairs: Iterable[tuple[str, object]]) -> None:
         say(f"{name:<{width}}  {_cell(value)}")
 
 
+def _time_text(time: datetime) -> str:
+    """Format a time with as many digits as the server sends: milliseconds, or microseconds of a message."""
+    digits = "microseconds" if time.microsecond % 1000 else "milliseconds"
+    return time.astimezone(UTC).isoformat(timespec=digits).replace("+00:00", "Z")
+
+
 def _cell(value: object) -> str:
     """Format a value for people."""
     match value:
@@ -170,6 +229,8 @@ def _cell(value: object) -> str:
             return "-"
         case bool():
             return "yes" if value else "no"
+        case datetime():
+            return _time_text(value)
         case bytes():
             return printable(value.decode("utf-8", "replace"))
         case _:

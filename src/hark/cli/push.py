@@ -11,7 +11,7 @@ import msgspec
 import typer
 from msgspec import UNSET, Raw, UnsetType
 
-from hark.cli import answers
+from hark.api import operations, types
 from hark.cli.command import (
     DEFAULT_URL,
     USAGE,
@@ -24,7 +24,7 @@ from hark.cli.command import (
     not_empty,
 )
 from hark.cli.output import raw, say, table
-from hark.cli.remote import call, path
+from hark.cli.remote import call, near_older_queue
 from hark.model import DEFAULT_PARTITION
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
@@ -125,7 +125,7 @@ def push(
         )
 
     if stdin:
-        _push_lines(url, (item(payload) for payload in _lines(text)), as_json)
+        pushed = _push_lines(url, (item(payload) for payload in _lines(text)), as_json)
     else:
         items = [
             item(_payload(payload.encode(errors="surrogateescape"), "the payload", text)) for payload in payloads or ()
@@ -134,6 +134,9 @@ def push(
         if not as_json:
             _show(outcomes)
         _check(outcomes)
+        pushed = len(outcomes)
+    if not as_json and (hint := near_older_queue(url, queue, pushed)):  # Only people read hints.
+        complain(f"created queue {queue}{hint}")
 
 
 def _keys(text: str) -> Raw:
@@ -173,10 +176,10 @@ def _lines(text: bool) -> Iterator[Raw]:
             yield _payload(line.rstrip(b"\r\n"), f"line {number}", text)
 
 
-def _push_lines(url: str, items: Iterable[Item], as_json: bool) -> None:
-    """Push a stream of any length, in batches."""
+def _push_lines(url: str, items: Iterable[Item], as_json: bool) -> int:
+    """Push a stream of any length, in batches. Returns the number of messages."""
     counts: Counter[str] = Counter()
-    rejected: list[answers.Pushed] = []
+    rejected: list[types.delivery.PushAnswer] = []
     try:
         for batch in _batches(items):
             outcomes = _push(url, batch, as_json)
@@ -188,6 +191,7 @@ def _push_lines(url: str, items: Iterable[Item], as_json: bool) -> None:
     if not as_json:
         say(_summary(counts))
     _check(rejected, counts.total())
+    return counts.total()
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -204,12 +208,12 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _push(url: str, items: list[Item], as_json: bool) -> list[answers.Pushed]:
+def _push(url: str, items: list[Item], as_json: bool) -> list[types.delivery.PushAnswer]:
     """Push one batch."""
-    answer = call(url, "POST", path("push"), body={"items": items})
+    answer = call(url, operations.PUSH, body={"items": items})
     if as_json:
         raw(answer.body)
-    return answer.read(list[answers.Pushed])
+    return answer.read()
 
 
 def _summary(counts: Counter[str]) -> str:
@@ -217,7 +221,7 @@ def _summary(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no messages pushed"
 
 
-def _show(outcomes: list[answers.Pushed]) -> None:
+def _show(outcomes: list[types.delivery.PushAnswer]) -> None:
     """Print the outcome of each message."""
     table(
         ("Status", "Message ID", "Transaction ID", "Partition ID", "Error"),
@@ -227,11 +231,11 @@ def _show(outcomes: list[answers.Pushed]) -> None:
     )
 
 
-def _rejected(outcomes: list[answers.Pushed]) -> list[answers.Pushed]:
+def _rejected(outcomes: list[types.delivery.PushAnswer]) -> list[types.delivery.PushAnswer]:
     return [outcome for outcome in outcomes if outcome.status not in ("queued", "duplicate")]
 
 
-def _check(outcomes: list[answers.Pushed], total: int | None = None) -> None:
+def _check(outcomes: list[types.delivery.PushAnswer], total: int | None = None) -> None:
     """Fail if the server rejected a message."""
     if rejected := _rejected(outcomes):
         count = f"{len(rejected)} of {len(outcomes) if total is None else total} messages"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from hark.cli import answers
+from hark.api import operations, types
+from hark.api.options import OPTIONS
 from hark.cli.command import (
     DEFAULT_URL,
     Failure,
@@ -18,14 +19,12 @@ from hark.cli.command import (
     Url,
     Yes,
     command,
-    complain,
     confirm,
     make_app,
     not_empty,
 )
 from hark.cli.output import details, raw, say, table
-from hark.cli.remote import call, path
-from hark.model import QueueOptions
+from hark.cli.remote import call
 
 app = make_app(
     "List, create, change and delete queues.",
@@ -34,7 +33,15 @@ app = make_app(
     "hark queue delete orders",
 )
 
-_OPTIONS = {field.encode_name: field for field in msgspec.structs.fields(QueueOptions)}
+if TYPE_CHECKING:
+    _Order = operations.Operation[types.queues.Paused | types.queues.Purged]
+
+_ORDERS: dict[str, tuple[_Order, _Order, str]] = {
+    "pause": (operations.PAUSE_QUEUE, operations.PAUSE_GROUP, "paused"),
+    "resume": (operations.RESUME_QUEUE, operations.RESUME_GROUP, "resumed"),
+    "purge": (operations.PURGE_QUEUE, operations.PURGE_GROUP, "purged"),
+}
+_KINDS: dict[str, type] = {"integer": int, "number": float, "boolean": bool}
 SomeOffset = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Number of results to skip.", show_default="0")
 ]
@@ -75,12 +82,23 @@ def list_queues(
         "limit": limit,
         "offset": offset,
     }
-    answer = call(url, "GET", path("resources", "queues"), query=query)
+    answer = call(url, operations.LIST_QUEUES, query=query)
     if as_json:
         raw(answer.body)
         return
     table(
-        ("Queue", "Namespace", "Task", "Partitions", "Pending", "Processing", "Total", "Paused", "Created"),
+        (
+            "Queue",
+            "Namespace",
+            "Task",
+            "Partitions",
+            "Pending",
+            "Scheduled",
+            "Processing",
+            "Total",
+            "Paused",
+            "Created",
+        ),
         (
             (
                 queue.name,
@@ -88,12 +106,13 @@ def list_queues(
                 queue.task,
                 queue.partitions,
                 queue.messages.pending,
+                queue.messages.scheduled,
                 queue.messages.processing,
                 queue.messages.total,
                 "yes" if queue.paused else "",
                 queue.created_at,
             )
-            for queue in answer.read(answers.Queues).queues
+            for queue in answer.read().queues
         ),
         empty="no queues; the first push creates one: hark push orders '{\"id\": 1}'",
         spare=("Created", "Task", "Total", "Namespace"),
@@ -112,13 +131,11 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the counts, options and partitions of a queue."""
-    answer = call(
-        url, "GET", path("resources", "queues", queue), query={"search": search, "limit": limit, "offset": offset}
-    )
+    answer = call(url, operations.SHOW_QUEUE, queue, query={"search": search, "limit": limit, "offset": offset})
     if as_json:
         raw(answer.body)
         return
-    shown = answer.read(answers.QueueDetails)
+    shown = answer.read()
     details(
         (
             ("queue", shown.name),
@@ -131,16 +148,28 @@ def show(
             ("expired", shown.expired),
             ("discarded", shown.discarded),
             ("partitions", shown.partition_count),
-            *shown.options.items(),
+            *msgspec.to_builtins(shown.options).items(),
         )
     )
     say("")
     table(
-        ("Partition", "Pending", "Processing", "Completed", "Dead letters", "Total", "Oldest", "Newest", "ID"),
+        (
+            "Partition",
+            "Pending",
+            "Scheduled",
+            "Processing",
+            "Completed",
+            "Dead letters",
+            "Total",
+            "Oldest",
+            "Newest",
+            "ID",
+        ),
         (
             (
                 partition.name,
                 partition.stats.pending,
+                partition.stats.scheduled,
                 partition.stats.processing,
                 partition.stats.completed,
                 partition.stats.dead_letter,
@@ -164,7 +193,7 @@ def show(
     "hark queue create orders --set leaseTime=60 --set deadLetterQueue=false",
     "",
     "Options for --set (docs/http.md describes them):",
-    *(f"  {name} (default {msgspec.json.encode(field.default).decode()})" for name, field in _OPTIONS.items()),
+    *(f"  {name} (default {msgspec.json.encode(option.default).decode()})" for name, option in OPTIONS.items()),
 )
 def create(
     *,
@@ -185,29 +214,30 @@ def create(
     """
     body: dict[str, Any] = {"queue": queue, "options": dict(_option(text) for text in options or ())}
     body |= {name: value for name, value in (("namespace", namespace), ("task", task)) if value is not None}
-    answer = call(url, "POST", path("configure"), body=body)
+    answer = call(url, operations.CONFIGURE, body=body)
+    configured = answer.read()
     if as_json:
         raw(answer.body)
-        return
-    configured = answer.read(answers.Configured)
-    for name in configured.ignored_options:
-        complain(f"warning: the server does not know the option {name} and ignored it")
-    say(f"configured queue {configured.queue}")
+    else:
+        say(f"configured queue {configured.queue}")
+    if configured.ignored_options:
+        names = ", ".join(configured.ignored_options)
+        text = f"the server does not know these options and configured the queue without them: {names}"
+        raise Failure(text, hint="leave them out or update the server")
 
 
 def _option(text: str) -> tuple[str, object]:
     """Parse OPTION=VALUE; the name can be written leaseTime, lease_time or lease-time."""
     given, equals, value = text.partition("=")
     key = given.replace("-", "").replace("_", "").lower()
-    names = {name.lower(): name for name in _OPTIONS}
+    names = {name.lower(): name for name in OPTIONS}
     if not equals or key not in names:
         near = difflib.get_close_matches(key, names, n=1)
         hint = f"did you mean {names[near[0]]}?" if near else "hark queue create --help lists the options"
         problem = "unknown option" if equals else "not OPTION=VALUE"
         raise typer.BadParameter(f"--set {text}: {problem}; {hint}")
-    field = _OPTIONS[names[key]]
     try:
-        return names[key], msgspec.convert(value, field.type, strict=False)
+        return names[key], msgspec.convert(value, _KINDS[OPTIONS[names[key]].type], strict=False)
     except msgspec.ValidationError as error:
         raise typer.BadParameter(f"--set {text}: invalid value: {error}") from None
 
@@ -216,10 +246,10 @@ def _option(text: str) -> tuple[str, object]:
 def delete(queue: QueueName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
     """Delete a queue with its messages, groups and dead letters."""
     confirm(f"Delete queue {queue} with its messages, groups and dead letters?", yes)
-    answer = call(url, "DELETE", path("resources", "queues", queue))
+    answer = call(url, operations.DELETE_QUEUE, queue)
     if as_json:
         raw(answer.body)
-    if not answer.read(answers.Done).existed:
+    if not answer.read().existed:
         raise Failure(f"queue {queue} not found", code="not_found", hint="list the queues with: hark queue list")
     if not as_json:
         say(f"deleted queue {queue}")
@@ -268,12 +298,11 @@ def resume(queue: QueueName, url: Url = DEFAULT_URL, as_json: Json = False) -> N
 
 def order(url: str, queue: str, group: str | None, verb: str, as_json: bool) -> None:
     """Pause, resume or purge a queue, or one group of it."""
-    segments = [queue] if group is None else [queue, "groups", group]
-    answer = call(url, "POST", path("resources", "queues", *segments, verb))
+    whole, part, done = _ORDERS[verb]
+    answer = call(url, whole, queue) if group is None else call(url, part, queue, group)
     if as_json:
         raw(answer.body)
-    else:
-        done = {"pause": "paused", "resume": "resumed", "purge": "purged"}[verb]
-        purged = answer.read(answers.Done).purged
-        count = "" if purged is None else f" ({purged} messages)"
-        say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")
+        return
+    outcome = answer.read()
+    count = f" ({outcome.purged} messages)" if isinstance(outcome, types.queues.Purged) else ""
+    say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")

@@ -23,7 +23,7 @@ def work_and_reload(arguments: Sequence[str], directory: Path) -> int:
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
-        raise Failure("--reload needs the package watchfiles; install it with: pip install 'hark[reload]'") from None
+        raise Failure("--reload needs the package watchfiles; install it with: pip install 'hark-mq[reload]'") from None
     stop = threading.Event()
     with _Child(arguments, directory, stop) as child, _signals(child, stop):
         for changes in watch(

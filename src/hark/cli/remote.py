@@ -6,22 +6,23 @@ import http.client
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from hark.cli.command import USAGE, Failure
-from hark.cli.server_url import ServerUrl
+from hark.api import operations, types
+from hark.api.operations import Operation
+from hark.cli.command import USAGE, Failure, ServerUrl
 from hark.client.transport.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
-from hark.errors import InvalidInput
+from hark.errors import InvalidInput, did_you_mean
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Query = Mapping[str, str | int | bool | None]
 
-API = "/api/v1"
 TIMEOUT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 """Longest silence on a stream: servers send at least a ping every 15 seconds."""
@@ -29,17 +30,18 @@ _PART_BYTES = 64 * 1024
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, Generic[T_co], frozen=True):
     """A response of the server, with its JSON byte for byte."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
     """By lower-case name."""
+    shape: Callable[[], type[T_co]]
 
-    def read(self, shape: type[T]) -> T:
-        """Decode the body."""
-        return decode(self.body, shape)
+    def read(self) -> T_co:
+        """Decode the body as the answer of its operation."""
+        return decode(self.body, self.shape())
 
 
 def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
@@ -52,18 +54,11 @@ def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
         ) from error
 
 
-class Problem(msgspec.Struct):
-    """The body of an error."""
-
-    error: str
-    code: str | None = None
-
-
-def path(*segments: str) -> str:
-    """Make a path under the API; an empty segment would name another route."""
-    if not all(segments):
+def _place(operation: Operation[Any], names: Sequence[str]) -> str:
+    """Return the path of an operation; an empty name would make it that of another one."""
+    if not all(names) and not operation.path.endswith(":path}"):
         raise Failure("a name or an ID is empty; names and IDs must not be empty", exit_code=USAGE)
-    return "/".join((API, *(quote(segment, safe="") for segment in segments)))
+    return operation.at(*names)
 
 
 def is_local(url: str) -> bool:
@@ -76,24 +71,50 @@ def is_local(url: str) -> bool:
 
 def call(
     url: str,
-    method: str,
-    route: str,
-    *,
+    operation: Operation[T],
+    *names: str,
     query: Query | None = None,
     body: object = None,
     timeout: float = TIMEOUT_SECONDS,
-) -> Answer:
-    """Send one request; raise `Failure` with the server's error text if the server rejects it."""
-    answer = send(url, method, route, query=query, body=body, timeout=timeout)
+) -> Answer[T]:
+    """Call an operation with the names in its path; raise `Failure` with the server's text if the server rejects it."""
+    answer = send(url, operation, *names, query=query, body=body, timeout=timeout)
     if answer.status >= 400:
-        raise _refusal(url, method, route, answer.status, answer.body)
+        raise _refusal(url, operation.method, _place(operation, names), answer.status, answer.body)
     return answer
+
+
+def missing_queue(url: str, queue: str) -> str | None:
+    """Return None if a queue exists, or else a hint for the end of a text: the visible queue with the nearest name."""
+    return _nearest(url, queue) if _messages_of(url, queue) is None else None
+
+
+def near_older_queue(url: str, queue: str, pushed: int) -> str:
+    """Return the same hint if a queue has only the messages that were just pushed: the push created it."""
+    return _nearest(url, queue) if _messages_of(url, queue) == pushed else ""
+
+
+def _messages_of(url: str, queue: str) -> int | None:
+    """Return how many messages a queue has. None: it does not exist. In doubt -1: a hint is not worth an error."""
+    try:
+        answer = send(url, operations.SHOW_QUEUE, queue, query={"limit": 1, "offset": 0})
+        return None if answer.status == 404 else answer.read().totals.total
+    except Failure:
+        return -1
+
+
+def _nearest(url: str, queue: str) -> str:
+    try:
+        queues = send(url, operations.LIST_QUEUES).read().queues
+    except Failure:
+        return ""
+    return did_you_mean(queue, [one.name for one in queues if one.name != queue])
 
 
 def _refusal(url: str, method: str, route: str, status: int, body: bytes) -> Failure:
     """Make a failure from an error response, with the server's text if it is a Hark server."""
     try:
-        problem = msgspec.json.decode(body, type=Problem)
+        problem = msgspec.json.decode(body, type=types.base.ErrorAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Failure(
             f"{url} returned status {status} for {method} {route}, without an error text of Hark",
@@ -105,24 +126,26 @@ def _refusal(url: str, method: str, route: str, status: int, body: bytes) -> Fai
 
 def send(
     url: str,
-    method: str,
-    route: str,
-    *,
+    operation: Operation[T],
+    *names: str,
     query: Query | None = None,
     body: object = None,
     timeout: float = TIMEOUT_SECONDS,
-) -> Answer:
-    """Send one request and return the response, whatever its status; `None` in a query means absent."""
-    with _opened(url, method, route, query, body, timeout) as response:
+) -> Answer[T]:
+    """Call an operation and return the response, whatever its status; `None` in a query means absent."""
+    with _opened(url, operation.method, _place(operation, names), query, body, timeout) as response:
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status, response.read(), headers)
+        return Answer(response.status, response.read(), headers, operation.answer)
 
 
-def stream(url: str, route: str, *, query: Query, silence: float = SILENCE_SECONDS) -> Iterator[bytes]:
+def stream(
+    url: str, operation: Operation[str], *names: str, query: Query, silence: float = SILENCE_SECONDS
+) -> Iterator[bytes]:
     """Yield the parts of a response as they arrive; fail after that many seconds of silence."""
-    with _opened(url, "GET", route, query, None, silence) as response:
+    route = _place(operation, names)
+    with _opened(url, operation.method, route, query, None, silence) as response:
         if response.status >= 400:
-            raise _refusal(url, "GET", route, response.status, response.read())
+            raise _refusal(url, operation.method, route, response.status, response.read())
         while part := response.read1(_PART_BYTES):
             yield part
 
@@ -180,7 +203,7 @@ def _opened(
 def _request(url: str, method: str, route: str, query: Query | None, body: object) -> urllib.request.Request:
     """Build the HTTP request."""
     parts = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-    content = None if body is None else msgspec.json.encode(body)
+    content = None if body is None else types.base.encode(body)
     headers = {} if body is None else {"Content-Type": "application/json"}
     if isinstance(url, ServerUrl) and url.token is not None:
         headers[AUTHORIZATION] = bearer(_usable(checked_token, url.token, "--token, HARK_TOKEN"))

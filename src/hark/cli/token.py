@@ -17,8 +17,7 @@ from hark.clock import SECOND, Clock, SystemClock
 from hark.settings import load
 
 if TYPE_CHECKING:
-    from hark.access.token_file import TokenFile
-    from hark.access.tokens import Token
+    from hark.access.tokens import Token, TokenFile
 
 app = make_app(
     "Create, list and revoke the API tokens of a server.",
@@ -92,8 +91,9 @@ def create(
 
     Copy the token now: the server stores only its hash, so it cannot be shown again.
     """
-    from hark.access.identity import ALL_QUEUES, Role
+    from hark.access.identity import ALL_QUEUES
     from hark.access.tokens import make_token
+    from hark.api.operations import Role
 
     clock = SystemClock()
     now = clock.now()
@@ -175,7 +175,7 @@ def revoke(
 
 
 def _file(data: str | None, config: Path | None) -> TokenFile:
-    from hark.access.token_file import TokenFile, tokens_path
+    from hark.access.tokens import TokenFile, tokens_path
 
     return TokenFile(tokens_path(load({"data": data}, os.environ, config).settings))
 

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import uvloop
 
 from hark.cli.command import FAILED, printable
-from hark.cli.progress import Display, JsonDisplay, LiveDisplay, LogDisplay, view_of
+from hark.cli.output import raw
 from hark.logs import JsonLines, TextLines, log_to, use_handler
-from hark.polling.choosing import strategy_from
+from hark.polling.strategy import strategy_from
 from hark.settings import Loaded, Settings
 from hark.worker.middleware import add_task_fields
 from hark.worker.options import WorkerRunOptions
@@ -23,9 +25,249 @@ from hark.worker.stats import Snapshot, Summary
 from hark.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+    from hark.worker.stats import Counts
 
 log = logging.getLogger("hark.work")
+
+_ESTIMATE_AFTER = 30.0
+"""Seconds of polling before the cost of a month is estimated."""
+
+
+class TaskLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The counts of one task since the start."""
+
+    name: str
+    done: int
+    failed: int
+    retried: int
+    dead: int
+    mean_ms: float | None
+    """The average duration."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A worker at one moment."""
+
+    state: Literal["running", "stopping", "stopped"]
+    worker: str
+    queue: str
+    server: str
+    seconds: float
+    """Since the start."""
+    slots: int
+    running: int
+    stuck: int
+    done: int
+    failed: int
+    retried: int
+    dead: int
+    discarded: int
+    handed_back: int
+    lost: int
+    per_second: float
+    tasks: Sequence[TaskLine]
+    poll_interval: float
+    polls: int
+    empty_polls: int
+    dollars_per_month: float | None
+    """The cost of the same polling rate at an object store that charges for each request."""
+
+
+def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
+    """Make the view of a worker from its snapshot."""
+    from hark.polling.strategy import AWS_S3, MONTH_SECONDS
+
+    totals = snapshot.totals
+    per_month = snapshot.polls / max(seconds, 1.0) * MONTH_SECONDS
+    return View(
+        state="stopped" if ended else "stopping" if snapshot.stopping else "running",
+        worker=snapshot.worker_id,
+        queue=snapshot.queue,
+        server=server,
+        seconds=round(seconds, 3),
+        slots=snapshot.concurrency,
+        running=snapshot.running,
+        stuck=snapshot.stuck,
+        done=totals.done,
+        failed=totals.failed,
+        retried=totals.retried,
+        dead=totals.dead,
+        discarded=totals.discarded,
+        handed_back=totals.handed_back,
+        lost=totals.lost,
+        per_second=snapshot.rate,
+        tasks=[_task_line(name, counts) for name, counts in sorted(snapshot.tasks.items())],
+        poll_interval=snapshot.poll_interval,
+        polls=snapshot.polls,
+        empty_polls=snapshot.empty_polls,
+        dollars_per_month=None if seconds < _ESTIMATE_AFTER else per_month / 1000 * AWS_S3.get_per_thousand,
+    )
+
+
+def _task_line(name: str, counts: Counts) -> TaskLine:
+    return TaskLine(
+        name=name,
+        done=counts.done,
+        failed=counts.failed,
+        retried=counts.retried,
+        dead=counts.dead,
+        mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
+    )
+
+
+class Display(Protocol):
+    """Shows the progress of a worker."""
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Return a context that is open while the worker runs."""
+
+    def show(self, view: View) -> None:
+        """Show the current state."""
+
+    def end(self, view: View) -> None:
+        """Show the final state."""
+
+
+class _NowAndThen(ABC):
+    """A display of lines, limited in frequency, and only if the counts changed."""
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._last: tuple[float, tuple[int, ...]] | None = None
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Return an empty context."""
+        return nullcontext()
+
+    def show(self, view: View) -> None:
+        """Write a line if the interval is over and the counts changed."""
+        now, counts = self._monotonic(), _counts(view)
+        if self._last is None or (now - self._last[0] >= self._seconds and counts != self._last[1]):
+            first, self._last = self._last is None, (now, counts)
+            self._write(view, first)
+
+    @abstractmethod
+    def _write(self, view: View, first: bool) -> None:
+        """Write one line."""
+
+
+class LogDisplay(_NowAndThen):
+    """A log line at intervals; none at the start."""
+
+    def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(seconds, monotonic)
+
+    def _write(self, view: View, first: bool) -> None:
+        if not first:
+            log.info("%s, %.1f/s", summary(view), view.per_second)
+
+    def end(self, view: View) -> None:
+        """Log the totals."""
+        log.info("%s %s after %.1f s: %s", view.worker, view.state, view.seconds, summary(view))
+
+
+class JsonDisplay(_NowAndThen):
+    """A JSON line after changes, at most one per second, and one at the end."""
+
+    def __init__(self, seconds: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(seconds, monotonic)
+
+    def _write(self, view: View, first: bool) -> None:  # noqa: ARG002  # Only the log skips the first line.
+        raw(msgspec.json.encode(view))
+
+    def end(self, view: View) -> None:
+        """Print the totals."""
+        raw(msgspec.json.encode(view))
+
+
+class LiveDisplay:
+    """A view that is redrawn in place, below the log."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=True)
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Use the lower part of the terminal while the context is open."""
+        return self._live
+
+    def show(self, view: View) -> None:
+        """Redraw the view."""
+        self._live.update(drawn(view), refresh=True)
+
+    def end(self, view: View) -> None:
+        """Print the last view and a summary."""
+        self._live.stop()
+        self._live.console.print(drawn(view))
+        self._live.console.print(
+            f"{printable(view.worker)} {view.state} after {view.seconds:.1f} s: {summary(view)}", highlight=False
+        )
+
+
+def summary(view: View) -> str:
+    """Return the counts as a phrase; zeros are left out, except for completed tasks."""
+    counts = (
+        ("running", view.running),
+        ("stuck", view.stuck),
+        ("failed", view.failed),
+        ("retried", view.retried),
+        ("dead-lettered", view.dead),
+        ("discarded", view.discarded),
+        ("returned to the queue", view.handed_back),
+        ("lost their lease", view.lost),
+    )
+    return ", ".join((f"{view.done} completed", *(f"{count} {name}" for name, count in counts if count)))
+
+
+def drawn(view: View) -> RenderableType:
+    """Render the view for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    where = f"queue {printable(view.queue)} at {printable(view.server)}"
+    return Group(
+        Text.assemble((view.state, "bold"), f"  {where}  for {_duration(view.seconds)}"),
+        Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f} tasks/s"),
+        Text(f"tasks: {summary(view)}"),
+        _table(view.tasks) if view.tasks else Text("no task has finished yet"),
+        Text(_polling(view), "dim"),
+    )
+
+
+def _polling(view: View) -> str:
+    cost = "" if view.dollars_per_month is None else f"; on S3 ${view.dollars_per_month:.2f} per month"
+    return f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}"
+
+
+def _table(tasks: Sequence[TaskLine]) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Task")
+    for title in ("Completed", "Failed", "Retried", "Dead-lettered", "Mean time"):
+        table.add_column(title, justify="right")
+    for task in tasks:
+        mean = "-" if task.mean_ms is None else f"{task.mean_ms:.1f} ms"
+        table.add_row(
+            Text(printable(task.name)), str(task.done), str(task.failed), str(task.retried), str(task.dead), mean
+        )
+    return table
+
+
+def _counts(view: View) -> tuple[int, ...]:
+    return (view.done, view.failed, view.retried, view.dead, view.discarded, view.handed_back, view.lost)
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
 
 _LOOK_SECONDS = 0.25
 

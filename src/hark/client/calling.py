@@ -6,11 +6,12 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Set
-from typing import TypedDict, TypeVar, Unpack
-from urllib.parse import quote
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from hark.api.operations import Operation
+from hark.api.types.base import ErrorAnswer
 from hark.client import tracing
 from hark.client.transport.api import Answer, ConnectionFailed, Query, Request, Transport
 from hark.errors import HarkError, InvalidInput, error_of
@@ -72,20 +73,13 @@ class CallOptions(TypedDict, total=False):
     """Called with the first line of a response as soon as it arrives."""
 
 
-class _Problem(msgspec.Struct):
-    """The body of an error response."""
-
-    error: str
-    code: str
-
-
-def path(*segments: str) -> str:
-    """A path under /api/v1, with percent-encoded segments."""
-    for segment in segments:
-        if not isinstance(segment, str):
-            raise InvalidInput(f"{segment!r}: expected a string")
+def place(operation: Operation[Any], *names: str) -> str:
+    """The path of an operation, with percent-encoded names."""
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInput(f"{name!r}: expected a string")
     try:
-        return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
+        return operation.at(*names)
     except UnicodeEncodeError as error:
         raise _no_text(error) from None
 
@@ -132,7 +126,8 @@ class Caller:
         """Send a request. Returns a 2xx response; raises the server's error, or `ConnectionFailed`.
 
         Temporary errors (429, 503) are retried by the retry policy. A lost connection is retried if the request was not
-        sent, or if it is `safe`. By default GET, PUT and DELETE are safe.
+        sent, or if it is `safe`. By default GET, PUT and DELETE are safe. An error says what all attempts together may
+        have done.
         """
         body, content = options.get("body"), options.get("raw_body")
         if content is None and body is not None:
@@ -148,6 +143,7 @@ class Caller:
         final = options.get("final", frozenset())
         began = self._monotonic()
         failures = 0
+        lost: HarkError | None = None
         while True:
             try:
                 answer = await self.transport.send(request)
@@ -156,6 +152,14 @@ class Caller:
                 failure = refusal(answer, request)
             except ConnectionFailed as error:
                 failure = error
+            except HarkError:
+                if lost is not None:
+                    raise lost from None  # The client was closed meanwhile.
+                raise
+            if is_lost(failure):
+                lost = failure
+            elif lost is not None and failure.retryable:
+                failure = after_lost(failure)
             failures += 1
             pause = max(failure.retry_after or 0.0, self.retry.delay(failures, self._chance))
             if (
@@ -167,6 +171,14 @@ class Caller:
                 raise failure
             await self._sleep(pause)
 
+    async def ask(self, operation: Operation[T], *names: str, **options: Unpack[CallOptions]) -> T:
+        """Call an operation with the names in its path, and decode the answer."""
+        return decode((await self.send(operation, *names, **options)).body, operation.answer())
+
+    async def send(self, operation: Operation[Any], *names: str, **options: Unpack[CallOptions]) -> Answer:
+        """Call an operation with the names in its path. See `call`."""
+        return await self.call(operation.method, place(operation, *names), **options)
+
     async def read(self, shape: type[T], method: str, route: str, **options: Unpack[CallOptions]) -> T:
         """Send a request and decode the response."""
         return decode((await self.call(method, route, **options)).body, shape)
@@ -176,14 +188,25 @@ def _may_try_again(failure: HarkError, safe: bool) -> bool:
     """Whether a failure is temporary, and the request had no effect or can be repeated."""
     if not failure.retryable:
         return False
-    lost = failure.sent if isinstance(failure, ConnectionFailed) else failure.code == "outcome_unknown"
-    return safe or not lost
+    return safe or not is_lost(failure)
+
+
+def is_lost(failure: HarkError) -> bool:
+    """Whether the request may have been applied, although it failed."""
+    return failure.sent if isinstance(failure, ConnectionFailed) else failure.code == "outcome_unknown"
+
+
+def after_lost(failure: HarkError) -> ConnectionFailed:
+    """A temporary failure of a repeated request whose first reply was lost: the first one may have been applied."""
+    other = ConnectionFailed(f"{failure.text}; an earlier attempt may have been applied", sent=True)
+    other.retry_after, other.__cause__ = failure.retry_after, failure
+    return other
 
 
 def refusal(answer: Answer, request: Request) -> HarkError:
     """The error of a response that is not a 2xx."""
     try:
-        problem = msgspec.json.decode(answer.body, type=_Problem)
+        problem = msgspec.json.decode(answer.body, type=ErrorAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = f"{request.method} {request.path} returned status {answer.status} without a Hark error; check the URL"
         # A proxy could not reach the server, or lost the connection, so the outcome is unknown.

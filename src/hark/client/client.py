@@ -8,30 +8,24 @@ from functools import cached_property
 from types import TracebackType
 from typing import Self
 
-from hark.client.administration.admin import Admin
-from hark.client.administration.dead_letters import DeadLetters
-from hark.client.administration.groups import Groups
-from hark.client.administration.traces import Traces
+from hark.client.admin import Admin, Traces
+from hark.client.arguments import a_name
+from hark.client.builder import Choices
 from hark.client.calling import Caller, CallPolicy
-from hark.client.choices import Choices
-from hark.client.delivery.consuming import Consumption, Handler
-from hark.client.delivery.desk import Desk, wish_of
-from hark.client.delivery.holding import Holds
-from hark.client.delivery.iterating import Messages
-from hark.client.delivery.leases import LeaseKeeper
+from hark.client.delivery.consuming import Consumption, Handler, Messages
+from hark.client.delivery.io_thread import Line
+from hark.client.delivery.leases import Holds, LeaseKeeper
 from hark.client.delivery.message import Message
+from hark.client.delivery.prefetcher import Desk, Supply, wish_of
 from hark.client.delivery.settling import Settler
 from hark.client.delivery.socket import SocketSource
 from hark.client.delivery.sources import PollSource, Source, Wish
-from hark.client.delivery.supplying import Supply
-from hark.client.keys.kv import KeyValue
-from hark.client.producing.buffer import Buffers
-from hark.client.producing.pushing import Pusher
-from hark.client.producing.transaction import Transaction
+from hark.client.groups import DeadLetters, Groups
+from hark.client.keys import KeyValue
+from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
-from hark.client.transport.api import Transport
-from hark.client.values import a_name
-from hark.errors import HarkError
+from hark.client.transaction import Transaction
+from hark.client.transport.api import Transport, client_closed
 from hark.polling import PollingStrategy
 
 _PLAIN_POLL_MS = 1000
@@ -153,7 +147,9 @@ class Client:
     def consume(self, choices: Choices, handler: Handler) -> Consumption:
         """Consume messages into a handler with these choices."""
         wish = self._lasting_wish(choices)
-        return Consumption(lambda: self._supply(choices, wish), choices, handler)
+        # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
+        apart = choices.concurrency > 1 and choices.renewed_seconds is not None
+        return Consumption(lambda: self._supply(choices, wish, apart), choices, handler)
 
     @cached_property
     def _desk(self) -> Desk:
@@ -167,24 +163,30 @@ class Client:
             return wish_of(choices, wait=wait, lease_seconds=wish.lease_seconds, timeout_ms=choices.idle_ms)
         return wish
 
-    def _supply(self, choices: Choices, wish: Wish) -> Supply:
+    async def _supply(self, choices: Choices, wish: Wish, apart: bool = False) -> Supply:
+        """A supply of messages, received in the thread of the lease keeper if `apart`."""
+        line = await self._holds.line() if apart else None
         self._check_open()
         strategy = self._polling
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
-        source, desk = self._source(wish)
+        source, desk = self._source(wish, line)
         # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
         overlaps = wish.wait and desk is self._desk
-        supply = Supply(desk, source, choices, wish.lease_seconds, strategy, self._supplies.discard, overlaps=overlaps)
+        supply = Supply(
+            desk, source, choices, wish.lease_seconds, strategy, self._supplies.discard, overlaps=overlaps, line=line
+        )
         self._supplies.add(supply)
         return supply
 
-    def _source(self, wish: Wish) -> tuple[Source, Desk]:
+    def _source(self, wish: Wish, line: Line | None) -> tuple[Source, Desk]:
         """The source of messages and the session that settles them. With WebSockets both use the same socket."""
+        caller = self.caller if line is None else line.caller
         if self.sockets and wish.wait and wish.timeout_ms:
-            source = SocketSource(self.caller, wish, headers=self.headers)
-            return source, Desk(self.caller, source.settler, self._holds)
-        return PollSource(self.caller, wish, self.settler.give_back), self._desk
+            source = SocketSource(caller, wish, headers=self.headers, disconnected=self._holds.hurry)
+            return source, Desk(self.caller, source.settler, self._holds, line)
+        settler = self.settler if line is None else Settler(caller)
+        return PollSource(caller, wish, settler.give_back), self._desk
 
     def _retire(self, left: Supply | Source) -> None:
         """Close a supply or source that has no consumer any more."""
@@ -244,12 +246,12 @@ class Client:
         await asyncio.gather(*(supply.close() for supply in list(self._supplies)), *self._tasks)
 
     async def _drain(self) -> None:
-        await self.pusher.drain()
+        await self.pusher.close()
         await self.settler.drain()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HarkError("the client is closed; create a new one with connect()", code="client_closed")
+            raise client_closed()
 
     async def __aenter__(self) -> Self:
         await self.open()

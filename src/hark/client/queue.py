@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Unpack
 
-from hark.client.administration.dead_letters import DeadLetters
-from hark.client.administration.queue_admin import QueueAdmin, QueueOptionsGiven
-from hark.client.administration.results import ConfiguredQueue, Depth, QueueStats
-from hark.client.builder import ClientBuilder
-from hark.client.choices import MAX_BATCH, an_integer
-from hark.client.delivery.consuming import Consumption, Handler
-from hark.client.delivery.iterating import Messages
+from hark.api.types.queues import ConfiguredQueue, Depth, ShownQueue
+from hark.client.arguments import NewMessage, PushOptions, new_message
+from hark.client.builder import MAX_BATCH, ClientBuilder, an_integer
+from hark.client.delivery.consuming import Consumption, Handler, Messages
 from hark.client.delivery.message import Message
-from hark.client.producing.new_message import NewMessage, new_message
-from hark.client.producing.push_options import PushOptions
-from hark.client.producing.pushing import Pushed
+from hark.client.groups import DeadLetters
+from hark.client.pushing import Pushed
+from hark.client.queue_admin import QueueAdmin, QueueOptionsGiven
 from hark.errors import InvalidInput
 from hark.model import Limits
 
 if TYPE_CHECKING:
     from hark.client.client import Client  # noqa: F401  # Named by the base class.
-    from hark.client.producing.buffer import Buffer
+    from hark.client.pushing import Buffer
 
 _MAX_BUFFER_MS = 3_600_000
 
@@ -153,7 +150,7 @@ class Queue(ClientBuilder["Client"]):
         """Remove all messages of the queue, also messages in flight. Returns their number. Dead letters stay."""
         return await self.admin.purge()
 
-    async def stats(self) -> QueueStats:
+    async def stats(self) -> ShownQueue:
         """The queue with its message counts, its options and its partitions."""
         return await self.admin.stats()
 

@@ -15,11 +15,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from hark._version import __version__
-from hark.client.delivery.sources import Delivered
-from hark.client.producing.new_message import NewMessage
-from hark.client.producing.pushing import Pushed
+from hark.api.types.delivery import Delivered
+from hark.client.arguments import NewMessage
+from hark.client.pushing import Pushed
 from hark.client.tracing import Note, Push
-from hark.model.trace_context import MAX_STATE
+from hark.model.messages import MAX_STATE
 
 SYSTEM = "hark"
 OUTCOME = "hark.outcome"

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from hark.client.delivery.sources import Delivered
-    from hark.client.producing.new_message import NewMessage
-    from hark.client.producing.pushing import Pushed
+    from hark.api.types.delivery import Delivered
+    from hark.client.arguments import NewMessage
+    from hark.client.pushing import Pushed
 
 _API = "opentelemetry.trace"
 

@@ -5,7 +5,7 @@ Rules for all verbs:
 - A verb takes a batch and commits it once. It answers each item separately, by position: a rejected item never
   affects other items. An item that cannot be processed at all is answered with a `HarkError` in its position.
 - When a verb returns, its effect is on stable storage, unless its text says otherwise (leases).
-- The engine's clock, given at construction, determines the time. No verb sleeps.
+- The engine's clock, given at construction, determines the time (see `Engine.ahead`). No verb sleeps.
 - Due changes are applied first: no verb treats an expired lease as held, or a message as delayed after its due time.
 - If the store fails, the verb raises `EngineFailure`, and the batch has no effect. With the code `outcome_unknown` the
   connection to the store was lost during the call, and the batch may or may not have taken effect.
@@ -47,6 +47,7 @@ from hark.model import (
     Limits,
     MessageFilter,
     MessageView,
+    NewDeadLetter,
     NewMessage,
     NewTrace,
     PartitionStats,
@@ -136,6 +137,13 @@ class Engine(KeyValueEngine, Protocol):
         calls are more efficient.
         """
 
+    @property
+    def ahead(self) -> int:
+        """By how many microseconds all times of the engine are ahead of its clock, known after the start (rule 24).
+
+        More than 0 if the clock was set back since the store was last used, and no other clock is authoritative.
+        """
+
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the store. Raises `StoreUnusable` if the store is damaged, locked or not a Hark store."""
 
@@ -188,6 +196,12 @@ class Engine(KeyValueEngine, Protocol):
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
         """The expiry times of these leases; None for a lease that expired, was released or never existed."""
+
+    async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
+        """Let leases expire after this time at the latest (rule 17). A renewal restores their time before.
+
+        Ignores unknown leases. The change may be lost in a crash, like the lease.
+        """
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """Release messages that a consumer never received; uses no attempt (rule 17). Ignores unknown leases."""
@@ -278,8 +292,20 @@ class Engine(KeyValueEngine, Protocol):
     async def resubscribe(self, group: str, since: int) -> int:
         """Change the stored start of a group in all its queues. Cursors do not change. Returns the number of queues."""
 
-    async def group_stats(self, group: str | None = None, queue: str | None = None) -> list[GroupStats]:
-        """Statistics of groups, one entry per group and queue."""
+    async def group_names(self, queue: str | None = None) -> list[str]:
+        """The names of the groups of a queue, or of all queues. Cheap."""
+
+    async def group_stats(
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        queues: Sequence[str] | None = None,
+        uncounted: Sequence[str] = (),
+    ) -> list[GroupStats]:
+        """Statistics of groups, one entry per group and queue; of one queue, or of several.
+
+        The partitions of the queues `uncounted` are not looked at: lag and scheduled messages of their groups are 0.
+        """
 
     async def track_stats(
         self,
@@ -288,8 +314,9 @@ class Engine(KeyValueEngine, Protocol):
         min_lag_seconds: int = 0,
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
+        queues: Sequence[str] | None = None,
     ) -> list[TrackStats]:
-        """Positions of groups in all partitions, or in the named ones.
+        """Positions of groups in all partitions, or in the named ones; of one queue, or of several.
 
         `min_lag_seconds` limits the result to positions whose oldest pending message is at least that old.
         """
@@ -301,6 +328,14 @@ class Engine(KeyValueEngine, Protocol):
 
     async def requeue(self, ids: Sequence[str]) -> Answers[str]:
         """Requeue dead letters at the front of their partition, for their group only. Returns the new ids (rule 19)."""
+
+    async def import_dead_letters(self, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
+        """Store dead letters of another store. False for one that exists: its id, or its message in its group.
+
+        A dead letter belongs to the stored message with its transaction id. Without one it takes an offset that no
+        message has. The call creates missing partitions, but no queue (`NotFound`). A dead letter whose `sealed`
+        contradicts the queue's encryption returns `Conflict`, code `sealing_mismatch`.
+        """
 
     async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
         """Delete dead letters (limit and offset do not apply). Returns their number."""

@@ -1,10 +1,45 @@
-"""The hints of one call on their way to the listener: each queue, group and kind of news once."""
+"""The hints of one call on their way to the listener, and what reads have in common on all engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from hark.model import Hint, News
+from hark.model import GroupView, Hint, MessageState, MessageView, News
+
+MAX_REPLY_BYTES = 16 << 20
+"""The bytes of payload at which a pop ends: they are encoded in one turn of the event loop."""
+_READ_BYTES = 1 << 20
+CALL_BYTES = 64 << 20
+"""The bytes of payload of all requests of one call, which are in memory together."""
+
+
+def read_bound(requests: int) -> int:
+    """The bytes of payload at which a read ends that is one of so many in a call; it has one message at least."""
+    return min(_READ_BYTES, CALL_BYTES // max(1, requests))
+
+
+def reply_bound(requests: int) -> int:
+    """The bytes of payload at which a pop ends that is one of several in a call; it has one message at least."""
+    return min(MAX_REPLY_BYTES, max(1, CALL_BYTES // max(1, requests)))
+
+
+_BY_URGENCY: tuple[MessageState, ...] = ("dead_letter", "processing", "pending", "scheduled", "completed")
+
+
+def set_state(view: MessageView, groups: Sequence[GroupView], now: int) -> None:
+    """Give a message the most urgent state of its groups; without groups it waits, or is delayed (rule 28)."""
+    for group in groups:
+        if group.state != "scheduled":
+            group.reason = group.due_at = None
+    if not groups:
+        if view.deliver_at is not None and view.deliver_at > now:
+            view.state, view.reason, view.due_at = "scheduled", "delayed", view.deliver_at
+        return
+    view.state = min((group.state for group in groups), key=_BY_URGENCY.index)
+    if view.state == "scheduled":
+        first = min((group for group in groups if group.due_at is not None), key=lambda group: group.due_at or 0)
+        view.reason, view.due_at = first.reason, first.due_at
+
 
 MANY = 1000
 """News about more partitions than this does not name them."""
@@ -79,14 +114,11 @@ class HintBook:
             partitions = None if named is None else tuple(named)
             told = self._told.get(queue, ()) if group is None and news == "message" else ()
             ended = () if group is None or news != "free" else tuple(self._ended.pop((queue, group), ()))
-            found.append(Hint(queue, group, partitions, news, told, ended, _counts(group, named)))
+            counts: tuple[int, ...] = ()
+            # For every group only if that says more than that there are some.
+            if named and max(named.values()) > (group is None):
+                counts = tuple([max(1, count) for count in named.values()])
+            found.append(Hint(queue, group, partitions, news, told, ended, counts))
         for (queue, group), leases in self._ended.items():
             found.append(Hint(queue, group, (), "free", (), tuple(leases)))
         return found
-
-
-def _counts(group: str | None, places: Mapping[str, int] | None) -> tuple[int, ...]:
-    """What a hint says of how many there are; for every group only if that says more than that there are some."""
-    if not places or max(places.values()) <= (group is None):
-        return ()
-    return tuple(max(1, count) for count in places.values())

@@ -1,8 +1,4 @@
-"""The application: one table of operations, and one form of error responses.
-
-The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot operations
-answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same process.
-"""
+"""The table of all routes."""
 
 from __future__ import annotations
 
@@ -17,31 +13,82 @@ from starlette.responses import Response
 from hark.access.authenticator import Authenticates, Open
 from hark.broker import Broker
 from hark.errors import HarkError
-from hark.http.bodies import read_whole
-from hark.http.edge.admitting import Edge
-from hark.http.edge.request_ids import current_exchange
-from hark.http.exchange import EXCHANGE, NO_HEADERS, Exchange, Header, Lost
-from hark.http.measuring import NO_ROUTE, Requests
-from hark.http.metrics.scrape import Metrics
+from hark.http import dashboard
+from hark.http.admission import Edge
+from hark.http.exchange import EXCHANGE, NO_HEADERS, NO_ROUTE, Exchange, Header, Lost, Requests, current_exchange
+from hark.http.hot import HotRoutes
+from hark.http.keyval import admin, keys
+from hark.http.keyval import admin as keyval_metrics
+from hark.http.keyval import admin as work_dead_letters
+from hark.http.keyval.queue import QueueRoutes
+from hark.http.keyval.watch import KeyWatches, QueueListeners
+from hark.http.metrics import Metrics
 from hark.http.openapi import document
 from hark.http.responses import (
     Event,
     Receive,
     Scope,
     Send,
+    body_limit,
     encode,
     error_response,
+    read_whole,
     refuse_websocket,
     send_failure,
     send_response,
     wait_until_left,
 )
 from hark.http.responses import Response as Answer
-from hark.http.routes.router import Router
-from hark.http.routes.table import Endpoint
-from hark.http.stream.line import PING_SECONDS
-from hark.http.tables import all_routes
+from hark.http.routes import dead_letters, groups, messages, overview, queues, status, system, traces, transactions
+from hark.http.routes.overview import SampleEvents
+from hark.http.routes.requests import Router
+from hark.http.routes.table import Endpoint, Table
+from hark.http.sse import PING_SECONDS, EventStreams
+from hark.http.websocket import WebSockets
 from hark.settings import Settings
+
+_TABLES = (
+    system.TABLE,
+    system.SESSION_TABLE,
+    queues.TABLE,
+    queues.EXPORT_TABLE,
+    overview.TABLE,
+    status.TABLE,
+    overview.HISTORY_TABLE,
+    messages.TABLE,
+    groups.TABLE,
+    status.CONSUMERS_TABLE,
+    dead_letters.TABLE,
+    transactions.TABLE,
+    messages.LEASES_TABLE,
+    traces.TABLE,
+    admin.TABLE,
+    work_dead_letters.DEAD_LETTERS_TABLE,
+    keys.TABLE,
+    keys.ATOMIC_TABLE,
+    keyval_metrics.METRICS_TABLE,
+    dashboard.TABLE,
+)
+
+
+def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table:
+    """Return all routes; the routes that are bound to a broker come first."""
+    bound = (
+        HotRoutes(broker, settings),
+        EventStreams(broker, settings, ping_seconds),
+        SampleEvents(broker, settings, ping_seconds),
+        WebSockets(broker, settings, ping_seconds),
+        QueueRoutes(broker, settings),
+        QueueListeners(broker, settings),
+        KeyWatches(broker, settings),
+    )
+    tables = [*(routes.table() for routes in bound), *_TABLES]
+    return {path: operations for table in tables for path, operations in table.items()}
+
+
+# The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot
+# operations
+# answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same process.
 
 
 class App:
@@ -54,7 +101,10 @@ class App:
         ping_seconds: float = PING_SECONDS,
         *,
         authenticator: Authenticates | None = None,
+        number: int = 0,
     ) -> None:
+        self.number = number
+        """Which of several processes this is, from 0."""
         self.broker = broker
         self.settings = settings
         self.edge = Edge(settings, authenticator or Open())
@@ -78,7 +128,16 @@ class App:
             self.edge.admit(exchange)
         except HarkError as error:
             exchange.refusal = error
-        exchange.answers = self.requests.of(exchange.route, exchange.method)
+        route, method = exchange.route, exchange.method
+        exchange.answers = self.requests.routes.get((route, method)) or self.requests.admit(route, method)
+
+    def is_revoked(self, exchange: Exchange) -> bool:
+        """Return whether the token of a stream is not valid any more."""
+        return self.edge.is_revoked(exchange)
+
+    def body_limit(self, exchange: Exchange) -> int:
+        """Return the maximum size of the body of a request, in bytes."""
+        return self.settings.max_body_bytes if exchange.refusal else body_limit(exchange.operation, self.settings)
 
     def answer_now(self, exchange: Exchange) -> bool:
         """Answer a complete request that is refused or hot; False if it is for `__call__`."""
@@ -89,8 +148,10 @@ class App:
             if exchange.refusal is not None:
                 exchange.respond(*self.edge.refuse(exchange, exchange.refusal))
             else:
-                exchange.headers = NO_HEADERS  # Admission was the last to need them, and many requests wait for long.
+                headers, exchange.headers = exchange.headers, NO_HEADERS  # Many requests wait for long without them.
                 exchange.operation.endpoint(exchange)
+                if exchange.waits:
+                    exchange.headers = self.edge.kept_headers(headers)
         except Exception as error:
             exchange.respond(*error_response(error))
         finally:
@@ -117,7 +178,7 @@ class App:
             return send_response(send, refusal) if scope["type"] == "http" else refuse_websocket(receive, send, refusal)
         operation = exchange.operation
         if operation.hot:
-            return _answer_hot(exchange, receive, send, self.settings.max_body_bytes)
+            return _answer_hot(exchange, scope, receive, send, self.settings)
         scope["path_params"] = exchange.params
         if operation.raw:
             return cast(Awaitable[object], operation.endpoint(scope, receive, send))
@@ -169,11 +230,11 @@ class _Answered:
         return True
 
 
-async def _answer_hot(exchange: Exchange, receive: Receive, send: Send, most: int) -> None:
+async def _answer_hot(exchange: Exchange, scope: Scope, receive: Receive, send: Send, settings: Settings) -> None:
     """Serve a hot operation over ASGI."""
     carrier = exchange.carrier = _Answered()
     try:
-        exchange.body = await read_whole(receive, most)
+        exchange.body = await read_whole(scope, receive, settings)
         cast(Callable[[Exchange], None], exchange.operation.endpoint)(exchange)
     except Exception as error:
         await send_failure(send, error)

@@ -1,28 +1,118 @@
-"""Checks of HTTP input. Each error names the field that is invalid."""
+"""Checks of HTTP input, in turns of bounded time. Each error names the field that is invalid."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any, TypeVar, cast
+from functools import cache, lru_cache
+from itertools import accumulate, islice, takewhile
+from time import perf_counter
+from typing import Annotated, Any, TypeVar, cast, overload
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
-from hark.clock import MILLISECOND, SECOND
+from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND
 from hark.errors import InvalidInput
 from hark.model import Status
 
 T = TypeVar("T")
 
+AT_ONCE = 64 * 1024
+"""Work on a body up to this size, in bytes, needs one turn."""
+_LONGEST = 0.01
+"""Seconds of work after which a turn ends."""
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items. When a turn has taken long enough, the event loop serves others first."""
+    began = perf_counter()
+    for item in items:
+        yield item
+        if perf_counter() - began > _LONGEST:
+            await asyncio.sleep(0)
+            began = perf_counter()
+
+
+MAX_DEPTH = 256
+_SIGNS = bytes.maketrans(b"{}", b"[]")
+_NO_SIGNS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # As signed bytes: +1 and -1.
+
+
+def check_nesting(body: bytes) -> None:
+    """Reject JSON that is nested too deeply, in one turn of the event loop."""
+    if len(body) > 2 * MAX_DEPTH and _may_be_deep(body):
+        Scan().feed(body)
+
+
+async def check_nesting_in_turns(body: bytes) -> None:
+    """Reject JSON that is nested too deeply. Other requests are served while a large body is scanned."""
+    if len(body) <= AT_ONCE:
+        check_nesting(body)
+    elif _may_be_deep(body):
+        scan = Scan()
+        async for piece in in_turns(pieces(memoryview(body))):
+            scan.feed(piece)
+
+
+def _may_be_deep(body: bytes) -> bool:
+    return body.count(b"[") + body.count(b"{") > MAX_DEPTH
+
+
+class Scan:
+    """The state of a scan between two pieces of a body."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._rest = b""
+        """The first half of an escape whose second half is in the next piece."""
+
+    def feed(self, piece: bytes) -> None:
+        """Raise if the JSON is nested too deeply in this piece."""
+        if b"\\" in piece or self._rest:
+            piece = self._rest + piece
+            backslashes = len(piece) - len(piece.rstrip(b"\\"))
+            self._rest = b"\\" * (backslashes % 2)
+            piece = piece[: len(piece) - len(self._rest)].replace(b"\\\\", b"").replace(b'\\"', b"")
+        # Two quotes without a bracket between them change nothing for the brackets around them.
+        parts = piece.translate(_SIGNS, _NO_SIGNS).replace(b'""', b"").split(b'"')
+        outside = b"".join(parts[self._in_string :: 2])
+        self._in_string ^= len(parts) % 2 == 0
+        opening = outside.count(b"[")
+        if self._depth + opening > MAX_DEPTH:
+            levels = accumulate(memoryview(outside.translate(_STEPS)).cast("b"), initial=self._depth)
+            if max(levels) > MAX_DEPTH:
+                raise InvalidInput(f"body: must be nested at most {MAX_DEPTH} levels deep")
+        self._depth += 2 * opening - len(outside)
+
+
 MAX_NAME_BYTES = 255
+MAX_PARAMS = 1000
 MAX_NUMBER = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""
 
-_MAX_TIME_MS = 253_402_300_799_999
+MAX_VALUES = 200_000
+"""Number of values in a body, without its payloads: no other request is served while they are decoded."""
+MAX_ITEMS = 10_000
+"""Number of items in a body that has more values than these."""
+MAX_WITH_PAYLOADS = 2_000_000
+"""Number of values in a body with those in its payloads: they are skipped, which takes time, too."""
+MAX_FLOATS = 20_000
+"""Number of numbers with a fraction or an exponent in a body, without its payloads."""
+_LONG_NUMBER = b"0" * 500
+_VALUES_PER_LONG_NUMBER = 50
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_PIECE = 64 * 1024
+_FEW_BYTES = 16 * 1024
+"""A body of this size is decoded fast, whatever it has."""
+_LONGEST_REASON = 300
+"""Reasons of the decoder are cut: they quote the request."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_TIME = 64
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _STATUSES = {
     "completed": "completed",
@@ -42,6 +132,7 @@ _TYPE_NAMES = {
 }
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
+_AT_MOST = "Expected `array` of at most length"
 _PLACE = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 
 
@@ -86,7 +177,7 @@ def check_int(value: int, field: str, low: int, high: int) -> int:
 
 def short(value: object) -> str:
     """Return a value for an error text: on one line and at most 60 characters."""
-    text = ascii(value) if isinstance(value, str) else str(value)
+    text = ascii(value[:60]) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -96,8 +187,10 @@ def short(value: object) -> str:
 def parse_time(text: str, field: str) -> int:
     """Return the microseconds of an ISO 8601 time (UTC unless it has an offset) or of integer milliseconds."""
     if _INTEGER.fullmatch(text):
-        return check_int(int(text), field, 0, _MAX_TIME_MS) * MILLISECOND
+        return check_int(int(text), field, 0, LATEST // MILLISECOND) * MILLISECOND
     try:
+        if len(text) > _LONGEST_TIME:
+            raise ValueError(text[:_LONGEST_TIME])
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
@@ -106,7 +199,10 @@ def parse_time(text: str, field: str) -> int:
         raise InvalidInput(
             f"{field}: expected a time such as 2026-01-02T03:04:05Z, or milliseconds since 1970, got {short(text)}"
         ) from None
-    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
+    us = (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
+    if not EARLIEST <= us <= LATEST:  # Only an offset can lead out of these years.
+        raise InvalidInput(f"{field}: expected a time in the years 1 to 9999 in UTC, got {short(text)}")
+    return us
 
 
 def parse_moment(value: str | int, field: str) -> int:
@@ -127,11 +223,30 @@ def format_time_ms(us: int) -> str:
     return f"{_second_text(str(us // SECOND))}.{us % SECOND // MILLISECOND:03d}Z"
 
 
+@overload
+def time_of(us: int) -> datetime: ...
+@overload
+def time_of(us: int | None) -> datetime | None: ...
+def time_of(us: int | None) -> datetime | None:
+    """Return a time with milliseconds for an answer.
+
+    It is the text already: the server only writes its answers, and to write a `datetime` takes three times as long.
+    """
+    return None if us is None else cast(datetime, format_time_ms(us))
+
+
+def exact_time_of(us: int) -> datetime:
+    """Return a time with microseconds for an answer. See `time_of`."""
+    return cast(datetime, format_time(us))
+
+
 # Messages of one response mostly share a few seconds. Splitting the digits as text is cheaper than a division, a
 # remainder and their formatting.
 @lru_cache(maxsize=4096)
 def _second_text(seconds: str) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
+    # A store can contain times that are not accepted: they must not break a list.
+    shown = min(max(int(seconds), EARLIEST // SECOND), LATEST // SECOND)
+    return datetime.fromtimestamp(shown, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
 
 
 # Query parameters and paths --------------------------------------------------------------------------------
@@ -140,6 +255,8 @@ def _second_text(seconds: str) -> str:
 def query_params(query_string: bytes) -> dict[str, str]:
     """Return the parameters of a query string. If a parameter is given twice, the first value counts."""
     try:
+        if query_string.count(b"&") >= MAX_PARAMS:
+            raise InvalidInput(f"the query string has more than {MAX_PARAMS} parameters")
         pairs = parse_qsl(query_string.decode(), keep_blank_values=True, errors="strict")
     except (UnicodeDecodeError, ValueError):
         raise InvalidInput("the query string is not valid UTF-8; percent-encode the parameters as UTF-8") from None
@@ -198,16 +315,85 @@ def raw_default(value: msgspec.Raw) -> Any:
     return msgspec.field(default_factory=lambda: value)
 
 
+Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
+"""A number in a body. It is not typed, so that `Floats` converts it."""
+
+
+def many_values(body: bytes) -> int:
+    """Return the number of values if it is so large that the body is not decoded as it is, else 0."""
+    if len(body) <= MAX_VALUES:
+        return 0
+    number = separators(body)
+    if number > MAX_WITH_PAYLOADS:
+        raise too_many_values(MAX_WITH_PAYLOADS)
+    number += _long_numbers(body)
+    return number if number > MAX_VALUES else 0
+
+
+def check_values(number: int, payloads: Iterable[msgspec.Raw]) -> None:
+    """Reject a body with this number of values, if too many of them are not in its payloads."""
+    if number - sum(separators(one) + _long_numbers(one) for one in islice(payloads, MAX_VALUES)) > MAX_VALUES:
+        raise too_many_values()
+
+
+def separators(data: bytes | msgspec.Raw) -> int:
+    """Return the number of commas and opening brackets: JSON has at most one value more. Those in strings count."""
+    view = memoryview(data)
+    return len(view) - sum(len(piece.translate(None, b",[{")) for piece in pieces(view))
+
+
+def _long_numbers(data: bytes | msgspec.Raw) -> int:
+    """Return how many values take as long to decode as the long numbers do: the square of their digits counts."""
+    runs = sum(piece.translate(_DIGITS).count(_LONG_NUMBER) for piece in pieces(memoryview(data)))
+    return runs * _VALUES_PER_LONG_NUMBER
+
+
+def pieces(view: memoryview) -> Iterator[bytes]:
+    """Return the bytes in pieces that need no new memory from the system, which takes longer than a look at them."""
+    return (bytes(view[start : start + _PIECE]) for start in range(0, len(view), _PIECE))
+
+
+def too_many_values(most: int = MAX_VALUES) -> InvalidInput:
+    """Return the error for a body with too many values."""
+    return InvalidInput(
+        f"the request body has more than {most} values (commas, opening brackets, long numbers); send smaller batches",
+        code="batch_too_large",
+    )
+
+
+@cache
+def array_of(shape: Any) -> Any:
+    """Return a type of arrays at whose first element after `MAX_ITEMS` the decoder stops, which it does for no list."""
+    fields = [(f"at_{index}", shape, None) for index in range(MAX_ITEMS)]
+    return msgspec.defstruct("Array", fields, array_like=True, forbid_unknown_fields=True, gc=False)
+
+
+def elements(array: msgspec.Struct) -> Iterator[Any]:
+    """Return the elements of an `array_of`."""
+    return takewhile(lambda one: one is not None, msgspec.structs.astuple(array))
+
+
 def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:
-    """Decode a body. `what` names it in errors; `texts` has error texts by field."""
+    """Decode a body without payloads. `what` names it in errors; `texts` has error texts by field."""
+    if type is not msgspec.Raw and many_values(body):
+        raise too_many_values()
+    return decode_unbounded(body, type, what, texts)
+
+
+def decode_unbounded(body: bytes, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:
+    """Decode a body whose number of values the type limits, or the caller has checked."""
     if not body:
         raise InvalidInput("Empty request body")
     try:
         # Raw parts would otherwise keep bytes that are not valid UTF-8.
         if not body.isascii():
             body.decode()
-        return msgspec.json.decode(body, type=type)
+        if len(body) <= _FEW_BYTES:
+            return msgspec.json.decode(body, type=type)
+        return msgspec.json.Decoder(type, float_hook=Floats()).decode(body)
     except msgspec.ValidationError as error:
+        if _AT_MOST in str(error):
+            raise too_many_values() from None
         raise InvalidInput(explain(str(error), what, texts)) from None
     except msgspec.DecodeError as error:
         raise InvalidInput(f"Invalid JSON: {error}", code="invalid_json") from None
@@ -215,6 +401,22 @@ def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] 
         raise InvalidInput(f"Invalid JSON: not valid UTF-8 at byte {error.start}", code="invalid_json") from None
     except RecursionError:
         raise InvalidInput("Invalid JSON: nested too deeply", code="invalid_json") from None
+
+
+class Floats:
+    """Converts the numbers that are not typed, faster than the decoder does at worst, and a limited number of them."""
+
+    def __init__(self) -> None:
+        self._left = MAX_FLOATS
+
+    def __call__(self, text: str) -> float:
+        self._left -= 1
+        if self._left < 0:
+            raise InvalidInput(
+                f"the request body has more than {MAX_FLOATS} fractions or exponents; send smaller batches",
+                code="batch_too_large",
+            )
+        return float(text)
 
 
 def explain(text: str, what: str, texts: Mapping[str, str] | None = None) -> str:
@@ -228,7 +430,7 @@ def explain(text: str, what: str, texts: Mapping[str, str] | None = None) -> str
     elif match := _EXPECTED.fullmatch(text):
         text = f"expected {_type_names(match[1])}, got {_type_names(match[2])}"
     else:
-        text = text[:1].lower() + text[1:]
+        text = text[:1].lower() + text[1:_LONGEST_REASON]
     known = texts.get(place.rpartition(".")[2]) if texts else None
     if known is not None:
         return f"{place}: {known}" if "." in place else known

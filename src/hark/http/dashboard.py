@@ -12,8 +12,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.api import operations
+from hark.api.options import OPTIONS
 from hark.errors import NotFound
-from hark.http.routes.table import Failure, Table, public
+from hark.http.routes.table import Failure, Table, bind, table
 
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -81,7 +83,9 @@ def _knows(tags: str, tag: str) -> bool:
 
 @cache
 def _pages() -> dict[str, Page]:
-    return {path: _page(path, content) for path, content in _files(resources.files("hark") / "dashboard")}
+    files = dict(_files(resources.files("hark") / "dashboard"))
+    files["lib/queue-options.js"] = b"export const OPTIONS = %b;\n" % msgspec.json.encode(list(OPTIONS.values()))
+    return {path: _page(path, content) for path, content in files.items()}
 
 
 def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
@@ -101,9 +105,13 @@ def _page(path: str, content: bytes) -> Page:
     return Page(_TYPES[path.rpartition(".")[2]], content, packed, f'"{name}"', f'"{name}-gzip"')
 
 
-TABLE: Table = {
-    "/": {"GET": public(show_dashboard, answer={200: str, 304: None}, media="text/html")},
-    "/assets/{path:path}": {
-        "GET": public(show_asset, answer={200: str, 304: None}, media="*/*", errors=(Failure(404, "route_not_found"),))
-    },
-}
+TABLE: Table = table(
+    bind(operations.SHOW_DASHBOARD, show_dashboard, answer={200: str, 304: None}, media="text/html"),
+    bind(
+        operations.SHOW_ASSET,
+        show_asset,
+        answer={200: str, 304: None},
+        media="*/*",
+        errors=(Failure(404, "route_not_found"),),
+    ),
+)

@@ -1,22 +1,84 @@
-"""One HTTP request with its response: what the wire has parsed, what the edge knows of it, and the way to answer it."""
+"""One HTTP request with its response: its parsed parts, its identity, its request id and its counters."""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, unquote
 
 from hark.access.identity import NOBODY, Identity
+from hark.api.operations import WEBSOCKET
 from hark.errors import HarkError
-from hark.http.measuring import Answers
-from hark.http.routes.table import WEBSOCKET, Operation
+from hark.http.routes.table import Operation
+from hark.prometheus import CALL_SECONDS, Histogram
 
 if TYPE_CHECKING:
-    from hark.http.routes.router import PathParams
+    from hark.http.routes.requests import PathParams
+
+MOST_ROUTES = 100
+"""Number of routes (with a method) that have separate counters; further routes are counted together as `other`."""
+MOST_STATUSES = 400
+"""Number of combinations of route, method and status with separate counters; further ones count as `other`."""
+OTHER = "other"
+NO_ROUTE = "none"
+"""The route label of requests that match no route."""
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"))
+
+
+class Answers:
+    """Counters of one route and method."""
+
+    __slots__ = ("_requests", "seconds", "statuses")
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self.seconds = Histogram(CALL_SECONDS)
+        self.statuses: dict[int, int] = {}
+
+    def add(self, status: int, seconds: float) -> None:
+        """Count a response that began after `seconds`."""
+        self.seconds.add(seconds)
+        try:
+            self.statuses[status] += 1
+        except KeyError:
+            if self._requests.admits_status():
+                self.statuses[status] = 1
+
+
+class Requests:
+    """Request counters of one server process."""
+
+    def __init__(self) -> None:
+        self.routes: dict[tuple[str, str], Answers] = {}
+        """Counters by route and method."""
+        self.odd = 0
+        """Responses beyond the number of separate status counters."""
+        self._statuses = 0
+
+    def admit(self, route: str, method: str) -> Answers:
+        """Return the counters of a route that may be new. Unknown methods share one counter."""
+        key = (route, method if method in _METHODS else OTHER)
+        if key not in self.routes and len(self.routes) >= MOST_ROUTES:
+            key = (OTHER, OTHER)
+        return self.routes.setdefault(key, Answers(self))
+
+    def admits_status(self) -> bool:
+        """Return whether one more status of a route gets a counter of its own; otherwise count it as odd."""
+        if self._statuses < MOST_STATUSES:
+            self._statuses += 1
+            return True
+        self.odd += 1
+        return False
+
 
 Header = tuple[bytes, bytes]
-Lost = Callable[[], None]
+Lost = Callable[[], object]
 NO_HEADERS: Mapping[bytes, bytes] = {}
 EXCHANGE = "hark.exchange"
 """Key of the exchange in the scope of an ASGI request."""
@@ -73,6 +135,7 @@ class Exchange:
         "given_id",
         "gone",
         "headers",
+        "held",
         "identity",
         "keep_alive",
         "method",
@@ -90,6 +153,7 @@ class Exchange:
         "status",
         "trace_context",
         "version",
+        "waits",
     )
 
     carrier: Carrier
@@ -116,7 +180,11 @@ class Exchange:
         self.secure = secure
         self.version = version
         self.body = b""
+        self.held = 0
+        """Bytes of the body that count as bytes in flight until the request has ended."""
         self.keep_alive = True
+        self.waits = False
+        """Whether the request waits for messages, so that its response can take long."""
         self.started = perf_counter()
         # What the edge finds out.
         self.route = ""
@@ -197,3 +265,42 @@ class Exchange:
 def exchange_of(asked: Mapping[str, Any]) -> Exchange:
     """Return the exchange of an ASGI scope or of a starlette request."""
     return cast(Exchange, asked[EXCHANGE])
+
+
+HEADER = b"x-request-id"
+
+_GIVEN = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_numbers = itertools.count(1)
+_process = os.urandom(6).hex()
+"""Prefix of the ids of this process, so that ids of several servers differ."""
+
+current_exchange: ContextVar[Exchange | None] = ContextVar("hark_request", default=None)
+"""The current request. (Its id is generated only when it is needed.)"""
+
+
+def request_id_of(exchange: Exchange) -> str:
+    """Return the id of a request: that of the client if it is 1 to 128 of `A-Z a-z 0-9 . _ -`, else a new one."""
+    if exchange.given_id is None:
+        given = exchange.headers.get(HEADER, b"")
+        exchange.given_id = given.decode() if _GIVEN.fullmatch(given) else _new()
+    return exchange.given_id
+
+
+def current_request_id() -> str | None:
+    """Return the id of the current request, or None."""
+    exchange = current_exchange.get()
+    return None if exchange is None else request_id_of(exchange)
+
+
+def _new() -> str:
+    # Hark does not use os.fork, so each process has its own prefix.
+    return f"{_process}-{next(_numbers):x}"
+
+
+class RequestIds(logging.Filter):
+    """Adds the id of the current request to each log record as `request_id`; empty if there is none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Accept every record."""
+        record.request_id = current_request_id() or ""
+        return True

@@ -7,24 +7,46 @@ answers by a callback. On a small request, a framework costs more time than all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
+from hark.access.identity import ANYBODY
+from hark.api import operations
+from hark.api.operations import Reach
+from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
+from hark.api.types.leases import ExtendBody
+from hark.batching import when_done
 from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, Overloaded
-from hark.http.acks import ACK_TEXTS, AckAnswer, AckBatchBody, AckBody, ack_answers, settlements_of
-from hark.http.answers.messages import ExtendedLease
-from hark.http.callers import named
-from hark.http.checks import check_text, decode_json
-from hark.http.edge.reaching import settle, stamp
-from hark.http.edge.trace_contexts import carry
-from hark.http.exchange import Exchange
-from hark.http.pops import Pop, PopReply, parse_pop, place_in_path, pop_params, pop_reply
-from hark.http.push_items import ITEM_TEXTS, PushBody, plain_messages, to_new_message
-from hark.http.renewals import ExtendBody, extended_lease, renewal_seconds
+from hark.http.admission import settle, stamp
+from hark.http.checks import (
+    AT_ONCE,
+    check_nesting,
+    check_nesting_in_turns,
+    check_text,
+    check_values,
+    decode_json,
+    in_turns,
+    many_values,
+)
+from hark.http.exchange import Exchange, current_exchange
+from hark.http.headers import carry
+from hark.http.items import (
+    ACK_TEXTS,
+    PushBody,
+    ack_answers,
+    extended_lease,
+    items_in,
+    payloads_in,
+    plain_messages,
+    renewal_seconds,
+    settlements_of,
+    to_new_message,
+)
+from hark.http.pops import Pop, named, parse_pop, place_in_path, pop_params, pop_reply
 from hark.http.responses import (
     JSON_HEADERS,
     NO_STORE,
@@ -36,8 +58,8 @@ from hark.http.responses import (
     known_error,
 )
 from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY
-from hark.http.routes.table import LINES, Operation, Reach, Table, write
-from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, SettleOutcome
+from hark.http.routes.table import LARGE_BODY, LINES, Bound, Table, bind, table
+from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.settings import Settings
 
 _POP_CACHE = 4096
@@ -47,20 +69,6 @@ _EMPTY = (NO_STORE,)
 _FIRST_LINE_SECONDS = 0.05
 """How long the first line of `next` can wait for the second: most often both go out with one write."""
 _LINES_HEADERS = ((b"content-type", LINES.encode()), NOSNIFF, NO_STORE)
-
-
-class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """The result of one pushed message."""
-
-    index: int
-    transaction_id: str | None
-    status: str
-    message_id: str | None
-    partition_id: str | None
-    trace_id: str | None
-    queueName: str
-    code: str | None = None
-    error: str | None = None
 
 
 class NextBody(AckBatchBody, gc=False, rename="camel"):
@@ -87,49 +95,47 @@ class HotRoutes:
     def table(self) -> Table:
         """Return the table of these routes."""
         acks = {"answer": list[AckAnswer], "hot": True}
-        return {
-            "/api/v1/push": {
-                "POST": write(
-                    self.push,
-                    Reach.ITEMS,
-                    body=PushBody,
-                    answer={201: list[PushAnswer]},
-                    errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
-                    hot=True,
-                )
-            },
-            "/api/v1/ack": {"POST": write(self.ack, Reach.ITEMS, body=AckBody, **acks)},
-            "/api/v1/ack/batch": {
-                "POST": write(self.ack_batch, Reach.ITEMS, body=AckBatchBody, errors=(TOO_MANY,), **acks)
-            },
-            "/api/v1/next": {
-                "POST": write(
-                    self.next,
-                    Reach.QUERY,
-                    query=pop_params(self._settings, place=True),
-                    body=NextBody,
-                    body_optional=True,
-                    answer=str,
-                    media=LINES,
-                    errors=(TOO_MANY, NOT_SUPPORTED),
-                    hot=True,
-                )
-            },
-            "/api/v1/lease/{lease_id}/extend": {
-                "POST": write(
-                    self.extend, Reach.ITEMS, body=ExtendBody, body_optional=True, answer=ExtendedLease, hot=True
-                )
-            },
-            "/api/v1/pop": {"GET": self._pop(Reach.QUERY)},
-            "/api/v1/pop/queue/{queue}": {"GET": self._pop(Reach.PATH)},
-            "/api/v1/pop/queue/{queue}/partition/{partition}": {"GET": self._pop(Reach.PATH)},
-        }
+        return table(
+            bind(
+                operations.PUSH,
+                self.push,
+                body=PushBody,
+                body_bytes=LARGE_BODY,
+                answer={201: list[PushAnswer]},
+                errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
+                hot=True,
+            ),
+            bind(operations.ACK, self.ack, body=AckBody, **acks),
+            bind(
+                operations.ACK_BATCH,
+                self.ack_batch,
+                body=AckBatchBody,
+                body_bytes=LARGE_BODY,
+                errors=(TOO_MANY,),
+                **acks,
+            ),
+            bind(
+                operations.NEXT,
+                self.next,
+                query=pop_params(self._settings, place=True),
+                body=NextBody,
+                body_bytes=LARGE_BODY,
+                body_optional=True,
+                media=LINES,
+                errors=(TOO_MANY, NOT_SUPPORTED),
+                hot=True,
+            ),
+            bind(operations.EXTEND, self.extend, body=ExtendBody, body_optional=True, hot=True),
+            self._pop(operations.POP),
+            self._pop(operations.POP_OF_QUEUE),
+            self._pop(operations.POP_OF_QUEUE_PARTITION),
+        )
 
-    def _pop(self, reach: Reach) -> Operation:
-        return write(
+    def _pop(self, operation: operations.Operation[PopReply]) -> Bound:
+        return bind(
+            operation,
             self.pop,
-            reach,
-            query=pop_params(self._settings, place=reach is Reach.QUERY),
+            query=pop_params(self._settings, place=operation.reach is Reach.QUERY),
             answer={200: PopReply, 204: None},
             errors=(NOT_SUPPORTED, ANOTHER_MODE),
             hot=True,
@@ -143,42 +149,97 @@ class HotRoutes:
         Stores messages durably and creates missing queues and partitions. The response has one result for each item,
         in the order of the request, with the status `queued`, `duplicate` or `failed`.
         """
-        messages = self._messages(exchange.body)
-        stamp(exchange.identity, messages)
+        body = exchange.body
+        if len(body) > AT_ONCE:
+            self._keep(asyncio.ensure_future(self._push_large(exchange)))
+            return
+        check_nesting(body)
+        messages = plain_messages(body)
+        if messages is None:
+            messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
+        self._push(exchange, messages)
+
+    async def _push_large(self, exchange: Exchange) -> None:
+        try:
+            body = exchange.body
+            await check_nesting_in_turns(body)
+            number = many_values(body)
+            if number:
+                await asyncio.sleep(0)
+                check_values(number, payloads_in(body))
+            await asyncio.sleep(0)
+            messages = None if number else plain_messages(body)
+            if messages is None:
+                items = items_in(body, many=number > 0)
+                if len(items) > self._max_batch:
+                    raise self._too_many("items", len(items))
+                messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
+            if not exchange.gone:
+                self._push(exchange, messages)
+        except Exception as error:
+            _fail(exchange, error)
+
+    def _push(self, exchange: Exchange, messages: list[NewMessage]) -> None:
+        if len(messages) > self._max_batch:
+            raise self._too_many("items", len(messages))
+        if exchange.identity is not ANYBODY:
+            stamp(exchange.identity, messages)
         if exchange.trace_context is not None:
             carry(exchange, messages)
         if messages:
             exchange.body = b""
-            _answer(exchange, self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
+            self._broker.begin_push(messages).then(partial(self._pushed, exchange, messages))
         else:
             exchange.respond(201, JSON_HEADERS, b"[]")
 
-    def _pushed(self, exchange: Exchange, messages: list[NewMessage], outcomes: list[PushOutcome]) -> None:
-        left = self._broker.finish_push(messages, outcomes)
-        if left is not None:
-            task = asyncio.ensure_future(left)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            _answer(exchange, task, partial(_respond_pushed, exchange, messages))
-        else:
-            _respond_pushed(exchange, messages, outcomes)
+    def _pushed(
+        self, exchange: Exchange, messages: list[NewMessage], future: asyncio.Future[list[PushOutcome]]
+    ) -> None:
+        try:
+            outcomes = future.result()
+            answers = []
+            full = resealed = 0
+            for index, outcome in enumerate(outcomes):
+                message, code = messages[index], outcome.code
+                if code is not None:
+                    full += code == "queue_full"
+                    resealed += code == "sealing_mismatch"
+                answers.append(
+                    PushAnswer(
+                        index,
+                        outcome.transaction_id,
+                        outcome.status,
+                        outcome.message_id,
+                        outcome.partition_id,
+                        message.trace_id,
+                        message.queue,
+                        code,
+                        outcome.error,
+                    )
+                )
+            if resealed:
+                task = asyncio.ensure_future(self._broker.push_again(messages, outcomes))
+                self._keep(task)
+                task.add_done_callback(partial(self._pushed, exchange, messages))
+            elif full == len(outcomes):
+                text = outcomes[0].error or "the queue is full (option maxSize); retry later"
+                raise Overloaded(text, code="queue_full")
+            else:
+                exchange.respond(201, JSON_HEADERS, encode(answers))
+        except Exception as error:
+            _fail(exchange, error)
 
-    def _messages(self, body: bytes) -> list[NewMessage]:
-        messages = plain_messages(body)
-        if messages is None:
-            items = decode_json(body, PushBody, "body", ITEM_TEXTS).items
-            self._check_number("items", len(items))
-            return [to_new_message(item, index) for index, item in enumerate(items)]
-        self._check_number("items", len(messages))
-        return messages
+    def _keep(self, task: asyncio.Future[Any]) -> None:
+        """Keep a reference to a task until it is done: the event loop keeps none."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _check_number(self, field: str, number: int) -> None:
-        if number > self._max_batch:
-            raise InvalidInput(
-                f"{field}: at most {self._max_batch} in one request (setting limits.max_batch), got {number}; "
-                "send smaller batches",
-                code="batch_too_large",
-            )
+    def _too_many(self, field: str, number: int) -> InvalidInput:
+        return InvalidInput(
+            f"{field}: at most {self._max_batch} in one request (setting limits.max_batch), got {number}; "
+            "send smaller batches",
+            code="batch_too_large",
+        )
 
     # Pop ---------------------------------------------------------------------------------------------------
 
@@ -190,10 +251,11 @@ class HotRoutes:
         with the `leaseId` before the lease expires.
         """
         asked = self._asked(exchange)
+        exchange.waits = asked.wait_seconds > 0
         request = named(asked.request, exchange)
         future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority)
         exchange.on_left = future.cancel
-        future.add_done_callback(partial(self._popped, exchange, request))
+        when_done(future, partial(self._popped, exchange, request))
 
     def _asked(self, exchange: Exchange) -> Pop:
         place, query = place_in_path(exchange.params), exchange.query
@@ -208,11 +270,13 @@ class HotRoutes:
             result = _received(self._broker, exchange, future)
             if result.messages:
                 body = encode(pop_reply(request, result))
-                exchange.respond(200, UNCACHED_JSON, body, partial(self._broker.give_back, result))
+                # Only the lease is kept until the client has the messages. What was settled at once is not given back.
+                lost = partial(self._broker.release, result.lease_id) if result.lease_id else None
+                exchange.respond(200, UNCACHED_JSON, body, lost)
             else:
                 exchange.respond(204, _EMPTY, b"")
         except Exception as error:
-            exchange.respond(*error_response(error))
+            _fail(exchange, error)
 
     # Next --------------------------------------------------------------------------------------------------
 
@@ -225,10 +289,12 @@ class HotRoutes:
         `code`. A client that disconnects does not undo the settlements.
         """
         batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
-        self._check_number("acknowledgments", len(batch.acknowledgments))
+        if len(batch.acknowledgments) > self._max_batch:
+            raise self._too_many("acknowledgments", len(batch.acknowledgments))
         asked = self._asked(exchange)
+        exchange.waits = asked.wait_seconds > 0
         items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
-        settling = settle(exchange.identity, self._broker, items) if items else None
+        settling = _settling(exchange, self._broker, items) if items else None
         _Next(self._broker, exchange, asked).start(settling)
 
     # Ack ---------------------------------------------------------------------------------------------------
@@ -252,17 +318,19 @@ class HotRoutes:
         Settles messages of one consumer group. The response has one result for each acknowledgement, in the order of
         the request.
         """
+        body = exchange.body
         try:
-            batch = _decode_ack_batch(exchange.body)
+            batch = decode_json(body, AckBatchBody, "body") if many_values(body) else _decode_ack_batch(body)
         except _UNDECODABLE:
-            batch = decode_json(exchange.body, AckBatchBody, "body", ACK_TEXTS)
-        self._check_number("acknowledgments", len(batch.acknowledgments))
+            batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
+        if len(batch.acknowledgments) > self._max_batch:
+            raise self._too_many("acknowledgments", len(batch.acknowledgments))
         self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
 
     def _settle(self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str) -> None:
         items = settlements_of(acks, group, where)
         if items:
-            _answer(exchange, settle(exchange.identity, self._broker, items), partial(_respond_settled, exchange))
+            when_done(_settling(exchange, self._broker, items), partial(_settled, exchange))
         else:
             exchange.respond(200, JSON_HEADERS, b"[]")
 
@@ -277,7 +345,7 @@ class HotRoutes:
         lease_id = check_text(str(exchange.params["lease_id"]), "lease_id")
         body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
         future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.seconds)))
-        _answer(exchange, future, partial(_respond_renewed, exchange, lease_id))
+        when_done(future, partial(_renewed, exchange, lease_id))
 
 
 def _received(broker: Broker, exchange: Exchange, future: asyncio.Future[PopResult]) -> PopResult:
@@ -317,7 +385,7 @@ class _Next:
         if settling is None:
             self._note_settled([])
             return
-        settling.add_done_callback(self._on_settled)
+        when_done(settling, self._on_settled)
         if self._asked.wait_seconds:
             self._pop()
 
@@ -329,7 +397,7 @@ class _Next:
             popping = self._popping
             if popping is not None and not popping.cancel() and not popping.cancelled() and not popping.exception():
                 self._broker.give_back(popping.result())
-            self._exchange.respond(*error_response(error))
+            _fail(self._exchange, error)
         else:
             self._note_settled(outcomes)
 
@@ -358,7 +426,7 @@ class _Next:
             popping.set_exception(error)
         self._popping = popping
         self._exchange.on_left = popping.cancel
-        popping.add_done_callback(self._on_popped)
+        when_done(popping, self._on_popped)
 
     def _on_popped(self, _popping: asyncio.Future[PopResult]) -> None:
         self._popped = True
@@ -376,7 +444,7 @@ class _Next:
         try:
             result = _received(self._broker, self._exchange, popping)
             line = encode(pop_reply(self._request, result) if result.messages else None)
-            lost = partial(self._broker.give_back, result)
+            lost = partial(self._broker.release, result.lease_id) if result.lease_id else None
         except Exception as error:
             known = known_error(error)
             retry = {} if known.retry_after is None else {"retryAfter": known.retry_after}
@@ -386,41 +454,29 @@ class _Next:
         self._exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
 
 
-def _answer(exchange: Exchange, future: asyncio.Future[Any], respond: Callable[[Any], None]) -> None:
-    """Respond to a request when a future is done: by `respond` with its result, or with its error."""
-
-    def done(future: asyncio.Future[Any]) -> None:
-        try:
-            respond(future.result())
-        except Exception as error:
-            exchange.respond(*error_response(error))
-
-    future.add_done_callback(done)
+def _fail(exchange: Exchange, error: Exception) -> None:
+    """Respond with an error. Its headers and log lines name the request."""
+    token = current_exchange.set(exchange)
+    try:
+        exchange.respond(*error_response(error))
+    finally:
+        current_exchange.reset(token)
 
 
-def _respond_pushed(exchange: Exchange, messages: list[NewMessage], outcomes: list[PushOutcome]) -> None:
-    if outcomes[0].code == "queue_full" and all(one.code == "queue_full" for one in outcomes):
-        raise Overloaded(outcomes[0].error or "the queue is full (option maxSize); retry later", code="queue_full")
-    answers = [
-        PushAnswer(
-            index,
-            outcome.transaction_id,
-            outcome.status,
-            outcome.message_id,
-            outcome.partition_id,
-            messages[index].trace_id,
-            messages[index].queue,
-            outcome.code,
-            outcome.error,
-        )
-        for index, outcome in enumerate(outcomes)
-    ]
-    exchange.respond(201, JSON_HEADERS, encode(answers))
+def _settling(exchange: Exchange, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
+    identity = exchange.identity
+    return settle(identity, broker, items) if identity.restricted else broker.settle(items)
 
 
-def _respond_settled(exchange: Exchange, outcomes: list[SettleOutcome]) -> None:
-    exchange.respond(200, JSON_HEADERS, encode(ack_answers(outcomes)))
+def _settled(exchange: Exchange, future: asyncio.Future[list[SettleOutcome]]) -> None:
+    try:
+        exchange.respond(200, JSON_HEADERS, encode(ack_answers(future.result())))
+    except Exception as error:
+        _fail(exchange, error)
 
 
-def _respond_renewed(exchange: Exchange, lease_id: str, outcome: RenewOutcome) -> None:
-    exchange.respond(200, JSON_HEADERS, encode(extended_lease(lease_id, outcome)))
+def _renewed(exchange: Exchange, lease_id: str, future: asyncio.Future[RenewOutcome]) -> None:
+    try:
+        exchange.respond(200, JSON_HEADERS, encode(extended_lease(lease_id, future.result())))
+    except Exception as error:
+        _fail(exchange, error)

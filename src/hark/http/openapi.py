@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from hark._version import __version__
-from hark.access.identity import Role
-from hark.http.answers.common import ErrorAnswer
+from hark.api.fields import PATH_TEXTS, describe_fields
+from hark.api.operations import WEBSOCKET, Role
+from hark.api.types.base import Answer, ErrorAnswer
+from hark.api.types.leases import AheadMessage, GroupReason
 from hark.http.checks import MAX_NAME_BYTES
-from hark.http.fields import PATH_TEXTS, describe_fields
-from hark.http.routes.table import JSON, WEBSOCKET, Failure, Operation, Table
+from hark.http.routes.table import JSON, Failure, Operation, Table
+from hark.model import Counts
 
 VERSION = "3.1.0"
 _REF = "#/components/schemas/{name}"
@@ -68,9 +70,12 @@ _STATUS_TEXTS = {
     429: "The server or the queue is at its limit; retry later.",
     501: "The server does not support this feature.",
     503: "The service is unavailable; retry later.",
+    507: "The disk of the store is full or nearly full; retry later.",
 }
 
 
+_WITH_NULLS = (GroupReason, AheadMessage)
+"""Answers that leave out fields and have nulls, too: the reason determines their fields."""
 _ABOUT = (
     "Hark is a durable message queue. Requests and responses are JSON in UTF-8. Times in responses are ISO 8601 "
     "in UTC. Times in requests are ISO 8601 (UTC unless they have an offset) or integer milliseconds since 1970. "
@@ -83,6 +88,7 @@ def document(table: Table) -> dict[str, object]:
     operations = list(_operations(table))
     types = list(_types(operation for _, _, operation in operations))
     found, components = msgspec.json.schema_components(types, schema_hook=_of_any, ref_template=_REF)
+    _require_answers(components)
     describe_fields(components)
     schemas = _Schemas(types, found)
     ids = _ids(operations)
@@ -142,6 +148,34 @@ def _types(operations: Iterator[Operation]) -> Iterator[Any]:
         if operation.body is not None:
             yield operation.body
         yield from (type for type in operation.answers.values() if type is not None)
+
+
+def _require_answers(components: Mapping[str, dict[str, Any]]) -> None:
+    """Say which fields of answers are always there: all of them, unless their type leaves out defaults."""
+    for answer in (*_subclasses(Counts), *_subclasses(Answer)):
+        schema = components.get(answer.__name__)
+        if schema is None:
+            continue
+        for field in msgspec.structs.fields(answer):
+            shown = schema["properties"][field.encode_name]
+            shown.pop("default", None)
+            if answer.__struct_config__.omit_defaults and not field.required and answer not in _WITH_NULLS:
+                _never_null(shown)
+        if not answer.__struct_config__.omit_defaults:
+            fields = msgspec.structs.fields(answer)
+            schema["required"] = [one.encode_name for one in fields if msgspec.UnsetType not in get_args(one.type)]
+
+
+def _never_null(schema: dict[str, Any]) -> None:
+    """Leave null out of the types of a field, which is absent instead."""
+    types = [one for one in schema.pop("anyOf", ()) if one != {"type": "null"}]
+    schema.update(types[0] if len(types) == 1 else {"anyOf": types} if types else {})
+
+
+def _subclasses(base: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    yield base
+    for one in base.__subclasses__():
+        yield from _subclasses(one)
 
 
 # Words -----------------------------------------------------------------------------------------------------
@@ -239,7 +273,10 @@ def _failures(operation: Operation) -> dict[int, list[str]]:
         Failure(403, "host_not_allowed"),
         Failure(429, "overloaded"),
         Failure(503, "engine_failure"),
+        Failure(503, "store_unavailable"),
     ]
+    if operation.role is not None and operation.role >= Role.READ_WRITE:
+        common.append(Failure(507, "disk_full"))
     if operation.body is not None:
         common += [Failure(400, "invalid_json"), Failure(413, "body_too_large")]
     if operation.role is not None:

@@ -1,4 +1,4 @@
-"""Pops: parameters and response."""
+"""Pops: parameters, the name of a consumer for people, and the response."""
 
 from __future__ import annotations
 
@@ -7,17 +7,39 @@ from typing import cast
 from urllib.parse import parse_qsl
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
+from hark.api.types.delivery import Delivered, PopReply
 from hark.errors import InvalidInput, Refused
-from hark.http.callers import CONSUMER
-from hark.http.checks import check_name, format_time, parse_time
-from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
-from hark.http.renewals import MAX_SECONDS
-from hark.http.routes.router import PathParams
-from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
-from hark.model.trace_context import parted
+from hark.http.checks import MAX_NAME_BYTES, check_name, format_time, parse_time
+from hark.http.exchange import Exchange
+from hark.http.items import MAX_SECONDS
+from hark.http.routes.requests import PathParams
+from hark.http.routes.table import BoolParam, ChoiceParam, IntParam, NameParam, Param
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, StoredMessage, Subscription
+from hark.model.messages import parted
 from hark.settings import Settings
+
+CONSUMER = NameParam(
+    "consumer",
+    "Name of the consumer, shown with its leases. The default is the name of its token and its address.",
+)
+
+
+def named(request: PopRequest, exchange: Exchange) -> PopRequest:
+    """Return the request with a consumer name: its own, or that of the caller."""
+    return request if request.consumer else replace(request, consumer=caller(exchange))
+
+
+def caller(exchange: Exchange) -> str:
+    """Return the subject of the token and the client address, as far as they are known."""
+    subject, client = exchange.identity.subject, exchange.client
+    if client is None or not client[0]:
+        return subject[:MAX_NAME_BYTES]
+    host, port = client
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{subject[: MAX_NAME_BYTES - len(address) - 1]}@{address}" if subject else address
+
 
 AUTOPILOT_BATCH = 200
 MAX_PARTITIONS = 10_000
@@ -58,6 +80,7 @@ _SUBSCRIPTION_FROM = Param(
 _LEASE_TIME = IntParam(
     "leaseTime", "Length of the lease, in seconds. The default is the queue option `leaseTime`.", 0, 1, MAX_SECONDS
 )
+_LEASE_SECONDS = IntParam("leaseSeconds", "Alias of `leaseTime`.", 0, 1, MAX_SECONDS)
 _PRIORITY = IntParam(
     "consumerPriority",
     "Priority among waiting consumers. Consumers with a higher number receive messages first.",
@@ -84,40 +107,6 @@ class Pop(msgspec.Struct, frozen=True):
     """Waiting consumers with a higher number receive messages first."""
 
 
-class WireDelivery(msgspec.Struct, gc=False, rename="camel"):
-    """A delivered message."""
-
-    id: str
-    transaction_id: str
-    trace_id: str | None
-    data: msgspec.Raw
-    producer_sub: str | None
-    created_at: str
-    partition_id: str
-    partition: str
-    lease_id: str
-    consumer_group: str
-    queue: str
-    offset: int
-    priority: int
-    delivery_attempt: int
-    traceparent: str | UnsetType = UNSET
-    tracestate: str | UnsetType = UNSET
-
-
-class PopReply(msgspec.Struct, gc=False, rename="camel"):
-    """The messages that a pop received. The partition at the top level is that of the first message."""
-
-    success: bool
-    queue: str
-    partition: str
-    partition_id: str
-    lease_id: str
-    consumer_group: str
-    partitions_claimed: int
-    messages: Sequence[WireDelivery]
-
-
 def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tuple[Param, ...]:
     """Return the parameters of all routes that receive messages. `place`: including queue and partition."""
     return (
@@ -130,6 +119,7 @@ def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tup
         _SUBSCRIPTION_MODE,
         _SUBSCRIPTION_FROM,
         _LEASE_TIME,
+        _LEASE_SECONDS,
         _PRIORITY,
         CONSUMER,
         _CONFLATION,
@@ -188,7 +178,7 @@ def pop_request(query: Mapping[str, str], place: Place, default_batch: int, sett
         partitions=_PARTITIONS.of(query),
         auto_ack=_AUTO_ACK.of(query),
         subscription=_subscription(query, settings.pop.default_subscription),
-        lease_ms=1000 * _LEASE_TIME.of(query) or None,
+        lease_ms=1000 * (_LEASE_TIME.of(query) or _LEASE_SECONDS.of(query)) or None,
         consumer=CONSUMER.of(query) or "",
     )
 
@@ -243,7 +233,7 @@ def pop_reply(request: PopRequest, result: PopResult) -> PopReply:
     )
 
 
-def wire_messages(group: str, result: PopResult) -> list[WireDelivery]:
+def wire_messages(group: str, result: PopResult) -> list[Delivered]:
     """Return delivered messages in the form of the HTTP API."""
     lease_id = result.lease_id
     created_at, created_text = -1, ""
@@ -252,7 +242,7 @@ def wire_messages(group: str, result: PopResult) -> list[WireDelivery]:
         if message.created_at != created_at:
             created_at = message.created_at
             created_text = format_time(created_at)
-        wire = WireDelivery(
+        wire = Delivered(
             message.id,
             message.transaction_id,
             message.trace_id,
@@ -270,6 +260,14 @@ def wire_messages(group: str, result: PopResult) -> list[WireDelivery]:
         )
         if message.trace_context is not None:
             wire.traceparent, tracestate = parted(message.trace_context)
-            wire.tracestate = tracestate or UNSET
+            wire.tracestate = tracestate
         messages.append(wire)
     return messages
+
+
+def browsed_messages(messages: Sequence[StoredMessage]) -> list[Delivered]:
+    """Return browsed messages in the form of the HTTP API."""
+    shown = wire_messages("", PopResult(messages))
+    for wire, message in zip(shown, messages, strict=True):
+        wire.payload_error = message.unreadable
+    return shown

@@ -1,18 +1,22 @@
-"""Responses of the raw ASGI routes: JSON bodies and errors."""
+"""Bodies of requests and responses on the raw ASGI routes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, MutableMapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 import msgspec
 
-from hark.errors import HarkError, MethodNotAllowed, Unauthorized
-from hark.http.edge import request_ids
-from hark.http.exchange import Header
+from hark.api.types import base
+from hark.errors import BodyTooLarge, HarkError, InvalidInput, MethodNotAllowed, Unauthorized
+from hark.http import exchange
+from hark.http.checks import check_nesting_in_turns, check_values, decode_unbounded, many_values, too_many_values
+from hark.http.exchange import Header, exchange_of
+from hark.http.routes.table import Operation
+from hark.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +24,7 @@ Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Event]]
 Send = Callable[[Event], Coroutine[Any, Any, None]]
-encode = msgspec.json.Encoder().encode
+encode = base.encode
 JSON_HEADER = (b"content-type", b"application/json")
 NO_STORE = (b"cache-control", b"no-store")
 NOSNIFF = (b"x-content-type-options", b"nosniff")
@@ -81,7 +85,7 @@ Response = tuple[int, tuple[Header, ...], bytes]
 def error_body(error: HarkError) -> dict[str, str]:
     """Return the body of an error response. Internal errors include the request id, to find them in the log."""
     body = {"error": error.text, "code": error.code}
-    if error.code == _INTERNAL and (request_id := request_ids.current_request_id()):
+    if error.code == _INTERNAL and (request_id := exchange.current_request_id()):
         body["requestId"] = request_id
     return body
 
@@ -89,8 +93,8 @@ def error_body(error: HarkError) -> dict[str, str]:
 def error_headers(error: HarkError) -> tuple[Header, ...]:
     """Return the headers of an error response: request id, retry-after, allow and www-authenticate."""
     headers = [JSON_HEADER, NOSNIFF, NO_STORE]
-    if request_id := request_ids.current_request_id():
-        headers.append((request_ids.HEADER, request_id.encode()))
+    if request_id := exchange.current_request_id():
+        headers.append((exchange.HEADER, request_id.encode()))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if error.retry_after is not None:
@@ -136,3 +140,62 @@ def internal_error(error: Exception) -> HarkError:
     """Log an unexpected exception, and return the error that the client receives."""
     log.error("a request failed because of a bug; please report it", exc_info=error)
     return HarkError("internal error; the log of the server has the details", code=_INTERNAL)
+
+
+T = TypeVar("T")
+
+
+def body_limit(operation: Operation, settings: Settings) -> int:
+    """Return the maximum size of the body of an operation, in bytes."""
+    return min(operation.body_bytes, settings.max_body_bytes)
+
+
+async def read_whole(scope: Scope, receive: Receive, settings: Settings) -> bytes:
+    """Return the whole body; raises an error if it is larger than its operation allows, or nested too deeply."""
+    most = body_limit(exchange_of(scope).operation, settings)
+    event = await receive()
+    body: bytes = event.get("body", b"")
+    if not event.get("more_body"):
+        if len(body) > most:
+            raise too_large(most, settings.max_body_bytes)
+        await check_nesting_in_turns(body)
+        return body
+    parts = [body]
+    size = len(body)
+    while event.get("more_body"):
+        if size > most:
+            raise too_large(most, settings.max_body_bytes)
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise InvalidInput("the client disconnected before the request body was complete")
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+    if size > most:
+        raise too_large(most, settings.max_body_bytes)
+    whole = b"".join(parts)
+    await check_nesting_in_turns(whole)
+    return whole
+
+
+Payloads = Callable[[bytes], Iterable[msgspec.Raw]]
+"""Returns the parts of a body that are not decoded."""
+
+
+async def decode_in_turns(
+    body: bytes, type: type[T], what: str, texts: Mapping[str, str] | None = None, payloads: Payloads | None = None
+) -> T:
+    """Decode a body like `decode_json`; its payloads may have many values. Others are served between the steps."""
+    if number := many_values(body):
+        if payloads is None:
+            raise too_many_values()
+        await asyncio.sleep(0)
+        check_values(number, payloads(body))
+        await asyncio.sleep(0)
+    return decode_unbounded(body, type, what, texts)
+
+
+def too_large(most: int, max_body_bytes: int) -> BodyTooLarge:
+    """Return the error for a body that is larger than `most`, the limit of its operation."""
+    if most < max_body_bytes:
+        return BodyTooLarge(f"the request body is over {most} bytes, the limit of this operation")
+    return BodyTooLarge(f"the request body is over {most} bytes (setting max_body_bytes); send smaller batches")

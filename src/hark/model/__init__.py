@@ -4,6 +4,7 @@ Times are integer microseconds since the epoch; durations have their unit in the
 and groups are text that the HTTP layer has checked. Payloads are JSON bytes and are never decoded.
 """
 
+from hark.api.options import Limits, QueueOptions
 from hark.model.admin import (
     Census,
     Collected,
@@ -18,11 +19,14 @@ from hark.model.admin import (
     GroupView,
     MessageFilter,
     MessageView,
+    NewDeadLetter,
     NewTrace,
     PartitionStats,
     QueueFilter,
+    QueueInfo,
     QueuePage,
     QueueSort,
+    QueueSpec,
     QueueStats,
     Seek,
     SeekOutcome,
@@ -49,42 +53,48 @@ from hark.model.explain import (
     Reason,
     Retrying,
 )
-from hark.model.hints import Hint, News
-from hark.model.keys import KeyCheck, KeyEntry, KeyMutation, KeyNews, KeyRange, KeyStats, KeyWrite, KeyWritten
 from hark.model.messages import (
+    DEFAULT_PARTITION,
+    NULL_PAYLOAD,
+    QUEUE_MODE,
     BrowseFrom,
     Delivery,
     EmptyReason,
+    GroupMode,
+    Hint,
+    Key,
+    KeyPart,
+    MessageState,
     NewMessage,
+    News,
     PopRequest,
     PopResult,
     Position,
     PushOutcome,
     Read,
     ReadResult,
+    ScheduledReason,
+    Status,
     StoredMessage,
     Subscription,
+    SubscriptionMode,
 )
-from hark.model.queues import Limits, QueueInfo, QueueOptions, QueueSpec
 from hark.model.settlements import (
     CancelOutcome,
+    KeyCheck,
+    KeyEntry,
+    KeyMutation,
+    KeyNews,
+    KeyRange,
+    KeyStats,
+    KeyWrite,
+    KeyWritten,
     Renewal,
     RenewOutcome,
     Settlement,
     SettleOutcome,
     Transaction,
     TransactionOutcome,
-)
-from hark.model.words import (
-    DEFAULT_PARTITION,
-    NULL_PAYLOAD,
-    QUEUE_MODE,
-    GroupMode,
-    Key,
-    KeyPart,
-    MessageState,
-    Status,
-    SubscriptionMode,
 )
 
 __all__ = [
@@ -136,6 +146,7 @@ __all__ = [
     "MessageFilter",
     "MessageState",
     "MessageView",
+    "NewDeadLetter",
     "NewMessage",
     "NewTrace",
     "News",
@@ -157,6 +168,7 @@ __all__ = [
     "RenewOutcome",
     "Renewal",
     "Retrying",
+    "ScheduledReason",
     "Seek",
     "SeekOutcome",
     "SettleOutcome",

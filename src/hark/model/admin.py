@@ -1,4 +1,4 @@
-"""Data types of administration: filters, statistics, dead letters, messages and traces."""
+"""Queues, and data types of administration: filters, statistics, dead letters, messages and traces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,38 @@ from typing import Literal
 
 import msgspec
 
-from hark.model.messages import Subscription
-from hark.model.queues import Limits, QueueInfo
-from hark.model.words import QUEUE_MODE, GroupMode, MessageState
+from hark.api.options import Limits, QueueOptions
+from hark.model.messages import QUEUE_MODE, GroupMode, Key, MessageState, NewMessage, ScheduledReason, Subscription
+
+
+def labels_of(queue: str) -> tuple[str, str]:
+    """Namespace and task that the name of a queue stands for: those of `a.b` and `a.b.c` are `a` and `b` (rule 2)."""
+    namespace, _, rest = queue.partition(".")
+    return namespace, rest.partition(".")[0]
+
+
+class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue to create or configure."""
+
+    name: str
+    namespace: str = ""
+    task: str = ""
+    options: QueueOptions = QueueOptions()
+
+
+class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored queue."""
+
+    id: str
+    name: str
+    namespace: str
+    task: str
+    options: QueueOptions
+    created_at: int
+    paused: bool
+    partition_id: str | None = None
+    """The id of the partition `Default`, in the response to `configure`."""
+
 
 QueueSort = Literal["newest", "name"]
 
@@ -70,6 +99,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Text that the error contains, without regard to the case of ASCII letters."""
     payloads: bool = True
     """False: payloads are null."""
+    oldest_first: bool = False
     limit: int = 100
     offset: int = 0
 
@@ -92,20 +122,41 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     created_at: int
     failed_at: int
+    priority: int = 0
+    backoff_ms: tuple[int, ...] | None = None
+    undelivered_keys: tuple[Key, ...] = ()
+    trace_context: str | None = None
+    unreadable: str | None = None
+    """Why the payload, which is null then, cannot be read (rule 26): code and text."""
+
+
+class NewDeadLetter(msgspec.Struct, kw_only=True):
+    """A dead letter of another store. The times of delivery and expiry of its message do not count."""
+
+    message: NewMessage
+    id: str
+    """A UUID that identifies the dead letter: a second import of it changes nothing."""
+    group: str
+    attempts: int
+    error: str
+    created_at: int
+    failed_at: int
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """A page of dead letters, the newest failure first, and the number of all matches."""
+    """A page of dead letters, by default the newest failure first, and the number of all matches."""
 
     items: Sequence[DeadLetter]
     total: int
 
 
-class Counts(msgspec.Struct, kw_only=True):
-    """Message counts by state; `pending` and `processing` are those of the group that is furthest behind."""
+class Counts(msgspec.Struct, kw_only=True, rename="camel"):
+    """Message counts by state; the unsettled ones are those of the group that is furthest behind."""
 
     total: int = 0
     pending: int = 0
+    scheduled: int = 0
+    """Messages that are delayed or wait for a retry (rule 28)."""
     processing: int = 0
     completed: int = 0
     failed: int = 0
@@ -135,6 +186,8 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
     sort: QueueSort = "newest"
     limit: int | None = None
     offset: int = 0
+    uncounted: Sequence[str] = ()
+    """Queues whose partitions are not looked at: their partitions and stored, open and held messages are 0."""
 
 
 class QueueStats(msgspec.Struct, kw_only=True):
@@ -157,14 +210,18 @@ class QueuePage(msgspec.Struct, frozen=True):
 
 
 class Depth(msgspec.Struct, frozen=True, gc=False):
-    """Some partitions of a queue, and their unsettled messages of a group, or all stored messages without a group."""
+    """Some partitions of a queue, and the lag of a group in them, or all stored messages without a group."""
 
     queue: str
     group: str | None
     partitions: int
     messages: int
     oldest: int | None
-    """Creation time of the oldest of these messages; unknown without a group, unless the queue has no groups."""
+    """See `GroupStats.oldest_waiting`; unknown without a group, unless the queue has no groups."""
+    scheduled: int = 0
+    """Scheduled messages of the group; without a group they are among the stored messages."""
+    lagging: int = 0
+    """Partitions in which the group has a lag."""
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -196,11 +253,12 @@ class GroupStats(msgspec.Struct, kw_only=True):
     last_seen: int
     paused: bool
     lag: int
-    """Unsettled messages."""
+    """Unsettled messages that are not scheduled."""
     partitions_with_lag: int
     oldest_waiting: int | None
-    """Creation time of the oldest unsettled message."""
+    """Creation time of the oldest of these; of a delayed message, the time at which it became deliverable."""
     leases: int
+    scheduled: int = 0
     in_flight: int = 0
     """Messages in flight."""
     limits: Limits = Limits()
@@ -216,6 +274,10 @@ class TrackStats(msgspec.Struct, kw_only=True):
     cursor: int
     lag: int
     oldest_waiting: int | None
+    """See `GroupStats`."""
+    scheduled: int
+    oldest_unsettled: int | None
+    """Creation time of the oldest unsettled message, scheduled or not."""
     last_settled: int | None
     lease_id: str | None
     lease_expires_at: int | None
@@ -243,6 +305,9 @@ class GroupView(msgspec.Struct, kw_only=True):
     attempts: int
     error: str | None
     lease_expires_at: int | None
+    reason: ScheduledReason | None = None
+    due_at: int | None = None
+    """When a scheduled message becomes deliverable."""
 
 
 class MessageView(msgspec.Struct, kw_only=True):
@@ -264,9 +329,14 @@ class MessageView(msgspec.Struct, kw_only=True):
     created_at: int
     deliver_at: int | None
     groups: Sequence[GroupView]
+    reason: ScheduledReason | None = None
+    due_at: int | None = None
+    """See `GroupView`."""
     payload: msgspec.Raw | None = None
     """Set only in the response for a single message."""
     sealed: bool = False
+    unreadable: str | None = None
+    """See `DeadLetter`."""
 
 
 class NewTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +365,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     payload: msgspec.Raw | None
     sealed: bool
+    unreadable: str | None = None
+    """See `DeadLetter`."""
 
 
 class TraceName(msgspec.Struct, frozen=True):

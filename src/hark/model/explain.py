@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from hark.model.queues import QueueOptions
-from hark.model.words import GroupMode
+from hark.api.options import QueueOptions
+from hark.model.messages import GroupMode
 
 
 class Explain(msgspec.Struct, frozen=True):
@@ -170,6 +170,7 @@ Reason = Literal[
     "leased",
     "pop_maintenance",
     "queue_paused",
+    "key_missing",
     "group_paused",
     "delayed",
     "delayed_processing",

@@ -1,19 +1,24 @@
-"""The export format of a queue as lines of JSON: `GET .../export` writes it and `hark import` reads it.
+"""The export format of a queue and of keys as lines of JSON: `hark export` writes it and `hark import` reads it.
 
 The lines of a file are: the queue, its groups, then for each partition the positions of the groups and its messages in
-order, and at last `end`. A file without that line is incomplete.
+order, then the dead letters from the oldest failure on, then keys, and at last `end`. A file without that line is
+incomplete. A file that has only keys begins with `keys`. `unreadable` lines are in place of what could not be read.
+
+Readers ignore unknown fields, so a new field does not change the format. A new type of line does. Format 1 had neither
+dead letters nor keys.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from hark.model.queues import Limits
-from hark.model.words import GroupMode, Key
+from hark.api.options import Limits
+from hark.model.messages import GroupMode, Key
 
-FORMAT = 1
+FORMAT = 2
+_encode = msgspec.json.Encoder().encode
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="type", omit_defaults=True):
@@ -33,7 +38,7 @@ class QueueLine(_Line, frozen=True, kw_only=True, tag="queue"):
     messages: int
     """Approximate number of messages that follow."""
     dead_letters: int = 0
-    """Number of dead letters of the queue; the file does not contain them."""
+    """Approximate number of dead letters that follow; none follow in format 1."""
 
 
 class GroupLine(_Line, frozen=True, kw_only=True, tag="group"):
@@ -73,10 +78,60 @@ class MessageLine(_Line, frozen=True, kw_only=True, tag="message"):
     tracestate: str | None = None
 
 
+class DeadLetterLine(_Line, frozen=True, kw_only=True, tag="deadLetter"):
+    """A dead letter; times are microseconds since the epoch."""
+
+    id: str
+    partition: str
+    group: str
+    transaction_id: str
+    payload: msgspec.Raw
+    attempts: int
+    error: str
+    created_at: int
+    failed_at: int
+    trace_id: str | None = None
+    producer_sub: str | None = None
+    priority: int = 0
+    backoff_schedule: tuple[int, ...] | None = None
+    keys_if_undelivered: tuple[Key, ...] = ()
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class KeysLine(_Line, frozen=True, kw_only=True, tag="keys"):
+    """The first line of a file that has only keys."""
+
+    format: int
+
+
+class KeyLine(_Line, frozen=True, kw_only=True, tag="key"):
+    """A key and its value."""
+
+    key: Key
+    value: msgspec.Raw
+    expires_at: int | None = None
+    """Microseconds since the epoch."""
+
+
+class UnreadableLine(_Line, frozen=True, kw_only=True, tag="unreadable"):
+    """Something that the export leaves out, because its payload cannot be read: where it is, and the reason."""
+
+    kind: Literal["message", "dead letter", "key"]
+    reason: str
+    """Error code and text."""
+    partition: str | None = None
+    transaction_id: str | None = None
+    key: Key | None = None
+
+
 class EndLine(_Line, frozen=True, kw_only=True, tag="end"):
-    """The last line: the number of messages."""
+    """The last line: how many lines there are of each type."""
 
     messages: int
+    dead_letters: int = 0
+    keys: int = 0
+    unreadable: int = 0
 
 
 class ErrorLine(_Line, frozen=True, kw_only=True, tag="error"):
@@ -86,4 +141,23 @@ class ErrorLine(_Line, frozen=True, kw_only=True, tag="error"):
     code: str
 
 
-ExportLine = QueueLine | GroupLine | PositionLine | MessageLine | EndLine | ErrorLine
+ExportLine = (
+    QueueLine
+    | GroupLine
+    | PositionLine
+    | MessageLine
+    | DeadLetterLine
+    | KeysLine
+    | KeyLine
+    | UnreadableLine
+    | EndLine
+    | ErrorLine
+)
+
+
+def encode_line(line: msgspec.Struct) -> bytes:
+    """Encode a line. Payloads stay as they were sent: a line break in them is mere space, but would begin a line."""
+    text: bytes = _encode(line)
+    if b"\n" in text or b"\r" in text:
+        text = text.replace(b"\n", b" ").replace(b"\r", b" ")
+    return text + b"\n"

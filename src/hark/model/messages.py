@@ -1,13 +1,78 @@
-"""Messages in push, pop and read."""
+"""Messages in push, pop and read; hints and trace context."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from hark.model.words import DEFAULT_PARTITION, NULL_PAYLOAD, QUEUE_MODE, GroupMode, Key, SubscriptionMode
+QUEUE_MODE = "__QUEUE_MODE__"
+"""The default group: that of consumers which name none."""
+DEFAULT_PARTITION = "Default"
+NULL_PAYLOAD = b"null"
+
+GroupMode = Literal["ordered", "shared"]
+SubscriptionMode = Literal["all", "new", "timestamp"]
+Status = Literal["completed", "failed", "retry", "dlq"]
+MessageState = Literal["pending", "scheduled", "processing", "completed", "dead_letter"]
+ScheduledReason = Literal["delayed", "retry"]
+"""Why a message is scheduled: it was pushed with a delay, or it waits for its next attempt (rule 28)."""
+
+KeyPart = str | float | bool
+Key = tuple[KeyPart, ...]
+"""A key of the key-value store: 1 to 20 parts, ordered by type (string, number, boolean), then by value (rule 25)."""
+
+
+MAX_STATE = 512
+"""Maximum number of characters of a `tracestate`."""
+_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_STATE = re.compile(r"[!-~][ -~]*", re.ASCII)
+
+
+def is_traceparent(text: str) -> bool:
+    """Return whether text is a valid `traceparent`: version, trace id, span id and flags in lower-case hexadecimal."""
+    return _PARENT.fullmatch(text) is not None
+
+
+def is_tracestate(text: str) -> bool:
+    """Return whether text is printable ASCII within the length limit."""
+    return len(text) <= MAX_STATE and _STATE.fullmatch(text) is not None
+
+
+def trace_context(traceparent: str, tracestate: str | None = None) -> str:
+    """Return both headers as one text."""
+    return f"{traceparent} {tracestate}" if tracestate else traceparent
+
+
+def parted(context: str) -> tuple[str, str | None]:
+    """Return the two headers of a text."""
+    traceparent, _, tracestate = context.partition(" ")
+    return traceparent, tracestate or None
+
+
+News = Literal["message", "free"]
+"""`message`: messages arrived. `free`: something else made messages ready, such as an expired lease or a seek."""
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A notification that messages of a queue may be ready. A lost hint costs latency, never a message."""
+
+    queue: str
+    group: str | None = None
+    """The group that it concerns; None: every group except those in `told`."""
+    partitions: tuple[str, ...] | None = None
+    """The partitions that it concerns; None: any partition of the queue."""
+    news: News = "free"
+    told: tuple[str, ...] = ()
+    """Groups that it does not concern: they have separate hints, or cannot receive the messages."""
+    ended: tuple[str, ...] = ()
+    """Leases that ended."""
+    counts: tuple[int, ...] = ()
+    """For a shared group: approximate number of ready messages in each of `partitions`; (): one poll each.
+
+    For an arrival for every group: number of new messages."""
 
 
 class NewMessage(msgspec.Struct, gc=False):
@@ -30,7 +95,9 @@ class NewMessage(msgspec.Struct, gc=False):
     undelivered_keys: tuple[Key, ...] = ()
     """Keys of the key-value store that receive the payload if it cannot be delivered (`keysIfUndelivered`)."""
     trace_context: str | None = None
-    """The W3C trace context of the producer (see `trace_context.py`)."""
+    """The W3C trace context of the producer (see `http/headers.py`)."""
+    labels: tuple[str, str] | None = None
+    """Namespace and task of the queue if this push makes it; None: as the name of the queue says (rule 2)."""
 
     @property
     def has_options(self) -> bool:
@@ -57,6 +124,11 @@ class PushOutcome(msgspec.Struct, gc=False):
     partition_id: str | None = None
     code: str | None = None
     error: str | None = None
+
+
+RESERVED = "transaction_id_reserved"
+RESERVED_TEXT = "the transactionId is the id of a message that does not exist yet; choose another one"
+"""A later message without a transaction id would get the same one."""
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -117,6 +189,8 @@ class StoredMessage(Delivery, gc=False):
     expires_at: int | None = None
     backoff_ms: tuple[int, ...] | None = None
     undelivered_keys: tuple[Key, ...] = ()
+    unreadable: str | None = None
+    """Why the payload, which is null then, cannot be read (rule 26): code and text."""
 
 
 EmptyReason = Literal[

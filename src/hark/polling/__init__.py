@@ -1,12 +1,10 @@
 """Adaptive polling: how often a consumer polls for work, and what that costs.
 
-`strategy.py` calculates pauses, `poller.py` waits, `metrics.py` counts, `cost.py` estimates, and `choosing.py` selects
-the strategy from run options, environment and hark.toml.
+`strategy.py` calculates pauses, estimates their cost, and selects the strategy from run options, environment and
+hark.toml. `poller.py` waits and counts.
 """
 
-from hark.polling.choosing import strategy_from
-from hark.polling.metrics import PollMetrics
-from hark.polling.poller import Poller
-from hark.polling.strategy import PollingStrategy
+from hark.polling.poller import Poller, PollMetrics
+from hark.polling.strategy import PollingStrategy, strategy_from
 
 __all__ = ["PollMetrics", "Poller", "PollingStrategy", "strategy_from"]

@@ -1,30 +1,73 @@
-"""The pauses between polls of one loop.
-
-    poller = Poller(PollingStrategy.adaptive())
-    while not poller.stopped:
-        poller.begin()
-        try:
-            work = await look()
-        except HarkError as error:
-            poller.failed(error.retry_after)
-        else:
-            poller.saw(bool(work))
-        await poller.rest()
-
-A loop that finds work polls without pauses: `rest` only yields to other tasks. After empty polls the pauses are min x
-multiplier, min x multiplier^2 and so on, up to the maximum. `wake` ends a pause early, `stop` ends all of them.
-"""
+"""The pauses between polls of one loop, and the metrics of polling."""
 
 from __future__ import annotations
 
 import asyncio
 import random as random_module
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
-from hark.polling.metrics import PollMetrics
+import msgspec
+
 from hark.polling.strategy import PollingStrategy
+
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
+
+_METRICS = (
+    ("worker_poll_interval_seconds", "gauge", "The current poll interval.", "interval_seconds"),
+    ("worker_poll_total", "counter", "Polls.", "polls"),
+    ("worker_poll_empty_total", "counter", "Polls that found no work.", "empty"),
+    ("worker_backoff_total", "counter", "Times that the poll interval grew.", "backoffs"),
+)
+
+
+class PollMetrics(msgspec.Struct):
+    """The metrics of one poller, or of several that share them."""
+
+    interval_seconds: float = 0.0
+    """Current poll interval in seconds."""
+    polls: int = 0
+    """Number of polls."""
+    empty: int = 0
+    """Number of polls that found no work."""
+    backoffs: int = 0
+    """Number of times the poll interval grew."""
+
+    def text(self, labels: Mapping[str, str] = NO_LABELS) -> str:
+        """The metrics in the text format of Prometheus."""
+        return prometheus_text([(labels, self)])
+
+
+def prometheus_text(pollers: Iterable[tuple[Mapping[str, str], PollMetrics]]) -> str:
+    """The metrics of several pollers with their labels."""
+    # Imported here, because it is slow to import and only needed for a scrape.
+    from hark.prometheus import counter, gauge, text
+
+    rows = list(pollers)
+    kinds = {"counter": counter, "gauge": gauge}
+    return text(
+        kinds[kind](name, meaning, [(labels, getattr(metrics, field)) for labels, metrics in rows])
+        for name, kind, meaning, field in _METRICS
+    ).decode()
+
+
+# poller = Poller(PollingStrategy.adaptive())
+# while not poller.stopped:
+# poller.begin()
+# try:
+# work = await look()
+# except HarkError as error:
+# poller.failed(error.retry_after)
+# else:
+# poller.saw(bool(work))
+# await poller.rest()
+#
+# A loop that finds work polls without pauses: `rest` only yields to other tasks. After empty polls the pauses are min
+# x
+# multiplier, min x multiplier^2 and so on, up to the maximum. `wake` ends a pause early, `stop` ends all of them.
+
 
 Pause = Callable[[asyncio.Event, float], Awaitable[None]]
 """Waits until an event is set, for a number of seconds at most."""

@@ -12,8 +12,8 @@ import msgspec
 
 from hark.errors import HarkError
 from hark.serving import listening
-from hark.serving.line import LONGEST, Line
-from hark.serving.peering import Endpoint
+from hark.serving.listening import Endpoint
+from hark.serving.merging import LONGEST, Line
 from hark.serving.processes import Order, Report
 from hark.serving.server import log_to_stderr, run, serve_on
 
@@ -36,8 +36,8 @@ async def _work(number: int) -> None:
     watch = asyncio.create_task(_stop_without(talk))
     try:
         listener = listening.joined(order.family, order.host, order.port)
-        endpoint = Endpoint(socket.socket(fileno=order.peer_fd), order.peers)
-        await serve_on(listener, order.settings, lambda: _answer(writer, Report()), endpoint, talk)
+        endpoint = Endpoint(socket.socket(fileno=order.peer_fd), order.peers, order.siblings)
+        await serve_on(listener, order.settings, lambda: _answer(writer, Report()), endpoint, talk, number - 1)
     except HarkError as error:
         _answer(writer, Report(error.code, error.text))
         await writer.drain()

@@ -3,7 +3,7 @@
 Each worker is a complete server with its own connection pool (`process.py`). One socket connects it to the parent. The
 parent sends the settings over this socket, so that passwords and keys do not appear in the list of processes. The
 worker answers once: it is ready, or it reports an error. Afterwards both sides request metrics over the socket
-(`line.py`), and each side notices when the other one exits.
+(`merging.py`), and each side notices when the other one exits.
 
 Each worker is a peer of the others and has its own UDP port: of several sockets on one port only one would receive a
 datagram. The parent keeps these ports open, so that a replacement has the same address as the worker before it.
@@ -23,10 +23,8 @@ import msgspec
 
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening
-from hark.serving.line import LONGEST, Answer, Line
-from hark.serving.merging import Family, Merger
-from hark.serving.peering import Endpoint, endpoints
-from hark.serving.securing import remembering
+from hark.serving.listening import Endpoint, endpoints, remembering
+from hark.serving.merging import LONGEST, Answer, Family, Line, Merger
 from hark.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -50,6 +48,8 @@ class Order(msgspec.Struct):
     peer_fd: int
     """File descriptor of the UDP socket for notifications from its peers."""
     peers: tuple[Address, ...]
+    siblings: int
+    """How many of these, the first ones, are workers of the same server."""
 
 
 class Report(msgspec.Struct):
@@ -77,7 +77,7 @@ def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
 
 def _order(settings: Settings, holder: socket.socket, end: Endpoint) -> Order:
     host, port = holder.getsockname()[:2]
-    return Order(settings, holder.family, host, port, end.udp.fileno(), end.others)
+    return Order(settings, holder.family, host, port, end.udp.fileno(), end.others, end.siblings)
 
 
 async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], patience: float) -> None:
@@ -93,6 +93,7 @@ async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], patie
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop_all, number)
+    loop.add_signal_handler(signal.SIGHUP, _reload, workers)
     try:
         await _start(workers, stop)
         if not stop.is_set():
@@ -101,6 +102,13 @@ async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], patie
     finally:
         stop_all(signal.SIGTERM)
         await asyncio.gather(*(worker.ended() for worker in workers))
+
+
+def _reload(workers: Sequence[Worker]) -> None:
+    """Let all workers read certificates and tokens again; those that are being started do so anyway."""
+    for worker in workers:
+        if worker.serves:
+            worker.send(signal.SIGHUP)
 
 
 def _kill(workers: Sequence[Worker], patience: float) -> None:

@@ -1,4 +1,4 @@
-"""The server process: connects the layers, and runs them until a signal to stop."""
+"""The server process: chooses an engine, connects the layers, and runs them until a signal to stop."""
 
 from __future__ import annotations
 
@@ -12,26 +12,133 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from hark._version import __version__
 from hark.broker import Broker
-from hark.clock import SystemClock
-from hark.http.access_log import log_access
+from hark.clock import Clock, SystemClock
+from hark.engine.api import Engine
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import InvalidSetting
 from hark.http.app import App
-from hark.http.edge.request_ids import RequestIds
+from hark.http.audit import log_access
+from hark.http.exchange import RequestIds
 from hark.http.wire.server import Server
 from hark.logs import log_to
+from hark.polling import PollingStrategy, strategy_from
 from hark.serving import listening
-from hark.serving.engines import describe, make_engine, refuse_company_on_sqlite
-from hark.serving.line import Line, share
-from hark.serving.peering import Endpoint, endpoints, make_peers
-from hark.serving.securing import make_authenticator, tls_context
+from hark.serving.listening import Endpoint, endpoints, make_authenticator, make_peers, reload_certificate, tls_context
+from hark.serving.merging import Line, share
 from hark.serving.tracing import start_tracing
-from hark.settings import Loaded, Settings
-from hark.settings.security import check_security, security_notes
+from hark.settings import Loaded, Settings, shown
+from hark.settings.sections import check_security, security_notes
+
+S3_SCHEME = "s3://"
+_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
+
+
+def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | None = None) -> Engine:
+    """The engine that the settings name. `polling` is for S3, which has to be polled for changes."""
+    if is_postgres(settings):
+        return _on_postgres(settings)
+    if is_s3(settings):
+        return _on_s3(settings, clock, strategy_from(settings, polling))
+    path = sqlite_path(settings)
+    if path is None:
+        raise InvalidSetting(
+            f"engine: {shown(settings, 'engine')!r} is not supported; use sqlite:///file.db, "
+            f"postgresql://user:password@host:port/database, s3://bucket/prefix or memory, or leave it empty for a "
+            f"SQLite file in {settings.data!r}"
+        )
+    retention = settings.retention
+    return SqliteEngine(
+        path,
+        clock=clock,
+        completed_retention_seconds=retention.completed_seconds,
+        idle_group_seconds=retention.idle_group_days * 86400,
+        min_free_bytes=settings.limits.min_free_bytes,
+    )
+
+
+def _on_postgres(settings: Settings) -> Engine:
+    from hark.engine.postgres import PostgresEngine
+
+    # Without a local clock: all servers use the clock of the database.
+    return PostgresEngine(
+        settings.engine,
+        completed_retention_seconds=settings.retention.completed_seconds,
+        idle_group_seconds=settings.retention.idle_group_days * 86400,
+        **msgspec.structs.asdict(settings.postgres),
+    )
+
+
+def _on_s3(settings: Settings, clock: Clock, polling: PollingStrategy) -> Engine:
+    from hark.engine.s3.engine import S3Engine
+
+    return S3Engine(
+        settings.engine,
+        clock=clock,
+        settings=settings.s3,
+        completed_retention_seconds=settings.retention.completed_seconds,
+        idle_group_seconds=settings.retention.idle_group_days * 86400,
+        polling=polling,
+    )
+
+
+def refuse_company_on_sqlite(settings: Settings) -> None:
+    """Reject settings for several servers on SQLite: a SQLite file has one server process."""
+    if is_postgres(settings) or is_s3(settings):
+        return
+    if settings.workers > 1:
+        raise InvalidSetting(
+            f"setting workers: {settings.workers} server processes cannot share one SQLite store; use 1, or use "
+            "PostgreSQL or S3"
+        )
+    for name, value in (("peers", settings.peers), ("peer.port", settings.peer.port)):
+        if value:
+            raise InvalidSetting(
+                f"setting {name}: a SQLite store has one server and no peers; remove it, or use PostgreSQL or S3"
+            )
+
+
+def is_postgres(settings: Settings) -> bool:
+    """Whether the settings name a PostgreSQL database."""
+    return settings.engine.startswith(_POSTGRES_SCHEMES)
+
+
+def is_s3(settings: Settings) -> bool:
+    """Whether the settings name a bucket."""
+    return settings.engine.startswith(S3_SCHEME)
+
+
+def sqlite_path(settings: Settings) -> str | None:
+    """The path of the SQLite file, or None if the settings name another engine."""
+    if not settings.engine:
+        return str(Path(settings.data) / "hark.db")
+    if settings.engine in ("memory", "memory://", "sqlite://:memory:", "sqlite:///:memory:"):
+        return ":memory:"
+    if settings.engine.startswith("sqlite:///"):
+        return settings.engine.removeprefix("sqlite:///")
+    return None
+
+
+def describe(settings: Settings) -> str:
+    """The name of the store, without a password."""
+    if is_postgres(settings):
+        from hark.engine.postgres import connections
+
+        return connections.shown(settings.engine)
+    if is_s3(settings):
+        from hark.engine.s3.bucket import Address
+
+        return Address.parse(settings.engine).text
+    path = sqlite_path(settings)
+    return "from memory (nothing is kept)" if path == ":memory:" else str(path)
+
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +154,10 @@ _SWITCH_INTERVAL = 0.0003
 
 
 def serve(loaded: Loaded) -> None:
-    """Run a server until SIGINT or SIGTERM. Raises `HarkError` if it cannot start."""
+    """Run a server until SIGINT or SIGTERM; SIGHUP makes it read certificates and tokens again.
+
+    Raises `HarkError` if it cannot start.
+    """
     settings = loaded.settings
     log_to_stderr(settings)
     check_security(settings.auth, settings.tls, loaded.sources)
@@ -97,10 +207,11 @@ async def serve_on(
     ready: Callable[[], None],
     endpoint: Endpoint | None,
     line: Line | None = None,
+    number: int = 0,
 ) -> None:
     """Serve on a bound socket until a signal arrives. Calls `ready` when the server accepts connections.
 
-    `line` connects one of several processes to its parent.
+    `line` connects one of several processes to its parent; `number` says which one it is, from 0.
     """
     clock = SystemClock()
     peers = make_peers(endpoint, settings, clock) if endpoint is not None else None
@@ -118,7 +229,7 @@ async def serve_on(
         raise
     stopping_since: float | None = None
     try:
-        app = App(broker, settings, authenticator=authenticator)
+        app = App(broker, settings, authenticator=authenticator, number=number)
         server = Server(
             app,
             limits=settings.limits,
@@ -133,11 +244,19 @@ async def serve_on(
         listening.listen(listener)
         await server.start(listener, tls, listening.BACKLOG)
         stop = _signalled()
+
+        def reload() -> None:
+            reload_certificate(tls, settings.tls)
+            authenticator.reload()
+            server.end_revoked()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         log.info("server process %d is ready", os.getpid())
         ready()
         await stop.wait()
         log.info("server process %d is shutting down", os.getpid())
         stopping_since = time.monotonic()
+        server.stop_accepting()
         broker.stop_waiting()
         await server.stop(settings.stop_seconds)
     finally:

@@ -37,7 +37,7 @@ def start_tracing(settings: Settings) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise InvalidSetting(
-            "setting otel.enabled: OpenTelemetry is missing; install it with: pip install 'hark[otel]'"
+            "setting otel.enabled: OpenTelemetry is missing; install it with: pip install 'hark-mq[otel]'"
         ) from error
     provider = TracerProvider(resource=Resource.create(_resource()), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -3,15 +3,14 @@
     loaded = load({"port": 7000}, os.environ)
     loaded.settings.port, loaded.sources["port"]  # (7000, "--port")
 
-`tree.py`, `security.py`, `s3.py` and `worker.py` define the settings, `table.py` lists them, `load.py` loads them.
+`tree.py` and `sections.py` define the settings; `load.py` lists and loads them.
 """
 
-from hark.settings.addresses import Address, peer_addresses
-from hark.settings.load import Loaded, load
-from hark.settings.security import Audit, Auth, Cors, Tls
-from hark.settings.table import SETTINGS, Setting, shown
+from hark.settings.load import SETTINGS, Loaded, Setting, load, shown
+from hark.settings.sections import Address, Audit, Auth, Cors, Polling, Tls, Worker, peer_addresses
 from hark.settings.tree import (
     Batching,
+    Delivery,
     Encryption,
     Fallback,
     Limits,
@@ -24,7 +23,6 @@ from hark.settings.tree import (
     Retention,
     Settings,
 )
-from hark.settings.worker import Polling, Worker
 
 __all__ = [
     "SETTINGS",
@@ -33,6 +31,7 @@ __all__ = [
     "Auth",
     "Batching",
     "Cors",
+    "Delivery",
     "Encryption",
     "Fallback",
     "Limits",

@@ -2,21 +2,131 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
-from hark.errors import InvalidSetting
-from hark.settings.addresses import peer_addresses
-from hark.settings.table import FILE_ALIASES, SETTINGS, Setting, value_of
+from hark.errors import InvalidSetting, did_you_mean
+from hark.settings.sections import POLL_INTERVAL, peer_addresses
 from hark.settings.tree import Settings
-from hark.settings.worker import POLL_INTERVAL
 
-DEFAULT_FILE = Path("hark.toml")
+HIDDEN = "******"
+_IN_QUERY = re.compile(r"([?&][^=&]*(?:password|secret|key|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_SHORT_FLAGS = {"strategy": "polling", "grace_seconds": "grace"}
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting: its names, default and accepted values."""
+
+    name: str
+    """The dotted name, as in hark.toml."""
+    type: Any
+    default: Any
+    meaning: str
+    expected: str
+    aliases: tuple[str, ...]
+    secret: bool
+    many: bool
+    """A list; in the environment its items are separated by commas."""
+    choices: tuple[str, ...]
+    env: str
+    """The variable that sets it."""
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets it, where a command has one. Flags of `hark work` omit `worker` and `polling`."""
+        name = self.name.removeprefix("worker.").removeprefix("polling.")
+        return "--" + _SHORT_FLAGS.get(name, name).replace(".", "-").replace("_", "-")
+
+
+def _range(kind: str, of: inspect.IntType | inspect.FloatType) -> str:
+    """Describe the accepted range of numbers."""
+    low, high = (f"{bound:.15g}" if bound is not None else None for bound in (of.ge, of.le))
+    return f"{kind} from {low} to {high}" if low is not None and high is not None else kind
+
+
+def _expected(of: inspect.Type) -> str:
+    """Describe the values that a type accepts."""
+    match of:
+        case inspect.IntType():
+            return _range("a whole number", of)
+        case inspect.FloatType():
+            return _range("a number", of)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.LiteralType(values):
+            return "one of: " + ", ".join(map(str, values))
+        case _:
+            return "text"
+
+
+def _rows(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
+    """List the settings of a struct and of its nested structs, in order."""
+    for field in msgspec.structs.fields(struct):
+        name = prefix + field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _rows(field.type, name + ".")
+            continue
+        about = inspect.type_info(field.type)
+        if not isinstance(about, inspect.Metadata) or about.extra is None:
+            raise TypeError(f"setting {name} is not described")
+        yield Setting(
+            name=name,
+            type=field.type,
+            default=field.default,
+            meaning=(about.extra_json_schema or {})["description"],
+            expected=about.extra["expected"] or _expected(about.type),
+            aliases=about.extra["aliases"],
+            secret=about.extra["secret"],
+            many=isinstance(about.type, inspect.VarTupleType),
+            choices=tuple(map(str, about.type.values)) if isinstance(about.type, inspect.LiteralType) else (),
+            env=about.extra["env"] or "HARK_" + name.replace(".", "_").upper(),
+        )
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in _rows(Settings)})
+"""Every setting by its dotted name."""
+
+FILE_ALIASES: Mapping[str, str] = MappingProxyType(
+    {alias: setting.name for setting in SETTINGS.values() for alias in setting.aliases if "." in alias}
+)
+"""Alternative names in hark.toml, and the setting of each."""
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """Look up a setting by its dotted name."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def shown(settings: Settings, name: str) -> Any:
+    """Return a setting's value without keys and passwords, so that it can be shown."""
+    value = value_of(settings, name)
+    if SETTINGS[name].secret:
+        return HIDDEN if value else value
+    return _without_passwords(value) if isinstance(value, str) else value
+
+
+def _without_passwords(text: str) -> str:
+    """Mask the passwords of a URL, before its host and in its query. A password can contain any character."""
+    text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
+    return re.sub(r"(://[^:@/]*):.*@", rf"\1:{HIDDEN}@", text)
+
+
+DEFAULT_FILES = (Path("hark.toml"), Path("qo.toml"))
+"""The first one that exists is read. The second has the name that an earlier system used."""
+_MANIFEST = Path("manifest.yaml")
+_LOCK_DURATION = re.compile(r"^\s*lockDuration:\s*(\d+)", re.MULTILINE)
 
 # Variables of clients, the command line, the tests and the benchmark. They are not settings of a server.
 _NOT_SETTINGS = frozenset({"HARK_URL", "HARK_CONFIG", "HARK_TOKEN", "HARK_CA_FILE"})
@@ -24,6 +134,12 @@ _NOT_SETTINGS_PREFIXES = ("HARK_TEST_", "HARK_BENCH_")
 
 # Prefixes that only the earlier systems use. An unknown variable with one of them is meant for Hark.
 _SEED_PREFIXES = ("SIDECAR_", "QUEEN_UDP_", "QO_POLLING_")
+
+_LONG_NAME = 9
+_ALIKE = 0.9
+"""How similar a variable must be to a known one to count as misspelt."""
+_PASSWORD = re.compile(r"postgres(ql)?://([^/?#]*:[^/?#]+@|.*[?&]\w*password=)", re.IGNORECASE)
+"""The URL of a database with a password."""
 
 _STRATEGY = "worker.polling.strategy"
 
@@ -47,7 +163,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | None = None) -> Loaded:
     """Merge hark.toml, the environment and flags (by dotted name; None means not given). Raises `InvalidSetting`.
 
-    The file is `toml_path`, otherwise the file that HARK_CONFIG names, otherwise ./hark.toml if it exists.
+    The file is `toml_path`, otherwise the file that HARK_CONFIG names, otherwise ./hark.toml or ./qo.toml.
     """
     values: dict[str, object] = {}
     sources = dict.fromkeys(SETTINGS, "default")
@@ -66,7 +182,7 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
     if settings.worker.polling.strategy == "adaptive":
         _check_not_above(settings, sources, "worker.polling.min_interval_ms", "worker.polling.max_interval_ms")
     _check_peers(settings, sources)
-    return Loaded(settings=settings, sources=sources, notes=tuple(_notes(env)))
+    return Loaded(settings=settings, sources=sources, notes=(*_notes(env), *_exposed(settings, sources)))
 
 
 Found = tuple[str, object, str]
@@ -78,9 +194,9 @@ def _from_file(path: Path | None, env: Mapping[str, str]) -> Iterator[Found]:
     if path is None and env.get("HARK_CONFIG"):
         path = Path(env["HARK_CONFIG"])
     if path is None:
-        if not DEFAULT_FILE.exists():
+        path = next((file for file in DEFAULT_FILES if file.exists()), None)
+        if path is None:
             return
-        path = DEFAULT_FILE
     try:
         with path.open("rb") as file:
             tree = tomllib.load(file)
@@ -144,6 +260,12 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[Found]:
     for name, value in flags.items():
         if value is not None:
             setting = SETTINGS[name]
+            if name == "engine" and _PASSWORD.match(str(value)):
+                raise InvalidSetting(
+                    "setting engine: other users can see the password in a command line; set the URL in the variable "
+                    "HARK_ENGINE or in hark.toml (engine) instead, or put the password into the file that PGPASSFILE "
+                    "names (~/.pgpass)"
+                )
             yield name, _checked(setting, value, setting.flag, strict=False), setting.flag
 
 
@@ -188,11 +310,31 @@ def _check_peers(settings: Settings, sources: Mapping[str, str]) -> None:
 
 
 def _notes(env: Mapping[str, str]) -> Iterator[str]:
-    """Warn about variables of earlier systems that have no effect."""
+    """Warn about variables and files of earlier systems that have no effect, and about misspelt variables."""
     aliases = {alias for setting in SETTINGS.values() for alias in setting.aliases}
-    for variable in sorted(env):
-        if variable.startswith(_SEED_PREFIXES) and variable not in aliases:
+    # Short names, such as PORT, resemble too many others.
+    long = [alias for alias in aliases if "_" in alias and len(alias) >= _LONG_NAME]
+    for variable in sorted(env.keys() - aliases):
+        if variable.startswith("HARK_"):
+            continue  # Known, or refused.
+        if variable.startswith(_SEED_PREFIXES) or get_close_matches(variable, long, n=1, cutoff=_ALIKE):
             yield f"{variable} is not a setting and has no effect{_nearest(variable, aliases)}"
+    if _MANIFEST.exists():
+        hold = _LOCK_DURATION.search(_MANIFEST.read_text(errors="replace"))
+        same = f"; in hark.toml write: [queue] lock_duration = {hold[1]}" if hold else "; write settings into hark.toml"
+        yield f"{_MANIFEST} is not read and has no effect{same}"
+
+
+def _exposed(settings: Settings, sources: Mapping[str, str]) -> Iterator[str]:
+    """Warn about files with secrets that other users can read."""
+    files = {source for name, source in sources.items() if SETTINGS[name].secret}
+    if _PASSWORD.match(settings.engine):
+        files.add(sources["engine"])
+    files.add(settings.tls.key)
+    for file in sorted(files):
+        with suppress(OSError):  # Not a file: a variable, a flag, the default. Or a file that others report as missing.
+            if file and Path(file).stat().st_mode & 0o077:
+                yield f"other users can read {file}, which contains secrets; restrict it with: chmod 600 {file}"
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
@@ -209,8 +351,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the most similar name."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all settings"
+    return did_you_mean(name, known) or "; docs/settings.md lists all settings"
 
 
 def _kubernetes(variable: str, value: object) -> str:

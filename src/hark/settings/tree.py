@@ -1,6 +1,6 @@
 """The definition of every setting: its default, limits, meaning and aliases.
 
-Settings are added here, in s3.py (the S3 engine), in security.py (authentication and TLS) or in worker.py (workers).
+Settings are added here, or in `sections.py` (S3, polling, workers, authentication, TLS, cross-origin requests, audit).
 The names in hark.toml and in the environment, the checks, the error texts, `--show-settings` and the table in
 docs/settings.md are derived from these definitions.
 """
@@ -11,10 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hark.settings.describing import Count, Milliseconds, Part, about
-from hark.settings.s3 import S3
-from hark.settings.security import Audit, Auth, Cors, Tls
-from hark.settings.worker import Worker
+from hark.settings.sections import S3, Audit, Auth, Cors, Count, Milliseconds, Part, Tls, Worker, about
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "text", "json"]
@@ -56,6 +53,14 @@ class Limits(Part, frozen=True):
     max_connections: Annotated[Count, about("Maximum number of open connections per server process. More: 503.")] = (
         20_000
     )
+    max_bytes_in_flight: Annotated[
+        int,
+        Meta(ge=1, le=2**50),
+        about("Bytes of bodies and unread answers over 64 KiB in a server process. More: 503."),
+    ] = 536_870_912
+    max_bytes_in_flight_per_identity: Annotated[
+        int, Meta(ge=1, le=2**50), about("The same for one token. More: 429.")
+    ] = 268_435_456
     header_timeout_seconds: Annotated[
         float,
         Meta(ge=0.01, le=86_400),
@@ -66,6 +71,11 @@ class Limits(Part, frozen=True):
         Meta(ge=0.01, le=86_400),
         about("Time limit for a request body, in seconds; bodies that average 1 KiB/s get longer. Later: 408."),
     ] = 30.0
+    min_free_bytes: Annotated[
+        int,
+        Meta(ge=-1, le=1_125_899_906_842_624),
+        about("SQLite: free disk space below which pushes get 507. -1: 256 MiB, at most 2 % of the disk. 0: off."),
+    ] = -1
 
 
 class Pop(Part, frozen=True):
@@ -86,6 +96,15 @@ class Pop(Part, frozen=True):
             "DEFAULT_SUBSCRIPTION_MODE",
         ),
     ] = "all"
+
+
+class Delivery(Part, frozen=True):
+    """Deliveries to streams."""
+
+    disconnect_grace_ms: Annotated[
+        Milliseconds,
+        about("Maximum lease of delivered messages after their stream was disconnected, in milliseconds."),
+    ] = 30_000
 
 
 class Queue(Part, frozen=True):
@@ -180,7 +199,7 @@ class Postgres(Part, frozen=True):
     ] = 30_000
     wait_ms: Annotated[
         Milliseconds,
-        about("Wait for a free connection or an unavailable database before a 503, in milliseconds."),
+        about("Wait for a free connection before a 503, in milliseconds."),
     ] = 10_000
     prepared: Annotated[
         bool,
@@ -193,7 +212,7 @@ class Otel(Part, frozen=True):
 
     enabled: Annotated[
         bool,
-        about("Export OpenTelemetry traces by OTLP. Needs `hark[otel]` and the `OTEL_*` variables."),
+        about("Export OpenTelemetry traces by OTLP. Needs `hark-mq[otel]` and the `OTEL_*` variables."),
     ] = False
 
 
@@ -369,6 +388,7 @@ class Settings(Part, frozen=True):
     batching: Batching = Batching()
     limits: Limits = Limits()
     pop: Pop = Pop()
+    delivery: Delivery = Delivery()
     queue: Queue = Queue()
     retention: Retention = Retention()
     encryption: Encryption = Encryption()

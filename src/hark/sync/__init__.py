@@ -12,7 +12,7 @@ The async client does the work, on an event loop in a separate thread. Any numbe
 """
 
 from hark.sync.client import Client, connect
-from hark.sync.message import Message
+from hark.sync.parts import Message
 from hark.sync.queue import BufferedQueue, Consumption, Messages, Queue
 
 __all__ = ["BufferedQueue", "Client", "Consumption", "Message", "Messages", "Queue", "connect"]

@@ -8,19 +8,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from hark.client.arguments import a_name
+from hark.client.builder import Choices
 from hark.client.calling import CallPolicy
-from hark.client.choices import Choices
 from hark.client.client import Client as AsyncClient
 from hark.client.transport.api import Transport
 from hark.client.transport.inprocess import AsgiApp
-from hark.client.values import a_name
 from hark.clock import Clock
 from hark.connecting import connect as connect_async
 from hark.polling import PollingStrategy
 from hark.settings import Settings
-from hark.sync.facade import blocking
 from hark.sync.parts import Admin, DeadLetters, Groups, KeyValue, Traces, Transaction
-from hark.sync.portal import Portal
+from hark.sync.portal import Portal, blocking
 from hark.sync.queue import Queue
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The blocking versions of the parts of a client beside queues."""
+"""The blocking versions of messages and of the parts of a client beside queues."""
 
 from __future__ import annotations
 
@@ -7,24 +7,82 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from hark.client.administration.admin import Admin as AsyncAdmin
-from hark.client.administration.dead_letters import DeadLetters as AsyncDeadLetters
-from hark.client.administration.groups import Groups as AsyncGroups
-from hark.client.administration.message_results import DeadLetter
-from hark.client.administration.queue_admin import QueueAdmin as AsyncQueueAdmin
-from hark.client.administration.traces import Traces as AsyncTraces
+from hark.api.types.dead_letters import ListedDeadLetter
+from hark.client.admin import Admin as AsyncAdmin
+from hark.client.admin import Traces as AsyncTraces
+from hark.client.arguments import Held, KeyParts, Wrapped
 from hark.client.calling import Caller
-from hark.client.keys.entries import Change
-from hark.client.keys.kv import KeyValue as AsyncKeyValue
-from hark.client.parameters import Held, KeyParts, Wrapped
-from hark.client.producing.atomic import Atomic as AsyncAtomic
-from hark.client.producing.atomic import AtomicResult, KeyChanges
-from hark.client.producing.transaction import Transaction as AsyncTransaction
-from hark.client.producing.transaction import TransactionQueue
+from hark.client.delivery.message import Message as AsyncMessage
+from hark.client.delivery.message import Received
+from hark.client.groups import DeadLetters as AsyncDeadLetters
+from hark.client.groups import Groups as AsyncGroups
+from hark.client.keys import Atomic as AsyncAtomic
+from hark.client.keys import AtomicResult, Change, KeyChanges
+from hark.client.keys import KeyValue as AsyncKeyValue
+from hark.client.queue_admin import QueueAdmin as AsyncQueueAdmin
+from hark.client.transaction import Transaction as AsyncTransaction
+from hark.client.transaction import TransactionQueue
 from hark.model import Status
-from hark.sync.facade import Part, blocking, fluent, iterating
-from hark.sync.message import Message
-from hark.sync.portal import Portal
+from hark.sync.portal import Part, Portal, blocking, fluent, iterating
+
+
+class Message(Received):
+    """A delivered message. Settle it once: with `with`, or with `ack`, `nack`, `retry` or `dead_letter`.
+
+    ```python
+    for message in client.queue("orders").group("billing").messages():
+        with message:
+            print(message.data)
+    ```
+
+    At the end of the `with` block the message is acknowledged. If the block raises, the message is rejected with the
+    error text and the traceback, and the exception propagates. Ctrl-C releases the message without counting an attempt.
+    Inside the block the lease is renewed.
+    """
+
+    __slots__ = ("inner", "portal")
+
+    def __init__(self, inner: AsyncMessage, portal: Portal) -> None:
+        super().__init__(inner.delivered)
+        self.inner = inner
+        self.portal = portal
+
+    ack = blocking(AsyncMessage.ack)
+    nack = blocking(AsyncMessage.nack)
+    retry = blocking(AsyncMessage.retry)
+    dead_letter = blocking(AsyncMessage.dead_letter)
+    renew = blocking(AsyncMessage.renew)
+    trace = blocking(AsyncMessage.trace)
+    begin = blocking(AsyncMessage.begin)
+    _leave = blocking(AsyncMessage.settle_at_end)
+
+    @property
+    def settled(self) -> Status | None:
+        """The settlement: `completed`, `failed`, `retry` or `dlq`. None while the message is not settled."""
+        return self.inner.settled
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to have expired: another consumer may have received the message."""
+        return self.inner.lost
+
+    def __enter__(self) -> Self:
+        """Start to renew the lease."""
+        self.begin()
+        self.inner.open_span()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Settle the message, unless the block settled it."""
+        try:
+            self._leave(error)
+        finally:
+            self.inner.close_span(error)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
 
 
 class Admin(Part[AsyncAdmin]):
@@ -78,7 +136,7 @@ class Traces(Part[AsyncTraces]):
 class DeadLetters(Part[AsyncDeadLetters]):
     """The dead letters of all queues, of one queue, or of one group. Iterate over it for all of them."""
 
-    def __iter__(self) -> Iterator[DeadLetter]:
+    def __iter__(self) -> Iterator[ListedDeadLetter]:
         return self.all()
 
     list = blocking(AsyncDeadLetters.list)

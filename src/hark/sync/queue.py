@@ -11,20 +11,16 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
+from hark.client.arguments import NewMessage, PushOptions, a_function, name_of
 from hark.client.builder import ClientBuilder
 from hark.client.delivery.consuming import Consumed, what_ran
-from hark.client.delivery.iterating import Messages as AsyncMessages
+from hark.client.delivery.consuming import Messages as AsyncMessages
 from hark.client.delivery.message import Message as AsyncMessage
-from hark.client.producing.new_message import NewMessage
-from hark.client.producing.push_options import PushOptions
 from hark.client.queue import BufferedQueue as AsyncBufferedQueue
 from hark.client.queue import Queue as AsyncQueue
-from hark.client.values import a_function, name_of
 from hark.errors import InvalidInput
-from hark.sync.facade import blocking
-from hark.sync.message import Message
-from hark.sync.parts import DeadLetters, QueueAdmin
-from hark.sync.portal import Portal
+from hark.sync.parts import DeadLetters, Message, QueueAdmin
+from hark.sync.portal import Portal, blocking
 
 if TYPE_CHECKING:
     from hark.sync.client import Client  # noqa: F401  # Named by the base class.

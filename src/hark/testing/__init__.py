@@ -27,9 +27,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hark.testing.clock import ServerClock
     from hark.testing.messages import DeadMessage, ReceivedMessage, StoredMessage
-    from hark.testing.server import HarkServer
+    from hark.testing.server import HarkServer, ServerClock
 
 __all__ = ["DeadMessage", "HarkServer", "ReceivedMessage", "ServerClock", "StoredMessage"]
 
@@ -37,7 +36,7 @@ _PLACES = {
     "DeadMessage": "messages",
     "HarkServer": "server",
     "ReceivedMessage": "messages",
-    "ServerClock": "clock",
+    "ServerClock": "server",
     "StoredMessage": "messages",
 }
 

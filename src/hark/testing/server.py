@@ -2,21 +2,268 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from heapq import heappop, heappush
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import uvloop
+
+from hark.broker import Broker
+from hark.clock import SECOND, Clock, FakeClock
+from hark.engine.core.calls import Call
+from hark.engine.sqlite import SqliteEngine
+from hark.http.app import App
+from hark.http.wire.server import Server
 from hark.model import QUEUE_MODE, DeadLetterFilter, MessageFilter, PopRequest
+from hark.serving import listening
 from hark.settings import Settings
-from hark.testing.clock import ServerClock
-from hark.testing.matching import ANYTHING, Expected, check_count
-from hark.testing.messages import DeadMessage, ReceivedMessage, StoredMessage, dead, received, stored
-from hark.testing.thread import ServerThread
+from hark.testing.messages import (
+    ANYTHING,
+    DeadMessage,
+    Expected,
+    ReceivedMessage,
+    StoredMessage,
+    check_count,
+    dead,
+    received,
+    stored,
+)
 
 if TYPE_CHECKING:
     from hark.client.client import Client
     from hark.worker import Summary, Worker
+
+
+class ServerClock:
+    """The clock of a test server, `hark_server.clock`.
+
+    Delays, leases, retries and times to live pass only when the test moves the clock:
+
+        await client.queue("mails").push({"to": "ada"}, delay=3600)
+        assert hark_server.drain("mails") == []
+        hark_server.clock.advance(3600)
+        assert [message.data for message in hark_server.drain("mails")] == [{"to": "ada"}]
+
+    It starts at the current time, so that `deliver_at=datetime.now(UTC) + timedelta(hours=1)` works.
+    """
+
+    def __init__(self, clock: FakeClock, advance: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._advance = advance
+
+    def now(self) -> datetime:
+        """The current time of the clock."""
+        return datetime.fromtimestamp(self._clock.now() / SECOND, UTC)
+
+    def advance(self, seconds: float) -> datetime:
+        """Move the clock forward by this many seconds. Returns the new time.
+
+        It returns after everything that became due on the way has happened, in order. Raises `ValueError` for a
+        negative number.
+        """
+        if not seconds >= 0:
+            raise ValueError(f"advance: expected 0 seconds or more, got {seconds}")
+        self._advance(seconds)
+        return self.now()
+
+    def advance_to(self, moment: datetime) -> datetime:
+        """Move the clock forward to a datetime with a time zone. Returns the new time."""
+        if moment.tzinfo is None:
+            raise ValueError(f"advance_to: expected a datetime with a time zone (datetime.now(UTC)), got {moment}")
+        return self.advance((moment - self.now()).total_seconds())
+
+
+class FakeTimer:
+    """One scheduled call."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Cancel the call."""
+        self.callback = None
+
+
+class FakeTimers:
+    """Timers whose clock stands still until the test moves it."""
+
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self.set = 0
+        """Number of timers that were ever set."""
+        self._heap: list[tuple[int, int, FakeTimer]] = []
+
+    @property
+    def armed(self) -> int:
+        """Number of timers that were neither cancelled nor called."""
+        return sum(timer.callback is not None for _, _, timer in self._heap)
+
+    def next_due(self) -> int | None:
+        """The time of the first timer that was neither cancelled nor called."""
+        while self._heap and self._heap[0][2].callback is None:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def now(self) -> int:
+        """The time of the clock."""
+        return self.clock.now()
+
+    def at(self, due: int, callback: Callable[[], None]) -> FakeTimer:
+        """Call a function when the clock reaches `due`."""
+        timer = FakeTimer(callback)
+        self.set += 1
+        heappush(self._heap, (due, self.set, timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, and call due timers in order, each at its own time."""
+        end = self.now() + round(seconds * SECOND)
+        while self._heap and self._heap[0][0] <= end:
+            due, _, timer = heappop(self._heap)
+            if timer.callback is not None:
+                self._move_to(due)
+                callback, timer.callback = timer.callback, None
+                callback()
+        self._move_to(end)
+
+    def _move_to(self, time: int) -> None:
+        self.clock.advance(max(0, time - self.now()) / SECOND)
+
+
+_FOR_EVER = 100 * 365 * 86400
+_QUIET_TURNS = 8
+"""Turns of the event loop without a new call, after which the engine counts as idle."""
+
+
+class ObservedEngine(SqliteEngine):
+    """A store in memory that keeps settled messages for tests, and knows when no call is in flight."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(":memory:", clock=clock, completed_retention_seconds=_FOR_EVER, idle_group_seconds=_FOR_EVER)
+        self._calls = 0
+        self._open: set[asyncio.Future[Any]] = set()
+
+    def _submit(self, call: Call) -> None:
+        super()._submit(call)
+        self._calls += 1
+        if call.future is not None:
+            self._open.add(call.future)
+            call.future.add_done_callback(self._open.discard)
+
+    async def rest(self) -> None:
+        """Wait until every call has been answered and no answer has led to another call."""
+        quiet = 0
+        while quiet < _QUIET_TURNS:
+            calls = self._calls
+            if self._open:
+                await asyncio.wait(self._open)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if calls == self._calls and not self._open else 0
+
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 60.0
+_CLOSE_SECONDS = 5.0
+
+
+class ServerThread:
+    """The parts that `hark serve` runs, with a clock that the test moves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.clock = FakeClock(time.time_ns() // 1000)
+        self._timers = FakeTimers(self.clock)
+        self.engine = ObservedEngine(self.clock)
+        self.broker = Broker(self.engine, settings, self.clock, timers=self._timers)
+        self.url = ""
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="hark-test-server", daemon=True)
+
+    def start(self) -> None:
+        """Start the server. Returns when it accepts requests; raises if it cannot start."""
+        self._thread.start()
+        self._ready.result(_ANSWER_SECONDS)
+
+    def stop(self) -> None:
+        """Answer waiting requests, close everything and wait for the end of the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(_ANSWER_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the test server did not stop within {_ANSWER_SECONDS:g} s")
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the server, and wait for it."""
+        if not self._thread.is_alive():
+            raise RuntimeError(
+                "the test server is not running; use it as a context manager: with HarkServer() as server"
+            )
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_ANSWER_SECONDS)
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock from one due time to the next, and wait for the consequences of each."""
+        end = self.clock.now() + round(seconds * SECOND)
+        await self.engine.rest()
+        while True:
+            expired = await self.engine.expire()
+            dues = [due for due in (self._timers.next_due(), expired.next_due, end) if due is not None]
+            now = min(dues)
+            self._timers.advance(max(0, now - self.clock.now()) / SECOND)
+            await self.engine.rest()
+            if now >= end:
+                break
+        await self.engine.expire()
+        await self.engine.sweep_keys(10_000)
+        await self._collect()
+        await self.engine.rest()
+
+    async def _collect(self) -> None:
+        while (await self.engine.collect()).more:
+            pass
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+
+    def _app(self) -> App:
+        return App(self.broker, self._settings)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        listener = listening.bound("127.0.0.1", 0)
+        try:
+            await self.broker.start()
+        except BaseException:
+            listener.close()
+            raise
+        try:
+            app = self._app()
+            self.server = Server(app, limits=self._settings.limits, max_body_bytes=self._settings.max_body_bytes)
+            app.metrics.load = self.server.load
+            await self.server.start(listener)
+            self.url = listening.shown(listener)
+            self._ready.set_result(None)
+            await self._stop.wait()
+            self.server.stop_accepting()
+            self.broker.stop_waiting()
+            await self.server.stop(_CLOSE_SECONDS)
+        finally:
+            await self.broker.close()
+
 
 _ALL = 1_000_000_000
 _AT_ONCE = 1000

@@ -1,14 +1,4 @@
-"""Middleware: wraps every task of a worker, and can add headers to every push.
-
-The first middleware in the list is the outermost. A middleware is an object like `Middleware`, or an async function:
-
-    async def timed(context, call_next):
-        started = time.monotonic()
-        try:
-            return await call_next()
-        finally:
-            print(context.task, time.monotonic() - started)
-"""
+"""The current task, and middleware that wraps every task of a worker."""
 
 from __future__ import annotations
 
@@ -16,12 +6,138 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from hark.worker.context import TaskContext, current_or_none
-from hark.worker.durations import Durations
+from hark.prometheus import Histogram
 from hark.worker.retrying import Discard, Retry
+
+_current: ContextVar[TaskContext] = ContextVar("hark.worker.current")
+
+
+class TaskContext:
+    """The task that is running: one delivery of one message. `hark.worker.current()` returns it.
+
+    ```python
+    from hark.worker import current
+
+    @worker.task
+    def resize(path: str) -> None:
+        for image in images(path):
+            if current().is_lost:
+                return  # Another worker runs this task.
+    ```
+    """
+
+    __slots__ = ("_event", "arguments", "attempt", "headers", "is_lost", "message_id", "queue", "task", "worker_id")
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        message_id: str,
+        attempt: int,
+        arguments: Mapping[str, Any],
+        headers: Mapping[str, str],
+        queue: str,
+        worker_id: str,
+    ) -> None:
+        self.task = task
+        """Name of the task."""
+        self.message_id = message_id
+        """Id of the message."""
+        self.attempt = attempt
+        """Number of this delivery attempt, from 1. Failures and expired leases count."""
+        self.arguments = arguments
+        """The arguments of the task, by name."""
+        self.headers = headers
+        """Headers that middleware added to the message when it was pushed."""
+        self.queue = queue
+        """Name of the queue."""
+        self.worker_id = worker_id
+        """Id of the worker."""
+        self.is_lost = False
+        """Whether this delivery is no longer valid: its lease expired, it timed out, or the worker released it.
+
+        A function in a thread cannot be cancelled. A long one should check this from time to time, and return.
+        """
+        self._event: asyncio.Event | None = None
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """The same as an event, for coroutines in the worker's event loop."""
+        if self._event is None:
+            self._event = asyncio.Event()
+            if self.is_lost:
+                self._event.set()
+        return self._event
+
+    def lose(self) -> None:
+        """Mark this delivery as no longer valid."""
+        self.is_lost = True
+        if self._event is not None:
+            self._event.set()
+
+
+def current() -> TaskContext:
+    """The task that the caller runs in. Raises `LookupError` outside of a task."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise LookupError("no task is running here: call current() in a handler or middleware of a worker") from None
+
+
+def current_or_none() -> TaskContext | None:
+    """The task that the caller runs in, or None."""
+    return _current.get(None)
+
+
+def enter(context: TaskContext) -> None:
+    """Make it the current task of this asyncio task."""
+    _current.set(context)
+
+
+BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
+"""Upper bounds of the buckets, in seconds."""
+
+
+class Durations:
+    """One histogram per task and outcome."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, str], Histogram] = {}
+
+    def add(self, task: str, outcome: str, seconds: float) -> None:
+        """Add one duration."""
+        self._seconds.setdefault((task, outcome), Histogram(BOUNDS)).add(seconds)
+
+    def count(self, task: str, outcome: str) -> int:
+        """The number of durations."""
+        found = self._seconds.get((task, outcome))
+        return 0 if found is None else found.count
+
+    def prometheus(self) -> str:
+        """The histograms in the text format of Prometheus."""
+        # Imported here, because it is slow to import and only needed for a scrape.
+        from hark.prometheus import histogram, text
+
+        rows = [
+            ({"task": task, "outcome": outcome}, found)
+            for (task, outcome), found in sorted(self._seconds.items(), key=lambda item: item[0])
+        ]
+        return text([histogram("worker_task_seconds", "How long tasks took.", rows)]).decode()
+
+
+# The first middleware in the list is the outermost. A middleware is an object like `Middleware`, or an async function:
+#
+# async def timed(context, call_next):
+# started = time.monotonic()
+# try:
+# return await call_next()
+# finally:
+# print(context.task, time.monotonic() - started)
+
 
 CallNext = Callable[[], Awaitable[Any]]
 AnyMiddleware = Callable[[TaskContext, CallNext], Awaitable[Any]]

@@ -9,7 +9,7 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.polling import PollingStrategy
-from hark.polling.choosing import strategy_from
+from hark.polling.strategy import strategy_from
 from hark.settings import load
 
 MAX_CONCURRENCY = 10_000

@@ -1,4 +1,8 @@
-"""The worker: tasks by name, and the loop that runs them."""
+"""A worker whose server lives in its own process, on a store that has to be polled.
+
+Both the worker and the engine could poll. Only the polls of the engine cost something and can find new work, so the
+engine uses the polling strategy of the worker. The worker waits for the engine, which knows immediately what it has
+read, what was pushed here and when a delay ends."""
 
 from __future__ import annotations
 
@@ -10,21 +14,35 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from hark.client.producing.pushing import NewMessage, Pushed
+import msgspec
+
+from hark.client.pushing import NewMessage, Pushed
+from hark.client.transport.api import Transport
+from hark.client.transport.inprocess import PollAs
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
-from hark.worker.brokerless import polled_by_store
-from hark.worker.context import current_or_none
-from hark.worker.middleware import AnyMiddleware
-from hark.worker.options import WorkerRunOptions, check_concurrency, plan_for
+from hark.polling import PollingStrategy, PollMetrics
+from hark.worker.middleware import AnyMiddleware, current_or_none
+from hark.worker.options import Plan, WorkerRunOptions, check_concurrency, plan_for
 from hark.worker.retrying import RetryPolicy
-from hark.worker.shift import Shift
 from hark.worker.stats import Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
+from hark.worker.worker_run import Shift
 
 if TYPE_CHECKING:
     from hark.client.client import Client
     from hark.connecting import Target
+
+
+def polled_by_store(transport: Transport, plan: Plan) -> tuple[Plan, PollMetrics | None]:
+    """Give the strategy of a run to the store, if it polls. Returns the remaining plan, and the poll metrics."""
+    poll_as: PollAs | None = getattr(transport, "poll_as", None)  # Only transports in this process have it.
+    if poll_as is None:
+        return plan, None
+    metrics = poll_as(plan.polling)
+    waiting = msgspec.structs.replace(plan, wait=not plan.burst, polling=PollingStrategy.adaptive())
+    return waiting, metrics
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -112,7 +130,7 @@ class Worker:
         name: str | None = None,
         /,
         *,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
@@ -122,7 +140,7 @@ class Worker:
         name: str | Callable[P, R] | None = None,
         /,
         *,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
@@ -131,8 +149,9 @@ class Worker:
 
         The name is part of the messages. The default is the name of the function.
 
-        - `retry`: what happens when the task fails. The default is `RetryPolicy.exponential()`: 5 retries after 1, 2,
-          4, 8 and 16 seconds, each varied by 20 % at random.
+        - `retry`: what happens when the task fails: a policy, or a number of retries with exponential delays. The
+          default is `RetryPolicy.exponential()`: 5 retries after 1, 2, 4, 8 and 16 seconds, each varied by 20 % at
+          random.
         - `timeout`: time limit of the handler in seconds, or a `timedelta`. The default is no limit. An async handler
           is cancelled at the limit. A function in a thread cannot be cancelled: its message fails immediately, and the
           function keeps its slot until it ends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,9 +11,9 @@ from hark.broker.delivery.delivery import Delivery
 from hark.broker.delivery.stream import Stream
 from hark.errors import HarkError
 from hark.model import Delivery as Message
-from hark.model import Hint, PopRequest, PopResult
+from hark.model import Hint, PopRequest, PopResult, StoredMessage
 from hark.settings import Settings
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 
 from .harness import ANY, GROUP, QUEUE, SharedEngine, WatchedEngine, turns
 
@@ -44,6 +45,9 @@ class HeldPops:
 
     def unseal(self, result: PopResult) -> None:
         """Nothing is sealed."""
+
+    def show(self, messages: Sequence[StoredMessage]) -> None:
+        """All can be read."""
 
     def answer(self, result: PopResult | HarkError, index: int | None = None) -> None:
         """Answer one of them, or the first that is open."""

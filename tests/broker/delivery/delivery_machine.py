@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from hark.broker.delivery.consumers import State
-from hark.broker.delivery.intentions import Intention
+from hark.broker.delivery.delivery import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
 from hark.clock import MILLISECOND
 from hark.errors import EngineFailure

@@ -12,19 +12,20 @@ from contextlib import asynccontextmanager
 from queue import SimpleQueue
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 from hark.broker import Broker
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
+from hark.engine.core.calls import Call, Write
 from hark.engine.sqlite import SqliteEngine
-from hark.engine.sqlite.calls import Call, Write
 from hark.errors import HarkError
 from hark.model import Delivery as Message
 from hark.model import Hint, KeyNews, NewMessage, PopRequest, PopResult, Settlement, SettleOutcome, Status
 from hark.settings import Settings
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 
 QUEUE = "orders"
 GROUP = "group"
@@ -66,7 +67,9 @@ class WatchedEngine(SqliteEngine):
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Begin, and listen to what the threads do."""
         await super().start(lambda hints: None if self.is_silent else listener(hints), key_listener)
-        outbox = self._running()._outbox
+        threads = self._running()
+        threads._claim_at_once = Mock(return_value=False)  # type: ignore[method-assign]  # more can happen in a look
+        outbox = threads._outbox
         post, deliver = outbox.post, outbox.deliver
 
         def note(answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
@@ -122,6 +125,12 @@ class WatchedEngine(SqliteEngine):
         if self.failure is not None:
             raise self.failure
         return await super().lease_ends(lease_ids)
+
+    async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
+        """Fail if the test wants it."""
+        if self.failure is not None:
+            raise self.failure
+        await super().shorten(lease_ids, microseconds)
 
     async def until_idle(self) -> None:
         """Wait until every call has been answered, and all that the threads did of their own is told."""
@@ -202,7 +211,7 @@ class Server:
             before = self.engine.calls
             for _ in range(10):
                 await asyncio.sleep(0)
-            moves = self.delivery._tasks or self.broker._releases or not self.engine.idle
+            moves = self.delivery._tasks or self.delivery._looks or self.broker._releases or not self.engine.idle
             if self.engine.calls == before and not moves:
                 return
         raise AssertionError("I8: it does not come to rest")
@@ -234,14 +243,17 @@ class Server:
     def is_clean(self) -> None:
         """Assert that nobody and nothing is left of those who waited."""
         delivery = self.delivery
-        assert not delivery._subscriptions, "a subscription is left"
+        assert not delivery.subscriptions, "a subscription is left"
+        for kept in list(delivery._kept.values()):
+            kept.close()
+        assert not delivery._subscriptions, "a subscription without consumers is left"
         assert not delivery._by_queue, "a queue is left in the index"
         assert not delivery._by_label, "a label is left in the index"
         assert not len(delivery.intentions), "an intention is left"
         assert not len(delivery.streams), "a stream is left"
         assert not delivery.streams._by_lease, "a lease is left"
         assert not len(delivery.browsers), "a browser is left"
-        assert not delivery._tasks, "a look is left"
+        assert not delivery._tasks and not delivery._looks, "a look is left"
         assert self.timers.armed == 0, "a timer is left"
 
     async def close(self) -> None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.delivery.believed import MOST_PIECES, Believed
 from hark.broker.delivery.consumers import Work
-from hark.broker.delivery.counted import Counted
+from hark.broker.delivery.ready import MOST_PIECES, Believed, Counted
 
 P, OTHER = ("q", "p"), ("q", "other")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hark.broker.delivery.believed import Believed
+from hark.broker.delivery.ready import Believed
 
 
 def test_an_empty_look_disproves_what_was_heard_before_it_and_not_what_came_meanwhile() -> None:

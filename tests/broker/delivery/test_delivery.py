@@ -8,12 +8,13 @@ from itertools import permutations
 
 import pytest
 
+from hark.broker.delivery import delivery
 from hark.errors import Overloaded
 from hark.model import GroupMode, NewMessage, PopRequest
 from hark.settings import Limits, Settings
 
 from .bench import Bench, result
-from .harness import ANY, GROUP, QUEUE, Server, named, outbox, serving, turns
+from .harness import ANY, GROUP, QUEUE, Server, SharedEngine, WatchedEngine, named, outbox, serving, turns
 
 AUTO_ACK = PopRequest(queue=QUEUE, group=GROUP, auto_ack=True)
 
@@ -205,6 +206,61 @@ async def test_a_timeout_is_exact(server: Server) -> None:
     assert not pop.done()
     await server.advance(0.000001)
     assert pop.result().reason == "nothing_ready"
+    server.is_clean()
+
+
+# Clients that come back -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [WatchedEngine, SharedEngine])
+async def test_a_consumer_that_comes_back_soon_needs_no_look(engine: type[WatchedEngine]) -> None:
+    async with serving(engine=engine) as server:
+        for number in range(3):
+            pop = await server.parked()
+            await server.push(f"p{number}")
+            await server.settle(await pop)
+            await server.quiet()
+        assert len(server.engine.pops) == 1 + 3
+        pop = await server.parked()
+        pop.cancel()
+        await server.push("p")
+        await server.quiet()
+        assert (await server.pop()).messages, "a hint without a consumer is lost"
+
+
+async def test_a_consumer_that_comes_back_again_and_again_looks_every_minute(server: Server) -> None:
+    for _ in range(10):
+        pop = await server.parked(seconds=30)
+        await server.advance(30)
+        assert pop.done()
+    assert 4 <= len(server.engine.pops) <= 6
+
+
+async def test_a_consumer_that_comes_back_late_looks_in_a_shared_store() -> None:
+    async with serving(engine=SharedEngine) as server:
+        (await server.parked()).cancel()
+        await server.quiet()
+        server.engine.is_silent = True
+        await server.push("p")
+        await server.advance(1)
+        assert (await server.pop(seconds=0.001)).messages
+
+
+async def test_a_consumer_that_comes_back_after_a_due_time_looks(server: Server) -> None:
+    pop = await server.parked()
+    await server.push("p", delay_ms=5000)
+    await server.quiet()
+    pop.cancel()
+    await server.advance(6)
+    assert (await server.pop(seconds=0.001)).messages
+
+
+async def test_few_subscriptions_without_consumers_are_kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_MOST_KEPT", 3)
+    for number in range(10):
+        (await server.parked(PopRequest(queue=f"q{number}", group=GROUP))).cancel()
+        await server.quiet()
+    assert len(server.delivery._subscriptions) == 3
     server.is_clean()
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hark.broker.delivery.fallback import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.settings import Fallback
-from hark.testing.timers import FakeTimers
+from hark.testing.server import FakeTimers
 
 EXACT = Fallback(tick_ms=1, jitter=0)
 
@@ -87,6 +87,21 @@ def slowed(world: World, key: str = "a") -> None:
 
 
 # The schedule ----------------------------------------------------------------------------------------------
+
+
+def test_polls_and_their_backoff_are_in_the_log_at_the_debug_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "hark.broker.delivery.fallback")
+    world = World(Fallback(tick_ms=1, jitter=0, threshold=1, initial_ms=100, multiplier=3))
+    world.polls.watch("orders")
+    world.wait(100)
+    world.store["orders"] = 1
+    world.wait(400)
+    world.polls.reset("orders")
+    assert caplog.messages[:2] == [
+        "fallback poll of orders found nothing; backoff interval 300 ms",
+        "fallback poll of orders found something; backoff interval 100 ms",
+    ]
+    assert "backoff of fallback polls of orders restarts" in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ async def test_a_nack_gives_up_the_rest_of_the_batch_of_its_partition_which_come
     assert stream.unsettled == 3
 
 
-async def test_a_message_that_is_discarded_gives_up_that_message_only(server: Server) -> None:
+async def test_a_discarded_message_of_a_shared_group_gives_up_that_message_only(server: Server) -> None:
     """I6: the others are still held, so there is room for one and not for three."""
-    stream, arrival = await holding(server, retry_limit=0, dead_letter_queue=False)
+    stream, arrival = await holding(server, request=SHARED, retry_limit=0, dead_letter_queue=False)
     await server.push("q", "r", "s")
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], "failed")])
     await server.quiet()
@@ -105,14 +105,21 @@ async def test_a_message_that_is_discarded_gives_up_that_message_only(server: Se
     assert sum(len(one.result.messages) for one in outbox(stream)) == 1
 
 
-@pytest.mark.parametrize(("status", "options"), [("dlq", {}), ("failed", {"retry_limit": 0})])
-async def test_a_dead_letter_gives_up_that_message_only(
-    server: Server, status: Status, options: dict[str, Any]
+@both_modes
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [("dlq", {}), ("failed", {"retry_limit": 0}), ("failed", {"retry_limit": 0, "dead_letter_queue": False})],
+)
+async def test_after_a_dead_letter_the_rest_of_an_ordered_batch_comes_again_and_that_of_a_shared_one_stays(
+    server: Server, status: Status, options: dict[str, Any], request_: PopRequest
 ) -> None:
-    stream, arrival = await holding(server, **options)
+    stream, arrival = await holding(server, request=request_, **options)
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], status)])
+    await server.quiet()
+    again = [bytes(message.payload) for one in outbox(stream) for message in one.result.messages]
+    assert again == ([] if request_ is SHARED else [b"1", b"2"])
     assert stream.unsettled == 2
-    assert (await server.engine.dead_letters(DeadLetterFilter())).total == 1
+    assert (await server.engine.dead_letters(DeadLetterFilter())).total == (0 if "dead_letter_queue" in options else 1)
 
 
 @both_modes
@@ -136,14 +143,85 @@ async def test_a_transaction_and_a_seek_make_room_for_all_and_a_late_hint_of_set
 @pytest.mark.parametrize("renewed", [False, True])
 async def test_the_end_of_a_lease_makes_room_and_a_renewed_one_is_held_on(server: Server, renewed: bool) -> None:
     stream, arrival = await holding(server, lease_time=2)
+    stream.spoke()
     if renewed:
         await server.advance(1)
         assert (await server.broker.renew(Renewal(arrival.result.lease_id, 10))).success
     await server.advance(9.999 if renewed else 1.999)
     assert stream.unsettled == 3
     await server.advance(0.001)
+    assert stream.unsettled == 0
+    stream.spoke()
+    await server.quiet()
     assert stream.unsettled == 1  # It came again, one at a time now.
     assert len(outbox(stream)) == 1
+
+
+Sign = Literal[
+    "frame", "ack", "ack without a lease", "ack by the id alone", "renewal", "transaction", "ack of another lease"
+]
+
+
+@both_modes
+@pytest.mark.parametrize("sign", get_args(Sign))
+async def test_a_stream_whose_lease_expired_gets_nothing_until_its_client_gives_a_sign(
+    server: Server, request_: PopRequest, sign: Sign
+) -> None:
+    """A client that is frozen would turn messages that it never reads into dead letters."""
+    stream, arrival = await holding(server, credit=4, request=request_, lease_time=2, retry_limit=2)
+    kept = await server.stream(1, named("q"))
+    await server.push("q")
+    other = await server.stream(0, ANY) if sign == "ack of another lease" else None
+    for _ in range(5):
+        await server.advance(15)
+        assert (stream.unsettled, outbox(stream)) == (0, [])
+    assert (await server.engine.dead_letters(DeadLetterFilter())).total == 0
+    item = settlement(arrival.result, arrival.result.messages[0])
+    if sign == "frame":
+        stream.spoke()
+    elif sign == "renewal":
+        assert not (await server.broker.renew(Renewal(arrival.result.lease_id))).success
+    elif sign == "transaction":
+        assert not (await server.broker.transact(Transaction([item]))).success
+    elif sign == "ack without a lease":
+        assert not (await server.broker.settle([msgspec.structs.replace(item, lease_id=None)]))[0].success
+    elif sign == "ack by the id alone":
+        [outcome] = await server.broker.settle([Settlement(arrival.result.messages[0].id, group=GROUP)])
+        assert not outcome.success
+    elif sign == "ack":
+        assert not (await server.broker.settle([item]))[0].success
+    else:
+        assert other is not None
+        other.grant(1)
+        await server.quiet()
+        await server.settle((await written(other)).result)
+        await server.quiet()
+        assert (stream.unsettled, outbox(stream)) == (0, []), "that was another consumer"
+        return
+    await server.quiet()
+    assert stream.unsettled > 0
+    assert kept.unsettled in (0, 1)
+    stream.close()
+    kept.close()
+    await server.quiet()
+    assert not server.delivery.streams._expired and not server.delivery.streams._expired_of
+
+
+async def test_an_event_stream_that_stays_silent_is_ended_because_its_client_may_speak_to_another_server(
+    server: Server,
+) -> None:
+    await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=2)))
+    stream = server.delivery.open_stream(1, mute=True)
+    stream.subscribe("s", ANY)
+    await server.push("p")
+    await server.quiet()
+    await written(stream)
+    await server.advance(31.9)
+    assert not stream.closed
+    await server.advance(0.2)
+    assert stream.closed
+    assert await stream.next() is None
+    server.is_clean()
 
 
 async def test_a_lease_that_ends_while_what_it_holds_is_on_its_way_is_not_counted(bench: Bench) -> None:
@@ -181,7 +259,7 @@ async def test_a_lease_that_was_renewed_on_another_server_is_asked_about_at_its_
     await server.advance(7.4)
     assert stream.unsettled == 3
     await server.advance(1)
-    assert stream.leases() != [arrival.result.lease_id]
+    assert stream.leases() == []
 
 
 # Credit -----------------------------------------------------------------------------------------------------
@@ -366,6 +444,8 @@ async def test_the_end_of_a_lease_makes_room_and_costs_each_message_an_attempt(s
     stream, arrival = await holding(server, request=SHARED, lease_time=2)
     await complete(server, arrival, 0, "lease")
     await server.advance(2)
+    stream.spoke()
+    await server.quiet()
     again = list((await written(stream)).result.messages)
     await server.quiet()
     again += [message for one in outbox(stream) for message in one.result.messages]
@@ -388,3 +468,60 @@ async def test_only_what_was_not_written_is_released_when_a_connection_breaks(se
     ran_out = await written(other)
     assert [(one.offset, one.attempt) for one in ran_out.result.messages] == [(1, 2), (2, 2), (3, 2)]
     assert arrival.result.lease_id != ran_out.result.lease_id
+
+
+# Streams that end --------------------------------------------------------------------------------------------
+
+
+@both_modes
+async def test_rule_17_what_a_closed_stream_holds_expires_after_the_grace(server: Server, request_: PopRequest) -> None:
+    stream, arrival = await holding(server, request=request_)
+    stream.close()
+    await server.advance(29.9)
+    await complete(server, arrival, 0, "lease")
+    assert not (await server.broker.pop(request_)).messages
+    await server.advance(0.2)
+    again = (await server.broker.pop(request_)).messages
+    if request_ is SHARED:
+        assert [(one.offset, one.attempt) for one in again] == [(2, 2), (3, 2)]
+    else:
+        assert [(one.offset, one.attempt) for one in again] == [(2, 1)]
+
+
+async def test_rule_17_a_renewal_after_the_end_of_a_stream_gives_the_whole_time_back(server: Server) -> None:
+    stream, arrival = await holding(server)
+    stream.close()
+    await server.advance(29)
+    assert (await server.broker.renew(Renewal(arrival.result.lease_id, 5))).success
+    await server.advance(270.9)
+    assert not (await server.broker.pop(BATCH)).messages
+    await server.advance(0.2)
+    assert (await server.broker.pop(BATCH)).messages
+
+
+@pytest.mark.parametrize("store_away", [False, True])
+async def test_rule_17_a_stream_that_the_server_ends_starts_no_grace(server: Server, store_away: bool) -> None:
+    stream, _ = await holding(server)
+    if store_away:
+        server.engine.failure = EngineFailure("the store is away")
+        stream.close()
+        await server.quiet()
+        server.engine.failure = None
+    else:
+        stream.end()
+    await server.advance(299.9)
+    assert not (await server.broker.pop(BATCH)).messages
+
+
+async def test_rule_17_what_reaches_the_socket_after_its_stream_was_closed_expires_after_the_grace(
+    server: Server,
+) -> None:
+    await push(server, 1)
+    stream = await server.stream(1)
+    assert await stream.next() is not None
+    stream.close()
+    stream.written()
+    await server.advance(29.9)
+    assert not (await server.broker.pop(ANY)).messages
+    await server.advance(0.2)
+    assert [one.attempt for one in (await server.broker.pop(ANY)).messages] == [2]

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.peers.datagrams import MAX_BYTES, Packer, Refusal, Unpacker
-from hark.broker.peers.gathering import MAX_KEYS, MAX_PARTITIONS, Gathering
-from hark.broker.peers.senders import MAX_SENDERS, WINDOW, Senders
+from hark.broker.datagrams import MAX_BYTES, MAX_SENDERS, WINDOW, Packer, Refusal, Senders, Unpacker
+from hark.broker.peers import MAX_KEYS, MAX_PARTITIONS, Gathering
 from hark.clock import FakeClock
 from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNews, KeyPart

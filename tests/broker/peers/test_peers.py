@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from hark.broker.peers import Peers
-from hark.broker.peers.datagrams import MAX_BYTES
-from hark.broker.peers.directory import Directory, SocketAddress
+from hark.broker.datagrams import MAX_BYTES
+from hark.broker.peers import Directory, Peers, SocketAddress
 from hark.clock import FakeClock
 from hark.model import Hint, KeyNews
 from hark.settings import Address
@@ -34,15 +33,15 @@ class End:
         self.keys: asyncio.Queue[KeyNews] = asyncio.Queue()
         self.calls = 0
 
-    def prepare(self, *others: Address) -> Peers:
+    def prepare(self, *others: Address, siblings: Sequence[Address] = ()) -> Peers:
         """Know the others, and neither tell nor hear yet."""
-        directory = Directory(others, self.udp.family)
-        self.peers = Peers(self.udp, directory, self.clock, sender=self._sender, linger_seconds=0)
+        directory = Directory((*siblings, *others), self.udp.family)
+        self.peers = Peers(self.udp, directory, self.clock, sender=self._sender, linger_seconds=0, siblings=siblings)
         return self.peers
 
-    async def start(self, *others: Address, secret: bytes = SECRET) -> Peers:
+    async def start(self, *others: Address, secret: bytes = SECRET, siblings: Sequence[Address] = ()) -> Peers:
         """Tell and hear the others."""
-        await self.prepare(*others).start(secret, self._heard, self.keys.put_nowait)
+        await self.prepare(*others, siblings=siblings).start(secret, self._heard, self.keys.put_nowait)
         return self.peers
 
     def _heard(self, hints: Sequence[Hint]) -> None:
@@ -90,6 +89,29 @@ async def test_a_server_hears_what_another_tells_and_which_keys_it_changed(linke
     assert [await other.next(), await other.next()] == [arrival, free]
     assert one.peers.metrics()["datagrams_sent"] == other.peers.metrics()["datagrams_received"] == 1
     assert one.peers.metrics()["hints_sent"] == other.peers.metrics()["hints_received"] == 3
+
+
+@pytest.mark.parametrize("known", [1, 2, 3], ids=["the first process", "two processes", "every process"])
+async def test_every_process_of_a_server_hears_a_peer_that_knows_some_of_them(
+    known: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    processes, peer = [End(f"process {number}") for number in range(3)], End("peer")
+    try:
+        for one in processes:
+            await one.start(peer.address, siblings=[other.address for other in processes if other is not one])
+        await peer.start(*(one.address for one in processes[:known]))
+        peer.peers.tell([Hint("q", None, ("a",), "message")])
+        for one in processes:
+            assert await one.next() == Hint("q", None, ("a",), "message")
+        processes[1].peers.tell([Hint("own")])
+        for one in (processes[0], processes[2], peer):
+            assert await one.next() == Hint("own")
+        assert all(one.silent for one in (*processes, peer)), "each hint is heard once"
+        assert caplog.messages == []
+    finally:
+        for one in (*processes, peer):
+            await one.peers.close()
 
 
 async def test_a_name_told_a_thousand_times_is_one_hint_and_what_was_heard_is_not_told_on(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hark.errors import InvalidSetting, StoreUnusable
-from hark.serving.peering import Endpoint, endpoints
+from hark.serving.listening import Endpoint, endpoints
 from hark.serving.server import serve
 from hark.settings import Peer, Settings, load, peer_addresses, shown
 from tests.broker.peers.ports import free_ports, udp_socket

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 from hark.access.authenticator import Authenticates
-from hark.access.identity import ANYBODY, Identity, Role
+from hark.access.identity import ANYBODY, Identity
+from hark.api.operations import Role
 from hark.broker import Broker
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
@@ -26,6 +27,7 @@ WHO = {
     "mine-reader": Identity("mine-reader", Role.READ_ONLY, ("mine*",)),
     "mine-writer": Identity("mine-writer", Role.READ_WRITE, ("mine*",)),
     "mine-admin": Identity("mine-admin", Role.ADMIN, ("mine*",)),
+    "inbox-writer": Identity("inbox-writer", Role.READ_WRITE, ("billing.inbox.*",)),
 }
 """Who comes with which token: the token is the name."""
 

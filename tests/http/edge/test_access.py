@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from hark.access.identity import Identity, Role
+from hark.access.identity import Identity
+from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.http.app import App
-from hark.http.routes.table import WEBSOCKET, Operation, Reach
+from hark.http.routes.table import Operation
 from hark.settings import Auth, Settings
 from tests.http.edge.asking import WHO, Asking, Json, serving
 
@@ -382,3 +383,42 @@ async def test_what_one_may_use_works_as_for_everybody(ask: Asking) -> None:
     polled = (await ask("GET", "/keyval/api/queue/poll", "mine-writer", query={"queue": "mine-work"})).json["message"]
     settled = {"id": polled["id"], "receipt": polled["receipt"]}
     assert (await ask("POST", "/keyval/api/queue/ack", "mine-writer", settled)).json == {"ok": True}
+
+
+# Labels (rule 27) ------------------------------------------------------------------------------------------
+
+ITEM = {"payload": "forged"}
+LABELLED = {"namespace": "billing", "task": "inbox", "options": {"priority": 1_000_000}}
+
+
+@pytest.mark.parametrize(
+    ("who", "path", "body"),
+    [
+        ("mine-writer", "/api/v1/configure", {"queue": "mine", **LABELLED}),
+        ("inbox-writer", "/api/v1/configure", {"queue": "billing.inbox.1", **LABELLED}),
+        ("inbox-writer", "/api/v1/push", {"items": [{"queue": "billing.inbox.1", **ITEM}]}),
+        (
+            "inbox-writer",
+            "/api/v1/transaction",
+            {"operations": [{"type": "push", "items": [{"queue": "billing.inbox.1", **ITEM}]}]},
+        ),
+        ("inbox-writer", "/keyval/api/queue/enqueue", {"value": "forged"}),
+        ("inbox-writer", "/keyval/api/queue/poll", None),
+    ],
+)
+async def test_rule_27_a_restricted_token_labels_no_queue_with_a_namespace_of_others(
+    ask: Asking, who: str, path: str, body: Json
+) -> None:
+    query = {"queue": "billing.inbox.1"} if path.startswith("/keyval") else None
+    answer = await ask("POST" if body else "GET", path, who, body, query=query)
+    assert answer.status in (200, 201), answer.body
+    [queue] = (await ask("GET", QUEUES, "admin")).json["queues"]
+    assert (queue["namespace"], queue["task"]) == ("", "")
+    assert (await ask("GET", "/api/v1/pop", "writer", query={"namespace": "billing"})).status == 204
+    assert (await ask("GET", "/api/v1/pop", "writer", query={"task": "inbox"})).status == 204
+
+
+async def test_rule_27_a_restricted_token_labels_queues_of_a_namespace_that_its_patterns_cover(ask: Asking) -> None:
+    await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "mine.jobs.1", **ITEM}]})
+    [queue] = (await ask("GET", QUEUES, "admin")).json["queues"]
+    assert (queue["namespace"], queue["task"]) == ("mine", "jobs")

@@ -11,7 +11,7 @@ import pytest
 
 from hark.clock import FakeClock
 from hark.errors import StoreUnusable
-from hark.http.edge.audit import AUDITED, KEPT, Audit
+from hark.http.audit import AUDITED, KEPT, Audit
 from hark.http.exchange import Exchange
 from hark.settings import Audit as AuditSettings
 from hark.settings import Settings

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
+from hark.api.operations import WEBSOCKET
 from hark.errors import InvalidInput, Overloaded
-from hark.http.edge import sessions
-from hark.http.edge.request_ids import RequestIds
-from hark.http.edge.sessions import FAILURES, WINDOW_SECONDS, Guesses, cookie_value, set_cookie
-from hark.http.routes.table import WEBSOCKET
+from hark.http import admission
+from hark.http.admission import FAILURES, WINDOW_SECONDS, Guesses, cookie_value, set_cookie
+from hark.http.exchange import RequestIds
 from hark.settings import Auth, Cors, Settings
 from tests.http.edge.asking import Asking, Json, Off, serving
 
@@ -364,7 +364,7 @@ async def test_guessing_is_stopped_by_address(ask: Asking) -> None:
 
 
 def test_wrong_guesses_are_forgotten_after_a_while_and_so_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_ADDRESSES", 3)
+    monkeypatch.setattr(admission, "_ADDRESSES", 3)
     now = 0.0
     guesses = Guesses(lambda: now)
     for _ in range(FAILURES):

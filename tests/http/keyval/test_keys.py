@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.watching.watcher import Shown
+from hark.broker.watch import Shown
 from hark.http.checks import query_params
-from hark.http.keyval.entries import cursor_of, key_at, known_of_text, known_text
-from hark.http.keyval.paths import keys_in_path
+from hark.http.keyval.paths import cursor_of, key_at, keys_in_path, known_of_text, known_text
 from hark.keys import encode_key
 from hark.model import Key, KeyPart
 from tests.http.api import Json, read, refusal

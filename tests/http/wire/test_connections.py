@@ -24,6 +24,7 @@ from websockets.exceptions import ConnectionClosed
 
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
+from hark.http.wire.asgi import SMALL
 from hark.http.wire.connection import (
     IDLE_SECONDS,
     LINGER_SECONDS,
@@ -394,13 +395,19 @@ def test_some_trailers_extensions_and_small_chunks_are_fine(usual: Inside) -> No
 
 
 def test_requests_that_are_sent_ahead_are_answered_in_order(usual: Inside) -> None:
-    pop = b"GET /api/v1/pop/queue/ahead?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    pop = b"GET /api/v1/pop/queue/ahead?wait=true&autoAck=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     push = {"items": [{"queue": "ahead", "payload": 1}]}
     with connected(usual.url) as client:
-        for first in (b"", pop):
+        for first, begins_alone in ((b"", False), (pop, False), (pop, True)):
             numbers = range(3 * MAX_PIPELINED)
             later = [b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in numbers]
-            client.sendall(b"".join([first, *later, HEALTH]))
+            if begins_alone:
+                client.sendall(first)
+                while not usual.look(lambda: len(usual.broker.delivery.intentions)):
+                    time.sleep(0.001)
+                client.sendall(b"".join([*later, HEALTH]))
+            else:
+                client.sendall(b"".join([first, *later, HEALTH]))
             reader = Reader(client)
             if first:
                 assert httpx.post(f"{usual.url}/api/v1/push", json=push).status_code == 201
@@ -599,8 +606,18 @@ class Held:
     def __init__(self) -> None:
         self.asked: list[Exchange] = []
 
+    def is_revoked(self, exchange: Exchange) -> bool:
+        """Never."""
+        del exchange
+        return False
+
     def admit(self, exchange: Exchange) -> None:
         """Let everything in."""
+
+    def body_limit(self, exchange: Exchange) -> int:
+        """Return the limit of every request."""
+        del exchange
+        return Settings().max_body_bytes
 
     def answer_now(self, exchange: Exchange) -> bool:
         """Note a request."""
@@ -755,6 +772,36 @@ def test_reading_stops_when_sixteen_requests_wait_and_goes_on_when_they_have_bee
     loop.turn()
     assert transport.resume_reading.called
     assert len(held.asked) == 2 + MAX_PIPELINED
+
+
+def test_a_large_body_is_not_received_while_another_request_is_served(
+    connection: Connection, loop: Loop, transport: Mock, held: Held
+) -> None:
+    body = b"x" * 2**20
+    connection.data_received(HEALTH)
+    connection.data_received(b"POST /api/v1/push HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body))
+    for start in range(0, len(body), SMALL):
+        if transport.pause_reading.called:
+            break
+        connection.data_received(body[start : start + SMALL])
+    assert start <= 3 * SMALL
+    held.answer()
+    loop.turn()
+    assert transport.resume_reading.called
+    connection.data_received(body[start:])
+    assert [len(one.body) for one in held.asked] == [0, len(body)]
+
+
+def test_a_connection_that_sends_much_is_read_once_in_a_turn_of_the_event_loop(
+    connection: Connection, loop: Loop, transport: Mock
+) -> None:
+    connection.data_received(b"POST /api/v1/push HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % 2**22)
+    for number in range(1, 4):
+        connection.data_received(b"x" * (SMALL + 1))
+        assert transport.pause_reading.call_count == number
+        assert transport.resume_reading.call_count == number - 1
+        loop.turn()
+        assert transport.resume_reading.call_count == number
 
 
 def test_the_next_request_is_served_when_the_answer_before_it_is_on_its_way(

@@ -26,10 +26,10 @@ from typing import NamedTuple, cast
 import h11
 import pytest
 
+from hark.api.operations import WEBSOCKET
 from hark.errors import Forbidden
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
-from hark.http.routes.table import WEBSOCKET
 from hark.http.wire.connection import _PIECE, MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES, Connection
 from hark.http.wire.server import Server
 from tests.http.wire.streams import HIDDEN, MAX_BODY_BYTES, Generator
@@ -208,10 +208,20 @@ class Recorder:
     def __init__(self) -> None:
         self.served = Served()
 
+    def is_revoked(self, exchange: Exchange) -> bool:
+        """Never."""
+        del exchange
+        return False
+
     def admit(self, exchange: Exchange) -> None:
         self.served.admitted.append(_request(exchange, None))
         if exchange.raw_path == b"/refused":
             exchange.refusal = Forbidden("no")
+
+    def body_limit(self, exchange: Exchange) -> int:
+        """Return the limit of every request."""
+        del exchange
+        return MAX_BODY_BYTES
 
     def answer_now(self, exchange: Exchange) -> bool:
         if exchange.raw_path == b"/task":

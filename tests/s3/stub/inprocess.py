@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from hark.clock import Clock
-from hark.engine.s3.bucket.answers import meaning
-from hark.engine.s3.bucket.api import Refused, Stored, Taken, Unclear
-from hark.engine.s3.bucket.counting import RequestCounter
-from hark.engine.s3.bucket.dates import ServerTime
+from hark.engine.s3.bucket import Refused, RequestCounter, ServerTime, Stored, Taken, Unclear, meaning
 from tests.s3.stub.faults import Broken, Faults
 from tests.s3.stub.store import Answer, Request, StubStore
 

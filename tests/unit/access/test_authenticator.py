@@ -12,11 +12,10 @@ import pytest
 
 from hark.access import authenticator as module
 from hark.access.authenticator import Authenticator, Open, credential_of
-from hark.access.files import look_at
-from hark.access.identity import ANYBODY, Role
+from hark.access.identity import ANYBODY
 from hark.access.jwts import verify
-from hark.access.token_file import TokenFile, tokens_path
-from hark.access.tokens import make_token
+from hark.access.tokens import TokenFile, look_at, make_token, tokens_path
+from hark.api.operations import Role
 from hark.clock import SECOND, FakeClock
 from hark.errors import Forbidden, InvalidSetting, StoreUnusable, Unauthorized
 from hark.settings import Auth, Settings
@@ -110,7 +109,7 @@ def test_what_is_required_is_asked_for_before_there_are_tokens(
 def test_damaged_tokens_unreadable_keys_and_a_missing_library_keep_the_server_from_starting(place: Place) -> None:
     with pytest.raises(InvalidSetting, match="cannot read nothing"):
         place.authenticator(Auth(jwt_enabled=True, jwt_secret_file="nothing"))
-    with patch.dict("sys.modules", {"jwt": None}), pytest.raises(InvalidSetting, match=r"pip install 'hark\[jwt\]'"):
+    with patch.dict("sys.modules", {"jwt": None}), pytest.raises(InvalidSetting, match=r"pip install 'hark-mq\[jwt\]'"):
         place.authenticator(JWT)
     place.create()
     place.file.path.write_text("{")

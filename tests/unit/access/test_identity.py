@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.access.identity import ANYBODY, Identity, Role
+from hark.access.identity import ANYBODY, Identity
+from hark.api.operations import Role
 from hark.errors import Forbidden
 
 PATTERNS = st.lists(st.text(alphabet="ab.*?[]!-", max_size=8), max_size=4)
@@ -74,3 +75,27 @@ def test_roles_are_ordered_and_have_names_and_anybody_is_an_administrator() -> N
     assert [Role.of(role.text) for role in Role] == list(Role)
     assert Role.of("ADMIN") is None
     assert (ANYBODY.subject, ANYBODY.role, ANYBODY.restricted) == ("", Role.ADMIN, False)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "namespace", "allowed"),
+    [
+        (["*"], "billing", True),
+        (["billing.*"], "billing", True),
+        (["billing.*"], "billing2", False),
+        (["billing*"], "billing", True),
+        (["b*"], "billing", True),
+        (["bill?ng.*"], "billing", True),
+        (["*ling.*"], "billing", True),
+        (["billing"], "billing", False),
+        (["billing.inbox.*"], "billing", False),
+        (["*.eu"], "billing", False),
+        (["mine", "billing.*"], "billing", True),
+        (["billing.*"], "", False),
+        ([], "billing", False),
+    ],
+)
+def test_rule_27_a_namespace_is_covered_by_a_pattern_that_matches_all_that_it_can_have(
+    patterns: list[str], namespace: str, allowed: bool
+) -> None:
+    assert identity(*patterns).may_label(namespace) is allowed

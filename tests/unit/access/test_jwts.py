@@ -18,9 +18,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from hark.access.identity import Identity, Role
-from hark.access.jwt_keys import Key, read_keys
-from hark.access.jwts import MAX_LENGTH, verify
+from hark.access.identity import Identity
+from hark.access.jwts import MAX_LENGTH, Key, read_keys, verify
+from hark.api.operations import Role
 from hark.errors import Forbidden, InvalidSetting, Unauthorized
 from hark.settings import Auth
 

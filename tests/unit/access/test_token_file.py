@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hark.access.identity import Role
-from hark.access.token_file import TokenFile, tokens_path
-from hark.access.tokens import Token, check_queues, check_subject, make_token, matches, split
+from hark.access.tokens import Token, TokenFile, check_queues, check_subject, make_token, matches, split, tokens_path
+from hark.api.operations import Role
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound, StoreUnusable
 from hark.settings import Auth, Settings

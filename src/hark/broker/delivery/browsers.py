@@ -12,7 +12,7 @@ from hark.broker.timers import Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
-from hark.model import BrowseFrom, Delivery, PopResult, Read, ReadResult
+from hark.model import BrowseFrom, Read, ReadResult, StoredMessage
 from hark.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Browser:
             self._unread[self.partition] = None
         self._news.set()
 
-    async def next(self) -> Sequence[Delivery]:
+    async def next(self) -> Sequence[StoredMessage]:
         """The next messages, as soon as there are some; nothing when the browser is closed."""
         while not self.closed:
             self._news.clear()
@@ -76,13 +76,13 @@ class Browser:
                 await self._news.wait()
                 continue
             if messages:
-                self._browsers.unseal(messages)
+                self._browsers.show(messages)
                 return messages
             if not self._unread:
                 await self._news.wait()
         return ()
 
-    async def _look(self) -> Sequence[Delivery]:
+    async def _look(self) -> Sequence[StoredMessage]:
         if self._behind:
             self._behind = False
             try:
@@ -98,10 +98,10 @@ class Browser:
         self._width = 1 if many else min(2 * self._width, _PARTITIONS)
         return messages
 
-    async def _read(self, partitions: Sequence[str]) -> Sequence[Delivery]:
+    async def _read(self, partitions: Sequence[str]) -> Sequence[StoredMessage]:
         for partition in partitions:
             self._unread.pop(partition, None)
-        messages: list[Delivery] = []
+        messages: list[StoredMessage] = []
         try:
             answers = await self._ask(partitions)
             lost = [one for one, answer in answers.items() if await self._is_lost(one, answer)]
@@ -166,23 +166,24 @@ class Browsers:
         settings: Settings,
         timers: Timers,
         random: Callable[[], float],
-        unseal: Callable[[PopResult], None],
+        show: Callable[[Sequence[StoredMessage]], None],
     ) -> None:
         self.engine = engine
         self._timers = timers
-        self._unseal = unseal
+        self.show = show
+        """Makes payloads readable, or says why that is impossible."""
         self._most = settings.limits.max_streams
-        self._by_queue: dict[str, ConsumerManager[Browser]] = {}
+        self.by_queue: dict[str, ConsumerManager[Browser]] = {}
         self._polls: FallbackPolls[Browser] = FallbackPolls(settings.fallback, timers, self._poll, random)
         self._polled_at: dict[Browser, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __len__(self) -> int:
-        return sum(len(manager) for manager in self._by_queue.values())
+        return sum(len(manager) for manager in self.by_queue.values())
 
     def __iter__(self) -> Iterator[Browser]:
-        return iter([browser for manager in self._by_queue.values() for browser in manager.iter_all()])
+        return iter([browser for manager in self.by_queue.values() for browser in manager.iter_all()])
 
     async def open(self, queue: str, partition: str | None, start: BrowseFrom) -> Browser:
         """A browser at its start."""
@@ -194,7 +195,7 @@ class Browsers:
                 code="too_many_streams",
             )
         browser = Browser(self, queue, partition, start)
-        manager = self._by_queue.setdefault(queue, ConsumerManager(1))
+        manager = self.by_queue.setdefault(queue, ConsumerManager(1))
         # Before it finds its places: it hears of what comes meanwhile, and reads it where it belongs.
         manager.add(browser, browser=True)
         manager.set_interest(browser, True)
@@ -209,25 +210,21 @@ class Browsers:
 
     def forget(self, browser: Browser) -> None:
         """A browser is closed."""
-        manager = self._by_queue.get(browser.queue)
+        manager = self.by_queue.get(browser.queue)
         if manager is not None:
             manager.remove(browser)
             if not len(manager):
-                del self._by_queue[browser.queue]
+                del self.by_queue[browser.queue]
         self._polls.forget(browser)
         self._polled_at.pop(browser, None)
 
     def hint(self, queue: str, partitions: Sequence[str] | None) -> None:
         """Notify all browsers of a queue of new messages."""
-        manager = self._by_queue.get(queue)
+        manager = self.by_queue.get(queue)
         if manager is not None:
             for browser in manager.iter_browsers():
                 browser.tell(partitions)
                 self._polls.reset(browser)
-
-    def unseal(self, messages: Sequence[Delivery]) -> None:
-        """Make payloads readable."""
-        self._unseal(PopResult(messages))
 
     def remind(self, callback: Callable[[], None]) -> None:
         """Call when the store may be back."""

@@ -13,8 +13,7 @@
 Consumers of the same priority that can receive the same messages are one class. A class is one ring, with the consumer
 that was served longest ago first; the front part of the ring is notified. A notification reserves one piece of work.
 The reservations are computed again from the expected work after every event: a consumer that closes or has no credit
-left leaves the ring, and the next `rebalance` notifies another one.
-"""
+left leaves the ring, and the next `rebalance` notifies another one."""
 
 from __future__ import annotations
 
@@ -22,7 +21,10 @@ from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, KeysView, Mapping
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from hark.errors import HarkError
+from hark.model import PopRequest, PopResult
 
 C = TypeVar("C", bound=Hashable)
 
@@ -35,6 +37,8 @@ class State(Enum):
     INTERESTED = "interested"
     NOTIFIED = "notified"
     NON_ACQUIRING = "non-acquiring"
+
+    __hash__ = object.__hash__  # That of Enum is a Python function.
 
 
 WAITING = (State.INTERESTED, State.NOTIFIED)
@@ -344,3 +348,34 @@ class ConsumerManager(Generic[C]):
                 for consumer in (*ring.notified, *ring.interested):
                     member = self._members[consumer]
                     assert (member.priority, member.partition) == (level.priority, name), "in the wrong class"
+
+
+class Consumer(Hashable, Protocol):
+    """A waiting consumer. The pump calls these methods; they must not raise."""
+
+    @property
+    def priority(self) -> int:
+        """Consumers with a higher priority are notified first."""
+
+    @property
+    def partition(self) -> str | None:
+        """The partition that it wants, if not any."""
+
+    @property
+    def batch(self) -> int:
+        """How many messages it takes at once, if it can."""
+
+    def next_pull(self) -> PopRequest | None:
+        """What to pop for it now; None: it wants nothing after all."""
+
+    def deliver(self, result: PopResult) -> bool:
+        """Take what came; False: it is not there any more, and what came goes back."""
+
+    def came_up_empty(self) -> None:
+        """There was nothing for it; it keeps its turn."""
+
+    def failed(self, failure: HarkError) -> None:
+        """The look failed, for a reason that passes; it is looked for again later."""
+
+    def refuse(self, error: HarkError) -> None:
+        """What it wants can't be."""

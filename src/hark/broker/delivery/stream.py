@@ -1,8 +1,4 @@
-"""A stream: a client that gets messages as they come, as many as it has credit for.
-
-A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused, and
-everything that it was given has been handed to its socket: so a client that does not read holds no more than one batch.
-"""
+"""The window of a stream: what it got and has not settled."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hark.broker.delivery.subscription import Subscription
-from hark.broker.delivery.windows import Window
 from hark.broker.timers import Timer
 from hark.clock import MILLISECOND, SECOND
 from hark.errors import Conflict, HarkError
@@ -23,8 +18,110 @@ from hark.model import PopRequest, PopResult, Settlement, SettleOutcome
 if TYPE_CHECKING:
     from hark.broker.delivery.streams import Streams
 
+
+class Held:
+    """What is left of the messages of one lease, by partition."""
+
+    __slots__ = ("expires_at", "parts", "places")
+
+    def __init__(self, result: PopResult) -> None:
+        self.expires_at = result.expires_at
+        self.parts: dict[str, dict[str, str]] = {}
+        """The ids of messages by their transaction ids, which are unique in a partition only."""
+        self.places: dict[str, tuple[str, str]] = {}
+        """The partition and the transaction id of a message, by its id."""
+        for message in result.messages:
+            self.parts.setdefault(message.partition_id, {})[message.transaction_id] = message.id
+            self.places[message.id] = message.partition_id, message.transaction_id
+
+    def find(self, item: Settlement) -> tuple[str, str] | None:
+        """Which message a settlement is about, whatever it names it by: partition and transaction id."""
+        if item.transaction_id in self.parts.get(item.partition_id, ()):
+            return item.partition_id, item.transaction_id
+        return self.places.get(item.transaction_id)
+
+    def remove(self, place: tuple[str, str]) -> None:
+        """Forget a message."""
+        partition, transaction_id = place
+        part = self.parts[partition]
+        del self.places[part.pop(transaction_id)]
+        if not part:
+            del self.parts[partition]
+
+    def remove_part(self, partition: str) -> None:
+        """Forget all messages of a partition, if there are any."""
+        for message_id in self.parts.pop(partition, {}).values():
+            del self.places[message_id]
+
+
+class Window:
+    """Unsettled messages by lease."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Held] = {}
+        self._messages = 0
+
+    def __len__(self) -> int:
+        return self._messages
+
+    def leases(self) -> Sequence[str]:
+        """The leases of what is held."""
+        return list(self._leases)
+
+    def first_end(self) -> int | None:
+        """When the first of them is over."""
+        return min((held.expires_at for held in self._leases.values() if held.expires_at is not None), default=None)
+
+    def add(self, result: PopResult) -> None:
+        """Messages came under a lease."""
+        held = self._leases[result.lease_id] = Held(result)
+        self._messages += len(held.places)
+
+    def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> bool:
+        """A message of a lease was settled; whether the lease is over with that.
+
+        In an ordered group one that fails takes along what was behind it in its partition: that comes again, in order,
+        after it. In a shared group each goes by itself.
+        """
+        held = self._leases.get(lease_id)
+        if held is None:
+            return False
+        before = len(held.places)
+        place = held.find(item)
+        if outcome.lease_released:
+            held.remove_part(item.partition_id if place is None else place[0])
+        elif place is not None:
+            held.remove(place)
+        self._messages -= before - len(held.places)
+        if held.places:
+            return False
+        del self._leases[lease_id]
+        return True
+
+    def end(self, lease_id: str) -> Held | None:
+        """A lease is over, with all that is left of it, which is returned."""
+        held = self._leases.pop(lease_id, None)
+        if held is not None:
+            self._messages -= len(held.places)
+        return held
+
+    def renewed(self, lease_id: str, expires_at: int) -> None:
+        """A lease ends later."""
+        held = self._leases.get(lease_id)
+        if held is not None:
+            held.expires_at = expires_at
+
+
+# A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused,
+# and
+# everything that it was given has been handed to its socket: so a client that does not read holds no more than one
+# batch.
+
+
 _AFTER_THE_END = 10 * MILLISECOND
 """When a lease is asked about after its time: the store has let go of it by then."""
+_CLOCKS_DIFFER = 100 * MILLISECOND
+"""A lease in a shared store that ended at most this long before its time may have expired by the store's clock."""
 
 
 class Arrival(NamedTuple):
@@ -87,19 +184,26 @@ class StreamConsumer:
 class Stream:
     """One client, its credit and what it holds."""
 
-    def __init__(self, streams: Streams, number: int, credit: int, created_at: int) -> None:
+    def __init__(self, streams: Streams, number: int, credit: int, created_at: int, *, mute: bool) -> None:
         self.number = number
+        self.mute = mute
+        """Its client can't send anything on it."""
         self.created_at = created_at
         self.credit = credit
         self.paused = False
         self.draining = False
         self.closed = False
+        self._ended_here = False
+        """The server closed it, not its client."""
+        self.silent = False
+        """A lease expired, and the client has said nothing since: it may not read what it is sent."""
+        self._hang_up: Timer | None = None
         self.consumers: dict[str, StreamConsumer] = {}
         self._streams = streams
         self._window = Window()
         self._pulling: StreamConsumer | None = None
-        self._writing = False
-        """Something was given out by `next` and has not been handed to the socket yet."""
+        self._writing: Arrival | None = None
+        """What was given out by `next` and has not been handed to the socket yet."""
         self._outbox: deque[Arrival] = deque()
         self._declined: OrderedDict[StreamConsumer, None] = OrderedDict()
         """Subscriptions without interest until the stream has room again, in order of turns. While the stream is busy
@@ -112,6 +216,8 @@ class Stream:
         self._news = asyncio.Event()
         self._check: Timer | None = None
         self._check_at = 0
+        self._first_end: int | None = None
+        """No lease that it holds ends before this."""
 
     @property
     def unsettled(self) -> int:
@@ -126,11 +232,11 @@ class Stream:
     @property
     def _is_quiet(self) -> bool:
         """Whether it can take nothing until its client says or settles something."""
-        return self.paused or self.draining or self.closed or self.unsettled >= self.credit
+        return self.paused or self.draining or self.closed or self.silent or self.unsettled >= self.credit
 
     @property
     def _is_busy(self) -> bool:
-        return self._pulling is not None or self._writing or bool(self._outbox)
+        return self._pulling is not None or self._writing is not None or bool(self._outbox)
 
     # The client's side -------------------------------------------------------------------------------------
 
@@ -178,6 +284,28 @@ class Stream:
         self._update()
         self._news.set()
 
+    def spoke(self) -> None:
+        """Its client gave a sign of life: a frame, or a settlement or renewal of something that it got."""
+        if self.silent:
+            self._end_silence()
+            self._update()
+
+    def _begin_silence(self, held: Held, lease_id: str) -> None:
+        self._streams.note_expired(self, lease_id, held)
+        if not self.silent:
+            self.silent = True
+            if self.mute:
+                # It may have said something to another server. A client that lives connects again.
+                timers = self._streams.timers
+                self._hang_up = timers.at(timers.now() + self._streams.grace, self.end)
+
+    def _end_silence(self) -> None:
+        self.silent = False
+        self._streams.forget_expired(self)
+        if self._hang_up is not None:
+            self._hang_up.cancel()
+            self._hang_up = None
+
     @property
     def drained(self) -> bool:
         """Whether nothing more will come until it is resumed."""
@@ -190,24 +318,31 @@ class Stream:
             if self.closed or self.drained:
                 return None
             await self._news.wait()
-        self._writing = True
-        return self._outbox.popleft()
+        self._writing = self._outbox.popleft()
+        return self._writing
 
     def written(self) -> None:
         """What `next` gave has been handed to the socket."""
-        self._writing = False
+        written, self._writing = self._writing, None
+        if self.closed and written is not None and written.result.lease_id and not self._ended_here:
+            self._streams.shorten([written.result.lease_id])
         self._update()
         self._news.set()
 
     def lost(self, arrival: Arrival) -> None:
         """What `next` gave could not be written: it is free again, uncounted."""
-        self._writing = False
+        self._writing = None
         self._window.end(arrival.result.lease_id)
         self._streams.release(arrival.result.lease_id)
         self._streams.pops.give_back(arrival.result)
 
+    def end(self) -> None:
+        """The server ends it: what was written runs out with its lease."""
+        self._ended_here = True
+        self.close()
+
     def close(self) -> None:
-        """The client is gone: what was not written is free again, what was written runs out with its lease."""
+        """The client is gone: what was not written is free again, what was written soon runs out (rule 17)."""
         if self.closed:
             return
         self.closed = True
@@ -215,10 +350,16 @@ class Stream:
             consumer.subscription.leave(consumer)
         self.consumers.clear()
         self._declined.clear()
+        unwritten = {"" if self._writing is None else self._writing.result.lease_id}
         while self._outbox:
-            self._streams.pops.give_back(self._outbox.popleft().result)
+            result = self._outbox.popleft().result
+            unwritten.add(result.lease_id)
+            self._streams.pops.give_back(result)
+        if not self._ended_here:
+            self._streams.shorten([lease for lease in self._window.leases() if lease not in unwritten])
         if self._check is not None:
             self._check.cancel()
+        self._end_silence()
         self._streams.forget(self, self._window.leases())
         self._news.set()
 
@@ -226,7 +367,7 @@ class Stream:
 
     def begin_pull(self, consumer: StreamConsumer) -> int:
         """How many messages may be fetched for a consumer now; the others of the stream have to wait meanwhile."""
-        if not self.interested or self._turn not in (None, consumer):
+        if not self.interested or self._turn not in (None, consumer) or self._has_overdue():
             self._declined[consumer] = None
             return 0
         self._turn = None
@@ -249,6 +390,11 @@ class Stream:
         if self._streams.is_over(result.lease_id):
             self.end_pull()
             return True
+        if result.lease_id and (self.silent or self._has_overdue()):
+            self._streams.pops.give_back(result)
+            self._declined[arrival.consumer] = None
+            self.end_pull()
+            return True
         try:
             self._streams.pops.unseal(result)
         except HarkError as error:
@@ -257,6 +403,8 @@ class Stream:
         if result.lease_id:
             self._window.add(result)
             self._streams.hold(self, result.lease_id)
+            if result.expires_at is not None:
+                self._first_end = min(self._first_end or result.expires_at, result.expires_at)
             self._check_when(result.expires_at)
         self.consumers[arrival.consumer.name] = self.consumers.pop(arrival.consumer.name)  # The others come first now.
         self._outbox.append(arrival)
@@ -276,7 +424,7 @@ class Stream:
         self._update()
 
     def _notice_stuck(self) -> None:
-        if (self._writing or self._outbox) and not self._withdrawn:
+        if (self._writing is not None or self._outbox) and not self._withdrawn:
             self._withdraw()
 
     def _withdraw(self) -> None:
@@ -317,21 +465,36 @@ class Stream:
         """A message of one of its leases was settled on this server."""
         if self._window.settled(lease_id, item, outcome):
             self._streams.release(lease_id)
+        self.spoke()
         self._update()
 
     def ended(self, lease_id: str) -> None:
         """A lease of it is over, however it ended."""
-        self._window.end(lease_id)
+        held = self._window.end(lease_id)
         self._streams.release(lease_id)
+        if held is not None and held.expires_at is not None:
+            latest = self._streams.timers.now() + (_CLOCKS_DIFFER if self._streams.shared else 0)
+            if held.expires_at <= latest:
+                self._begin_silence(held, lease_id)
+            else:
+                self.spoke()  # It was settled, maybe on another server.
         self._update()
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
         """A lease of it goes on."""
         self._window.renewed(lease_id, expires_at)
+        self.spoke()
 
     def leases(self) -> Sequence[str]:
         """The leases that it holds, as far as this server knows."""
         return self._window.leases()
+
+    def _has_overdue(self) -> bool:
+        """Whether a lease has expired without a report of its end."""
+        now = self._streams.timers.now()
+        if self._first_end is not None and self._first_end <= now:
+            self._first_end = self._window.first_end()
+        return self._first_end is not None and self._first_end <= now
 
     def _check_when(self, due: int | None) -> None:
         """Check the store when the first lease should expire: another server can have renewed it."""
@@ -364,4 +527,5 @@ class Stream:
             if end is not None:
                 self._window.renewed(lease, end)
         self._check_when(self._window.first_end())
+        self._update()
         return bool(over)

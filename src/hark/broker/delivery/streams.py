@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hark.broker.delivery.fallback import FallbackPolls
-from hark.broker.delivery.stream import Stream
+from hark.broker.delivery.stream import Held, Stream
+from hark.clock import MILLISECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, Overloaded, Unavailable
 from hark.model import Settlement, SettleOutcome
@@ -16,6 +18,10 @@ from hark.settings import Settings
 if TYPE_CHECKING:
     from hark.broker.delivery.delivery import Delivery
 
+log = logging.getLogger(__name__)
+
+Name = str | tuple[str, str]
+"""A lease or a message, as a settlement names it: by its id, or by its transaction id and the id of its partition."""
 _REMEMBERED = 1024
 """Leases that may have ended while what they hold was on its way to a stream."""
 
@@ -31,9 +37,16 @@ class Streams:
         self._next = 0
         self._closed = False
         self._by_lease: dict[str, Stream] = {}
+        self._expired: dict[Name, Stream] = {}
+        """Streams that have said nothing since a lease of theirs expired, by its id and by its messages."""
+        self._expired_of: dict[Stream, list[Name]] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         """The last leases that ended and were held by no stream."""
+        self._left: list[str] = []
+        """Leases of streams that were disconnected in this turn of the event loop."""
         self._polls: FallbackPolls[Stream] = FallbackPolls(settings.fallback, delivery.timers, self.verify, random)
+        self.grace = settings.delivery.disconnect_grace_ms * MILLISECOND
+        self.shared = delivery.shared
         self.timers = delivery.timers
         self.subscription = delivery.subscription
         self.pops = delivery.pops
@@ -45,7 +58,7 @@ class Streams:
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self._all.values()))
 
-    def open(self, credit: int) -> Stream:
+    def open(self, credit: int, *, mute: bool) -> Stream:
         """A new one."""
         if self._closed:
             raise Unavailable("the server is shutting down; retry", code="stopping")
@@ -55,7 +68,7 @@ class Streams:
                 code="too_many_streams",
             )
         self._next += 1
-        stream = self._all[self._next] = Stream(self, self._next, credit, self.timers.now())
+        stream = self._all[self._next] = Stream(self, self._next, credit, self.timers.now(), mute=mute)
         return stream
 
     def forget(self, stream: Stream, leases: Iterable[str]) -> None:
@@ -64,6 +77,22 @@ class Streams:
         self._polls.forget(stream)
         for lease in leases:
             self.release(lease)
+
+    def shorten(self, leases: Sequence[str]) -> None:
+        """Clients are gone: what they hold comes again soon, unless they renew it."""
+        if leases and not self._left:
+            self.soon(self._shorten_all)
+        self._left += leases
+
+    def _shorten_all(self) -> None:
+        leases, self._left = self._left, []
+        self._delivery.run(self._shorten(leases))
+
+    async def _shorten(self, leases: Sequence[str]) -> None:
+        try:
+            await self._engine.shorten(leases, self.grace)
+        except HarkError as error:
+            log.warning("%d leases of streams that were disconnected last to their end: %s", len(leases), error)
 
     def hold(self, stream: Stream, lease_id: str) -> None:
         """A stream got messages under a lease."""
@@ -75,14 +104,42 @@ class Streams:
 
     def settled(self, items: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
         """Settlements of any client; those of messages that streams hold make room there."""
-        if not self._by_lease:
+        if not self._by_lease and not self._expired:
             return
         for item, outcome in zip(items, outcomes, strict=True):
             lease_id = outcome.lease_id or item.lease_id
-            if outcome.success and lease_id is not None:
-                stream = self._by_lease.get(lease_id)
-                if stream is not None:
-                    stream.settled(lease_id, item, outcome)
+            stream = None if lease_id is None else self._by_lease.get(lease_id)
+            if stream is None:
+                self.tried([item])
+            elif outcome.success and lease_id is not None:
+                stream.settled(lease_id, item, outcome)
+
+    def tried(self, items: Iterable[Settlement]) -> None:
+        """Settlements of any client, whether they count or not: who tries to settle what expired is there."""
+        for item in items:
+            place = item.transaction_id, item.partition_id
+            for name in (item.lease_id,) if item.lease_id else (item.transaction_id, place):
+                self.tried_lease(name)
+
+    def tried_lease(self, name: Name) -> None:
+        """The same of a renewal."""
+        stream = self._expired.get(name)
+        if stream is not None:
+            stream.spoke()
+
+    def note_expired(self, stream: Stream, lease_id: str, held: Held) -> None:
+        """A lease of a stream expired; it gets nothing until its client gives a sign of life."""
+        names: list[Name] = [lease_id]
+        for message_id, (partition_id, transaction_id) in held.places.items():
+            names += [message_id, (transaction_id, partition_id)]
+        self._expired_of.setdefault(stream, []).extend(names)
+        self._expired.update(dict.fromkeys(names, stream))
+
+    def forget_expired(self, stream: Stream) -> None:
+        """A stream is not silent any more."""
+        for name in self._expired_of.pop(stream, ()):
+            if self._expired.get(name) is stream:
+                del self._expired[name]
 
     def ended(self, lease_ids: Sequence[str]) -> None:
         """Leases are over."""
@@ -135,4 +192,4 @@ class Streams:
         self._closed = True
         self._polls.close()
         for stream in list(self._all.values()):
-            stream.close()
+            stream.end()

@@ -1,29 +1,137 @@
-"""A subscription: the consumers that wait for the same messages, the expected work, and the pump between the two.
-
-A notified consumer is served in the same turn of the event loop: the pump submits one pop for each notified consumer in
-a shared batch, and passes each its result. A lane has one look (pop) in progress at a time, which serves the notified
-consumers in order. This keeps the turns fair.
-"""
+"""The parts of a subscription: what it is about, who in it wants the same, and what a look for them came to."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from hark.broker.delivery.alarms import Alarms
-from hark.broker.delivery.believed import Believed
-from hark.broker.delivery.consumer import Consumer
-from hark.broker.delivery.consumers import ConsumerManager, State
-from hark.broker.delivery.counted import Piece
-from hark.broker.delivery.lanes import Batches, Key, Lane, LookResult
-from hark.broker.delivery.metrics import Source
+from hark.broker.delivery.consumers import Consumer, ConsumerManager, State
+from hark.broker.delivery.ready import Believed, Piece
+from hark.broker.timers import Alarms
+from hark.clock import SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded
 from hark.model import GroupMode, Hint, PopRequest, PopResult
+from hark.prometheus import Histogram
 
 if TYPE_CHECKING:
     from hark.broker.delivery.delivery import Delivery
+
+
+class Key(NamedTuple):
+    """What a subscription is about: a queue, or all queues with a namespace and/or a task; and for which group."""
+
+    queue: str | None
+    namespace: str | None
+    task: str | None
+    group: str
+
+
+class Lane:
+    """Consumers of a subscription that want the same partition, or any."""
+
+    __slots__ = ("consumers", "looking")
+
+    def __init__(self) -> None:
+        self.consumers = 0
+        self.looking = False
+        """A look for some of them is under way."""
+
+
+class LookResult:
+    """What a look for several consumers came to."""
+
+    __slots__ = ("empty", "failed", "found", "surprised")
+
+    def __init__(self) -> None:
+        self.found = False
+        """A consumer received messages."""
+        self.surprised = False
+        """A message came from a place without expected work."""
+        self.empty = False
+        """A consumer received nothing."""
+        self.failed = False
+
+
+class Batches:
+    """How many messages consumers take at once."""
+
+    def __init__(self) -> None:
+        self._consumers: dict[int, int] = {}
+        """The number of consumers of each batch size."""
+        self.smallest = 1
+        """The smallest batch size."""
+
+    def add(self, batch: int) -> bool:
+        """A consumer came; whether another batch is the smallest now."""
+        known = self._consumers.get(batch, 0)
+        self._consumers[batch] = known + 1
+        return not known and self._changed()
+
+    def remove(self, batch: int) -> bool:
+        """A consumer went; whether another batch is the smallest now."""
+        self._consumers[batch] -= 1
+        if self._consumers[batch]:
+            return False
+        del self._consumers[batch]
+        return bool(self._consumers) and self._changed()
+
+    def _changed(self) -> bool:
+        before, self.smallest = self.smallest, min(self._consumers)
+        return self.smallest != before
+
+
+Source = Literal["push", "settle", "timer", "peer", "poll", "handover"]
+"""The cause of a notification: new messages; released work, such as an expired lease; a due time; a hint from a peer; a
+fallback poll; or a handover, because another consumer joined, left or was served."""
+
+_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 5000)
+
+
+class DeliveryMetrics:
+    """Counters since the start."""
+
+    def __init__(self) -> None:
+        self.wakes: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
+        self.empty: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
+        self.latency = Histogram([bound / 1000 for bound in _BOUNDS_MS])
+        """Seconds from the notification of a consumer to its delivery."""
+
+    def woke(self, source: Source, consumers: int) -> None:
+        """Count notified consumers."""
+        self.wakes[source] += consumers
+
+    def came_up_empty(self, source: Source) -> None:
+        """Count a notified consumer that found nothing, because the hint was stale."""
+        self.empty[source] += 1
+
+    def delivered(self, microseconds: int) -> None:
+        """Record the time from a notification to its delivery."""
+        self.latency.add(microseconds / SECOND)
+
+    def snapshot(self) -> dict[str, object]:
+        """All metrics. The buckets are cumulative: each counts deliveries up to its number of milliseconds."""
+        counts = [number for _, number in self.latency.cumulative()]
+        return {
+            "wakes": dict(self.wakes),
+            "empty_wakes": dict(self.empty),
+            "deliveries": self.latency.count,
+            "pop_latency": {
+                "count": self.latency.count,
+                "sum_ms": self.latency.sum * 1000,
+                "buckets_ms": dict(zip((*map(str, _BOUNDS_MS), "inf"), counts, strict=True)),
+            },
+        }
+
+
+# A notified consumer is served in the same turn of the event loop: the pump submits one pop for each notified consumer
+# in
+# a shared batch, and passes each its result. A lane has one look (pop) in progress at a time, which serves the
+# notified
+# consumers in order. This keeps the turns fair.
+
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +159,10 @@ class Subscription:
         self._polled: set[str | None] = set()
         """Lanes with a fallback poll that waits for the result of a look."""
         self._pumping = False
+        self._is_complete = False
+        """Whether all work is expected work: a look for any partition was empty, and hints announced the rest."""
+        self.looked_at = 0
+        """When the last look ended."""
 
     @property
     def manager(self) -> ConsumerManager[Consumer]:
@@ -96,8 +208,15 @@ class Subscription:
         if partition in self._polled and not lane.looking:
             self._report_poll(partition, found=False)
         if not self._lanes:
-            self._alarms.clear()
-            self._delivery.closed(self)
+            if self._is_complete and not self._believed and self.key.queue is not None:
+                self._delivery.keep(self)
+            else:
+                self.close()
+
+    def close(self) -> None:
+        """End a subscription without consumers. The next consumer looks for itself."""
+        self._alarms.clear()
+        self._delivery.closed(self)
 
     def set_interest(self, consumer: Consumer, wanted: bool) -> None:
         """Set whether a consumer wants work now."""
@@ -124,11 +243,16 @@ class Subscription:
             self._rebalance("handover")
 
     def waits_before(self, consumer: Consumer) -> bool:
-        """Whether a consumer with precedence over a new one already waits: then no work exists, and no look is needed.
+        """Whether a new consumer needs no look: no work is left to it.
 
-        A consumer that names a partition looks in any case: the timers of consumers for any partition end with them.
+        Either a consumer with precedence over it already waits, or the last one has left without work, and no hint
+        has come since. A consumer that names a partition looks in any case: the timers of consumers for any partition
+        end with them.
         """
-        return consumer.partition is None and self._manager.waits(None, consumer.priority)
+        if consumer.partition is not None:
+            return False
+        was_kept = self._is_complete and len(self._manager) == 1
+        return (was_kept and not self._believed) or self._manager.waits(None, consumer.priority)
 
     def is_told(self, consumer: Consumer) -> bool:
         """Whether a consumer is notified."""
@@ -148,6 +272,9 @@ class Subscription:
 
     def hear(self, hint: Hint, source: Source) -> None:
         """Partitions of a queue may be ready."""
+        if not self._lanes:
+            self.close()
+            return
         if hint.partitions is None:
             self.look_everywhere(source)
             return
@@ -166,6 +293,9 @@ class Subscription:
 
     def look_everywhere(self, source: Source) -> None:
         """Start a look in each lane, because the place of the work is unknown."""
+        if not self._lanes:
+            self.close()
+            return
         for partition in self._lanes:
             self._believed.look(partition)
         self._reset_backoff(self._lanes)
@@ -192,11 +322,16 @@ class Subscription:
 
     def note_empty(self, partition: str | None, look_again_at: int | None) -> None:
         """Set an alarm after an empty look, for the time when work becomes available without a hint."""
-        if look_again_at is not None and self._lanes:
+        if not self._lanes:
+            return
+        self._is_complete |= partition is None
+        self.looked_at = self._delivery.timers.now()
+        if look_again_at is not None:
             self._alarms.note(partition, look_again_at)
 
     def note_failure(self, partition: str | None) -> None:
         """Start fallback polls after a failed look, because the expected work may be wrong."""
+        self._is_complete = False
         for lane in self._lanes if partition is None else (partition, None):
             if lane in self._lanes:
                 self._delivery.fallback.watch((self.key, lane))
@@ -207,6 +342,9 @@ class Subscription:
             self._delivery.fallback.unwatch((self.key, partition))
 
     def _ring(self, partition: str | None) -> None:
+        if not self._lanes:
+            self.close()
+            return
         lanes = {partition}
         if self._manager.is_empty(partition):
             # The consumer that set this alarm has left; other consumers that could receive the work may not know of it.
@@ -269,7 +407,8 @@ class Subscription:
             self.set_interest(consumer, False)
         if pulls:
             lane.looking = True
-            self._delivery.run(self._finish(partition, lane, pulls, mark))
+            finish = partial(self._finish, partition, lane, pulls, mark)
+            self._delivery.when_done([answer for _, answer in pulls], finish)
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         try:
@@ -279,7 +418,7 @@ class Subscription:
             answer.set_exception(refusal)
             return answer
 
-    async def _finish(
+    def _finish(
         self,
         partition: str | None,
         lane: Lane,
@@ -287,7 +426,6 @@ class Subscription:
         mark: int,
     ) -> None:
         try:
-            await asyncio.wait([answer for _, answer in pulls])
             came = self._hand_over(partition, pulls, mark)
             if came.empty or came.failed:
                 self._believed.disprove(partition, self.key.queue, mark)
@@ -299,6 +437,7 @@ class Subscription:
                 self.note_success(partition)
         finally:
             lane.looking = False
+            self.looked_at = self._delivery.timers.now()
         if partition in self._polled:
             self._report_poll(partition, found=came.found)
         self._rebalance("handover")

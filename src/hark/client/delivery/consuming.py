@@ -1,23 +1,83 @@
-"""`await queue.consume(handler)`: loops that receive, handle and settle messages."""
+"""Consuming: loops that receive, handle and settle messages, and iteration over messages."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from types import TracebackType
 from typing import Self, cast
 
 import msgspec
 
-from hark.client.choices import Choices
+from hark.client.arguments import a_function, name_of
+from hark.client.builder import Choices
 from hark.client.delivery.message import Message, error_text
+from hark.client.delivery.prefetcher import Supply
 from hark.client.delivery.settling import PiggybackedAcks
-from hark.client.delivery.supplying import Supply
 from hark.client.tracing import processing
-from hark.client.values import a_function, name_of
 from hark.errors import HarkError
+
+
+class Messages:
+    """An async iterator over messages, received in batches. `queue.messages()` creates it.
+
+    However the iteration ends, messages that were received but not yet returned are released.
+    """
+
+    def __init__(
+        self, open_supply: Callable[[], Awaitable[Supply]], retire: Callable[[Supply], object], choices: Choices
+    ) -> None:
+        self._open_supply = open_supply
+        self._retire = retire
+        self._choices = choices
+        self._left = choices.limit
+        self._supply: Supply | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Wait for the next message. The iteration ends at `limit`, after `idle` milliseconds, or with the client."""
+        if self._ended or self._left == 0:
+            await self.aclose()
+            raise StopAsyncIteration
+        if self._supply is None:
+            self._supply = await self._open_supply()
+            self._loop = asyncio.get_running_loop()
+        message = await self._supply.next(self._choices.batch if self._left is None else self._left)
+        if message is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        if self._left is not None:
+            self._left -= 1
+        return message
+
+    async def aclose(self) -> None:
+        """End the iteration, and release messages that were received but not yet returned."""
+        self._ended = True
+        supply, self._supply = self._supply, None
+        if supply is not None:
+            await supply.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # After `break` or an exception no method is called any more, so the client closes the supply.
+        if self._supply is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._retire, self._supply)
+
 
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
 """A handler gets one message (with `batch` 1 or `each`), or a list of messages. It is an async function, or a
@@ -132,7 +192,7 @@ class Consumption:
     the traceback. A handler can also settle messages itself.
     """
 
-    def __init__(self, open_supply: Callable[[], Supply], choices: Choices, handler: Handler) -> None:
+    def __init__(self, open_supply: Callable[[], Awaitable[Supply]], choices: Choices, handler: Handler) -> None:
         self._open_supply = open_supply
         self._choices = choices
         self._handler = cast(Callable[[object], object], a_function(handler, "handler"))
@@ -190,7 +250,7 @@ class Consumption:
         return Consumed(self._succeeded, self._failed)
 
     async def _loop(self, budget: Budget) -> None:
-        supply = self._open_supply()
+        supply = await self._open_supply()
         self._supplies.add(supply)
         if self._stopping:
             supply.interrupt()
@@ -204,36 +264,30 @@ class Consumption:
                     break
                 begun = 0
                 try:
-                    messages = await supply.batch(most, acks.for_pop())
+                    found = await supply.batch(most, acks.for_pop())
                     await acks.answered()
-                    if not messages:
+                    if not found:
                         return
-                    begun = await self._handle(supply, acks, messages)
+                    begun = await self._handle(supply, acks)
                 finally:
                     budget.used(most, begun)
         finally:
             self._supplies.discard(supply)
-            await acks.answered()
-            await supply.close()
+            try:
+                await acks.answered()
+            finally:
+                await supply.close()
 
-    async def _handle(self, supply: Supply, acks: Acks, messages: list[Message]) -> int:
-        """Handle a batch. Returns how many messages were started."""
-        if not self._singly:
-            await self._attempt(supply, acks, messages, messages, last=True)
-            return len(messages)
+    async def _handle(self, supply: Supply, acks: Acks) -> int:
+        """Handle the held messages. Returns how many were started."""
         begun = 0
-        waiting = deque(messages)
-        skipped: list[Message] = []
         try:
-            while waiting and not self._stopping:
-                message = waiting.popleft()
-                if supply.is_ours(message):
-                    begun += 1
-                    await self._attempt(supply, acks, [message], message, last=not (waiting or skipped))
-                else:
-                    skipped.append(message)
+            while not self._stopping and (messages := await supply.begin(1 if self._singly else None)):
+                begun += len(messages)
+                given = messages[0] if self._singly else messages
+                await self._attempt(supply, acks, messages, given, last=not supply.held)
         finally:
-            await supply.give_back([*skipped, *waiting])
+            await supply.give_back_held()
         return begun
 
     async def _attempt(

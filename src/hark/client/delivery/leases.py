@@ -1,18 +1,26 @@
-"""Renews leases in time and in batches, for as long as consumers need them."""
+"""Leases of received messages, renewed in batches until their messages are settled."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 
 import msgspec
 
-from hark.client.calling import Caller, CallPolicy, decode, path
-from hark.errors import HarkError, InvalidInput
+from hark.api import operations
+from hark.api.types.delivery import Delivered
+from hark.api.types.leases import ExtendBody
+from hark.client.builder import MAX_LEASE_SECONDS, RENEWED_LEASE_SECONDS, an_integer
+from hark.client.calling import Caller, CallPolicy, decode
+from hark.client.delivery.io_thread import Line
+from hark.client.transport.api import Transport, client_closed
+from hark.errors import HarkError, InvalidInput, LeaseLost
 
 Lost = Callable[[], None]
 Wait = Callable[[asyncio.Event, float], Awaitable[None]]
@@ -26,7 +34,9 @@ FIRST_AFTER = 1.0
 """Seconds before the first renewal, at most. Until then the lease may be shorter than requested, if the queue has
 its own `lockDuration`. Messages that are settled sooner cost no renewal."""
 _SOONEST = 0.02
-"""Minimum delay in seconds before a failed attempt is repeated."""
+_LATEST = 5.0
+"""Minimum and maximum delay in seconds before a failed attempt is repeated. A server that has noticed a broken stream
+redelivers its messages after 30 s (`delivery.disconnect_grace_ms`)."""
 _log = logging.getLogger(__name__)
 
 
@@ -141,6 +151,14 @@ class LeaseKeeper:
             if lease.holders <= 0:
                 del self._leases[lease_id]
 
+    def hurry(self) -> None:
+        """Renew all leases now: the stream that delivered them was disconnected, and that shortens them."""
+        with self._lock:
+            self._wake_at = now = self._monotonic()
+            for lease in self._leases.values():
+                lease.due = now
+        self._wake()
+
     @property
     def held(self) -> int:
         """Number of leases that are kept."""
@@ -225,7 +243,7 @@ class LeaseKeeper:
                 lease.asking = False
                 answer = answers.get(lease.id)
                 if answer is None or (not answer.success and answer.code != "lease_not_found"):
-                    lease.due = now + max(_SOONEST, (lease.end - now) / 8)  # Unknown.
+                    lease.due = now + min(_LATEST, max(_SOONEST, (lease.end - now) / 8))  # Unknown.
                 elif answer.success:
                     lease.renewed(asked_at)
                 elif self._leases.get(lease.id) is lease:
@@ -241,7 +259,7 @@ class LeaseKeeper:
         if not self._one_by_one:
             body = {"leaseIds": lease_ids, "seconds": whole}
             try:
-                answer = await self._caller.call("POST", path("lease", "extend"), body=body, seconds=within)
+                answer = await self._caller.send(operations.EXTEND_MANY, body=body, seconds=within)
                 results = decode(answer.body, _RenewedMany).results
                 return {result.lease_id: result for result in results}
             except HarkError as error:
@@ -253,9 +271,7 @@ class LeaseKeeper:
     async def _ask_one_by_one(self, lease_ids: Sequence[str], seconds: int, within: float) -> dict[str, Renewed]:
         async def ask(lease_id: str) -> Renewed | None:
             try:
-                answer = await self._caller.call(
-                    "POST", path("lease", lease_id, "extend"), body={"seconds": seconds}, seconds=within
-                )
+                answer = await self._caller.send(operations.EXTEND, lease_id, body={"seconds": seconds}, seconds=within)
                 return decode(answer.body, Renewed)
             except HarkError:
                 return None
@@ -271,3 +287,174 @@ def _tell(lease: _Lease) -> None:
             lost()
         except Exception:
             _log.exception("callback for a lost lease raised; the other callbacks are still called")
+
+
+Extend = Callable[[str, int], Awaitable[datetime]]
+"""Renews a lease for a number of seconds from now. Returns when it expires."""
+
+
+async def extend(caller: Caller, lease_id: str, seconds: int) -> datetime:
+    """Renew a lease for a number of seconds from now. Returns when it expires. Raises `LeaseLost` if it has expired."""
+    body = ExtendBody(an_integer(seconds, "seconds", 1, MAX_LEASE_SECONDS))
+    extended = await caller.ask(operations.EXTEND, lease_id, body=body, safe=True)
+    if not extended.success or extended.expires_at is None:
+        raise LeaseLost(f"lease {lease_id} was not renewed: {extended.error}; its messages are redelivered")
+    return extended.expires_at
+
+
+class Holds:
+    """The lease keeper of a client, in a separate thread. Both are created with the first lease."""
+
+    def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
+        self._transport = transport
+        self._retry = retry
+        self._line: Line | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    async def keeper(self) -> LeaseKeeper:
+        """The running lease keeper."""
+        if self._closed:
+            # A handler that outlives the client would start it again, and nothing would close it.
+            raise client_closed()
+        if self._keeper is None:
+            async with self._starting:
+                if self._keeper is None:
+                    await self._start()
+        assert self._keeper is not None
+        return self._keeper
+
+    async def line(self) -> Line | None:
+        """The thread of the running lease keeper. None if the server can only be reached from this event loop."""
+        await self.keeper()
+        assert self._line is not None
+        return None if self._line.in_place else self._line
+
+    def hurry(self) -> None:
+        """Renew all leases now."""
+        if self._keeper is not None:
+            self._keeper.hurry()
+
+    async def close(self) -> None:
+        """Stop renewing leases, and end the thread."""
+        self._closed = True
+        keeper, line = self._keeper, self._line
+        if keeper is not None and line is not None:
+            keeper.close()
+            try:
+                await line.run(self._ended)
+            finally:
+                await line.close()
+                self._keeper = self._running = self._line = None
+
+    async def _start(self) -> None:
+        line = Line(self._transport, self._retry)
+        await line.start()
+        self._line, self._keeper = line, LeaseKeeper(line.caller)
+        # Immediately, not in a task of this loop: a handler may block the loop first.
+        if line.in_place:
+            self._run()
+        else:
+            line.post(self._run)
+
+    def _run(self) -> None:
+        assert self._keeper is not None
+        self._running = asyncio.ensure_future(self._keeper.run())
+
+    async def _ended(self) -> None:
+        if self._running is not None:
+            await self._running
+
+
+class _Fate:
+    """Whether a lease was lost. Separate from the lease, so that the keeper does not keep the lease object alive."""
+
+    __slots__ = ("lost",)
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def lose(self) -> None:
+        """Mark the lease as lost. The keeper calls this on its own thread."""
+        self.lost = True
+
+
+class Lease:
+    """The lease that some messages share. It is renewed while one of them is unsettled and referenced.
+
+    If a message is dropped without settlement, the lease is not renewed any more and expires.
+    """
+
+    __slots__ = ("_every", "_fate", "_holds", "_keeper", "_loop", "_open", "_seconds", "id", "released")
+
+    def __init__(
+        self, lease_id: str, messages: int, holds: Holds | None, seconds: int | None, every: float | None = None
+    ) -> None:
+        self.id = lease_id
+        self._open = messages
+        self._holds = holds
+        """None: the lease is not renewed."""
+        self._seconds = seconds
+        """Lease time in seconds. None if only the server knows it."""
+        self._every = every
+        """Seconds between renewals, if not a third of the lease time."""
+        self._keeper: LeaseKeeper | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fate = _Fate()
+        self.released: set[str] = set()
+        """Ids of partitions with a message that was not completed. In an ordered group all later messages are
+        redelivered."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to have expired."""
+        return self._fate.lost
+
+    async def begin(self, extend: Extend, age: float = 0.0) -> None:
+        """Renew the lease from now on. It may be `age` seconds old: one that may end soon is renewed before."""
+        if self._holds is None or self._keeper is not None:
+            return
+        keeper = await self._holds.keeper()
+        if self._seconds is None or age >= self._seconds - min(self._seconds / 3, FIRST_AFTER):
+            seconds = self._seconds or RENEWED_LEASE_SECONDS
+            try:
+                await extend(self.id, seconds)
+            except LeaseLost:
+                if self._seconds is None:
+                    raise
+                self._fate.lose()
+                return
+            self._seconds = seconds
+        if self._keeper is None and self._open:
+            self._loop = asyncio.get_running_loop()
+            self._keeper = keeper
+            keeper.hold(self.id, self._seconds, self._fate.lose, self._every)
+
+    def let_go(self) -> None:
+        """One message less needs the lease."""
+        self._open -= 1
+        if not self._open and self._keeper is not None:
+            keeper, self._keeper = self._keeper, None
+            keeper.drop(self.id, self._fate.lose)
+
+    def __del__(self) -> None:
+        keeper, loop = self._keeper, self._loop
+        if keeper is not None and loop is not None:
+            # Not here: garbage collection can run anywhere, also while the keeper's lock is held.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(keeper.drop, self.id, self._fate.lose)
+
+
+def leases_of(
+    delivered: Sequence[Delivered], holds: Holds | None, seconds: int | None, every: float | None = None
+) -> dict[str, Lease]:
+    """The leases of delivered messages, by id."""
+    counts: dict[str, int] = {}
+    for message in delivered:
+        counts[message.lease_id] = counts.get(message.lease_id, 0) + 1
+    return {
+        lease_id: Lease(lease_id, messages, holds if lease_id else None, seconds, every)
+        for lease_id, messages in counts.items()
+    }

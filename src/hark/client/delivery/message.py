@@ -7,16 +7,108 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
-from hark.client.delivery.holding import Lease
-from hark.client.delivery.received import Received
+import msgspec
+
+from hark.api.types.delivery import Delivered
+from hark.client.arguments import milliseconds
+from hark.client.delivery.leases import Lease
 from hark.client.delivery.settling import MAX_ERROR_CHARACTERS, Settled, Verdict
-from hark.client.delivery.sources import Delivered
 from hark.client.tracing import Note, processing
-from hark.client.values import milliseconds
 from hark.errors import HarkError, InvalidInput, LeaseLost, NotFound
 from hark.model import Status
+
+T = TypeVar("T")
+
+_UNREAD = object()
+
+
+class Received:
+    """A delivered message: its payload and its metadata."""
+
+    __slots__ = ("_data", "delivered")
+
+    def __init__(self, delivered: Delivered) -> None:
+        self.delivered = delivered
+        self._data: Any = _UNREAD
+
+    @property
+    def id(self) -> str:
+        """Id of the message, unique across all queues."""
+        return self.delivered.id
+
+    @property
+    def raw(self) -> bytes:
+        """The payload as bytes, exactly as it was pushed."""
+        return bytes(self.delivered.data)
+
+    @property
+    def data(self) -> Any:
+        """The payload, decoded from JSON on first access."""
+        if self._data is _UNREAD:
+            self._data = msgspec.json.decode(self.delivered.data)
+        return self._data
+
+    def decode(self, shape: type[T]) -> T:
+        """Decode the payload as a type, for example a msgspec struct. Raises `InvalidInput` if it does not fit."""
+        try:
+            return msgspec.json.decode(self.delivered.data, type=shape)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(
+                f"message {self.id} cannot be decoded as {getattr(shape, '__name__', shape)}: {error}"
+            ) from error
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue."""
+        return self.delivered.queue
+
+    @property
+    def partition(self) -> str:
+        """Name of the partition."""
+        return self.delivered.partition
+
+    @property
+    def offset(self) -> int:
+        """Offset of the message in its partition. The first message of a partition has offset 1."""
+        return self.delivered.offset
+
+    @property
+    def attempt(self) -> int:
+        """Number of this delivery attempt, from 1. Failures and expired leases count; released deliveries do not."""
+        return self.delivered.delivery_attempt
+
+    @property
+    def created_at(self) -> datetime:
+        """Time of the push, by the server's clock."""
+        return datetime.fromisoformat(self.delivered.created_at)
+
+    @property
+    def transaction_id(self) -> str:
+        """Idempotency key of the push."""
+        return self.delivered.transaction_id
+
+    @property
+    def trace_id(self) -> str | None:
+        """The `trace_id` that the producer gave, or None."""
+        return self.delivered.trace_id
+
+    @property
+    def lease_id(self) -> str:
+        """Id of the lease. Empty if the message was received with `auto_ack`."""
+        return self.delivered.lease_id
+
+    @property
+    def group(self) -> str:
+        """Name of the consumer group that received the message."""
+        return self.delivered.consumer_group
+
+    @property
+    def priority(self) -> int:
+        """Priority of the message, 0 to 9. Shared groups receive higher priorities first."""
+        return self.delivered.priority
+
 
 _MAX_DELAY_SECONDS = (2**53 - 1) / 1000
 
@@ -75,7 +167,7 @@ class Message(Received):
     def released(self) -> bool:
         """Whether a message of the same lease and partition was released or rejected.
 
-        In an ordered group this message is then redelivered behind that one.
+        In an ordered group this message is then redelivered.
         """
         return self.delivered.partition_id in self._lease.released
 
@@ -195,7 +287,7 @@ class Message(Received):
         """Record that the message was settled, by this object or for it."""
         self._said = status
         self._outcome = outcome
-        if status in ("failed", "retry") and not outcome.dead_lettered:
+        if status != "completed":
             self._lease.released.add(self.delivered.partition_id)
         self.let_go()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from hark.api import operations
+from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered
 from hark.batching import Batcher
-from hark.client.calling import Caller, decode, path
-from hark.client.delivery.sources import Delivered
+from hark.client.calling import Caller, after_lost, decode, is_lost
 from hark.client.transport.api import ConnectionFailed
 from hark.errors import HarkError, InvalidInput
 from hark.model import Status
+
+T = TypeVar("T")
 
 MAX_ERROR_CHARACTERS = 10_000
 """The server stores at most this many characters of an error."""
@@ -27,9 +30,8 @@ _MOST_BYTES = 6
 _MAX_DELAY_MS = 2**53 - 1
 MOST_WITH_POP = 100
 """Maximum number of settlements that travel with a pop."""
-_ROUTE = path("ack", "batch")
 _STATUSES = ("completed", "failed", "retry", "dlq")
-_ARRIVED: dict[Status, frozenset[str]] = {
+_ARRIVED: dict[str, frozenset[str]] = {
     "completed": frozenset(),
     "failed": frozenset({"lease_invalid", "dead_lettered", "not_found"}),
     "retry": frozenset({"lease_invalid"}),
@@ -61,71 +63,58 @@ class Settled(msgspec.Struct, frozen=True):
     """Whether the message was dead-lettered."""
 
 
-class AckItem(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
-    """A settlement in the format of the API."""
-
-    transaction_id: str
-    partition_id: str
-    lease_id: str | None = None
-    status: Status = "completed"
-    error: str | None = None
-    delay: int | None = None
-
-
-class AckAnswer(msgspec.Struct, gc=False):
-    """The server's answer to one settlement."""
-
-    success: bool
-    error: str | None = None
-    dlq: bool = False
-    code: str | None = None
-
-
 class Road(Protocol):
     """Another way to send settlements than a separate request."""
 
-    async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
+    async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
         """The answers. Raises `ConnectionFailed` if there are none (`sent`: the items may have arrived)."""
 
 
 class PiggybackedAcks:
     """Settlements of one group that travel with the next pop of their consumer, in one request.
 
-    A source sends `body` and reports the outcome. If it cannot, the settler sends the settlements by themselves.
+    A source sends `body` and reports the outcome, from any thread. If it cannot, the settler sends the settlements by
+    themselves.
     """
 
     def __init__(self, verdicts: Sequence[Verdict]) -> None:
-        self.body = _encode(_Body(verdicts[0].message.consumer_group, [_item(verdict) for verdict in verdicts]))
+        self.body = _encode(AckBatchBody([_item(verdict) for verdict in verdicts], verdicts[0].message.consumer_group))
         self._answers: asyncio.Future[list[AckAnswer]] = asyncio.get_running_loop().create_future()
 
     def answered(self, line: bytes) -> None:
         """The server answered with this line."""
-        if not self._answers.done():
-            try:
-                self._answers.set_result(decode(line, list[AckAnswer]))
-            except HarkError as error:
-                self._answers.set_exception(error)
+        try:
+            answers = decode(line, list[AckAnswer])
+        except HarkError as error:
+            self.failed(error)
+        else:
+            self._tell(self._answers.set_result, answers)
 
     def failed(self, error: HarkError) -> None:
         """The request failed, unless the settlements were answered before."""
-        if not self._answers.done():
-            self._answers.set_exception(error)
+        self._tell(self._answers.set_exception, error)
+
+    def _tell(self, tell: Callable[[T], None], outcome: T) -> None:
+        """Record the first outcome, in the thread of the settler."""
+
+        def first() -> None:
+            if not self._answers.done():
+                tell(outcome)
+
+        loop = self._answers.get_loop()
+        if asyncio.get_running_loop() is loop:
+            first()
+        else:
+            loop.call_soon_threadsafe(first)
 
     def not_sent(self) -> None:
         """No pop follows."""
         self.failed(ConnectionFailed("the settlements were not sent", sent=False))
 
-    async def settle(self, group: str, items: Sequence[AckItem]) -> list[AckAnswer]:
+    async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
         """See `Road`."""
         del group, items  # They are in the body.
         return await self._answers
-
-
-class _Body(msgspec.Struct, rename="camel", gc=False):
-    """Settlements of one group, in the format of the API."""
-
-    consumer_group: str
-    acknowledgments: list[AckItem]
 
 
 _log = logging.getLogger(__name__)
@@ -152,7 +141,9 @@ class Settler:
         self._max_calls = max_calls
         self._max_pending = max_pending
         self._sleep = sleep
-        self._batchers: dict[str, Batcher[list[AckItem], _Answers]] = {}
+        self._batchers: dict[str, Batcher[list[AckBody], _Answers]] = {}
+        self._carried: set[asyncio.Task[_Answers]] = set()
+        """Settlements that another road carries."""
 
     async def settle(self, verdict: Verdict) -> Settled:
         """Settle one message. A rejection is returned; a missing answer raises."""
@@ -161,7 +152,11 @@ class Settler:
     async def settle_many(self, verdicts: Sequence[Verdict], road: Road | None = None) -> list[Settled]:
         """Settle messages of any groups. The answers are in the same order. `road` carries them, if it can."""
         if road is not None:
-            return await self._ask(verdicts[0].message.consumer_group, [_item(one) for one in verdicts], road)
+            asking = self._ask(verdicts[0].message.consumer_group, [_item(one) for one in verdicts], road)
+            task = asyncio.ensure_future(asking)
+            self._carried.add(task)
+            task.add_done_callback(self._carried.discard)
+            return await task
         by_group: dict[str, list[int]] = {}
         items = [_item(verdict) for verdict in verdicts]
         for index, verdict in enumerate(verdicts):
@@ -193,12 +188,14 @@ class Settler:
         """Wait until all settlements so far have an answer."""
         for batcher in list(self._batchers.values()):
             await batcher.drain()
+        if self._carried:
+            await asyncio.wait(self._carried)
 
-    def _submit(self, group: str, items: list[AckItem]) -> asyncio.Future[_Answers]:
+    def _submit(self, group: str, items: list[AckBody]) -> asyncio.Future[_Answers]:
         batcher = self._batchers.get(group)
         if batcher is None:
 
-            async def send(requests: Sequence[list[AckItem]]) -> Sequence[_Answers | HarkError]:
+            async def send(requests: Sequence[list[AckBody]]) -> Sequence[_Answers | HarkError]:
                 return await self._send(group, requests)
 
             batcher = self._batchers[group] = Batcher(
@@ -211,7 +208,7 @@ class Settler:
             )
         return batcher.submit(items, len(items))
 
-    async def _send(self, group: str, requests: Sequence[list[AckItem]]) -> Sequence[_Answers | HarkError]:
+    async def _send(self, group: str, requests: Sequence[list[AckBody]]) -> Sequence[_Answers | HarkError]:
         """One entry per request. An invalid settlement of one caller does not fail the others."""
         items = [item for request in requests for item in request]
         try:
@@ -225,9 +222,9 @@ class Settler:
         settled = iter(answers)
         return [[next(settled) for _ in request] for request in requests]
 
-    def _parts(self, items: Sequence[AckItem]) -> list[list[AckItem]]:
+    def _parts(self, items: Sequence[AckBody]) -> list[list[AckBody]]:
         """Split items into requests, by number and by size."""
-        parts: list[list[AckItem]] = [[]]
+        parts: list[list[AckBody]] = [[]]
         size = 0
         for item in items:
             bytes_of_it = _ITEM_BYTES if item.error is None else _ITEM_BYTES + _MOST_BYTES * len(item.error)
@@ -238,7 +235,7 @@ class Settler:
             size += bytes_of_it
         return parts
 
-    async def _ask(self, group: str, items: list[AckItem], road: Road | None = None) -> list[Settled]:
+    async def _ask(self, group: str, items: list[AckBody], road: Road | None = None) -> list[Settled]:
         """Send, and repeat while the answer is lost, as the retry policy allows."""
         lost = 0
         road = road or self._road
@@ -246,7 +243,9 @@ class Settler:
             try:
                 answers = await self._answers(group, items, None if lost else road)
             except HarkError as error:
-                if not _is_lost(error):
+                if not is_lost(error):
+                    if lost and error.retryable:
+                        raise after_lost(error) from error
                     raise
                 lost += 1
                 if lost >= self._caller.retry.attempts:
@@ -258,29 +257,24 @@ class Settler:
                 raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
-    async def _answers(self, group: str, items: list[AckItem], road: Road | None) -> list[AckAnswer]:
+    async def _answers(self, group: str, items: list[AckBody], road: Road | None) -> list[AckAnswer]:
         if road is not None:
             try:
                 return await road.settle(group, items)
             except HarkError as error:
-                if _is_lost(error):
+                if is_lost(error):
                     raise
-        answer = await self._caller.call("POST", _ROUTE, raw_body=_encode(_Body(group, items)), safe=False)
+        answer = await self._caller.send(operations.ACK_BATCH, raw_body=_encode(AckBatchBody(items, group)), safe=False)
         return decode(answer.body, list[AckAnswer])
 
 
-def _is_lost(error: HarkError) -> bool:
-    """Whether the request may have been applied."""
-    return (isinstance(error, ConnectionFailed) and error.sent) or error.code == "outcome_unknown"
-
-
-def _settled(ack: AckItem, answer: AckAnswer, again: bool) -> Settled:
-    if not answer.success and again and answer.code in _ARRIVED[ack.status]:
+def _settled(ack: AckBody, answer: AckAnswer, again: bool) -> Settled:
+    if not answer.success and again and answer.code in _ARRIVED[ack.status or "completed"]:
         return Settled(True, dead_lettered=answer.code == "dead_lettered")
     return Settled(answer.success, answer.code, answer.error, answer.dlq)
 
 
-def _item(verdict: Verdict) -> AckItem:
+def _item(verdict: Verdict) -> AckBody:
     """Check a settlement and convert it to the format of the API."""
     status, delay = verdict.status, verdict.delay_ms
     if status not in _STATUSES:
@@ -292,7 +286,14 @@ def _item(verdict: Verdict) -> AckItem:
             raise InvalidInput(f"delay_ms: expected an integer from 0 to {_MAX_DELAY_MS}, got {delay!r}")
     message = verdict.message
     # The message id, not the transaction id: it is valid even if the message has been removed.
-    return AckItem(message.id, message.partition_id, message.lease_id or None, status, _printable(verdict.error), delay)
+    return AckBody(
+        message.id,
+        message.partition_id,
+        status=None if status == "completed" else status,
+        lease_id=message.lease_id or None,
+        error=_printable(verdict.error),
+        delay=delay,
+    )
 
 
 def _printable(text: str | None) -> str | None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from hark.client.calling import Caller, decode, path
+from hark.api import operations
+from hark.api.types.delivery import Delivered, PopReply
+from hark.client.calling import Caller, decode, place
 from hark.client.transport.api import ConnectionFailed, Value
 from hark.errors import HarkError, InvalidInput, error_of
 from hark.model import QUEUE_MODE, GroupMode
@@ -84,29 +86,6 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in wanted.items() if value is not None}
 
 
-class Delivered(msgspec.Struct, rename="camel", gc=False):
-    """A message as it was delivered, with its payload not decoded."""
-
-    id: str
-    transaction_id: str
-    trace_id: str | None
-    data: msgspec.Raw
-    producer_sub: str | None
-    created_at: str
-    partition_id: str
-    partition: str
-    lease_id: str
-    """Empty if the server acknowledged the message on delivery."""
-    consumer_group: str
-    queue: str
-    offset: int
-    priority: int
-    delivery_attempt: int
-    traceparent: str | None = None
-    """The W3C trace context of the producer."""
-    tracestate: str | None = None
-
-
 class Source(Protocol):
     """Delivers messages to one consumer. Belongs to one event loop."""
 
@@ -124,10 +103,6 @@ GiveBack = Callable[[Sequence[Delivered]], Awaitable[object]]
 """Releases messages that were delivered and not started."""
 
 
-class _Popped(msgspec.Struct):
-    messages: list[Delivered]
-
-
 class _Problem(msgspec.Struct, rename="camel"):
     """The second line of the response to `next`, if the pop failed."""
 
@@ -137,8 +112,7 @@ class _Problem(msgspec.Struct, rename="camel"):
     retry_after: float | None = None
 
 
-_decode = msgspec.json.Decoder(_Popped).decode
-_NEXT = path("next")
+_decode = msgspec.json.Decoder(PopReply).decode
 
 
 class PollSource:
@@ -195,9 +169,8 @@ class PollSource:
         place = {"queue": self._wish.queue, "partition": self._wish.partition} if self._wish.queue else {}
         query = {**place, **self._query, "batch": min(most, self._wish.batch)}
         try:
-            answer = await self._caller.call(
-                "POST",
-                _NEXT,
+            answer = await self._caller.send(
+                operations.NEXT,
                 query=query,
                 raw_body=acks.body,
                 seconds=self._seconds,
@@ -241,7 +214,7 @@ def check_most(most: int) -> None:
 def messages_of(body: bytes) -> list[Delivered]:
     """The messages in the response to a pop."""
     try:
-        return _decode(body).messages
+        return list(_decode(body).messages)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HarkError(
             f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
@@ -261,6 +234,8 @@ def _messages_of_next(reply: bytes) -> list[Delivered]:
 def _place(wish: Wish) -> tuple[str, dict[str, Value]]:
     """The path of a pop, and the labels for its query."""
     if wish.queue:
-        return path("pop", "queue", wish.queue, *(("partition", wish.partition) if wish.partition else ())), {}
+        if wish.partition:
+            return place(operations.POP_OF_QUEUE_PARTITION, wish.queue, wish.partition), {}
+        return place(operations.POP_OF_QUEUE, wish.queue), {}
     labels = {"namespace": wish.namespace, "task": wish.task}
-    return path("pop"), {name: label for name, label in labels.items() if label}
+    return operations.POP.path, {name: label for name, label in labels.items() if label}

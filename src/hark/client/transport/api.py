@@ -56,6 +56,11 @@ class ConnectionFailed(HarkError):
         """Whether the request may have reached the server, and may have been applied."""
 
 
+def client_closed() -> HarkError:
+    """The error of a call after the client was closed."""
+    return HarkError("the client is closed; create a new one with connect()", code="client_closed")
+
+
 class Transport(Protocol):
     """A connection to one server, or to several on the same store. Belongs to the event loop that first uses it."""
 

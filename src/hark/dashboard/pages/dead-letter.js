@@ -26,7 +26,7 @@ export async function show(page) {
     page.root,
     heading("Dead letter", { crumbs: CRUMBS, actions }),
     panel("Error", { note: `after ${exact(letter.attempts)} attempt${letter.attempts === 1 ? "" : "s"}` }, h("pre", { class: "error-text", tabindex: "0", "aria-label": "Error" }, letter.errorMessage || "The consumer sent no error text.")),
-    h("div", { class: "split" }, panel("Payload", { actions: copyButton(() => pretty(letter.data)) }, jsonView(letter.data)), panel("Details", {}, facts(about(letter)))),
+    h("div", { class: "split" }, panel("Payload", { actions: copyButton(() => pretty(letter.data)) }, letter.payloadError ? empty("Cannot be read", letter.payloadError) : jsonView(letter.data)), panel("Details", {}, facts(about(letter)))),
   );
 }
 

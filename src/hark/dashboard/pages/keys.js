@@ -62,7 +62,7 @@ async function cursorAt(pages, offset, prefix, signal) {
 
 // Values can be large: the list shows their beginning.
 function preview(entry) {
-  const text = JSON.stringify(entry.value);
+  const text = entry.payloadError ?? JSON.stringify(entry.value);
   return { ...entry, value: text.length > PREVIEW ? `${text.slice(0, PREVIEW)}…` : text };
 }
 

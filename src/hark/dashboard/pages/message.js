@@ -14,7 +14,7 @@ import { eventRow, stateBadge } from "./parts/messages.js";
 const REFRESH_MS = 5000;
 const TRACE_EXAMPLE = 'await message.trace({"step": "charged"}, names=["order-17"])';
 const WAITING = new Set(["delayed", "delayed_processing", "behind", "retry", "window_buffer", "rate_limited", "max_in_flight"]);
-const STOPPED = new Set(["queue_paused", "group_paused", "pop_maintenance", "dead_lettered", "discarded", "expired", "not_asked", "no_group"]);
+const STOPPED = new Set(["queue_paused", "group_paused", "key_missing", "pop_maintenance", "dead_lettered", "discarded", "expired", "not_asked", "no_group"]);
 
 const REASONS = {
   behind: "behind another message",
@@ -92,7 +92,7 @@ function drawAll(boxes, { message, why, events }) {
   if (boxes.state === state) return;
   boxes.state = state;
   fill(boxes.why, why ? why.explanations.map(explanation) : empty("Unknown message", "The message was removed and the server has no record of it."));
-  fill(boxes.payload, message ? panel("Payload", { note: message.isEncrypted ? "encrypted at rest" : null, actions: copyButton(() => pretty(message.payload)) }, jsonView(message.payload)) : panel("Payload", {}, empty("Removed", "The message is no longer stored.")));
+  fill(boxes.payload, message ? panel("Payload", { note: message.isEncrypted ? "encrypted at rest" : null, actions: copyButton(() => pretty(message.payload)) }, message.payloadError ? empty("Cannot be read", message.payloadError) : jsonView(message.payload)) : panel("Payload", {}, empty("Removed", "The message is no longer stored.")));
   fill(boxes.about, panel("Details", {}, facts(about(message, why))));
   fill(boxes.groups, message && message.consumerGroups.length > 0 && panel("Groups", {}, groups(message)));
   fill(boxes.events, panel("Recorded events", { note: "oldest first" }, events.length ? h("ol", { class: "events" }, events.map(eventRow)) : empty("No events", "Record events about a message in your consumer:", TRACE_EXAMPLE)));

@@ -9,7 +9,7 @@ import { table } from "../lib/table.js";
 import { badge, empty, heading, link, panel } from "../lib/ui.js";
 import { messageLink, stateBadge } from "./parts/messages.js";
 
-const STATES = [["", "Any state"], ["pending", "Pending"], ["processing", "In flight"], ["completed", "Settled"], ["dead_letter", "Dead letter"]];
+const STATES = [["", "Any state"], ["pending", "Pending"], ["scheduled", "Scheduled"], ["processing", "In flight"], ["completed", "Settled"], ["dead_letter", "Dead letter"]];
 const RANGES = [["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last week"], ["all", "Any time"]];
 
 export async function show(page) {
@@ -53,8 +53,8 @@ const COLUMNS = [
 ];
 
 function schedule(message) {
-  if (message.status !== "pending" || !message.deliverAt || Date.parse(message.deliverAt) <= Date.now()) return null;
-  return h("span", { class: "note" }, "scheduled ", ago(message.deliverAt));
+  if (message.status !== "scheduled") return null;
+  return h("span", { class: "note" }, message.reason, " ", ago(message.dueAt));
 }
 
 function settledBy({ busStatus, queueStatus }) {

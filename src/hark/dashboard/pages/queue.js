@@ -72,6 +72,7 @@ function makeNumbers(name) {
   const here = new URLSearchParams({ queue: name });
   const all = {
     pending: stat("Backlog", { hint: "Messages that wait for delivery to the slowest group" }),
+    scheduled: stat("Scheduled", { hint: "Messages that are delayed or wait for a retry" }),
     processing: stat("In flight", { hint: "Messages that consumers of the slowest group hold a lease on" }),
     failed: stat("Retrying", { hint: "Messages that wait for a retry, or that a consumer is retrying" }),
     completed: stat("Settled", { hint: "Settled by the slowest group and still stored" }),

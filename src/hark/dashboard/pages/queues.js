@@ -49,6 +49,7 @@ function columns(refresh) {
     { label: "Namespace", cell: (queue) => [queue.namespace, queue.task].filter(Boolean).join(" / ") },
     { label: "Partitions", numeric: true, cell: (queue) => count(queue.partitions) },
     { label: "Backlog", numeric: true, sort: "backlog", cell: (queue) => number(queue.messages.pending) },
+    { label: "Scheduled", numeric: true, cell: (queue) => number(queue.messages.scheduled) },
     { label: "In flight", numeric: true, cell: (queue) => number(queue.messages.processing) },
     { label: "Stored", numeric: true, cell: (queue) => number(queue.messages.total) },
     { label: "Created", sort: "newest", cell: (queue) => ago(queue.createdAt) },

@@ -1,14 +1,267 @@
-"""What administrators see: single messages, and what each group has done with them."""
+"""Single messages, dead letters and traces for administrators, and reads of queue browsers."""
 
 from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
 
 import asyncpg
 import msgspec
 
-from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.query import NOW, can_be_stored
+from hark.engine.hints import read_bound, set_state
+from hark.engine.postgres.discovery import BUCKET
+from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
+from hark.engine.postgres.pop import NO_OPTIONS, decode_options
 from hark.ids import IdCodec
-from hark.model import GroupView, MessageFilter, MessageState, MessageView
+from hark.keys import decode_key
+from hark.model import (
+    BrowseFrom,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetters,
+    GroupView,
+    MessageFilter,
+    MessageView,
+    Position,
+    Read,
+    ReadResult,
+    StoredMessage,
+    Trace,
+    TraceName,
+)
+
+READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
+POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"
+
+
+async def read(pool: Pool, codec: IdCodec, requests: Sequence[Read]) -> list[ReadResult]:
+    """An answer to each request."""
+    bound = read_bound(len(requests))
+    possible = {n: one for n, one in enumerate(requests) if can_be_stored(one.queue, one.partition)}
+    rows = await pool.fetch(
+        READ,
+        [one.queue for one in possible.values()],
+        [one.partition for one in possible.values()],
+        [one.offset for one in possible.values()],
+        [one.limit for one in possible.values()],
+        bound,
+    )
+    found: dict[int, list[asyncpg.Record]] = {}
+    numbers = list(possible)
+    for row in rows:
+        found.setdefault(numbers[row["request"] - 1], []).append(row)
+    return [_result(codec, request, found.get(n, ()), bound) for n, request in enumerate(requests)]
+
+
+def _result(codec: IdCodec, request: Read, rows: Sequence[asyncpg.Record], bound: int) -> ReadResult:
+    if not rows:
+        return ReadResult((), request.offset, False)
+    messages = [_delivery(codec, request, row) for row in rows if not row["requeued"]]
+    return ReadResult(messages, rows[-1]["offset"] + 1, len(rows) >= request.limit or rows[-1]["bytes"] >= bound)
+
+
+def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessage:
+    options = NO_OPTIONS if row["options"] is None else decode_options(row["options"])
+    message_id = codec.encode(row["partition"], row["offset"])
+    return StoredMessage(
+        id=message_id,
+        transaction_id=row["transaction_id"] or message_id,
+        trace_id=options.t,
+        payload=msgspec.Raw(row["payload"]),
+        sealed=options.s,
+        producer=options.u,
+        created_at=row["created_at"],
+        queue=request.queue,
+        partition=request.partition,
+        partition_id=codec.encode(row["partition"], 0),
+        offset=row["offset"],
+        priority=options.p,
+        attempt=0,
+        trace_context=options.c,
+        deliver_at=row["deliver_at"],
+        expires_at=row["expires_at"],
+        backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
+        undelivered_keys=tuple(map(decode_key, row["undelivered"] or ())),
+    )
+
+
+async def positions(
+    pool: Pool, queue: str, start: BrowseFrom, partition: str | None, touched_since: int | None
+) -> list[Position]:
+    """Where a browser starts in the partitions of a queue, or in one of them."""
+    if not can_be_stored(queue, partition):
+        return []
+    time = start if isinstance(start, int) else None
+    touched = None if touched_since is None else touched_since // BUCKET
+    rows = await pool.fetch(POSITIONS, queue, partition, start == "tail", time, touched)
+    return [Position(name, offset) for name, offset in rows]
+
+
+# Dead letters ----------------------------------------------------------------------------------------------
+
+
+_COLUMNS = """uid, queue, partition, partition_name, grp, "offset", transaction_id, created_at, sealed, trace_id,
+    producer, attempts, error, failed_at, priority, backoff, undelivered, trace_context"""
+_BY_ID = """id in (
+    select id from hark.dead_letters where uid = any({}::uuid[])
+    union
+    select letter.id from unnest({}::bigint[], {}::bigint[]) as place (partition, "offset")
+    join hark.dead_letters as letter using (partition, "offset")
+)"""
+
+
+def dead_letters_where(where: DeadLetterFilter, codec: IdCodec) -> Where:
+    """The conditions on rows of `hark.dead_letters` that a filter stands for."""
+    conditions = Where()
+    conditions.also("queue = {}", where.queue)
+    conditions.also("grp = {}", where.group)
+    conditions.also("partition_name = {}", where.partition)
+    conditions.also("failed_at >= {}", where.since)
+    conditions.also("failed_at <= {}", where.until)
+    conditions.also('position(lower({} collate "C") in lower(error collate "C")) > 0', where.search)
+    if where.ids is not None:
+        # The id of a message never looks like that of a dead letter.
+        places = [place for one in where.ids if (place := codec.decode(one)) is not None]
+        uids = [uid for one in where.ids if (uid := _uuid(one)) is not None]
+        conditions.also(_BY_ID, uids, [place.partition for place in places], [place.offset for place in places])
+    return conditions
+
+
+def _uuid(text: str) -> uuid.UUID | None:
+    """What an id stands for; None unless it is written as ids are."""
+    try:
+        value = uuid.UUID(text)
+    except ValueError:
+        return None
+    return value if str(value) == text else None
+
+
+async def dead_letters(pool: Pool, codec: IdCodec, where: DeadLetterFilter) -> DeadLetters:
+    """A page of dead letters, in the order of their failures, and how many there are in all."""
+    matching = dead_letters_where(where, codec)
+    total = await pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
+    page, args = matching.page(where.limit, where.offset)
+    payload = "payload" if where.payloads else "'null'::bytea as payload"
+    order = "asc" if where.oldest_first else "desc"
+    rows = await pool.fetch(
+        f"select {_COLUMNS}, {payload} from hark.dead_letters where {matching}"
+        f" order by failed_at {order}, id {order} {page}",
+        *args,
+    )
+    return DeadLetters([_dead_letter(row, codec) for row in rows], total)
+
+
+def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
+    message_id = codec.encode(row["partition"], row["offset"])
+    return DeadLetter(
+        id=str(row["uid"]),
+        message_id=message_id,
+        transaction_id=row["transaction_id"] or message_id,
+        partition_id=codec.encode(row["partition"], 0),
+        queue=row["queue"],
+        partition=row["partition_name"],
+        group=row["grp"],
+        payload=msgspec.Raw(row["payload"]),
+        sealed=bool(row["sealed"]),
+        producer=row["producer"],
+        trace_id=row["trace_id"],
+        attempts=row["attempts"],
+        error=row["error"],
+        created_at=row["created_at"],
+        failed_at=row["failed_at"],
+        priority=row["priority"] or 0,
+        backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
+        undelivered_keys=tuple(map(decode_key, row["undelivered"] or ())),
+        trace_context=row["trace_context"],
+    )
+
+
+# Traces ----------------------------------------------------------------------------------------------------
+
+# Events go with their message, and what is below the floor of its partition is gone.
+_TRACES = """
+hark.traces as trace
+join hark.partitions as place on place.id = trace.partition and place.floor < trace."offset"
+join hark.queues as queue on queue.id = place.queue
+"""
+
+
+async def traces(
+    pool: Pool,
+    codec: IdCodec,
+    partition_id: str | None,
+    transaction_id: str | None,
+    name: str | None,
+    limit: int,
+    offset: int,
+) -> tuple[list[Trace], int]:
+    """Events of one message, oldest first, or of one name, newest first; and how many there are in all."""
+    where = Where()
+    if name is not None:
+        order = "desc"
+        where.also("trace.id in (select trace_names.trace from hark.trace_names where trace_names.name = {})", name)
+    else:
+        order = "asc"
+        view = await message(pool, codec, None, partition_id or "", transaction_id or "")
+        place = None if view is None else codec.decode(view.id)
+        if place is None:
+            return [], 0
+        where.also('trace.partition = {} and trace."offset" = {}', *place)
+    total = await pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
+    page, args = where.page(limit, offset)
+    rows = await pool.fetch(
+        f"""
+        select page.*, message.transaction_id, message.payload, message.sealed,
+            array(select trace_names.name from hark.trace_names where trace_names.trace = page.id order by 1) as names
+        from (
+            select trace.*, queue.name as queue, place.name as partition_name
+            from {_TRACES} where {where} order by trace.id {order} {page}
+        ) as page
+        cross join lateral (
+            select * from hark.messages as message
+            where message.partition = page.partition and message."offset" = page."offset"
+            offset 0
+        ) as message
+        order by page.id {order}
+        """,
+        *args,
+    )
+    return [_trace(row, codec) for row in rows], total
+
+
+def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
+    return Trace(
+        id=str(row["uid"]),
+        event=row["event"],
+        data=msgspec.Raw(row["data"]),
+        group=row["grp"],
+        created_at=row["created_at"],
+        names=row["names"],
+        transaction_id=row["transaction_id"] or codec.encode(row["partition"], row["offset"]),
+        partition_id=codec.encode(row["partition"], 0),
+        queue=row["queue"],
+        partition=row["partition_name"],
+        payload=msgspec.Raw(row["payload"]),
+        sealed=bool(row["sealed"]),
+    )
+
+
+async def trace_names(pool: Pool, limit: int, offset: int) -> tuple[list[TraceName], int]:
+    """Names of events, the last used first, and how many there are."""
+    named = f"hark.trace_names join ({_TRACES}) on trace.id = trace_names.trace"
+    total = await pool.fetchval(f"select count(distinct trace_names.name) from {named}")
+    rows = await pool.fetch(
+        f"""
+        select trace_names.name, count(*) as traces, count(distinct (trace.partition, trace."offset")) as messages,
+            max(trace.created_at) as last_seen
+        from {named}
+        group by trace_names.name order by max(trace.id) desc limit $1 offset $2
+        """,
+        limit,
+        offset,
+    )
+    return [TraceName(*row) for row in rows], total
+
 
 _decode_groups = msgspec.json.Decoder(list[GroupView]).decode
 
@@ -26,8 +279,11 @@ _GROUPS = f"""(
                 else message."offset" <= track.cursor or track.settled @> message."offset"
             end then 'completed'
             when holding.until is not null then 'processing'
+            when late.due is not null then 'scheduled'
             else 'pending'
         end,
+        'reason', case when late.due > coalesce(message.deliver_at, 0) then 'retry' else 'delayed' end,
+        'due_at', late.due,
         'attempts', coalesce(dead.attempts, retry.attempts, exception.attempts, 0),
         'error', case when dead.id is null then coalesce(retry.error, exception.error) else dead.error end,
         'lease_expires_at', holding.until) order by grp.name)
@@ -48,6 +304,10 @@ _GROUPS = f"""(
             when track.held @> message."offset" and track.lease_until > {NOW} then track.lease_until
         end
     ) as holding (until)
+    left join lateral (
+        select time.due from (select greatest(message.deliver_at, retry.due, exception.due)) as time (due)
+        where time.due > {NOW}
+    ) as late (due) on true
     where grp.queue = queue.name and (message.owner is null or message.owner = grp.id)
 ) as groups"""
 
@@ -55,7 +315,7 @@ _GROUPS = f"""(
 _MESSAGES = f"""
 select message.partition, message."offset", message.created_at, message.transaction_id, message.trace_id,
     message.producer, message.priority, message.deliver_at, message.sealed, queue.name as queue,
-    place.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {_GROUPS}
+    place.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now, {_GROUPS}
 """
 _FROM = """
 cross join lateral (
@@ -121,7 +381,7 @@ async def message(
 def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
     message_id = codec.encode(row["partition"], row["offset"])
     groups = [] if row["groups"] is None else _decode_groups(row["groups"])
-    return MessageView(
+    view = MessageView(
         id=message_id,
         transaction_id=row["transaction_id"] or message_id,
         partition_id=codec.encode(row["partition"], 0),
@@ -130,7 +390,7 @@ def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
         namespace=row["namespace"],
         task=row["task"],
         offset=row["offset"],
-        state=_overall(groups),
+        state="pending",
         trace_id=row["trace_id"],
         producer=row["producer"],
         priority=row["priority"] or 0,
@@ -140,12 +400,5 @@ def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
         groups=groups,
         sealed=bool(row["sealed"]),
     )
-
-
-def _overall(groups: list[GroupView]) -> MessageState:
-    """One word for a message: the most urgent of what its groups say."""
-    states = {group.state for group in groups}
-    for state in ("dead_letter", "processing", "pending"):
-        if state in states:
-            return state
-    return "completed" if states else "pending"
+    set_state(view, groups, row["now"])
+    return view

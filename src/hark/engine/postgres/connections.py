@@ -1,22 +1,130 @@
-"""Connections to PostgreSQL: made as they are needed, handed out, and replaced in the background when they die."""
+"""Translates PostgreSQL errors to Hark's errors and codes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 
 import asyncpg
 
-from hark.engine.postgres import failures
-from hark.errors import EngineFailure
+from hark.errors import DiskFull, EngineFailure, InvalidSetting, StoreUnusable
 
 log = logging.getLogger(__name__)
 
+TRY_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""PostgreSQL rolled the transaction back because of a concurrent one; a retry of the call can succeed."""
+
+
+def shown(url: str) -> str:
+    """The URL of a database without its password, which can also be in the query."""
+    return re.sub(r"//.*@", "//", url).partition("?")[0]
+
+
+def is_broken(error: Exception) -> bool:
+    """Whether a connection on which this happened must not be used again."""
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+        return True  # the server became a standby: a new connection may find the one that writes
+    if isinstance(error, asyncpg.PostgresError):
+        fatal = getattr(error, "severity_en", None) in ("FATAL", "PANIC")
+        return fatal or isinstance(error, asyncpg.PostgresConnectionError)
+    # What asyncpg itself refuses was never sent. Of what else may happen, nothing is known.
+    return not isinstance(error, asyncpg.InterfaceError)
+
+
+def of_call(error: Exception, broken: bool) -> EngineFailure:
+    """The failure of a call; `broken` when its connection was lost under it."""
+    match error:
+        case asyncpg.ReadOnlySQLTransactionError():
+            return EngineFailure(
+                "PostgreSQL accepts no writes; the request had no effect; check that the engine URL names the primary"
+            )
+        case _ if broken:
+            log.warning("lost a PostgreSQL connection during a call; its outcome is unknown: %s", _words(error))
+            return EngineFailure(
+                f"lost the connection to PostgreSQL ({_words(error)}); it is unknown whether the request took effect",
+                code="outcome_unknown",
+            )
+        case asyncpg.DiskFullError():
+            return DiskFull("the disk of the PostgreSQL server is full; the request had no effect; free disk space")
+        case asyncpg.QueryCanceledError():
+            return EngineFailure(
+                "PostgreSQL took longer than postgres.statement_timeout_ms; the request had no effect; retry, or "
+                "raise that setting"
+            )
+        case asyncpg.LockNotAvailableError():
+            return EngineFailure("a table of PostgreSQL was in use for too long; the request had no effect; retry")
+        case asyncpg.PostgresError():
+            log.error("PostgreSQL rejected a call: %s", error, exc_info=error)
+            return EngineFailure(f"PostgreSQL failed: {_words(error)}; the request had no effect")
+        case _:
+            log.error("a PostgreSQL call failed because of a bug; please report it", exc_info=error)
+            text = f"internal error: {type(error).__name__}; the request had no effect; see the server log"
+            return EngineFailure(text, code="internal")
+
+
+def of_first_connection(error: Exception, url: str) -> StoreUnusable | InvalidSetting:
+    """Why the server cannot connect to the database at start-up, and the remedy."""
+    where = shown(url)
+    match error:
+        case asyncpg.InvalidCatalogNameError():
+            return StoreUnusable(f"{where}: the database does not exist; create it with createdb")
+        case asyncpg.InvalidAuthorizationSpecificationError():
+            return StoreUnusable(f"{where}: {_words(error)}; check the user, the password and pg_hba.conf")
+        case asyncpg.TooManyConnectionsError():
+            return StoreUnusable(
+                f"{where}: {_words(error)}; raise max_connections in PostgreSQL or lower postgres.pool_size"
+            )
+        case asyncpg.CannotConnectNowError():
+            return StoreUnusable(f"{where}: {_words(error)}; retry in a moment")
+        case asyncpg.PostgresError() if "startup parameter" in str(error):
+            return StoreUnusable(f"{where}: {_words(error)}; behind pgbouncer set postgres.prepared to false")
+        case asyncpg.PostgresError():
+            return StoreUnusable(f"{where}: {_words(error)}")
+        case OSError():
+            return StoreUnusable(
+                f"{where} is not reachable ({_words(error)}); check that PostgreSQL is running, and the engine URL"
+            )
+        case _:
+            # The error text can quote the URL, and so the password.
+            return InvalidSetting("engine: expected postgresql://user:password@host:port/database")
+
+
+def away(why: str) -> EngineFailure:
+    """The error of a call while no connection to PostgreSQL works."""
+    return EngineFailure(
+        f"PostgreSQL is unavailable ({why}); the request had no effect; retry later", code="store_unavailable"
+    )
+
+
+def of_waiting(seconds: float) -> EngineFailure:
+    """The error of a call that got no connection in time."""
+    return EngineFailure(
+        f"all PostgreSQL connections were busy for {seconds:g} s; the request had no effect; retry, or raise "
+        "postgres.pool_size"
+    )
+
+
+def _words(error: Exception) -> str:
+    """The text of an error, on one line."""
+    if isinstance(error, FileNotFoundError):
+        return "no server listens on its socket"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+pass
+
+
 _ATTEMPT_SECONDS = 1.0
-"""Between the beginnings of two attempts to connect."""
+"""Between the beginnings of two attempts to connect; after this time without an answer the database is away."""
+_PROBE_SECONDS = (1.0, 2.0, 4.0, 8.0)
+"""How long an attempt may take while the database is away: an attempt that hangs must not hide its return."""
+_PROBE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)
+"""Between two attempts while the database is away."""
 _CLOSE_SECONDS = 2.0
 
 
@@ -45,7 +153,9 @@ class Connections:
         self._attempts: set[asyncio.Task[bool]] = set()
         self._lacking = asyncio.Event()
         self._given_back = asyncio.Event()
+        self._lost_all = False
         self._away = False
+        """No connection works: calls are refused at once, and one attempt at a time tries the database (rule 29)."""
         self._why = ""
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
@@ -99,6 +209,8 @@ class Connections:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
+        if self._away:
+            raise away(self._why)
         self._target = min(self._limit, max(self._target, len(self._open) + len(self._waiters) + 1))
         self._look_for_lack()
         try:
@@ -107,7 +219,7 @@ class Connections:
                     pass
                 return connection
         except TimeoutError as error:
-            raise failures.of_waiting(self._wait_seconds, self._away, self._why) from error
+            raise of_waiting(self._wait_seconds) from error
 
     def give(self, connection: asyncpg.Connection) -> None:
         """Hand a connection to who waits longest, or keep it."""
@@ -156,11 +268,21 @@ class Connections:
             self._idle.remove(connection)
         self._given_back.set()
         if not self._open and not self._closing:
-            self._away = True
+            self._lost_all = True
             log.warning(
                 "PostgreSQL is unavailable: lost all connections; reconnecting", extra={"fields": {"store": "away"}}
             )
         self._look_for_lack()
+
+    def _is_away(self, why: str) -> None:
+        """An attempt to connect failed, or got no answer: unless there are connections, nothing can be done now."""
+        self._why = why
+        if self._open or self._closing:
+            return
+        self._away = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(away(why))
 
     def _look_for_lack(self) -> None:
         """Wake the keeper if connections are missing and not yet being made."""
@@ -170,9 +292,9 @@ class Connections:
             self._lacking.clear()
 
     async def _keep(self) -> None:
-        """Make what is missing: at once, and once a second while that fails.
+        """Make what is missing: at once, and once a second while that fails, or with pauses that grow if none is left.
 
-        An attempt may hang. The next one does not wait for it, so that a database is found as soon as it is back.
+        An attempt may hang. While others work the next one does not wait for it.
         """
         clock = asyncio.get_running_loop().time
         while True:
@@ -183,6 +305,14 @@ class Connections:
             attempt.add_done_callback(self._attempt_ended)
             self._look_for_lack()
             done, _ = await asyncio.wait({attempt}, timeout=_ATTEMPT_SECONDS)
+            if not done and not self._open:
+                self._is_away(f"it has not answered for {_ATTEMPT_SECONDS:g} s")
+                attempt.cancel()
+            for tried in count():
+                if not self._away:
+                    break
+                await asyncio.sleep(_PROBE_PAUSES[min(tried, len(_PROBE_PAUSES) - 1)])
+                await self._attempt(_PROBE_SECONDS[min(tried, len(_PROBE_SECONDS) - 1)])
             if done and not attempt.result():
                 await asyncio.sleep(began + _ATTEMPT_SECONDS - clock())
 
@@ -190,23 +320,23 @@ class Connections:
         self._attempts.discard(attempt)
         self._look_for_lack()
 
-    async def _attempt(self) -> bool:
+    async def _attempt(self, seconds: float | None = None) -> bool:
         """Try to make one connection."""
         try:
-            connection = await self._make()
+            async with asyncio.timeout(seconds):
+                connection = await self._make()
         except Exception as error:  # whatever it is, the next attempt may succeed
             self.failures += 1
             why = f"{type(error).__name__}: {error}"
             if why != self._why:
-                log.warning(
-                    "cannot connect to PostgreSQL; retrying every second: %s", why, extra={"fields": {"store": "away"}}
-                )
-            self._why = why
+                log.warning("cannot connect to PostgreSQL; retrying: %s", why, extra={"fields": {"store": "away"}})
+            self._is_away(why)
             return False
         self._why = ""
+        self._away = False
         self.give(connection)
-        if self._away:
-            self._away = False
+        if self._lost_all:
+            self._lost_all = False
             log.warning("PostgreSQL is available again", extra={"fields": {"store": "back"}})
             asyncio.get_running_loop().call_soon(self._on_return)
         return True

@@ -1,15 +1,190 @@
-"""Who pops: the groups that a request takes from. Those that are seen for the first time are made (rule 20)."""
+"""One pop on its way through the rounds of a call, and groups that are seen for the first time (rule 20)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from hark.clock import SECOND
-from hark.engine.postgres.directory import Directory, Group
-from hark.engine.postgres.jobs import Job
+from hark.engine.postgres.partitions import Directory, Group, Place
 from hark.engine.postgres.pool import Pool
-from hark.errors import Conflict, HarkError
-from hark.model import QUEUE_MODE, PopRequest, Subscription
+from hark.errors import Conflict, EngineFailure, HarkError
+from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, Subscription
+
+TAKEN, NOTHING, LEASED, LOCKED, WAITING, WINDOW, PAUSED, GONE, UNUSED, RATE, IN_FLIGHT = range(11)
+MORE = TAKEN
+"""In `share_v1`, of a candidate that has more."""
+NOT_NOW = (NOTHING, LEASED, WAITING, WINDOW)
+CLOSED = (PAUSED, RATE, IN_FLIGHT)
+"""The whole group can't take any more."""
+REASONS: dict[int, EmptyReason] = {
+    NOTHING: "nothing_ready",
+    LEASED: "lease_held",
+    LOCKED: "lease_held",
+    WAITING: "waiting",
+    WINDOW: "window_buffer",
+    PAUSED: "paused",
+    GONE: "partition_not_found",
+    RATE: "rate_limited",
+    IN_FLIGHT: "max_in_flight",
+}
+
+
+"""A pop ends with the message that takes it beyond this, whatever its batch."""
+
+
+class Job:
+    """One request on its way through a call."""
+
+    def __init__(self, request: PopRequest, lease: str, max_bytes: int) -> None:
+        self.request = request
+        self.max_bytes = max_bytes
+        self.lease = lease
+        self.may_hold = False
+        """Whether the database may have the lease."""
+        self.consumer = request.consumer or None
+        self.until: int | None = None
+        self.groups: list[tuple[int, Group]] = []
+        """Where it takes from, with the priority of the queue."""
+        self.place: Place | None = None
+        """The partition that it names."""
+        self.messages: list[Delivery] = []
+        self.bytes = 0
+        self.tracks = 0
+        self.tried_place = False
+        self.discovered = False
+        self.locked: list[tuple[Group, int]] = []
+        self.served: list[tuple[Group, int]] = []
+        """What it took and settled at once, and what has more: for those who come after it."""
+        self.had: set[tuple[Group, int]] = set()
+        """The partitions of ordered groups that it took from: it does so once, whatever is heard of them meanwhile."""
+        self.closed: set[Group] = set()
+        """Groups that are paused, or may take no more for now."""
+        self.stale = False
+        self.error: HarkError | None = None
+        self.reason: EmptyReason = "nothing_ready"
+        self.look_again_at: int | None = None
+
+    def give_up_rest(self) -> None:
+        """What it can't take may be taken by others."""
+        for group, partition in (*self.locked, *self.served):
+            group.ready.found(partition)
+        self.locked, self.served = [], []
+
+    def got_nothing(self, status: int) -> None:
+        """Why a partition gave nothing; that its group may take no more is the better reason."""
+        if not self.closed:
+            self.reason = REASONS[status]
+
+    def close(self, group: Group, status: int, due: int | None) -> None:
+        """A group is paused, or may take no more until somebody settles or until a time."""
+        self.closed.add(group)
+        self.reason = REASONS[status]
+        group.ready.blocked |= status == IN_FLIGHT
+        if status == RATE and due is not None:
+            self.look_again_at = due if self.look_again_at is None else min(due, self.look_again_at)
+
+    def take_locked(self, *, shared: bool) -> list[tuple[Group, int]]:
+        """What others were at, in groups of one kind; as much of it as there is room for."""
+        locked = [one for one in self.locked if (one[0].shared is not None) == shared]
+        self.locked = [one for one in self.locked if (one[0].shared is not None) != shared]
+        for group, partition in locked[self.room :]:
+            group.ready.found(partition)
+        return locked[: self.room]
+
+    def is_shared_next(self, now: int) -> bool:
+        """Whether the next partition to try is one of a shared group."""
+        for _, group in self.groups:
+            group.ready.wake_due(now)
+        if self.place is not None:
+            return bool(self.groups) and self.groups[0][1].shared is not None
+        best = self.best_group()
+        if best is not None:
+            return best[1].shared is not None
+        return bool(self.locked) and self.locked[0][0].shared is not None
+
+    def shared_groups(self) -> list[Group]:
+        """The shared groups to try next: those with work in queues of the highest priority of their namespace."""
+        if self.place is not None:
+            return [group for _, group in self.groups]
+        highest = {group.namespace: priority for _, (priority, group) in self._best_of_each().values()}
+        return [
+            group
+            for priority, group in self.groups
+            if priority == highest.get(group.namespace) and group.shared is not None and group not in self.closed
+        ]
+
+    def goes_on(self, now: int) -> bool:
+        """Whether it has somebody left to try."""
+        if self.place is not None:
+            return bool(self.groups) and not self.tried_place
+        if self.room <= 0:
+            return False
+        for _, group in self.groups:
+            group.ready.wake_due(now)
+        ready = any(group.ready.first() is not None for _, group in self.groups if group not in self.closed)
+        return ready or (bool(self.locked) and not self.messages)
+
+    def best_group(self) -> tuple[int, Group] | None:
+        """The group with the next partition to try: highest queue priority, then served longest ago (rule 9)."""
+        best = self._best_of_each().values()
+        return min(best, key=lambda one: one[0][1:])[1] if best else None
+
+    def _best_of_each(self) -> dict[str, tuple[tuple[int, int, int, int], tuple[int, Group]]]:
+        """The same for each namespace: the priorities of queues compete only within one (rule 27)."""
+        best: dict[str, tuple[tuple[int, int, int, int], tuple[int, Group]]] = {}
+        for priority, group in self.groups:
+            head = group.ready.first() if group not in self.closed else None
+            if head is None:
+                continue
+            order, known = (-priority, *head), best.get(group.namespace)
+            if known is None or order < known[0]:
+                best[group.namespace] = order, (priority, group)
+        return best
+
+    @property
+    def room(self) -> int:
+        """How many more partitions it may take from."""
+        full = len(self.messages) >= self.request.batch or self.bytes >= self.max_bytes
+        return 0 if full else (1 if self.place is not None else self.request.partitions) - self.tracks
+
+
+class Candidate:
+    """A partition that a job is tried on."""
+
+    __slots__ = ("group", "job", "partition", "turn", "wait")
+
+    def __init__(self, job: Job, group: Group, partition: int, *, wait: bool) -> None:
+        self.job = job
+        self.group = group
+        self.partition = partition
+        self.turn = group.ready.now()
+        self.wait = wait
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Group and partition."""
+        return self.group.id, self.partition
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether something happened to the partition since: what the database answered may have been before that."""
+        return self.group.ready.heard_since(self.partition, self.turn)
+
+
+@contextmanager
+def leasing(jobs: Iterable[Job]) -> Iterator[None]:
+    """Note that jobs may hold their leases after a call, unless it says that it had no effect."""
+    may_hold = True
+    try:
+        yield
+    except EngineFailure as error:
+        may_hold = error.code == "outcome_unknown"
+        raise
+    finally:
+        for job in jobs:
+            job.may_hold |= may_hold
+
 
 _SEEN_INTERVAL = 3600 * SECOND
 _CONTACT = "select * from hark.contact_v1($1, $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])"
@@ -90,10 +265,11 @@ class Contacts:
             subscription.mode,
             since,
         )
-        groups = [
-            (priority, self._directory.adopt_group(number, queue, request.group, mode, queue_id))
-            for queue, queue_id, priority, number, mode in rows
-        ]
+        groups = []
+        for queue, queue_id, priority, number, mode, namespace in rows:
+            group = self._directory.adopt_group(number, queue, request.group, mode, queue_id)
+            group.namespace = namespace
+            groups.append((priority, group))
         return sorted(groups, key=lambda pair: -pair[0])
 
     async def resolve_again(self, jobs: Sequence[Job], given: int | None) -> None:

@@ -1,18 +1,196 @@
-"""What this server has not heard of: partitions that others pushed to, gave back or let expire."""
+"""Work of other servers: partitions that they made ready, however late they become visible."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Any
 
 from hark.clock import SECOND
-from hark.engine.postgres.directory import Directory, Group
-from hark.engine.postgres.jobs import Job
+from hark.engine.postgres.contact import Job
+from hark.engine.postgres.partitions import Directory, Group, Place
 from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.push import Arrival, Telling
+from hark.engine.postgres.settle import Deliveries
+from hark.model import Hint
+
+# A search for what other servers did goes back a little in time. That is not enough for a transaction that runs for
+# long.
+# So every search also asks which transactions are running, and when a long one has ended, all go back to its
+# beginning.
+
+
+RUNNING = """array(
+    with snapshot as (select pg_current_snapshot() as s)
+    select x::text::bigint from snapshot cross join lateral pg_snapshot_xip(s) x
+    union all
+    select x from snapshot cross join lateral generate_series(
+        pg_snapshot_xmax(s)::text::bigint,
+        pg_snapshot_xmax(s)::text::bigint + least(age(pg_snapshot_xmax(s)::xid), 10000) - 1) x
+)"""
+"""SQL: the transactions of all databases that have begun and that its statement does not see. A snapshot does not list
+those after the last one that has ended; `age` tells how many numbers were given since."""
+
+LATE = 30 * SECOND
+"""So far back every look goes."""
+_LONG = 10 * SECOND
+"""A transaction that ended within this time is found by every look."""
+_NOT_YET_RUNNING = LATE - _LONG
+"""How much earlier a call may have read the clock than its transaction got its number."""
+_MANY = 100
+
+
+class Late:
+    """The transactions that one engine has seen running, and those of them that ended after a long time."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._looked = 0
+        self._running: dict[int, int] = {}
+        """By number, the time of the last look at which each was not running yet."""
+        self._ended: list[tuple[int, int]] = []
+        """When it was noticed that a long transaction had ended, and since when its changes may date."""
+
+    def look(self) -> tuple[int, int]:
+        """Begin a look, before the database is asked; `note` wants what this answers."""
+        return self._looks, self._looked
+
+    def note(self, running: Collection[int], look: tuple[int, int], now: int) -> None:
+        """Take note of the transactions that were running at a look, which began at the time `now`."""
+        number, before = look
+        for one in running:
+            self._running.setdefault(one, before)
+        if number != self._looks:
+            return  # Another look was answered meanwhile. It may be the newer one, so it is unknown which have ended.
+        self._looks += 1
+        self._looked = now
+        ended = [self._running.pop(one) for one in list(self._running) if one not in running]
+        began = min(ended, default=now)
+        if began < now - _LONG:
+            self._ended.append((now, max(0, began - _NOT_YET_RUNNING)))
+        if len(self._ended) > _MANY:
+            (_, first), (noticed, second) = self._ended[:2]
+            self._ended[:2] = [(noticed, min(first, second))]
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """The last long transaction that ended; for those who have to know whether there was another one."""
+        return self._ended[-1] if self._ended else None
+
+    def since(self, looked: int, reach: int = LATE) -> int:
+        """The time back to which to look, for one who last looked at a time and looks back so far anyway."""
+        return min([max(0, looked - reach), *(began for noticed, began in self._ended if noticed >= looked)])
+
+
+# What is heard is belief, like all that is in `Ready`: the database verifies it when somebody wants to take.
+
+
+_SECRET = "peer_secret:"
+_SECRET_NUMBERS = 4
+_NUMBER_BYTES = 8
+
+# Of servers that start together one makes it, and all read what that one made.
+_MAKE_SECRET = """
+insert into hark.meta as known (key, value) select * from unnest($1::text[], $2::bigint[])
+on conflict (key) do update set value = known.value
+returning key, value
+"""
+
+
+async def peer_secret(pool: Pool) -> bytes:
+    """32 random bytes in the database, made where there are none; as numbers, which is what `meta` has."""
+    keys = [f"{_SECRET}{number}" for number in range(_SECRET_NUMBERS)]
+    rows = await pool.fetch("select key, value from hark.meta where key = any ($1::text[])", keys)
+    if len(rows) < len(keys):
+        numbers = [int.from_bytes(secrets.token_bytes(_NUMBER_BYTES), signed=True) for _ in keys]
+        rows = await pool.fetch(_MAKE_SECRET, keys, numbers)
+    values = {row["key"]: row["value"] for row in rows}
+    return b"".join(values[key].to_bytes(_NUMBER_BYTES, signed=True) for key in keys)
+
+
+class Hearing:
+    """Turns what other servers say into beliefs of this one, and into hints for those who wait here."""
+
+    def __init__(self, directory: Directory, deliveries: Deliveries) -> None:
+        self._directory = directory
+        self._deliveries = deliveries
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Believe hints; whom to tell of them."""
+        telling = Telling(self._directory)
+        for news, same in groupby(hints, lambda hint: hint.news):
+            if news == "message":
+                self._arrived(list(same), telling)
+            else:
+                for hint in same:
+                    self._free(hint, telling)
+        # At the end: a lease over several queues is in several hints.
+        for lease in (lease for hint in hints for lease in hint.ended):
+            self._deliveries.end(lease)
+        return telling.hints()
+
+    def _arrived(self, hints: Sequence[Hint], telling: Telling) -> None:
+        """Messages came: they are for every group here, whomever the other server has told, and each of them once."""
+        came: dict[Place, int] = {}
+        for hint in hints:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            for place in self._known(hint):
+                came[place] = max(came.get(place, 1), counts.get(place.name, 1))
+        telling.arrived([Arrival(place, number) for place, number in came.items()])
+        for hint in hints:
+            self._unknown(hint, telling)
+
+    def _unknown(self, hint: Hint, telling: Telling) -> None:
+        """Of some partitions nobody here can take by belief: whoever looks discovers them."""
+        names = {place.name for place in self._known(hint)}
+        unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
+        if unknown == []:
+            return
+        groups = list(self._directory.groups_of(hint.queue))
+        for group in groups if unknown is None else ():
+            group.ready.forget()
+        told = [group.name for group in groups]
+        telling.book.arrived(hint.queue, (), told)
+        for name in (None, *told):
+            telling.book.add(hint.queue, name, unknown, "message")
+
+    def _free(self, hint: Hint, telling: Telling) -> None:
+        for group in self._directory.groups_of(hint.queue):
+            if hint.group in (None, group.name):
+                self._believe(group, hint, telling)
+        if hint.partitions is None or hint.partitions:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            telling.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
+        if hint.group is not None:
+            for lease in hint.ended:
+                telling.book.ended(hint.queue, hint.group, lease)
+
+    def _believe(self, group: Group, hint: Hint, telling: Telling) -> None:
+        if hint.partitions is None:
+            group.ready.forget()
+        for place in self._known(hint):
+            group.ready.add(place.id)
+        if hint.ended:
+            telling.has_room(group)
+        if group.shared is not None:
+            return  # A lease on messages keeps nobody else from a partition.
+        if hint.ended:
+            telling.free(group, group.ready.doubt_leases())
+        for lease in hint.ended:
+            for partition in self._deliveries.partitions_of(lease):
+                telling.drained(group, partition)
+
+    def _known(self, hint: Hint) -> list[Place]:
+        places = self._directory.places
+        return [places[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in places]
+
 
 BUCKET = 10 * SECOND
-LATE = 30 * SECOND
-"""How much later than it began a call may commit: so far back a discovery looks for what others did."""
+_DISCOVER = f"""
+select null::bigint[], * from hark.discover_v1($1, $2, $3, $4) union all select {RUNNING}, null, null, null, null
+"""
 _SEARCH_SECONDS = 0.5
 _SEARCH_SHARE = 20
 """A group with work is searched for more twice a second, or less often if a search takes long."""
@@ -21,9 +199,10 @@ _SEARCH_SHARE = 20
 class Discovery:
     """Asks the database for one engine."""
 
-    def __init__(self, pool: Pool, directory: Directory) -> None:
+    def __init__(self, pool: Pool, directory: Directory, late: Late) -> None:
         self._pool = pool
         self._directory = directory
+        self._late = late
 
     def is_wanted(self, job: Job, now: int) -> bool:
         """Whether to ask the database for partitions that this server has not heard of."""
@@ -50,19 +229,17 @@ class Discovery:
         """False: the group, or its queue, is not there any more."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        since = 0 if group.ready.discovered is None else (group.ready.discovered - LATE) // BUCKET
-        if group.ready.discovered is None:
+        looked = group.ready.discovered
+        if looked is None:
             group.ready.forget()
         group.ready.discovered = now
         turn = group.ready.now()
         try:
-            rows = await self._pool.fetch(
-                "select * from hark.discover_v1($1, $2, $3, $4)", given, group.id, group.queue_id, since
-            )
+            rows = await self._ask(group, looked, given, now)
         except BaseException:
             group.ready.discovered = None
             raise
-        for partition, due, leased, has_lanes in rows:
+        for _, partition, due, leased, has_lanes in rows:
             if partition is None:
                 self._directory.forget_group(group)
                 return False
@@ -76,3 +253,15 @@ class Discovery:
         took = loop.time() - began
         group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
         return True
+
+    async def _ask(self, group: Group, looked: int | None, given: int | None, now: int) -> Sequence[Any]:
+        """What happened since this server last looked, or (None) ever."""
+        since, wanted = None, 0 if looked is None else self._late.since(looked) // BUCKET
+        while since is None or wanted < since:  # Again if the answer says that a long transaction has ended.
+            since = wanted
+            look = self._late.look()
+            *rows, last = await self._pool.fetch(_DISCOVER, given, group.id, group.queue_id, since)
+            self._late.note(last[0], look, now)
+            if looked is not None:
+                wanted = self._late.since(looked) // BUCKET
+        return rows

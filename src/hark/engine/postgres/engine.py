@@ -1,52 +1,212 @@
-"""The PostgreSQL engine: any number of equal servers on one database."""
+"""The verbs of `Engine` for those who look on PostgreSQL."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
-from typing import cast
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar, cast
 
 from hark.clock import Clock, SystemClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
-from hark.engine.postgres import admin, metrics, read
-from hark.engine.postgres.admin_verbs import AdminVerbs
-from hark.engine.postgres.deliveries import Deliveries
-from hark.engine.postgres.directory import Directory
-from hark.engine.postgres.expiry import Expirer
-from hark.engine.postgres.key_verbs import KeyVerbs
-from hark.engine.postgres.leases import lease_uuid
-from hark.engine.postgres.looking_verbs import LookingVerbs
+from hark.engine.postgres import admin, browse, explain, retention, views
+from hark.engine.postgres.admin import AdminVerbs
+from hark.engine.postgres.discovery import Hearing, Late, peer_secret
+from hark.engine.postgres.explain import Explainer
+from hark.engine.postgres.keyvalue import KeyVerbs
 from hark.engine.postgres.migrate import migrate
-from hark.engine.postgres.peers import Hearing, peer_secret
-from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.partitions import Directory
+from hark.engine.postgres.pool import Looks, Pool
 from hark.engine.postgres.pop import Popper
-from hark.engine.postgres.push import PUSH, Pushes
-from hark.engine.postgres.retention import Retention, keep_compact
-from hark.engine.postgres.settle import Settler
-from hark.engine.postgres.telling import Telling
+from hark.engine.postgres.push import PUSH, Pushes, Telling
+from hark.engine.postgres.retention import Expirer, Retention
+from hark.engine.postgres.settle import Deliveries, Settler, lease_uuid
 from hark.engine.postgres.transact import Transactor
 from hark.errors import EngineFailure
 from hark.ids import IdCodec, IdSource
 from hark.model import (
     BrowseFrom,
+    Census,
     Collected,
+    DeadLetterFilter,
+    DeadLetters,
     Expired,
+    Explain,
+    Facts,
+    GroupStats,
     Hint,
     KeyNews,
+    LeaseFilter,
+    Leases,
+    MessageFilter,
+    MessageView,
     NewMessage,
+    NewTrace,
+    PartitionStats,
     PopRequest,
     PopResult,
     Position,
     PushOutcome,
+    QueueFilter,
+    QueueInfo,
+    QueuePage,
     Read,
     ReadResult,
     Renewal,
     RenewOutcome,
     Settlement,
     SettleOutcome,
+    Survey,
+    Trace,
+    TraceName,
+    TrackStats,
     Transaction,
     TransactionOutcome,
 )
+
+T = TypeVar("T")
+
+
+class LookingVerbs(ABC):
+    """Lists, counts and traces."""
+
+    _pool: Pool
+    _codec: IdCodec
+    _looks: Looks
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def _now(self) -> int | None: ...
+
+    @abstractmethod
+    async def _applied(self) -> int | None: ...
+
+    async def _list(self, verb: str, arguments: tuple[object, ...], look: Callable[[int | None], Awaitable[T]]) -> T:
+        """Look after everything that is due has been applied, when it is the turn of this list."""
+        self._check_open()
+
+        async def applied() -> T:
+            return await look(await self._applied())
+
+        return await self._looks.share((verb, repr(arguments)), applied)
+
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+        """See `Engine.queue_infos`."""
+        return await admin.queue_infos(self._pool, names)
+
+    async def queue_stats(self, where: QueueFilter) -> QueuePage:
+        """See `Engine.queue_stats`."""
+        return await self._list("queue_stats", (where,), lambda now: views.queue_stats(self._pool, now, where))
+
+    async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+        """See `Engine.survey`."""
+        now = self._now
+        return await self._looks.share(("survey", after, limit), lambda: views.survey(self._pool, now, after, limit))
+
+    async def census(self) -> Census:
+        """See `Engine.census`."""
+        now = self._now
+        return await self._looks.share("census", lambda: views.census(self._pool, now))
+
+    async def partition_stats(
+        self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
+    ) -> list[PartitionStats]:
+        """See `Engine.partition_stats`."""
+        return await self._list(
+            "partition_stats",
+            (queue, search, limit, offset),
+            lambda now: views.partition_stats(self._pool, self._codec, now, queue, search, limit, offset),
+        )
+
+    async def group_names(self, queue: str | None = None) -> list[str]:
+        """See `Engine.group_names`."""
+        return await views.group_names(self._pool, queue)
+
+    async def group_stats(
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        queues: Sequence[str] | None = None,
+        uncounted: Sequence[str] = (),
+    ) -> list[GroupStats]:
+        """See `Engine.group_stats`."""
+        return await self._list(
+            "group_stats",
+            (group, queue, queues, uncounted),
+            lambda now: views.group_stats(self._pool, now, group, queue, queues, uncounted),
+        )
+
+    async def track_stats(
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        min_lag_seconds: int = 0,
+        limit: int = 1000,
+        partitions: Sequence[str] | None = None,
+        queues: Sequence[str] | None = None,
+    ) -> list[TrackStats]:
+        """See `Engine.track_stats`."""
+        return await self._list(
+            "track_stats",
+            (group, queue, min_lag_seconds, limit, partitions, queues),
+            lambda now: views.track_stats(
+                self._pool, self._codec, now, group, queue, min_lag_seconds, limit, partitions, queues
+            ),
+        )
+
+    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+        """See `Engine.dead_letters`."""
+        return await self._list(
+            "dead_letters", (where,), lambda _now: browse.dead_letters(self._pool, self._codec, where)
+        )
+
+    async def messages(self, where: MessageFilter) -> list[MessageView]:
+        """See `Engine.messages`."""
+        return await self._list("messages", (where,), lambda now: browse.messages(self._pool, self._codec, now, where))
+
+    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+        """See `Engine.message`."""
+        return await browse.message(self._pool, self._codec, await self._applied(), partition_id, transaction_id)
+
+    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+        """See `Engine.explain`."""
+        return await Explainer(self._pool, self._codec, await self._applied()).explain(requests)
+
+    async def leases(self, where: LeaseFilter) -> Leases:
+        """See `Engine.leases`."""
+        return await self._list("leases", (where,), lambda now: explain.leases(self._pool, self._codec, now, where))
+
+    async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
+        """See `Engine.queues_of`."""
+        return await explain.queues_of(self._pool, self._codec, ids)
+
+    async def trace(self, traces: Sequence[NewTrace]) -> Answers[str]:
+        """See `Engine.trace`."""
+        return await admin.trace(self._pool, self._codec, self._now, traces)
+
+    async def traces(
+        self,
+        partition_id: str | None = None,
+        transaction_id: str | None = None,
+        name: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> tuple[list[Trace], int]:
+        """See `Engine.traces`."""
+        await self._applied()
+        return await browse.traces(self._pool, self._codec, partition_id, transaction_id, name, limit, offset)
+
+    async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
+        """See `Engine.trace_names`."""
+        return await self._looks.share(
+            ("trace_names", limit, offset), lambda: browse.trace_names(self._pool, limit, offset)
+        )
+
+
+_SHARE_OF_LISTS = 4
+"""Lists get one in four connections, and at least one: the others are for the queue."""
 
 
 class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
@@ -54,6 +214,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
 
     shared = True
     follows = False
+    ahead = 0
 
     def __init__(
         self,
@@ -80,9 +241,9 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
             on_return=self._hint_all,
             on_told=self._told_keys,
         )
+        self._looks = Looks(max(1, pool_size // _SHARE_OF_LISTS), wait_ms / 1000)
         self._retention = Retention(self._pool, completed_retention_seconds, idle_group_seconds)
         self._listener: Listener = lambda _hints: None
-        self._compacting: asyncio.Task[None] | None = None
         self._open = False
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
@@ -98,12 +259,12 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         self._codec = IdCodec(tag)
         self._directory = Directory(self._pool, self._codec)
         self._deliveries = Deliveries()
-        self._popper = Popper(self._pool, self._directory, self._deliveries, self._codec, self._ids)
+        self._late = Late()
+        self._popper = Popper(self._pool, self._directory, self._deliveries, self._codec, self._ids, self._late)
         self._settler = Settler(self._pool, self._directory, self._deliveries, self._codec)
         self._transactor = Transactor(self._pool, self._directory, self._deliveries, self._settler, self._codec)
-        self._expirer = Expirer(self._pool, self._directory, self._deliveries, self._local_clock)
+        self._expirer = Expirer(self._pool, self._directory, self._deliveries, self._local_clock, self._late)
         self._hearing = Hearing(self._directory, self._deliveries)
-        self._compacting = asyncio.create_task(keep_compact(self._pool), name="compaction")
         self._open = True
 
     async def close(self) -> None:
@@ -111,9 +272,6 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         if not self._open:
             return
         self._open = False
-        if self._compacting is not None:
-            self._compacting.cancel()
-            await asyncio.gather(self._compacting, return_exceptions=True)
         await self._pool.close()
 
     async def ping(self) -> None:
@@ -122,7 +280,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
 
     async def store_metrics(self) -> dict[str, float]:
         """See `Engine.store_metrics`."""
-        numbers = await metrics.store_metrics(self._pool)
+        numbers = await retention.store_metrics(self._pool)
         return numbers | {"leases_expired": self._expirer.ended, "expiries_buried": self._expirer.buried}
 
     @property
@@ -165,7 +323,9 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         if not any(requests):
             return [[] for _ in requests]
         while True:
-            batch = await self._gather(requests)
+            batch = Pushes(self._directory, self._codec)
+            for request in requests:
+                batch.add(request)
             row = await self._pool.fetchrow(PUSH, now, *batch.arguments())
             assert row is not None
             stale, ids, tails, offsets, codes = row
@@ -185,14 +345,6 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
             answers.append(outcomes[at : at + len(request)])
             at += len(request)
         return answers
-
-    async def _gather(self, requests: Sequence[Sequence[NewMessage]]) -> Pushes:
-        while True:
-            batch = Pushes(self._directory, self._codec)
-            for request in requests:
-                batch.add(request)
-            if not await self._directory.load_places(batch.unknown):
-                return batch
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """See `Engine.pop`."""
@@ -223,6 +375,10 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         self._tell_keys(telling.keys.values())
         self._hint(telling.hints())
         return cast("Answers[TransactionOutcome]", outcomes)
+
+    async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
+        """See `Engine.shorten`."""
+        await self._expirer.shorten(lease_ids, microseconds, self._now)
 
     async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
         """See `Engine.renew`."""
@@ -259,15 +415,15 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
     async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
         """See `Engine.read`."""
         self._check_open()
-        return cast("Answers[ReadResult]", await read.read(self._pool, self._codec, requests))
+        return cast("Answers[ReadResult]", await browse.read(self._pool, self._codec, requests))
 
     async def positions(
         self, queue: str, start: BrowseFrom, partition: str | None = None, touched_since: int | None = None
     ) -> list[Position]:
         """See `Engine.positions`."""
         self._check_open()
-        since = None if touched_since is None else self._expirer.from_local(touched_since)
-        return await read.positions(self._pool, queue, start, partition, since)
+        since = None if touched_since is None else self._late.since(self._expirer.from_local(touched_since))
+        return await browse.positions(self._pool, queue, start, partition, since)
 
     async def _applied(self) -> int | None:
         """The time for those who look, after everything that is due has been applied."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from hark.clock import MILLISECOND
-from hark.engine.keyvalue import bounds, failed_check, misfit, mismatch_text
+from hark.clock import MILLISECOND, Clock
+from hark.engine.api import Answers, KeyListener, ignore_keys
+from hark.engine.keyvalue import StatsMemory, bounds, failed_check, misfit, mismatch_text, written_of
 from hark.engine.postgres.pool import Pool
+from hark.errors import HarkError
 from hark.keys import decode_key, encode_key, prefix_bounds
-from hark.model import Key, KeyEntry, KeyNews, KeyRange, KeyStats, KeyWrite, KeyWritten, TransactionOutcome
+from hark.model import Key, KeyEntry, KeyNews, KeyRange, KeyStats, KeyWrite, KeyWritten, Transaction, TransactionOutcome
 
 CHECK_FAILED, MISFIT = 5, 6
 """Codes of `transact_v1`."""
@@ -128,3 +131,63 @@ async def key_stats(pool: Pool, given: int | None) -> KeyStats:
     row = await pool.fetchrow("select * from hark.key_stats_v1($1)", given)
     assert row is not None
     return KeyStats(*row)
+
+
+pass
+
+
+class KeyVerbs(ABC):
+    """Each is one call of a procedure; `write_keys` is a transaction that has nothing but keys and messages."""
+
+    _pool: Pool
+
+    def __init__(self, local_clock: Clock) -> None:
+        self._local_clock = local_clock
+        self._key_listener: KeyListener = ignore_keys
+        self._key_stats = StatsMemory(lambda: key_stats(self._pool, self._now))
+
+    @property
+    @abstractmethod
+    def _now(self) -> int | None: ...
+
+    @abstractmethod
+    async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+        """See `Engine.transact`."""
+
+    @abstractmethod
+    def _to_local(self, time: int) -> int: ...
+
+    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+        """See `KeyValueEngine.read_keys`."""
+        return await read_keys(self._pool, self._now, keys, self._to_local)
+
+    async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+        """See `KeyValueEngine.list_keys`."""
+        return await list_keys(self._pool, self._now, ranges, self._to_local)
+
+    async def count_keys(self, prefix: Key) -> int:
+        """See `KeyValueEngine.count_keys`."""
+        return await count_keys(self._pool, self._now, prefix)
+
+    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
+        """See `KeyValueEngine.write_keys`."""
+        outcomes = await self.transact([Transaction((), keys=request) for request in requests])
+        return [outcome if isinstance(outcome, HarkError) else written_of(outcome) for outcome in outcomes]
+
+    async def sweep_keys(self, limit: int = 1000) -> int:
+        """See `KeyValueEngine.sweep_keys`."""
+        return int(await self._pool.fetchval("select hark.sweep_keys_v1($1, $2)", self._now, limit))
+
+    async def key_stats(self) -> KeyStats:
+        """See `KeyValueEngine.key_stats`."""
+        return await self._key_stats.stats(self._local_clock.now())
+
+    def _tell_keys(self, changed: Iterable[Key]) -> None:
+        """Keys were written by a call that has come back."""
+        keys = tuple(changed)
+        if keys:
+            self._key_listener(KeyNews(keys))
+
+    def _told_keys(self, told: Sequence[str]) -> None:
+        """The database said which keys a call changed besides."""
+        self._key_listener(news_of(told))

@@ -1,60 +1,303 @@
-"""The verb pop: which partitions a request is tried on, and what the database's answer means for it.
-
-Servers hold beliefs (`Ready`), the database knows. A request goes through rounds: each tries candidates, until the
-request is full or there is nobody left to try. Before a request is told that there is nothing, the database is asked
-what this server has not heard of (`discover`).
-"""
+"""Messages as the database hands them out, and as consumers get them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from hark.engine.postgres.contact import Contacts
-from hark.engine.postgres.deliveries import Deliveries
-from hark.engine.postgres.directory import Directory
-from hark.engine.postgres.discovery import Discovery
-from hark.engine.postgres.handing import Handing
-from hark.engine.postgres.jobs import MAX_REPLY_BYTES, Candidate, Job
+import msgspec
+
+from hark.engine.hints import reply_bound
+from hark.engine.postgres.contact import (
+    CLOSED,
+    GONE,
+    LEASED,
+    LOCKED,
+    MORE,
+    NOT_NOW,
+    NOTHING,
+    REASONS,
+    TAKEN,
+    UNUSED,
+    Candidate,
+    Contacts,
+    Job,
+    leasing,
+)
+from hark.engine.postgres.discovery import Discovery, Late
+from hark.engine.postgres.partitions import Directory, Group, Place
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.share import Sharing
-from hark.engine.postgres.statuses import CLOSED, GONE, LEASED, LOCKED, NOT_NOW, NOTHING, REASONS, TAKEN, UNUSED
-from hark.engine.postgres.telling import Telling
+from hark.engine.postgres.push import Telling
+from hark.engine.postgres.settle import Deliveries
 from hark.errors import HarkError
 from hark.ids import IdCodec, IdSource
-from hark.model import PopRequest, PopResult
+from hark.model import Delivery, PopRequest, PopResult
+
+
+class Options(msgspec.Struct):
+    """What few messages have, as `options_v1` writes it."""
+
+    p: int = 0
+    s: bool = False
+    t: str | None = None
+    u: str | None = None
+    c: str | None = None
+
+
+NO_OPTIONS = Options()
+decode_options = msgspec.json.Decoder(Options).decode
+
+
+class Handing:
+    """Gives messages to jobs, for one engine."""
+
+    def __init__(self, deliveries: Deliveries, codec: IdCodec) -> None:
+        self._deliveries = deliveries
+        self._codec = codec
+
+    def hand_out(self, job: Job, place: Place, until: int, messages: Any) -> None:
+        """A job got messages of a partition: offsets, times, transaction ids, payloads, attempts and options."""
+        offsets, created_ats, transaction_ids, payloads, attempts, options = messages
+        prefix, uid, name, queue = place.prefix, place.uid, place.name, place.queue
+        with_prefix, append = self._codec.with_prefix, job.messages.append
+        for n, offset in enumerate(offsets):
+            message_id = with_prefix(prefix, offset)
+            extra = NO_OPTIONS if options is None or options[n] is None else decode_options(options[n])
+            payload = payloads[n]
+            job.bytes += len(payload)
+            append(
+                Delivery(
+                    message_id,
+                    transaction_ids[n] or message_id,
+                    extra.t,
+                    msgspec.Raw(payload),
+                    extra.s,
+                    extra.u,
+                    created_ats[n],
+                    queue,
+                    name,
+                    uid,
+                    offset,
+                    extra.p,
+                    1 if attempts is None else attempts[n],
+                    extra.c,
+                )
+            )
+        job.tracks += 1
+        if not job.request.auto_ack:
+            job.until = until if job.until is None else min(job.until, until)
+            named = [(t, o) for t, o in zip(transaction_ids, offsets, strict=True) if t is not None]
+            self._deliveries.add(job.lease, until, place.id, len(offsets), named)
+
+
+SHARE = (
+    "select * from hark.share_v1($1, $2::int[], $3::int[], $4::int[], $5::uuid[], $6::bigint[], $7::boolean[],"
+    " $8::bigint[], $9::int[], $10::int[], $11::bigint[], $12::boolean[], $13, $14::text[])"
+)
+_WIDE = 8
+"""Where there are priorities, so many partitions at least are looked at for the highest."""
+
+
+class Crowd:
+    """Requests that may take from the same partitions."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        self.jobs: list[Job] = []
+        self.candidates: list[Candidate] = []
+
+    def choose(self, taken: set[tuple[int, int]]) -> None:
+        """Find candidates: those with the highest priority, then those served longest ago (rule 9)."""
+        number = sum(job.room for job in self.jobs)
+        if any(group.ready.prioritized for group in self.groups):
+            number = max(number, _WIDE)
+        heads = sorted((head, n) for n, group in enumerate(self.groups) for head in group.ready.heads(number))
+        # What is really ready there the database knows: of the same priority it takes the first.
+        for (_, _, partition), n in sorted(heads[:number], key=lambda one: one[0][1:]):
+            self._add(self.groups[n], partition, taken, wait=False)
+
+    def wait_for(self, taken: set[tuple[int, int]]) -> None:
+        """Only locked rows were found: look once more, and this time wait for them."""
+        for job in self.jobs:
+            for group, partition in job.take_locked(shared=True):
+                group.ready.found(partition)
+                self._add(group, partition, taken, wait=True)
+
+    def name(self, group: Group, partition: int, taken: set[tuple[int, int]]) -> None:
+        """The only candidate is one that the requests name."""
+        self._add(group, partition, taken, wait=True)
+
+    def _add(self, group: Group, partition: int, taken: set[tuple[int, int]], *, wait: bool) -> None:
+        if (group.id, partition) not in taken:
+            taken.add((group.id, partition))
+            self.candidates.append(Candidate(self.jobs[0], group, partition, wait=wait))
+
+
+class Sharing:
+    """Serves pops of shared groups for one engine."""
+
+    def __init__(self, pool: Pool, directory: Directory, handing: Handing) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._handing = handing
+
+    async def serve(self, jobs: Iterable[Job], given: int | None, now: int) -> None:
+        """One round: each job gets of its best partition what there is, as far as it wants it."""
+        crowds = [crowd for crowd in _crowds(jobs) if crowd.candidates]
+        if not crowds:
+            return
+        # Waiting for rows in one order everywhere keeps calls from waiting for each other for good: the database does.
+        asked = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
+        tried = [(number, one) for number, crowd in enumerate(crowds, 1) for one in crowd.candidates]
+        with leasing([job for _, job in asked]):
+            rows = await self._pool.fetch(
+                SHARE,
+                given,
+                [number for number, _ in asked],
+                [job.request.batch - len(job.messages) for _, job in asked],
+                [job.room for _, job in asked],
+                [job.lease for _, job in asked],
+                [job.until for _, job in asked],
+                [job.request.auto_ack for _, job in asked],
+                [job.request.lease_ms for _, job in asked],
+                [number for number, _ in tried],
+                [one.group.id for _, one in tried],
+                [one.partition for _, one in tried],
+                [one.wait for _, one in tried],
+                asked[0][1].max_bytes,
+                [job.consumer for _, job in asked],
+            )
+        await self._directory.load_places([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
+        for row in rows:
+            if row[0] is not None:
+                self._hand_out(asked[row[0] - 1][1], tried[row[1] - 1][1], row)
+        for row in rows:
+            if row[0] is None:
+                number, candidate = tried[row[1] - 1]
+                self._learn(crowds[number - 1], candidate, row, now)
+
+    def _hand_out(self, job: Job, candidate: Candidate, row: Any) -> None:
+        place = self._directory.places_by_id.get(candidate.partition)
+        if place is None:
+            return  # Its queue was removed a moment ago, and the lease with it.
+        self._handing.hand_out(job, place, row[3], row[5:])
+        assert candidate.group.shared is not None
+        candidate.group.shared.served(candidate.partition, len(row[5]))
+
+    def _learn(self, crowd: Crowd, candidate: Candidate, row: Any, now: int) -> None:
+        """What is left of a candidate, for its jobs and for those who come after them."""
+        status, due, counts = row[2:5]
+        group, partition, ready = candidate.group, candidate.partition, candidate.group.shared
+        assert ready is not None
+        hungry = [job for job in crowd.jobs if not job.messages]
+        if status in NOT_NOW and candidate.is_outdated:
+            ready.found(partition)
+            for job in hungry:
+                job.tried_place = False
+            return
+        for job in hungry if status != MORE else ():
+            job.got_nothing(status)
+        if status == MORE:
+            ready.has_left(partition, counts)
+            for job in hungry:
+                job.tried_place = False
+        elif status == NOTHING:
+            ready.has_nothing(partition)
+        elif status == LOCKED:
+            ready.pass_by(partition)
+            for job in crowd.jobs:
+                job.locked.append((group, partition))
+        elif status in CLOSED:
+            ready.put_back(partition)
+            for job in crowd.jobs:
+                job.close(group, status, due)
+        elif status == GONE:
+            ready.has_nothing(partition)
+            self._directory.forget_places([partition])
+            self._directory.forget_group(group)
+            for job in crowd.jobs:
+                job.stale, job.tried_place = True, False
+        else:
+            ready.waits(partition, due, REASONS[status], now)
+            for job in crowd.jobs:
+                if job.place is not None:
+                    job.look_again_at = due
+
+
+def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
+    """Jobs by what they may take from, with candidates; no partition is a candidate twice."""
+    crowds: dict[tuple[int | None, ...], Crowd] = {}
+    for job in jobs:
+        groups = job.shared_groups()
+        place = None if job.place is None else job.place.id
+        key = (place, *(group.id for group in groups))
+        crowd = crowds.setdefault(key, Crowd(groups))
+        crowd.jobs.append(job)
+    taken: set[tuple[int, int]] = set()
+    for (place, *_), crowd in crowds.items():
+        if place is not None:
+            crowd.name(crowd.groups[0], place, taken)
+            for job in crowd.jobs if crowd.candidates else ():
+                job.tried_place = True
+    for (place, *_), crowd in crowds.items():
+        if place is None and crowd.groups:
+            crowd.choose(taken)
+        elif place is None:
+            crowd.wait_for(taken)
+    return list(crowds.values())
+
+
+# Servers hold beliefs (`Ready`), the database knows. A request goes through rounds: each tries candidates, until the
+# request is full or there is nobody left to try. Before a request is told that there is nothing, the database is asked
+# what this server has not heard of (`discover`).
+
 
 POP = (
     "select * from hark.pop_v1($1, $2::int[], $3::int[], $4::uuid[], $5::bigint[], $6::boolean[], $7::bigint[],"
     " $8::int[], $9::int[], $10::bigint[], $11::boolean[], $12, $13::text[])"
 )
+GIVE_BACK = "select hark.give_back_v1($1, $2::uuid[])"
 
 
 class Popper:
     """Serves pops for one engine."""
 
-    def __init__(self, pool: Pool, directory: Directory, deliveries: Deliveries, codec: IdCodec, ids: IdSource) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        directory: Directory,
+        deliveries: Deliveries,
+        codec: IdCodec,
+        ids: IdSource,
+        late: Late,
+    ) -> None:
         self._pool = pool
         self._directory = directory
         self._ids = ids
         self._contacts = Contacts(pool, directory)
-        self._discovery = Discovery(pool, directory)
+        self._discovery = Discovery(pool, directory, late)
         self._handing = Handing(deliveries, codec)
         self._sharing = Sharing(pool, directory, self._handing)
+        self._owed: dict[str, list[Group]] = {}
+        """Leases of failed calls that could not be given back yet, and the groups that they may be of."""
 
     async def pop(
         self, requests: Sequence[PopRequest], given: int | None, now: int, telling: Telling
     ) -> list[PopResult | HarkError]:
         """An answer to each request. `given`: the time to tell the database, `now`: what that is or will be."""
-        jobs = {position: Job(request, self._ids.new()) for position, request in enumerate(requests)}
+        bound = reply_bound(len(requests))
+        jobs = {position: Job(request, self._ids.new(), bound) for position, request in enumerate(requests)}
         answers = await self._contacts.resolve(jobs, given)
         active = [jobs[position] for position in jobs if position not in answers]
         await self._contacts.note_seen(active, given, now)
+        await self._give_back(given, telling)
         try:
             while active:
                 active = await self._round(active, given, now)
         except BaseException:
-            await self._give_back(jobs.values(), given, telling)
+            self._owe(jobs.values(), telling)
+            await self._give_back(given, telling)
             raise
         results = [answers[n] if n in answers else self._answer(jobs[n]) for n in range(len(requests))]
         telling.left({group: None for job in jobs.values() for _, group in job.groups})
@@ -78,14 +321,24 @@ class Popper:
         # What those had more of is for the others, if they have nothing yet.
         return [job for job in active if job in going or (not job.messages and job.goes_on(now))]
 
-    async def _give_back(self, jobs: Iterable[Job], given: int | None, telling: Telling) -> None:
-        """Somebody's later round failed: nobody of this call is answered, so nobody may hold anything."""
-        leases = [job.lease for job in jobs if not job.request.auto_ack]
-        for group in {group for job in jobs for _, group in job.groups}:
-            group.ready.forget()
-            telling.anywhere(group)
-        if leases:
-            await self._pool.fetch("select * from hark.release_v1($1, $2::uuid[])", given, leases)
+    def _owe(self, jobs: Iterable[Job], telling: Telling) -> None:
+        """A round failed: no request of this call gets an answer, so none may hold a lease."""
+        for job in jobs:
+            groups = [group for _, group in job.groups]
+            _forget(groups, telling)
+            if job.may_hold and not job.request.auto_ack:
+                self._owed[job.lease] = groups
+
+    async def _give_back(self, given: int | None, telling: Telling) -> None:
+        """Give back the leases of failed calls; if the database is away, a later pop does."""
+        owed = dict(self._owed)
+        if not owed:
+            return
+        with suppress(HarkError):
+            await self._pool.fetch(GIVE_BACK, given, list(owed))
+            for lease, groups in owed.items():
+                self._owed.pop(lease, None)
+                _forget(groups, telling)
 
     # Ordered groups ----------------------------------------------------------------------------------------
 
@@ -133,22 +386,23 @@ class Popper:
         ordered = (
             sorted(candidates, key=lambda one: (one.group.id, one.partition)) if _any_waits(candidates) else candidates
         )
-        rows = await self._pool.fetch(
-            POP,
-            given,
-            [job.request.batch - len(job.messages) for job in jobs],
-            [job.room for job in jobs],
-            [job.lease for job in jobs],
-            [job.until for job in jobs],
-            [job.request.auto_ack for job in jobs],
-            [job.request.lease_ms for job in jobs],
-            [numbers[one.job] for one in ordered],
-            [one.group.id for one in ordered],
-            [one.partition for one in ordered],
-            [one.wait for one in ordered],
-            MAX_REPLY_BYTES,
-            [job.consumer for job in jobs],
-        )
+        with leasing(jobs):
+            rows = await self._pool.fetch(
+                POP,
+                given,
+                [job.request.batch - len(job.messages) for job in jobs],
+                [job.room for job in jobs],
+                [job.lease for job in jobs],
+                [job.until for job in jobs],
+                [job.request.auto_ack for job in jobs],
+                [job.request.lease_ms for job in jobs],
+                [numbers[one.job] for one in ordered],
+                [one.group.id for one in ordered],
+                [one.partition for one in ordered],
+                [one.wait for one in ordered],
+                sum(job.max_bytes for job in jobs),  # The procedure divides them.
+                [job.consumer for job in jobs],
+            )
         await self._directory.load_places([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
         answered = {row[0] for row in rows}
         for number, one in enumerate(ordered, 1):
@@ -224,6 +478,13 @@ class Popper:
                 if due is not None and (job.look_again_at is None or due < job.look_again_at):
                     job.look_again_at = due
         return PopResult((), "", 0, job.reason, job.look_again_at)
+
+
+def _forget(groups: Iterable[Group], telling: Telling) -> None:
+    """It is unknown what these groups can take: the next pops look."""
+    for group in groups:
+        group.ready.forget()
+        telling.anywhere(group)
 
 
 def _position(row: Any) -> int:

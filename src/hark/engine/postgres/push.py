@@ -1,4 +1,4 @@
-"""Messages on their way to the database: the arrays of one call, and what its answer means for each message."""
+"""The verb push: the arrays of one call, its answers, and what became ready."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hark.clock import MILLISECOND
-from hark.engine.postgres.directory import Directory, Place
+from hark.engine.hints import HintBook
+from hark.engine.postgres.partitions import Directory, Group, Place, SharedReady
 from hark.ids import IdCodec
 from hark.keys import encode_key
-from hark.model import Key, NewMessage, PushOutcome
+from hark.model import Hint, Key, NewMessage, PushOutcome
+from hark.model.messages import RESERVED, RESERVED_TEXT
 
-_DUPLICATE, _MISMATCH, _FULL = 1, 2, 3
+_DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
+PLACES = 6
+"""How many arrays of `push_v1` are about partitions."""
 OPTIONS = 11
 """How many arrays of `push_v1` are about the few messages that have options."""
 
 PUSH = (
-    "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::int[], $6::int[], $7::int[],"
-    " $8::bytea[], $9::text[], $10::bigint[], $11::int[], $12::bigint[], $13::bigint[], $14::bigint[], $15::text[],"
-    " $16::smallint[], $17::boolean[], $18::text[], $19::text[], $20::text[], $21::text[])"
+    "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int[],"
+    " $8::int[], $9::int[], $10::bytea[], $11::text[], $12::bigint[], $13::int[], $14::bigint[], $15::bigint[],"
+    " $16::bigint[], $17::text[], $18::smallint[], $19::boolean[], $20::text[], $21::text[], $22::text[], $23::text[])"
 )
 
 
@@ -62,6 +66,8 @@ class Pushes:
         self.names: list[tuple[str, str]] = []
         """The partitions, each once."""
         self.ids: list[int | None] = []
+        self._labels: list[tuple[str | None, str | None]] = []
+        """Namespace and task for the queue of each, if it has to be made."""
         self._positions: dict[tuple[str, str], int] = {}
         self.counts: list[int] = []
         self.place: list[int] = []
@@ -70,8 +76,6 @@ class Pushes:
         self.transaction_id: list[str | None] = []
         self._has_transaction_ids = False
         self._same_as: dict[int, int] = {}
-        self.unknown: set[int] = set()
-        """Partitions that may be among those without an id: a transaction id is like the id of a message of theirs."""
         self._options: list[tuple[object, ...]] = []
         self._timing: dict[int, tuple[int, int, int]] = {}
         """Priority, time and delay of messages that have options, by their position."""
@@ -87,7 +91,7 @@ class Pushes:
             key = (item.queue, item.partition)
             number = positions.get(key)
             if number is None:
-                number = self._add_place(key)
+                number = self._add_place(key, item.labels)
             transaction_id = item.transaction_id
             if transaction_id is not None:
                 known = self._known.setdefault((number, transaction_id), len(place))
@@ -103,11 +107,12 @@ class Pushes:
             transaction_ids.append(transaction_id)
             if item.has_options or item.producer is not None:
                 self._timing[len(place) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
-                self._options.append(_options(len(place), item))
+                self._options.append(options_row(len(place), item))
 
-    def _add_place(self, key: tuple[str, str]) -> int:
+    def _add_place(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
+        self._labels.append(labels or (None, None))
         known = self._directory.places.get(key)
         self.ids.append(None if known is None else known.id)
         self.counts.append(0)
@@ -116,11 +121,7 @@ class Pushes:
     def _note_transaction_id(self, number: int, transaction_id: str) -> None:
         self._has_transaction_ids = True
         own = self._codec.decode(transaction_id)
-        if own is None or not own.offset:
-            return
-        if self.ids[number] is None:
-            self.unknown.add(own.partition)
-        elif own.partition == self.ids[number]:
+        if own is not None and own.offset and self.ids[number] in (None, own.partition):
             self._same_as[len(self.place)] = own.offset
 
     def arguments(self) -> tuple[object, ...]:
@@ -131,6 +132,8 @@ class Pushes:
             self.ids,
             [queue for queue, _ in self.names] if unknown else None,
             [name for _, name in self.names] if unknown else None,
+            [namespace for namespace, _ in self._labels] if unknown else None,
+            [task for _, task in self._labels] if unknown else None,
             self.counts,
             self.place,
             self.ordinal,
@@ -174,6 +177,8 @@ class Pushes:
         if code == _MISMATCH:
             text = f"the encryption of queue {place.queue!r} was changed during the push; retry"
             return PushOutcome("failed", transaction_id, None, place.uid, "sealing_mismatch", text)
+        if code == NOT_YET:
+            return PushOutcome("failed", transaction_id, None, place.uid, RESERVED, RESERVED_TEXT)
         if code == _FULL:
             text = (
                 f"queue {place.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
@@ -216,7 +221,8 @@ def _repeated(first: PushOutcome) -> PushOutcome:
     return PushOutcome("duplicate", first.transaction_id, first.message_id, first.partition_id)
 
 
-def _options(position: int, item: NewMessage) -> tuple[Any, ...]:
+def options_row(position: int, item: NewMessage) -> tuple[Any, ...]:
+    """The options of a message, as the arrays x_ of `push_v1` have them."""
     return (
         position,
         item.deliver_at,
@@ -235,3 +241,121 @@ def _options(position: int, item: NewMessage) -> tuple[Any, ...]:
 def _array(keys: Sequence[Key]) -> str:
     """Keys as PostgreSQL writes an array of bytes: a list of lists would have to be of equal lengths."""
     return "{" + ",".join(rf'"\\x{encode_key(key).hex()}"' for key in keys) + "}"
+
+
+_FEW = 16
+"""So many partitions at most are named when there is room for more messages in flight."""
+
+
+class Telling:
+    """The news of one call."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self.book = HintBook()
+        self.keys: dict[bytes, Key] = {}
+        """Keys that were written, by their bytes (1 and True are the same to a dict)."""
+
+    def hints(self) -> list[Hint]:
+        """Whom to tell."""
+        return self.book.hints()
+
+    def arrived(self, arrivals: Iterable[Arrival]) -> None:
+        """Partitions got messages: their groups may take them."""
+        queues: dict[str, list[Arrival]] = {}
+        for arrival in arrivals:
+            queues.setdefault(arrival.place.queue, []).append(arrival)
+        for queue, pushed in queues.items():
+            groups = self._directory.groups_of(queue)
+            came = {one.place.name: max(1, one.number) for one in pushed}
+            self.book.arrived(queue, came, [group.name for group in groups], came)
+            for group in groups:
+                if group.shared is not None:
+                    self._offer(group, group.shared, pushed)
+                    continue
+                offered = [one.place.name for one in pushed if group.ready.offer(one.place.id)]
+                if offered:
+                    self.book.add(queue, group.name, offered, "message")
+
+    def _offer(self, group: Group, ready: SharedReady, pushed: Iterable[Arrival]) -> None:
+        """Tell a shared group of as many messages as it may take, and of those whose time nobody knows of."""
+        counts = {}
+        for one in pushed:
+            ready.prioritized |= one.prioritized
+            if one.number:
+                ready.arrived(one.place.id, one.number, one.top)
+                counts[one.place.name] = one.number
+            elif one.due is not None and ready.later(one.place.id, one.due):
+                counts[one.place.name] = 1
+        if counts:
+            self.book.add(group.queue, group.name, counts, "message", counts)
+
+    def free(self, group: Group, partitions: Iterable[int]) -> None:
+        """Partitions may be taken by a group."""
+        for partition in partitions:
+            group.ready.add(partition)
+            self._tell(group, partition)
+
+    def given_back(self, group: Group, partition: int, number: int, due: int | None = None) -> None:
+        """So many messages of a shared group may be taken again, or one may be at a time."""
+        if group.shared is None:
+            return
+        if number:
+            group.shared.arrived(partition, number, 0)
+            self._tell(group, partition, number)
+        elif due is not None and group.shared.later(partition, due):
+            self._tell(group, partition)
+
+    def has_room(self, group: Group) -> None:
+        """Fewer messages are in flight: groups of the queue that could not take more may do so."""
+        for one in self._directory.groups_of(group.queue):
+            if one.ready.blocked:
+                one.ready.blocked = False
+                for _, _, partition in one.ready.heads(_FEW):
+                    self._tell(one, partition)
+
+    def drained(self, group: Group, partition: int) -> None:
+        """A lease ended and left nothing behind it."""
+        if group.ready.drained(partition):
+            self._tell(group, partition)
+
+    def left(self, groups: Iterable[Group]) -> None:
+        """Tell others of what pops made ready and did not take."""
+        for group in groups:
+            for partition, number in group.ready.take_untold().items():
+                self._tell(group, partition, number)
+
+    def looked_behind(self) -> None:
+        """Messages were removed: what groups wait for may be among them."""
+        for group in self._directory.groups.values():
+            for partition in group.ready.look_behind():
+                self._tell(group, partition)
+
+    def anywhere(self, group: Group) -> None:
+        """Nobody knows what a group may take."""
+        self.book.add(group.queue, group.name, None)
+
+    def removed(self, places: Iterable[Place]) -> None:
+        """Messages of partitions were removed: what comes after them need not wait for them."""
+        for place in places:
+            groups = list(self._directory.groups_of(place.queue))
+            alone = all(group.shared is None for group in groups)
+            for name in [None] if alone else [group.name for group in groups if group.shared is None]:
+                self.book.add(place.queue, name, (place.name,))
+            for group in groups:
+                self.has_room(group)
+                if group.shared is None and place.id in group.ready.waking:
+                    group.ready.add(place.id)
+
+    def ended(self, group: Group, lease: str) -> None:
+        """A lease is over."""
+        self.book.ended(group.queue, group.name, lease)
+
+    def _tell(self, group: Group, partition: int, number: int = 1) -> None:
+        place = self._directory.places_by_id.get(partition)
+        if place is None:
+            self.book.add(group.queue, group.name, None)
+        elif group.shared is None:
+            self.book.add(group.queue, group.name, (place.name,))
+        else:
+            self.book.add(group.queue, group.name, (place.name,), counts={place.name: number})

@@ -1,21 +1,171 @@
-"""The verb settle: the arrays of one call, and what its answer means for each item."""
+"""What this server handed out, so that a settlement need not look for its message in the database."""
 
 from __future__ import annotations
 
+import heapq
 import uuid
 from collections.abc import Iterable, Sequence
 
 from hark.clock import MILLISECOND
-from hark.engine.postgres.deliveries import Deliveries
-from hark.engine.postgres.directory import Directory, Group, Place
-from hark.engine.postgres.leases import Released, lease_uuid
+from hark.engine.postgres.partitions import Directory, Group, Place
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import storable
-from hark.engine.postgres.telling import Telling
+from hark.engine.postgres.push import Telling, storable
+from hark.errors import HarkError
 from hark.ids import IdCodec
 from hark.model import Settlement, SettleOutcome
 
+MAX_REMEMBERED = 500_000
+"""Messages; beyond that the oldest leases are forgotten, and what they handed out is looked up when it is settled."""
+
+MAX_COMPLETED = 100_000
+
+
+class Deliveries:
+    """Leases that this server gave, until they are settled here or over."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, dict[tuple[int, str], int]] = {}
+        self._until: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+        self._partitions: dict[str, list[int]] = {}
+        self._heap: list[tuple[int, str]] = []
+        self._size = 0
+        self._completed: dict[tuple[str | None, str, str, str], None] = {}
+        """The last messages that were completed here, by lease, partition, group and name."""
+
+    def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
+        """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
+        self._partitions.setdefault(lease, []).append(partition)
+        self._open[lease] = self._open.get(lease, 0) + number
+        offsets = self._offsets.setdefault(lease, {})
+        before = len(offsets)
+        for transaction_id, offset in named:
+            offsets[partition, transaction_id] = offset
+        self._size += len(offsets) - before
+        self.renew(lease, until)
+        while self._size > MAX_REMEMBERED:
+            self.end(next(iter(self._offsets)))
+
+    def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
+        """The offset of a message by the transaction id that its producer gave."""
+        return self._offsets.get(lease, {}).get((partition, transaction_id))
+
+    def partitions_of(self, lease: str) -> Sequence[int]:
+        """Where a lease handed out messages."""
+        return self._partitions.get(lease, ())
+
+    def knows(self, lease: str | None) -> bool:
+        """Whether all that a lease handed out is known here."""
+        return lease in self._offsets
+
+    def renew(self, lease: str, until: int) -> None:
+        """A lease ends at another time."""
+        if lease in self._offsets and self._until.get(lease) != until:
+            self._until[lease] = until
+            heapq.heappush(self._heap, (until, lease))
+
+    def settled(self, lease: str, number: int) -> bool:
+        """Some of what a lease handed out is settled. True: all of it, and of one partition; False: who knows.
+
+        (What is said twice counts twice. Of one partition the database says whether the lease still is on it.)
+        """
+        if lease not in self._open:
+            return False
+        self._open[lease] -= number
+        if self._open[lease] > 0:
+            return False
+        alone = len(self._partitions[lease]) == 1
+        self.end(lease)
+        return alone
+
+    def completed(self, item: Settlement) -> None:
+        """A message was completed under the lease that the settlement names."""
+        self._completed[item.lease_id, item.partition_id, item.group, item.transaction_id] = None
+        if len(self._completed) > MAX_COMPLETED:
+            del self._completed[next(iter(self._completed))]
+
+    def was_completed(self, item: Settlement) -> bool:
+        """Whether that is so of a message, as far as it is known here."""
+        key = (item.lease_id, item.partition_id, item.group, item.transaction_id)
+        return item.lease_id is not None and key in self._completed
+
+    def forget_completed(self) -> None:
+        """A group moved: what was completed may be delivered again."""
+        self._completed.clear()
+
+    def end(self, lease: str) -> None:
+        """A lease is over."""
+        self._size -= len(self._offsets.pop(lease, ()))
+        self._until.pop(lease, None)
+        self._open.pop(lease, None)
+        self._partitions.pop(lease, None)
+
+    def next_end(self, now: int) -> int | None:
+        """When the next lease ends; those whose time is up are forgotten."""
+        while self._heap:
+            until, lease = self._heap[0]
+            if self._until.get(lease) == until:
+                if until > now:
+                    return until
+                self.end(lease)
+            heapq.heappop(self._heap)
+        return None
+
+
+NO_LEASE = uuid.UUID(int=0)
+"""Stands for what a client sent as a lease id and no engine ever gave."""
+
+
+def lease_uuid(text: str) -> uuid.UUID:
+    """A lease id as the database has it."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return NO_LEASE
+
+
+async def lease_ends(pool: Pool, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+    """When leases end, by the database's clock; None: over, or never was."""
+    if not lease_ids:
+        return []
+    ends: list[int | None] = await pool.fetchval(
+        "select hark.lease_ends_v1($1, $2::uuid[])", given, [lease_uuid(lease_id) for lease_id in lease_ids]
+    )
+    return ends
+
+
+class Released:
+    """Leases that let go of a partition in one call: some are over, of others the database has to say."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, Group] = {}
+        self._unsure: dict[str, Group] = {}
+
+    def add(self, lease: str, group: Group, *, over: bool) -> None:
+        """A lease let go of a partition of a group."""
+        (self._over if over else self._unsure)[lease] = group
+
+    def join(self, other: Released) -> None:
+        """Take over what another part of the call found."""
+        self._over |= other._over
+        self._unsure |= other._unsure
+
+    async def tell(self, pool: Pool, given: int | None, telling: Telling) -> None:
+        """Find out which are over, and tell."""
+        unsure = [lease for lease in self._unsure if lease not in self._over]
+        try:
+            ends = await lease_ends(pool, given, unsure)
+        except HarkError:  # What was settled is settled: that nobody can be told of an end is no failure of it.
+            unsure, ends = [], []
+        for lease, end in zip(unsure, ends, strict=True):
+            if end is None:
+                self._over[lease] = self._unsure[lease]
+        for lease, group in self._over.items():
+            telling.ended(group, lease)
+
+
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
+_DAMAGED = 4
 _NOWHERE = 0
 """No group or partition has this number."""
 
@@ -31,7 +181,7 @@ REFUSALS = {
 
 _SETTLE = (
     "select * from hark.settle_v1($1, $2::int[], $3::bigint[], $4::boolean[], $5::int[], $6::int[], $7::bigint[],"
-    " $8::text[], $9::bigint[], $10::uuid[], $11::smallint[], $12::text[], $13::bigint[], null)"
+    " $8::text[], $9::bigint[], $10::uuid[], $11::smallint[], $12::text[], $13::bigint[], null, null)"
 )
 
 
@@ -65,6 +215,8 @@ class Settlements:
         self.status: list[int] = []
         self.error: list[str | None] = []
         self.delay: list[int | None] = []
+        self.known: list[bool] = []
+        """Whether an item was completed under its lease before, as far as this server knows."""
         self.released = Released()
         self._freed: set[int] = set()
         """Positions of tracks that a lease let go of."""
@@ -92,9 +244,10 @@ class Settlements:
             self.transaction_id.append(None if offset is not None else storable(transaction_id))
             self.own.append(own_offset)
             self.lease.append(lease if offset is not None else lease_uuid(lease) if lease else None)
-            self.status.append(_STATUSES[item.status])
+            self.status.append(_DAMAGED if item.damaged else _STATUSES[item.status])
             self.error.append(storable(item.error))
             self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
+            self.known.append(deliveries.was_completed(item))
 
     def _track(self, place: Place | None, group_name: str) -> int:
         group = None if place is None else self._directory.groups.get((place.queue, group_name))
@@ -142,6 +295,8 @@ class Settlements:
             if lease is None:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
+            if item.status == "completed":
+                self._deliveries.completed(item)
             group = self.groups[track - 1]
             if free and group is not None:
                 self._freed.add(track - 1)

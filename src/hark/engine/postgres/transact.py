@@ -7,24 +7,24 @@ from itertools import accumulate, chain
 from typing import Any
 
 from hark.engine.keyvalue import joined, parted
-from hark.engine.postgres.deliveries import Deliveries
-from hark.engine.postgres.directory import Directory
 from hark.engine.postgres.keyvalue import KeyWrites
-from hark.engine.postgres.leases import Released, lease_uuid
+from hark.engine.postgres.partitions import Directory
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import OPTIONS, Pushes
-from hark.engine.postgres.settle import REFUSALS, Settlements, Settler
-from hark.engine.postgres.telling import Telling
+from hark.engine.postgres.push import NOT_YET, OPTIONS, PLACES, Pushes, Telling
+from hark.engine.postgres.settle import REFUSALS, Deliveries, Released, Settlements, Settler, lease_uuid
 from hark.ids import IdCodec
 from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
 _LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
 
 _BOUNDS = "int[] " * 6
-_SETTLEMENTS = "int[] bigint[] boolean[] int[] bigint[] text[] bigint[] uuid[] smallint[] text[] bigint[] uuid[] "
+_SETTLEMENTS = (
+    "int[] bigint[] boolean[] int[] bigint[] text[] bigint[] uuid[] smallint[] text[] bigint[] boolean[] uuid[] "
+)
 _PUSHES = (
-    "bigint[] text[] text[] int[] int[] int[] bytea[] text[] bigint[] "
+    "bigint[] text[] text[] text[] text[] int[] int[] int[] bytea[] text[] bigint[] "
     "int[] bigint[] bigint[] bigint[] text[] smallint[] boolean[] text[] text[] text[] text[] "
 )
 _KEYS = "boolean[] int[] int[] bytea[] bigint[] smallint[] bytea[] bytea[] bigint[]"
@@ -60,8 +60,6 @@ class Transactor:
         while True:
             await self._settler.load(settlements)
             parts = [_Part(request, self._directory, self._deliveries, self._codec) for request in requests]
-            if await self._directory.load_places({number for part in parts for number in part.pushes.unknown}):
-                continue
             row = await self._pool.fetchrow(_TRANSACT, given, *_arguments(parts))
             assert row is not None
             if row["o_stale"] is None and row["o_stale_groups"] is None:
@@ -111,6 +109,8 @@ class _Part:
             index = self._index(NewMessage, self.pushes.item_at(failed - 1))
             operation = self._operations[index]
             assert isinstance(operation, NewMessage)
+            if answer.pushed[1][failed - 1] == NOT_YET:
+                return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
             if answer.pushed[1][failed - 1] == 2:
                 text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"
                 return TransactionOutcome(False, (), "sealing_mismatch", text, index)
@@ -168,8 +168,8 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
     pushes = [part.pushes.arguments() for part in parts]
     tracks = [_joined(settlements, n, ends.tracks) for n in (0, 1, 2)]
     items = [_joined(settlements, n, ends.items) for n in range(4, len(settlements[0]))]
-    places = [_joined(pushes, n, ends.places) for n in range(4)]
-    messages = [_joined(pushes, n, ends.messages) for n in range(4, len(pushes[0]) - OPTIONS)]
+    places = [_joined(pushes, n, ends.places) for n in range(PLACES)]
+    messages = [_joined(pushes, n, ends.messages) for n in range(PLACES, len(pushes[0]) - OPTIONS)]
     options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - OPTIONS, len(pushes[0]))]
     leases = [lease_uuid(lease) for part in parts for lease in part.required]
     bounds = (ends.tracks, ends.items, ends.leases, ends.places, ends.messages, ends.options)
@@ -177,7 +177,21 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
         list(chain.from_iterable(arrays)) for arrays in zip(*(part.keys.arguments() for part in parts), strict=True)
     ]
     given = [part.keys.given for part in parts]
-    return (*bounds, *tracks, *items, leases, *places, *messages, *options, given, ends.checks, ends.mutations, *keys)
+    known = [one for part in parts for one in part.settlements.known]
+    return (
+        *bounds,
+        *tracks,
+        *items,
+        known,
+        leases,
+        *places,
+        *messages,
+        *options,
+        given,
+        ends.checks,
+        ends.mutations,
+        *keys,
+    )
 
 
 def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What administrators see: counts of queues, partitions and groups."""
+"""Counts of queues, partitions and groups for administrators."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ from collections.abc import Sequence
 import asyncpg
 
 from hark.clock import SECOND
-from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.query import NOW, Where, can_be_stored
+from hark.engine.postgres.admin import info_of
+from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
 from hark.ids import IdCodec
-from hark.model import Counts, GroupStats, Limits, PartitionStats, Subscription, TrackStats
+from hark.model import (
+    Census,
+    Counts,
+    Depth,
+    GroupStats,
+    Limits,
+    PartitionStats,
+    QueueFilter,
+    QueuePage,
+    QueueStats,
+    Subscription,
+    Survey,
+    TrackStats,
+)
 
 # How many messages a group holds at a place.
 PROCESSING = f"""case
@@ -21,22 +34,111 @@ PROCESSING = f"""case
     else 0
 end"""
 
+# How many of the messages that a group has open at a place are scheduled.
+SCHEDULED = f"""case when standing.regular then 0 else (
+    select count(*) from hark.scheduled_v1({NOW}, standing.open, standing.t, standing.p)
+) end"""
+
 # When the first message was created that a group has open at a place: there is one at each open offset.
-OLDEST = """
+_UNSETTLED = """
 left join lateral (
     select message.created_at as oldest from hark.messages as message
     where message.partition = standing.partition and message."offset" = case
         when standing.shared then (select min(open) from hark.unsettled_v1(standing.t, standing.p) as open)
-        else lower(standing.open)
+        else lower(standing.open + coalesce(standing.fronts, int8multirange()))
     end
     limit 1
-) as waiting on true
+) as unsettled on true
+"""
+
+# Since when the first of them has been waiting that is not scheduled.
+_OLDEST = f"""case when standing.regular then (
+    select message.created_at from hark.messages as message
+    where message.partition = standing.partition and message."offset" = lower(standing.open)
+    limit 1
+) else hark.oldest_waiting_v1(
+    {NOW}, standing.open + coalesce(standing.fronts, int8multirange()), standing.t, standing.p
+) end"""
+OLDEST = f"left join lateral (select {_OLDEST} as oldest) as waiting on true"
+
+# Where a group starts in a partition that it has not been in (rule 20). A short partition is read from its end, which
+# costs less than the calls of a search.
+_START = """(
+    select case when place.tail - place.floor > 100 then hark.last_offset_at_v1(place.id, grp.since) else (
+        select message."offset" from hark.messages as message
+        where message.partition = place.id and message."offset" > place.floor and message.created_at <= grp.since
+        order by message."offset" desc limit 1
+    ) end
+    where track.grp is null and place.id <= grp.highest_partition and grp.since is not null
+)"""
+
+# What each of the groups `member` has yet to settle in each of the partitions `places`. Most places are simple: there
+# it is all that is beyond the cursor, and none of it can be scheduled. Only the others cost more than reading a row.
+_PLACES = f"""
+uncommon as (
+    select grp, partition from hark.retries where due > {NOW}
+    union
+    select grp, partition from hark.fronts
+    union
+    select grp, partition from hark.exceptions
+),
+place as materialized (
+    select grp.id as grp, place.id as partition, began.cursor + 1 as first,
+        place.tail - began.cursor
+            - case when isempty(track.settled) is false then hark.size_v1(track.settled) else 0 end as open,
+        case when track.lease_until > {NOW} then hark.size_v1(track.held) else 0 end as processing,
+        place.special <= began.cursor and uncommon.grp is null and case
+            when track.plain is null and track.grp is not null
+            then isempty(track.settled) or track.cursor >= place.floor
+            else place.lanes is null and not grp.drop_settled
+                and not exists (select 1 from hark.holes where holes.partition = place.id)
+        end as simple
+    from member as grp
+    join {{places}} as place on place.queue = grp.queue_id
+    left join hark.tracks as track on track.grp = grp.id and track.partition = place.id
+    left join uncommon on uncommon.grp = grp.id and uncommon.partition = place.id
+    cross join lateral (
+        select greatest(place.floor, track.cursor, track.plain[1], {_START}) as cursor offset 0
+    ) as began
+    where track.grp is not null or grp.since is null or place.id > grp.highest_partition
+        or place.last_created > grp.since
+),
+open as (
+    select place.grp, place.partition, place.open as unsettled, 0 as scheduled, place.processing,
+        case when {{oldest}} and place.open > 0 then (
+            select message.created_at from hark.messages as message
+            where message.partition = place.partition and message."offset" = place.first limit 1
+        ) end as oldest
+    from place where place.simple
+    union all
+    select place.grp, place.partition, standing.unsettled, {SCHEDULED}, {PROCESSING},
+        case when {{oldest}} then {_OLDEST} end
+    from place
+    cross join lateral (
+        select * from hark.standings_v1 as standing
+        where standing.grp = place.grp and standing.partition = place.partition
+        offset 0
+    ) as standing
+    where not place.simple
+)
+"""
+# The same, together for each group.
+BEHIND = f"""
+{_PLACES},
+behind as (
+    select grp, count(*) as partitions, sum(unsettled)::bigint as unsettled, sum(scheduled)::bigint as scheduled,
+        sum(processing)::bigint as processing, count(*) filter (where unsettled > scheduled) as lagging,
+        min(oldest) as oldest
+    from open
+    group by grp
+)
 """
 
 # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
 _TRACKS = f"""
-select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.lag,
-    standing.settled_at, standing.lease, standing.lease_until, waiting.oldest,
+select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.unsettled,
+    standing.settled_at, standing.lease, standing.lease_until, waiting.oldest, unsettled.oldest as oldest_unsettled,
+    {SCHEDULED} as scheduled,
     standing.lease_until > {NOW} as leased
 from (
     select * from hark.standings_v1 as standing
@@ -44,6 +146,7 @@ from (
     order by standing.queue, standing.name, standing.grp
 ) as standing
 {OLDEST}
+{_UNSETTLED}
 where {{late}}
 order by standing.queue, standing.name, standing.grp
 limit $2
@@ -79,20 +182,25 @@ async def partition_stats(
     rows = await pool.fetch(
         f"""
         with page as materialized (
-            select place.*, {stored("queue", "place")} as total
+            select place as p, place.*, {stored("queue", "place")} as total
             from hark.partitions as place
             join hark.queues as queue on queue.id = place.queue
             where {where} order by place.name limit $2 offset $3
         ),
+        member as materialized (
+            select groups.id, groups.since, groups.highest_partition, queue.id as queue_id, queue.drop_settled
+            from hark.queues as queue join hark.groups on groups.queue = queue.name
+            where queue.id = (select page.queue from page limit 1)
+        ),
+        {_PLACES.format(oldest="false", places="page")},
         worst as (
-            select distinct on (standing.partition) standing.partition, standing.lag as open,
-                {PROCESSING} as processing
-            from hark.standings_v1 as standing
-            where standing.wanted and standing.partition = any (array(select page.id from page))
-            order by standing.partition, standing.lag desc, standing.group_name
+            select distinct on (open.partition) open.partition, open.unsettled as open, open.processing, open.scheduled
+            from open
+            order by open.partition, open.unsettled - open.scheduled desc, open.unsettled desc, open.grp
         )
         select page.id, page.name, page.created_at, page.total,
             coalesce(worst.open, page.total) as open, coalesce(worst.processing, 0) as processing,
+            coalesce(worst.scheduled, {delayed("page")}) as scheduled,
             (select count(*) from hark.dead_letters where dead_letters.partition = page.id) as dead_letter,
             (select count(*) from hark.queues
                 join hark.groups on groups.queue = queues.name
@@ -127,7 +235,18 @@ def stored(queue: str, place: str) -> str:
     return f"""case when {queue}.drop_settled then (
         select count(*) from hark.messages as message
         where message.partition = {place}.id and message."offset" > {place}.floor
-    ) else {place}.tail - {place}.floor end"""
+    ) else {place}.tail - {place}.floor - case when {place}.special > {place}.floor then (
+        select count(*) from hark.holes as hole
+        where hole.partition = {place}.id and hole."offset" > {place}.floor and hole.owner = 0
+    ) else 0 end end"""
+
+
+def delayed(place: str) -> str:
+    """How many messages of a partition are delayed, where there is no group; `p` is its row."""
+    return f"""case when {place}.special > {place}.floor then (
+        select count(*) from hark.scheduled_v1(
+            {NOW}, int8multirange(int8range({place}.floor + 1, {place}.tail + 1)), null, {place}.p)
+    ) else 0 end"""
 
 
 def _edge(order: str) -> str:
@@ -140,11 +259,12 @@ def _edge(order: str) -> str:
 
 
 def counts_of(row: asyncpg.Record) -> Counts:
-    """Messages by state, of a row that has what is stored, open, held, failed and dead."""
+    """Messages by state, of a row that has what is stored, open, scheduled, held, failed and dead."""
     total, open_, processing, dead = row["total"], row["open"], row["processing"], row["dead_letter"]
     return Counts(
         total=total,
-        pending=max(0, open_ - processing),
+        pending=max(0, open_ - processing - row["scheduled"]),
+        scheduled=row["scheduled"],
         processing=processing,
         completed=max(0, total - open_ - dead),
         failed=row["failed"],
@@ -161,6 +281,7 @@ async def track_stats(
     min_lag_seconds: int,
     limit: int,
     partitions: Sequence[str] | None = None,
+    queues: Sequence[str] | None = None,
 ) -> list[TrackStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
     named = None if partitions is None else list(filter(can_be_stored, partitions))
@@ -170,6 +291,7 @@ async def track_stats(
         names = ("grp.name", "grp.queue", "place.name")
     where.also(f"{names[0]} = {{}}", group)
     where.also(f"{names[1]} = {{}}", queue)
+    where.also(f"{names[1]} = any ({{}})", None if queues is None else list(queues))
     where.also(f"{names[2]} = any ({{}})", named)
     late = Where(*where.args)
     late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND or None)
@@ -185,8 +307,10 @@ async def track_stats(
             partition=row["name"],
             partition_id=codec.encode(row["partition"], 0),
             cursor=row["cursor"],
-            lag=row["lag"],
+            lag=row["unsettled"] - row["scheduled"],
             oldest_waiting=row["oldest"],
+            scheduled=row["scheduled"],
+            oldest_unsettled=row["oldest_unsettled"],
             last_settled=row["settled_at"],
             lease_id=str(row["lease"]) if row["leased"] else None,
             lease_expires_at=row["lease_until"] if row["leased"] else None,
@@ -195,31 +319,49 @@ async def track_stats(
     ]
 
 
-async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str | None) -> list[GroupStats]:
+async def group_names(pool: Pool, queue: str | None) -> list[str]:
+    """The names of groups, each once."""
+    where = Where()
+    where.also("groups.queue = {}", queue)
+    return [
+        row["name"]
+        for row in await pool.fetch(f"select distinct name from hark.groups where {where} order by name", *where.args)
+    ]
+
+
+async def group_stats(
+    pool: Pool,
+    now: int | None,
+    group: str | None,
+    queue: str | None,
+    queues: Sequence[str] | None = None,
+    uncounted: Sequence[str] = (),
+) -> list[GroupStats]:
     """Groups, one entry per (group, queue)."""
-    where = Where(now)
+    where = Where(now, list(uncounted))
     where.also("groups.name = {}", group)
     where.also("groups.queue = {}", queue)
+    where.also("groups.queue = any ({})", None if queues is None else list(queues))
     rows = await pool.fetch(
         f"""
         with chosen as (select * from hark.groups where {where}),
-        behind as (
-            select standing.grp, sum(standing.lag)::bigint as lag, count(*) as partitions,
-                min(waiting.oldest) as oldest
-            from hark.standings_v1 as standing
-            {OLDEST}
-            where standing.wanted and standing.lag > 0 and standing.grp = any (array(select chosen.id from chosen))
-            group by standing.grp
-        )
-        select chosen.*, coalesce(behind.lag, 0) as lag, coalesce(behind.partitions, 0) as partitions_with_lag,
-            behind.oldest,
-            held.leases + single.leases as leases, held.messages + single.messages as in_flight
+        member as materialized (
+            select chosen.id, chosen.since, chosen.highest_partition, queues.id as queue_id, queues.drop_settled
+            from chosen join hark.queues on queues.name = chosen.queue
+            where chosen.queue <> all ($2::text[])
+        ),
+        {BEHIND.format(oldest="true", places="hark.partitions")}
+        select chosen.*, coalesce(behind.unsettled - behind.scheduled, 0) as lag,
+            coalesce(behind.lagging, 0) as partitions_with_lag,
+            coalesce(behind.scheduled, 0) as scheduled, behind.oldest,
+            coalesce(held.leases, 0) + single.leases as leases,
+            coalesce(held.messages, 0) + single.messages as in_flight
         from chosen
         left join behind on behind.grp = chosen.id
-        cross join lateral (
-            select count(*) as leases, coalesce(sum(hark.size_v1(track.held)), 0)::bigint as messages
-            from hark.tracks as track where track.grp = chosen.id and track.lease_until > {NOW}
-        ) as held
+        left join (
+            select track.grp, count(*) as leases, sum(hark.size_v1(track.held))::bigint as messages
+            from hark.tracks as track where track.lease_until > {NOW} group by track.grp
+        ) as held on held.grp = chosen.id
         cross join lateral (
             select count(distinct exception.lease) as leases, count(*) as messages
             from hark.exceptions as exception where exception.grp = chosen.id and exception.until > {NOW}
@@ -241,6 +383,7 @@ async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str
             partitions_with_lag=row["partitions_with_lag"],
             oldest_waiting=row["oldest"],
             leases=row["leases"],
+            scheduled=row["scheduled"],
             in_flight=row["in_flight"],
             limits=Limits(
                 max_in_flight=row["max_in_flight"], rate_limit=row["rate_limit"], rate_burst=row["rate_burst"]
@@ -248,3 +391,164 @@ async def group_stats(pool: Pool, now: int | None, group: str | None, queue: str
         )
         for row in rows
     ]
+
+
+_ORDERS = {"newest": "id desc", "name": "name"}
+
+# The index on (queue, name) has the partitions of a queue beside each other. Queue 0 was deleted.
+_AFTER = "place.queue > 0 and (place.queue, place.name) > ($2::integer, $3::text)"
+_SURVEY = f"""
+with step as materialized (
+    select place as p, place.* from hark.partitions as place where {_AFTER}
+    order by place.queue, place.name limit $4::bigint
+),
+stored as (
+    select step.queue as id, null as grp, count(*) as partitions, sum({stored("queue", "step")})::bigint as messages,
+        min(case when grouped.yes then null when step.special > step.floor then hark.oldest_waiting_v1(
+                {NOW}, int8multirange(int8range(step.floor + 1, step.tail + 1)) - hark.gaps_v1(-1, step.id, step.floor),
+                null, step.p)
+            else (
+                select message.created_at from hark.messages as message
+                where message.partition = step.id and message."offset" > step.floor
+                order by message."offset" limit 1
+            ) end) as oldest,
+        sum(case when grouped.yes then 0 else {delayed("step")} end)::bigint as scheduled, 0::bigint as lagging
+    from step join hark.queues as queue on queue.id = step.queue
+    cross join lateral (
+        select exists (select 1 from hark.groups where groups.queue = queue.name) as yes offset 0
+    ) as grouped
+    group by step.queue
+),
+member as materialized (
+    select groups.id, groups.name, groups.since, groups.highest_partition, queue.id as queue_id, queue.drop_settled
+    from hark.queues as queue join hark.groups on groups.queue = queue.name
+    where queue.id = any (array(select stored.id from stored))
+),
+{BEHIND.format(oldest="true", places="step")},
+found as (
+    select * from stored
+    union all
+    select member.queue_id as id, member.name as grp, behind.partitions,
+        behind.unsettled - behind.scheduled, behind.oldest, behind.scheduled, behind.lagging
+    from behind join member on member.id = behind.grp
+)
+select queue.name as queue, found.*
+from found
+join hark.queues as queue on queue.id = found.id
+order by found.id, found.grp nulls first
+"""
+# The last partition of a step that is full; if there is none, the step was the last.
+_LAST = """
+select place.queue, place.name from hark.partitions as place
+where place.queue > 0 and (place.queue, place.name) > ($1::integer, $2::text)
+order by place.queue, place.name limit 1 offset $3::bigint - 1
+"""
+# Tracks have no index on what changes with every pop.
+_HELD = f"""
+select queue, name, sum(messages)::bigint from (
+    select groups.queue, groups.name, hark.size_v1(track.held) as messages
+    from hark.tracks as track join hark.groups on groups.id = track.grp where track.lease_until > {NOW}
+    union all
+    select groups.queue, groups.name, 1
+    from hark.exceptions as exception join hark.groups on groups.id = exception.grp where exception.until > {NOW}
+) as held
+group by queue, name having sum(messages) > 0
+"""
+
+
+async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueuePage:
+    """A page of queues with counts, and how many there are."""
+    counted = _matching(where)
+    total = await pool.fetchval(f"select count(*) from hark.queues where {counted}", *counted.args)
+    matching, order = _matching(where, now, where.limit, where.offset, list(where.uncounted)), _ORDERS[where.sort]
+    rows = await pool.fetch(
+        f"""
+        with chosen as materialized (
+            select * from hark.queues where {matching} order by {order} limit $2::bigint offset $3::bigint
+        ),
+        member as materialized (
+            select groups.id, groups.since, groups.highest_partition, chosen.id as queue_id, chosen.drop_settled
+            from chosen join hark.groups on groups.queue = chosen.name
+            where chosen.name <> all ($4::text[])
+        ),
+        {BEHIND.format(oldest="false", places="hark.partitions")},
+        worst as (
+            select distinct on (member.queue_id) member.queue_id, behind.*
+            from behind join member on member.id = behind.grp
+            order by member.queue_id, behind.unsettled - behind.scheduled desc, behind.unsettled desc, behind.grp
+        ),
+        sizes as (
+            select place.queue, count(*) as partitions, sum({stored("chosen", "place")})::bigint as total,
+                sum(case when place.queue not in (select queue_id from member) then {delayed("place")} end
+                )::bigint as scheduled
+            from (select place as p, place.* from hark.partitions as place) as place
+            join chosen on chosen.id = place.queue
+            where chosen.name <> all ($4::text[])
+            group by place.queue
+        )
+        select chosen.*, coalesce(sizes.partitions, 0) as partitions, coalesce(sizes.total, 0) as total,
+            coalesce(worst.unsettled, sizes.total, 0) as open, coalesce(worst.processing, 0) as processing,
+            coalesce(worst.scheduled, sizes.scheduled, 0) as scheduled,
+            coalesce(counters.expired, 0) as expired, coalesce(counters.discarded, 0) as discarded,
+            (select count(*) from hark.dead_letters where dead_letters.queue = chosen.name) as dead_letter,
+            (select count(*) from hark.groups join hark.retries on retries.grp = groups.id
+                where groups.queue = chosen.name and retries.attempts > 0)
+            + (select count(*) from hark.groups join hark.exceptions on exceptions.grp = groups.id
+                where groups.queue = chosen.name and exceptions.attempts > 0) as failed
+        from chosen
+        left join sizes on sizes.queue = chosen.id
+        left join worst on worst.queue_id = chosen.id
+        left join hark.counters on counters.queue = chosen.id
+        order by chosen.{order}
+        """,
+        *matching.args,
+    )
+    items = [
+        QueueStats(
+            info=info_of(row),
+            partitions=row["partitions"],
+            counts=counts_of(row),
+            expired=row["expired"],
+            discarded=row["discarded"],
+        )
+        for row in rows
+    ]
+    return QueuePage(items, total)
+
+
+def _matching(where: QueueFilter, *args: object) -> Where:
+    matching = Where(*args)
+    names = None if where.names is None else [name for name in where.names if can_be_stored(name)]
+    matching.also("queues.name = any ({}::text[])", names)
+    matching.also("strpos(queues.name, {}) > 0", where.search)
+    matching.also("queues.namespace = {}", where.namespace)
+    matching.also("queues.task = {}", where.task)
+    matching.also("queues.paused = {}", where.paused)
+    return matching
+
+
+async def survey(pool: Pool, now: int | None, after: tuple[int, str], limit: int) -> Survey:
+    """What is stored and open in the partitions after a place, as many of them as one step takes."""
+    rows = await pool.fetch(_SURVEY, now, *after, limit)
+    depths = [
+        Depth(
+            row["queue"],
+            row["grp"],
+            row["partitions"],
+            row["messages"],
+            row["oldest"],
+            row["scheduled"],
+            row["lagging"],
+        )
+        for row in rows
+    ]
+    last = await pool.fetchrow(_LAST, *after, limit)
+    return Survey(depths, None if last is None else (last["queue"], last["name"]))
+
+
+async def census(pool: Pool, now: int | None) -> Census:
+    """How many queues, dead letters and messages on leases there are."""
+    queues = await pool.fetchval("select count(*) from hark.queues")
+    dead = await pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
+    held = await pool.fetch(_HELD, now)
+    return Census(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in held})

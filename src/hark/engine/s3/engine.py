@@ -13,24 +13,21 @@ import apsw
 
 from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
-from hark.engine.s3.bucket.address import Address
-from hark.engine.s3.bucket.api import Bucket, Refused
-from hark.engine.s3.bucket.client import S3Bucket
-from hark.engine.s3.log.patience import Pause
-from hark.engine.s3.payloads.cache import PayloadCache
-from hark.engine.s3.payloads.filling import Filler
-from hark.engine.s3.replica.calls import Chore, Confirm, Renew
-from hark.engine.s3.replica.replica import Replica
-from hark.engine.sqlite.calls import Call, Look, Stop, Write
-from hark.engine.sqlite.collect import Collector
-from hark.engine.sqlite.leases import LeaseView
-from hark.engine.sqlite.outbox import Outbox
-from hark.engine.sqlite.state import State
-from hark.engine.sqlite.transaction import WriteTransaction
-from hark.engine.sqlite.verbs import TableVerbs
+from hark.engine.core import explain
+from hark.engine.core.calls import Call, Look, Outbox, Stop, Write
+from hark.engine.core.collect import Collector
+from hark.engine.core.explain import LeaseView
+from hark.engine.core.state import State
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.core.verbs import TableVerbs
+from hark.engine.s3.bucket import Address, Bucket, Refused
+from hark.engine.s3.bucket_client import S3Bucket
+from hark.engine.s3.flush import Chore, Confirm, Renew
+from hark.engine.s3.objects import Pause
+from hark.engine.s3.payloads import Filler, PayloadCache
+from hark.engine.s3.replica import Replica
 from hark.errors import EngineFailure, StoreUnusable
 from hark.model import (
-    Collected,
     DeadLetterFilter,
     DeadLetters,
     Hint,
@@ -48,7 +45,7 @@ from hark.model import (
     Trace,
 )
 from hark.polling import PollingStrategy, PollMetrics
-from hark.settings.s3 import S3
+from hark.settings.sections import S3
 
 T = TypeVar("T")
 _READERS = 2
@@ -60,6 +57,7 @@ class S3Engine(TableVerbs):
 
     shared = True
     follows = True
+    ahead = 0
 
     def __init__(
         self,
@@ -159,6 +157,9 @@ class S3Engine(TableVerbs):
     async def _write(self, body: Callable[[WriteTransaction], T]) -> T:
         return await self._wait_for(lambda future: Write(future, body))
 
+    async def _chore(self, body: Callable[[WriteTransaction], T]) -> T:
+        return await self._wait_for(lambda future: Chore(future, body))
+
     async def _look(self, body: Callable[[State, int], T]) -> T:
         return await self._wait_for(lambda future: Look(future, body))
 
@@ -182,7 +183,7 @@ class S3Engine(TableVerbs):
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
         """Run a query on what is in the log by now, after everything that is due has been applied."""
         await self._confirm()
-        held = await self._look(lambda state, _: LeaseView(state))
+        held = await self._look(LeaseView)
         return await self._read_committed(lambda connection: body(connection, held))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
@@ -208,15 +209,18 @@ class S3Engine(TableVerbs):
 
     async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
         """See `Engine.renew`."""
-        return await self._wait_for(lambda future: Renew(future, requests))
+        names = [request.lease_id for request in requests]
+        return await self._wait_for(
+            lambda future: Renew(future, names, lambda state, now: explain.renew(state, now, list(requests)))
+        )
 
-    async def collect(self, limit: int = 1000) -> Collected:
-        """See `Engine.collect`."""
-        return await self._wait_for(lambda future: Chore(future, lambda t: self._collector.step(t, limit)))
-
-    async def sweep_keys(self, limit: int = 1000) -> int:
-        """See `KeyValueEngine.sweep_keys`."""
-        return await self._wait_for(lambda future: Chore(future, lambda t: t.keys.sweep(limit)))
+    async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
+        """See `Engine.shorten`."""
+        await self._wait_for(
+            lambda future: Renew(
+                future, lease_ids, lambda state, now: explain.shorten(state, now, lease_ids, microseconds)
+            )
+        )
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
         """See `Engine.lease_ends`."""
@@ -248,7 +252,7 @@ class S3Engine(TableVerbs):
         """See `Engine.read`."""
         self._wait_here()
         answers = await super().read(requests)
-        await self._filler.fill(
+        await self._filler.fill_found(
             [one for answer in answers if isinstance(answer, ReadResult) for one in answer.messages]
         )
         return answers
@@ -256,13 +260,13 @@ class S3Engine(TableVerbs):
     async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
         """See `Engine.message`."""
         view = await super().message(partition_id, transaction_id)
-        await self._filler.fill([] if view is None else [view])
+        await self._filler.fill_found([] if view is None else [view])
         return view
 
     async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
         """See `Engine.dead_letters`."""
         found = await super().dead_letters(where)
-        await self._filler.fill(found.items)
+        await self._filler.fill_found(found.items)
         return found
 
     async def traces(
@@ -275,7 +279,7 @@ class S3Engine(TableVerbs):
     ) -> tuple[list[Trace], int]:
         """See `Engine.traces`."""
         found = await super().traces(partition_id, transaction_id, name, limit, offset)
-        await self._filler.fill(found[0])
+        await self._filler.fill_found(found[0])
         return found
 
     async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:

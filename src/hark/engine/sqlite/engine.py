@@ -12,17 +12,19 @@ from typing import TypeVar
 
 import apsw
 
-from hark.clock import Clock
+from hark.batching import Answer
+from hark.clock import Clock, ShiftedClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
-from hark.engine.sqlite import metrics
-from hark.engine.sqlite.calls import Call, Look, Stop, Write
-from hark.engine.sqlite.collect import Collector
-from hark.engine.sqlite.leases import LeaseView
-from hark.engine.sqlite.state import State
-from hark.engine.sqlite.store import Store
+from hark.engine.core.calls import Call, Look, Stop, Write
+from hark.engine.core.collect import Collector
+from hark.engine.core.explain import LeaseView
+from hark.engine.core.state import State
+from hark.engine.core.store import AUTO, Store
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.core.verbs import TableVerbs
+from hark.engine.sqlite import files
+from hark.engine.sqlite.files import resume
 from hark.engine.sqlite.threads import StoreThreads
-from hark.engine.sqlite.transaction import WriteTransaction
-from hark.engine.sqlite.verbs import TableVerbs
 from hark.errors import EngineFailure
 from hark.ids import IdSource
 from hark.model import Hint
@@ -45,10 +47,13 @@ class SqliteEngine(TableVerbs):
         clock: Clock,
         completed_retention_seconds: int = 7 * 86400,
         idle_group_seconds: int = 30 * 86400,
+        min_free_bytes: int = AUTO,
     ) -> None:
-        super().__init__(clock)
-        self._store = Store(path)
-        self._ids = IdSource(clock)
+        self._system_clock, self._time = clock, ShiftedClock(clock)
+        super().__init__(self._time)
+        self._store = Store(path, min_free_bytes)
+        self._refusal = self._store.refusal
+        self._ids = IdSource(self._time)
         self._collector = Collector(completed_retention_seconds, idle_group_seconds)
         self._threads: StoreThreads | None = None
         self._local = threading.local()
@@ -60,11 +65,17 @@ class SqliteEngine(TableVerbs):
         """The database file; None in memory."""
         return None if self._store.memory else Path(self._store.path)
 
+    @property
+    def ahead(self) -> int:
+        """See `Engine.ahead`."""
+        return self._time.ahead
+
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the database."""
         self._store.open()
+        self._time.ahead = resume(self._store, self._system_clock)
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-store-read")
-        self._threads = StoreThreads(self._store, self._clock, self._ids, listener, key_listener)
+        self._threads = StoreThreads(self._store, self._time, self._ids, listener, key_listener)
         self._codec = self._threads.state.codec
         self._threads.start()
 
@@ -89,7 +100,7 @@ class SqliteEngine(TableVerbs):
 
     async def store_metrics(self) -> dict[str, float]:
         """See `Engine.store_metrics`."""
-        return await self._look(lambda state, _now: metrics.store_metrics(self._store, state))
+        return await self._look(lambda state, _now: files.store_metrics(self._store, state))
 
     # How calls travel --------------------------------------------------------------------------------------
 
@@ -99,12 +110,12 @@ class SqliteEngine(TableVerbs):
         return self._threads
 
     def _submit(self, call: Call) -> None:
-        self._running().submit(call)
+        (self._threads or self._running()).submit(call)
 
     def _write(self, body: Callable[[WriteTransaction], T]) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._submit(Write(future, body))
-        return future
+        answer: Answer[T] = Answer()
+        self._submit(Write(answer, body))
+        return answer
 
     def _look(self, body: Callable[[State, int], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -120,8 +131,8 @@ class SqliteEngine(TableVerbs):
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
         """Run a query beside the writer, after everything that is due has been applied."""
         if self._store.memory:
-            return await self._look(lambda state, _: body(self._store.writer, LeaseView(state)))
-        held = await self._look(lambda state, _: LeaseView(state))
+            return await self._look(lambda state, now: body(self._store.writer, LeaseView(state, now)))
+        held = await self._look(LeaseView)
         return await self._read_committed(lambda connection: body(connection, held))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:

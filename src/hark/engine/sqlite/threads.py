@@ -2,7 +2,8 @@
 
 Two threads share the state under one lock. The writer runs all write calls that wait as one transaction; it holds the
 lock while their bodies run and again to publish what was committed, but not while it waits for the disk. Meanwhile
-the claimer goes on with what needs only memory and reads: pops that lease, renewals, looks.
+the claimer goes on with what needs only memory and reads: pops that lease, renewals, looks. The event loop itself
+serves small pops while the lock is free.
 
     event loop --writes--> writer thread --(lock) bodies; write rows, commit; (lock) publish--+
         |                     ^  |  calls that a commit is in the way of, or has to go before  |
@@ -15,7 +16,8 @@ There is no handing over between "run" and "commit": with a busy event loop each
 a turn of the interpreter lock.
 
 When a commit fails everything in memory is thrown away and read again, and the calls are tried one by one: only
-the one that can't be done fails. (Leases are lost then, as in a crash: their messages are delivered again.)
+the one that can't be done fails. (Leases are lost then, as in a crash: their messages are delivered again.) A commit
+whose sync failed is in the log although it did not happen: nobody is answered before another one has its place.
 """
 
 from __future__ import annotations
@@ -23,25 +25,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+from math import inf
+from queue import SimpleQueue
+from time import monotonic
 from typing import TypeVar
 
 import apsw
 
-from hark.clock import Clock
+from hark.clock import SECOND, Clock
 from hark.engine.api import KeyListener, Listener
+from hark.engine.core.calls import Call, Claim, Expire, Look, Nudge, Outbox, Stop, Write, translate
+from hark.engine.core.claim import Claimer
+from hark.engine.core.groups import first_contact
+from hark.engine.core.loader import Loader
+from hark.engine.core.settle import expire, settle_held
+from hark.engine.core.state import State
+from hark.engine.core.store import Store
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.core.verbs import Notes
 from hark.engine.hints import HintBook
-from hark.engine.sqlite.calls import Call, Claim, Expire, Look, Nudge, Stop, Write
-from hark.engine.sqlite.checkpoint import Checkpointer
-from hark.engine.sqlite.claim import Claimer
-from hark.engine.sqlite.expire import expire, settle_held
-from hark.engine.sqlite.groups import first_contact
-from hark.engine.sqlite.loader import Loader
-from hark.engine.sqlite.notes import Notes
-from hark.engine.sqlite.outbox import Outbox, translate
-from hark.engine.sqlite.state import State
-from hark.engine.sqlite.store import Store
-from hark.engine.sqlite.transaction import WriteTransaction
+from hark.engine.sqlite.files import Checkpointer, note_time
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import Expired, PopRequest, PopResult
@@ -50,6 +53,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _EXPIRE_AT_ONCE = 10_000
+_MOST_AT_ONCE = 64
+"""Number of messages that are claimed on the event loop."""
+_SLOW_COMMIT = 0.1
+"""A disk is slow if a commit takes longer than this, in seconds."""
+_NOTE_EVERY = 10 * SECOND
+"""How old the last known time of the store may be when a transaction is committed."""
+_SLOW_CLAIM = 0.005
+_SLOW_FOR = 1.0
+"""After a slow claim on the event loop, the claimer serves all claims for this time."""
 
 
 class StoreThreads:
@@ -71,9 +83,16 @@ class StoreThreads:
         """Filled under the lock, emptied by the event loop."""
         self._broken: HarkError | None = None
         """Why memory can't be trusted: it could not be read back after a failure."""
+        self._in_doubt = False
+        """The log may have a commit that failed at the sync: the next process to read it would take it for done."""
         self._notes = Notes()
         self._latest = 0
         """The latest time that anybody was served at."""
+        self._noted = 0
+        """The last known time of the store, as stored."""
+        self._commit_began = inf
+        """When the commit in progress began, in seconds; infinite without one."""
+        self._slow_until = 0.0
         self._claimed = HintBook()
         """What the claims that are being served leave to others."""
         self._writer = threading.Thread(target=self._run_writer, name="hark-store", daemon=True)
@@ -90,10 +109,34 @@ class StoreThreads:
 
     def submit(self, call: Call) -> None:
         """Hand in a call from the event loop."""
-        needs_commit = isinstance(call, Write) or (
-            isinstance(call, Claim) and any(request.auto_ack for request in call.requests)
-        )
-        (self._writes if needs_commit else self._claims).put(call)
+        if isinstance(call, Write) or (isinstance(call, Claim) and any(request.auto_ack for request in call.requests)):
+            self._writes.put(call)
+        elif not (isinstance(call, Claim) and self._claim_at_once(call)):
+            self._claims.put(call)
+
+    def _claim_at_once(self, claim: Claim) -> bool:
+        """Serve a small claim on the event loop, because that takes less time than to wake up the claimer.
+
+        The claimer serves it if the disk may be slow, or if the messages are so large that they take long to read.
+        """
+        began = monotonic()
+        if (
+            began < self._slow_until
+            or began > self._commit_began + _SLOW_COMMIT
+            or not self._claims.empty()
+            or sum(request.batch for request in claim.requests) > _MOST_AT_ONCE
+            or not self._lock.acquire(blocking=False)
+        ):
+            return False
+        try:
+            self._serve_all([claim])
+        finally:
+            self._lock.release()
+        self._outbox.deliver_soon()
+        ended = monotonic()
+        if ended - began > _SLOW_CLAIM:
+            self._slow_until = ended + _SLOW_FOR
+        return True
 
     def join(self) -> None:
         """Wait for the threads to end after a `Stop`."""
@@ -110,23 +153,22 @@ class StoreThreads:
             calls = take_all(self._claims)
             stop = next((call for call in calls if isinstance(call, Stop)), None)
             with self._lock:
-                now = self._now()
-                answered = [call for call in calls if not isinstance(call, Stop) and self._serve(call, now)]
-                if self._notes:
-                    self._writes.put(Nudge())
-                self._outbox.post(answered, self._claimed.hints())
-                self._claimed = HintBook()
+                self._serve_all([call for call in calls if not isinstance(call, Stop)])
             self._outbox.deliver()
         self._writes.put(stop)
 
-    def _now(self) -> int:
-        """The time, which never goes back: groups have passed what was due before (`State.latest_due`)."""
-        self._latest = max(self._latest, self._clock.now(), self.state.latest_due)
-        return self._latest
+    def _serve_all(self, calls: Sequence[Call]) -> None:
+        now = self._now()
+        answered = [call for call in calls if self._serve(call, now)]
+        if self._notes.waiting:
+            self._writes.put(Nudge())
+        self._outbox.post(answered, self._claimed.hints())
+        self._claimed = HintBook()
 
-    def _is_due(self, now: int) -> bool:
-        due = self.state.next_expiry()
-        return due is not None and due <= now
+    def _now(self) -> int:
+        """The time, which never goes back: groups have passed what was due before."""
+        self._latest = max(self._latest, self._clock.now())
+        return self._latest
 
     def _serve(self, call: Call, now: int) -> bool:
         """Serve a call from memory; False when it has to wait for a transaction."""
@@ -134,7 +176,7 @@ class StoreThreads:
             if self._broken is not None:
                 self._writes.put(Nudge())  # The next transaction tries to read everything back.
                 raise self._broken
-            if self._is_due(now):
+            if self.state.is_due(now):
                 self._writes.put(call)  # What is due comes first, and takes a transaction.
                 return False
             if isinstance(call, Claim):
@@ -187,8 +229,10 @@ class StoreThreads:
             calls = take_all(self._writes)
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             writes = [call for call in calls if not isinstance(call, Stop)]
+            if stop is not None:
+                writes.append(Write(None, lambda transaction: note_time(transaction.connection, transaction.now)))
             if writes:
-                self._transact_or_fail(writes)
+                self._transact(writes)
                 self._outbox.deliver()
         # The claimer has ended: what came back to it, or waits, will not be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
@@ -197,62 +241,73 @@ class StoreThreads:
         self._outbox.post([*left, stop], [])
         self._outbox.deliver()
 
-    def _transact_or_fail(self, writes: list[Call]) -> None:
-        """Run a transaction. If even recovery fails, all calls fail, and the next transaction retries the recovery."""
+    def _transact(self, writes: list[Call]) -> None:
+        """One transaction for all these calls. If even recovery fails, they all fail, and the next one retries it."""
+        begun = False
         try:
             if self._broken is not None:
                 with self._lock:
                     self._reset()
-            self._transact(writes)
-        except Exception as error:
-            log.critical(
-                "cannot reload the state of %s after a failure; retrying with the next request",
-                self._store.path,
-                exc_info=error,
-            )
-            with self._lock:
-                self._broken = translate(error)
-                parked, self._parked = self._parked, []
-                for call in (*writes, *parked):
-                    call.error = self._broken
-                self._outbox.post([*writes, *parked], [])
-
-    def _transact(self, writes: list[Call]) -> None:
-        """One transaction for all these calls."""
-        try:
-            with self._lock:
-                now = self._now()
-                if not self._is_due(now) and all(isinstance(write, Expire) for write in writes):
-                    self._outbox.post(self._nothing_due(writes), [])
-                    return
-                transaction = self._run_bodies(writes, now)
-                if self._store.memory:  # One connection for all: nobody else may use it meanwhile.
+            begun = True
+            try:
+                with self._lock:
+                    now = self._now()
+                    if isinstance(writes[0], Expire) and self._nothing_due(writes, now):
+                        return
+                    transaction = self._run_bodies(writes, now)
+                    if self._store.memory:  # It has one connection, which no other thread can use meanwhile.
+                        self._write_down(transaction)
+                if not self._store.memory:
                     self._write_down(transaction)
-            if not self._store.memory:
-                self._write_down(transaction)
-        except Exception as error:
+            except Exception as error:
+                with self._lock:
+                    self._recover(writes, error)
+                return
             with self._lock:
-                self._recover(writes, error)
-            return
-        with self._lock:
-            self._publish(transaction, writes)
+                self._publish(transaction, writes)
+        except Exception as error:
+            self._fail(writes, error, begun)
 
-    def _nothing_due(self, writes: Sequence[Call]) -> list[Call]:
+    def _fail(self, writes: list[Call], error: Exception, begun: bool) -> None:
+        log.critical(
+            "cannot reload the state of %s after a failure; retrying with the next request",
+            self._store.path,
+            exc_info=error,
+        )
+        with self._lock:
+            self._broken = translate(error)
+            parked, self._parked = self._parked, []
+            for call in writes:
+                call.error = _unknown(error) if begun and self._in_doubt else self._broken
+            for call in parked:
+                call.error = self._broken
+            self._outbox.post([*writes, *parked], [])
+
+    def _nothing_due(self, writes: Sequence[Call], now: int) -> bool:
+        """Answer calls that only expire what is due, if nothing is."""
+        if self.state.is_due(now) or not all(isinstance(write, Expire) for write in writes):
+            return False
         for write in writes:
             write.result = Expired(0, self.state.next_expiry())
-        return list(writes)
+        self._outbox.post(list(writes), [])
+        return True
 
     def _run_bodies(self, writes: Sequence[Call], now: int) -> WriteTransaction:
         self._store.writer.execute("begin immediate")
         transaction = WriteTransaction(self._store.writer, self.state, now, self._ids)
-        limits = [write.limit for write in writes if isinstance(write, Expire)]
-        expire(transaction, max(limits) if len(limits) == len(writes) else _EXPIRE_AT_ONCE)
-        self._notes.save(transaction, self.state)
+        if self.state.is_due(now):
+            limits = [write.limit for write in writes if isinstance(write, Expire)]
+            expire(transaction, max(limits) if len(limits) == len(writes) else _EXPIRE_AT_ONCE)
+        if self._notes.waiting:
+            self._notes.save(transaction, self.state)
         for write in writes:
             if isinstance(write, Claim):
                 self._claim_in(transaction, write)
             elif isinstance(write, Write):
                 write.result = write.body(transaction)
+        if now - self._noted >= _NOTE_EVERY:
+            note_time(transaction.connection, now)
+            transaction.on_commit(lambda: setattr(self, "_noted", now))
         transaction.seal()
         return transaction
 
@@ -276,8 +331,18 @@ class StoreThreads:
                 answer.lease_id, answer.expires_at = "", None
 
     def _write_down(self, transaction: WriteTransaction) -> None:
-        transaction.flush()
-        self._store.commit()
+        self._commit_began = monotonic()
+        try:
+            transaction.flush()
+            try:
+                self._store.commit()
+            except apsw.FullError:
+                raise  # The last page of a commit was not written.
+            except apsw.Error:
+                self._in_doubt = True
+                raise
+        finally:
+            self._commit_began = inf
 
     def _publish(self, transaction: WriteTransaction, writes: Sequence[Call]) -> None:
         hints = transaction.publish()
@@ -286,26 +351,28 @@ class StoreThreads:
             if isinstance(write, Claim):
                 for position, answer in write.uncommitted.items():
                     write.answers[position] = answer
-            if isinstance(write, Look):
+                if write.open:
+                    self.submit(write)
+                    continue
+                write.result = write.answers
+            elif isinstance(write, Look):
                 self._claims.put(write)
-            elif isinstance(write, Claim) and write.open:
-                self.submit(write)
-            else:
-                if isinstance(write, Claim):
-                    write.result = write.answers
-                answered.append(write)
-        self._unpark()
-        if self._notes:
+                continue
+            answered.append(write)
+        if self._parked:
+            self._unpark()
+        if self._notes.waiting:
             self._writes.put(Nudge())
-        self._outbox.post(answered, hints, transaction.keys.news())
+        keys = transaction.keys
+        self._outbox.post(answered, hints, None if keys is None else keys.news())
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, []
         for call in parked:
             self._claims.put(call)
 
-    def _recover(self, writes: Sequence[Call], error: Exception) -> None:
-        """Roll back, forget everything in memory, and try the calls one by one."""
+    def _recover(self, writes: list[Call], error: Exception) -> None:
+        """Roll back, forget everything in memory, and try the calls one by one; `writes` keeps those without answer."""
         self._reset()
         known = isinstance(error, apsw.Error)
         log.error(
@@ -316,9 +383,9 @@ class StoreThreads:
             exc_info=None if known else error,
             extra={"fields": {"calls": len(writes), "reason": type(error).__name__}},
         )
-        failed: list[Call] = []
-        for write in writes:
-            if len(writes) > 1:
+        several = len(writes) > 1
+        for write in tuple(writes):
+            if several:
                 try:
                     transaction = self._run_bodies([write], self._now())
                     self._write_down(transaction)
@@ -326,18 +393,22 @@ class StoreThreads:
                     self._reset()
                     error = own
                 else:
+                    writes.remove(write)
                     self._publish(transaction, [write])
                     continue
+            writes.remove(write)
             write.error = translate(error)
-            failed.append(write)
+            self._outbox.post([write], [])
         self._unpark()
-        self._outbox.post(failed, [])
 
     def _reset(self) -> None:
         """Roll back and read everything again. Leases are lost with memory, so anything may be ready now."""
         lost = list(self.state.leases.values())
         if self._store.writer.in_transaction:
             self._store.writer.execute("rollback")
+        if self._in_doubt:
+            self._store.overwrite_failed_commit()
+            self._in_doubt = False
         self._notes.clear()
         self.state.clear()
         Loader(self._store.writer, self.state).queues()
@@ -351,11 +422,15 @@ class StoreThreads:
         self._outbox.post([], hints.hints())
 
 
+def _unknown(error: Exception) -> HarkError:
+    """The failure of calls whose commit may be in the log."""
+    text = f"the store failed: {error}; it is unknown whether the request took effect; see the server log"
+    return EngineFailure(text, code="outcome_unknown")
+
+
 def take_all(inbox: SimpleQueue[T]) -> list[T]:
     """Wait for a message, and take all that are there."""
     messages = [inbox.get()]
-    try:
-        while True:
-            messages.append(inbox.get_nowait())
-    except Empty:
-        return messages
+    while not inbox.empty():  # Only one thread takes from it.
+        messages.append(inbox.get())
+    return messages

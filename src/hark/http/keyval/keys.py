@@ -1,28 +1,237 @@
-"""Routes for keys and their values."""
+"""Routes for keys and their values, and atomic commits of keys and messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, Literal, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.errors import InvalidInput, NotFound, Refused
-from hark.http.answers import keyval as answers
-from hark.http.checks import check_int, decode_json, raw_default, short
-from hark.http.keyval.entries import WireEntry, cursor_of, key_at, versionstamp, wire_entry, wire_missing
-from hark.http.keyval.measuring import measured
-from hark.http.keyval.params import BASE, DEFAULT_LIMIT, LIMIT, MAX_LIMIT
-from hark.http.keyval.paths import PREFIX, STRINGS, KeyParam, key_of, keys_in_path, keys_of
-from hark.http.params import BoolParam, IntParam, Param, Query
-from hark.http.push_items import MAX_DEPTH, MAX_TTL_MS, payload_too_deep
-from hark.http.routes.requests import NOT_SUPPORTED, broker_of, query_of, read_body, read_json, reply
-from hark.http.routes.table import Failure, Reach, Table, read, write
-from hark.model import Key, KeyEntry, KeyMutation, KeyRange, KeyWrite
+from hark.api import operations
+from hark.api.types.keys import Committed, Counted, Deleted, EntryPage, Written
+from hark.errors import Conflict, EngineFailure, InvalidInput, NotFound, Refused
+from hark.http.admission import identity_of, stamp
+from hark.http.checks import (
+    MAX_NUMBER,
+    array_of,
+    check_int,
+    check_name,
+    check_nesting,
+    decode_json,
+    decode_unbounded,
+    elements,
+    in_turns,
+    raw_default,
+    short,
+)
+from hark.http.exchange import exchange_of
+from hark.http.headers import carry
+from hark.http.items import MAX_TTL_MS
+from hark.http.keyval.paths import (
+    DEFAULT_LIMIT,
+    LIMIT,
+    MAX_LIMIT,
+    PREFIX,
+    QUEUE,
+    STRINGS,
+    KeyParam,
+    cursor_of,
+    key_at,
+    key_of,
+    keys_in_path,
+    keys_of,
+    measured,
+    queue_param,
+    version_of,
+    versionstamp,
+    wire_entry,
+    wire_missing,
+)
+from hark.http.keyval.queue import ABSENT, EnqueueOptions, Valued, new_message
+from hark.http.routes.requests import (
+    MAINTENANCE,
+    NOT_SUPPORTED,
+    QUEUE_FULL,
+    TOO_MANY,
+    broker_of,
+    query_of,
+    read_body,
+    read_json,
+    reply,
+    settings_of,
+)
+from hark.http.routes.table import LARGE_BODY, BoolParam, Failure, IntParam, Param, Query, Table, bind, table
+from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite, NewMessage
 
-_KEYS = f"{BASE}/keys"
+_KINDS = ("set", "delete", "sum", "min", "max", "append", "prepend")
+_MUTATION = re.compile(r"mutations\[(\d+)\]")
+
+
+class CheckBody(msgspec.Struct):
+    """A condition on the version of a key. Null: the key must not exist."""
+
+    key: object = None
+    versionstamp: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class MutationBody(msgspec.Struct, rename="camel"):
+    """A change of a key, or a message to enqueue."""
+
+    type: str
+    key: object = None
+    value: msgspec.Raw = raw_default(ABSENT)
+    expires_in: int | None = None
+    queue: str | None = None
+    options: EnqueueOptions | None = None
+
+
+class AtomicBody(msgspec.Struct):
+    """An atomic commit: checks and mutations."""
+
+    mutations: list[MutationBody]
+    checks: list[CheckBody] | None = None
+
+
+def payloads_in(body: bytes) -> Iterator[msgspec.Raw]:
+    """Return the values of a commit, which are not decoded, for `decode_in_turns`."""
+    for mutation in elements(decode_unbounded(body, _valued(), "body").mutations):
+        yield mutation.value
+
+
+@cache
+def _valued() -> Any:
+    return msgspec.defstruct("Valued", [("mutations", array_of(Valued))])
+
+
+async def commit(request: Request) -> Response:
+    """Commit checks and mutations atomically.
+
+    Applies all mutations in one commit if all checks hold. If a check fails, nothing is applied and the response is 200
+    with `ok` false. A mutation of the type `enqueue` adds a message to a work queue.
+    """
+    broker = broker_of(request)
+    body = await read_json(request, AtomicBody, "body", payloads=payloads_in)
+    queue = queue_param(query_of(request))
+    write = await parse_key_write(body, settings_of(request).limits.max_batch, queue=queue)
+    stamp(identity_of(request), write.messages)
+    carry(exchange_of(request), write.messages)
+    if write.messages:
+        await broker.work_queues.admit(write.messages)
+    try:
+        written = await broker.keyvalue.write_keys(write)
+    except Conflict as error:
+        raise Conflict(_as_numbered(error.text, body.mutations), code=error.code) from None
+    if not written.success or written.version is None:
+        return reply(Committed(ok=False))
+    ids = tuple(outcome.message_id for outcome in written.messages)
+    return reply(Committed(ok=True, versionstamp=versionstamp(written.version), ids=ids or None))
+
+
+async def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue: str | None = None) -> KeyWrite:
+    """Return the checked write. Errors name a field as `{where}mutations[2].key`.
+
+    Messages go to the queue that they name, else to `queue`. Without `queue` messages are rejected.
+    """
+    checks = body.checks or ()
+    for field, number in (("checks", len(checks)), ("mutations", len(body.mutations))):
+        if number > most:
+            raise InvalidInput(
+                f"{where}{field}: at most {most} in one request (setting limits.max_batch), got {number}; "
+                "send smaller batches",
+                code="batch_too_large",
+            )
+    mutations: list[KeyMutation] = []
+    messages: list[NewMessage] = []
+    async for index, item in in_turns(enumerate(body.mutations)):
+        place = f"{where}mutations[{index}]"
+        if item.type == "enqueue":
+            messages.append(_message(item, queue, place))
+        else:
+            mutations.append(_mutation(item, place))
+    return KeyWrite(
+        [_check(check, f"{where}checks[{index}]") async for index, check in in_turns(enumerate(checks))],
+        mutations,
+        messages,
+    )
+
+
+def _check(check: CheckBody, where: str) -> KeyCheck:
+    stamp = check.versionstamp
+    if stamp is msgspec.UNSET:
+        raise InvalidInput(f"{where}.versionstamp: is required; send null if the key must not exist")
+    version = None if stamp is None else version_of(stamp, f"{where}.versionstamp")
+    return KeyCheck(key_of(check.key, f"{where}.key"), version)
+
+
+def _mutation(item: MutationBody, where: str) -> KeyMutation:
+    if item.type not in _KINDS:
+        raise InvalidInput(f"{where}.type: expected {', '.join(_KINDS)} or enqueue, got {short(item.type)}")
+    kind = cast(Literal["set", "delete", "sum", "min", "max", "append", "prepend"], item.type)
+    key = key_of(item.key, f"{where}.key")
+    if item.expires_in is not None and kind != "set":
+        raise InvalidInput(f"{where}.expiresIn: allowed only with type set, got type {kind}")
+    if kind == "delete":
+        return KeyMutation(kind=kind, key=key)
+    if item.value is ABSENT:
+        raise InvalidInput(f"{where}.value: is required; send null to store null")
+    value = bytes(item.value)
+    if kind in ("append", "prepend"):
+        if not value.startswith(b"["):
+            raise InvalidInput(f"{where}.value: {kind} value must be an array")
+    elif kind != "set":
+        value = _number(value, f"{where}.value")
+    ttl_ms = None if item.expires_in is None else check_int(item.expires_in, f"{where}.expiresIn", 1, MAX_TTL_MS)
+    return KeyMutation(kind=kind, key=key, value=value, ttl_ms=ttl_ms)
+
+
+class _BigInt(msgspec.Struct, tag_field="__type", tag="bigint"):
+    """A big integer as JavaScript clients write it."""
+
+    value: str
+
+
+def _number(value: bytes, field: str) -> bytes:
+    """Return a number as JSON. It may be sent as text or as a big integer."""
+    given = decode_json(value, int | float | str | _BigInt, field)  # type: ignore[arg-type]  # A union is a type to msgspec.
+    text = given.value if isinstance(given, _BigInt) else given
+    if isinstance(text, str):
+        if not re.fullmatch(r"-?[0-9]{1,16}", text, re.ASCII):
+            raise InvalidInput(f"{field}: expected a number, got {short(text)}")
+        given, value = int(text), str(int(text)).encode()
+    if isinstance(given, int):
+        check_int(given, field, -MAX_NUMBER, MAX_NUMBER)
+    return value
+
+
+def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
+    if queue is None:
+        raise InvalidInput(f"{where}.type: enqueue is not allowed in a transaction; use an operation of type push")
+    name = queue if item.queue is None else check_name(item.queue, f"{where}.queue")
+    return new_message(name, item.value, item.options, f"{where}.")
+
+
+def _as_numbered(text: str, mutations: Sequence[MutationBody]) -> str:
+    """Return an error text with the position of the mutation in the request: the store does not count messages."""
+    places = [index for index, item in enumerate(mutations) if item.type != "enqueue"]
+    return _MUTATION.sub(lambda match: f"mutations[{places[int(match[1])]}]", text, count=1)
+
+
+ATOMIC_TABLE: Table = table(
+    bind(
+        operations.KEYVAL_COMMIT,
+        measured("atomic_commit", commit),
+        query=(QUEUE,),
+        body=AtomicBody,
+        body_bytes=LARGE_BODY,
+        errors=(TOO_MANY, Failure(409, "value_mismatch"), MAINTENANCE, QUEUE_FULL),
+    ),
+)
+
+
 _NO_FILTER = msgspec.Raw(b"null")
 _START = KeyParam("start", "Return only this key and the keys after it.")
 _END = KeyParam("end", "Return only keys before this key.")
@@ -45,6 +254,9 @@ async def get_key(request: Request) -> Response:
     """
     for entry in await broker_of(request).keyvalue.read_keys(_keys_in_path(request)):
         if entry is not None:
+            if entry.unreadable is not None:  # Not null: a client could store what it makes of that.
+                code, _, text = entry.unreadable.partition(": ")
+                raise EngineFailure(text, code=code)
             return reply(wire_entry(entry))
     raise NotFound("Key not found", code="key_not_found")
 
@@ -54,11 +266,13 @@ async def put_key(request: Request) -> Response:
     query = query_of(request)
     key = _keys_in_path(request)[0]
     ttl_ms = _EXPIRES_IN.of(query) or None
-    value = check_value(await read_body(request), "value")
+    body = await read_body(request)
+    # As deep as an atomic write can have it, so that an import can write it again.
+    check_nesting(b"[[[" + body + b"]]]")
+    value = check_value(body, "value")
     mutation = KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)
     written = await broker_of(request).keyvalue.write_keys(KeyWrite(mutations=[mutation]))
-    answer: answers.Written = {"ok": True, "versionstamp": versionstamp(written.version or 0)}
-    return reply(answer)
+    return reply(Written(ok=True, versionstamp=versionstamp(written.version or 0)))
 
 
 class DeleteBody(msgspec.Struct):
@@ -83,8 +297,7 @@ async def delete_key(request: Request) -> Response:
         deleted = await _delete(request, [key], exact)
         if deleted:
             break
-    answer: answers.Deleted = {"deletedCount": deleted}
-    return reply(answer)
+    return reply(Deleted(deleted_count=deleted))
 
 
 async def _delete(request: Request, keys: Sequence[Key], exact: bool) -> int:
@@ -115,19 +328,19 @@ async def paginate_keys(request: Request) -> Response:
     more = msgspec.structs.replace(wanted, limit=wanted.limit + 1)
     entries = await broker_of(request).keyvalue.list_keys(more)
     page, has_more = entries[: wanted.limit], len(entries) > wanted.limit
-    answer: answers.EntryPage = {
-        "entries": [wire_entry(entry) for entry in page],
-        "cursor": cursor_of(page[-1].key) if has_more else None,
-        "hasMore": has_more,
-    }
-    return reply(answer)
+    return reply(
+        EntryPage(
+            entries=tuple(wire_entry(entry) for entry in page),
+            cursor=cursor_of(page[-1].key) if has_more else None,
+            has_more=has_more,
+        )
+    )
 
 
 async def count_keys(request: Request) -> Response:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
     prefix = PREFIX.of(query_of(request)) or ()
-    answer: answers.Counted = {"count": await broker_of(request).keyvalue.count_keys(prefix)}
-    return reply(answer)
+    return reply(Counted(count=await broker_of(request).keyvalue.count_keys(prefix)))
 
 
 def _range(query: Query) -> KeyRange:
@@ -200,21 +413,18 @@ async def delete_batch(request: Request) -> Response:
     """
     body = await read_json(request, KeysBody, "body")
     _refuse_filter(body.where)
-    answer: answers.Deleted = {"deletedCount": await _delete(request, keys_of(body.keys), bool(body.exact))}
-    return reply(answer)
+    return reply(Deleted(deleted_count=await _delete(request, keys_of(body.keys), bool(body.exact))))
 
 
 # Checks ----------------------------------------------------------------------------------------------------
 
 
 def check_value(given: bytes, field: str) -> bytes:
-    """Return a checked value: valid JSON that is not nested too deeply, stored byte for byte."""
+    """Return a checked value: valid JSON, stored byte for byte."""
     value = given.strip(b" \t\r\n")
     if not value:
         raise InvalidInput(f"{field}: is required; send a JSON value, for example null")
     decode_json(value, msgspec.Raw, field)
-    if payload_too_deep(value):
-        raise InvalidInput(f"{field}: must be nested at most {MAX_DEPTH} levels deep")
     return value
 
 
@@ -227,52 +437,33 @@ def _refuse_filter(where: msgspec.Raw) -> None:
 
 _NO_KEY = Failure(404, "key_not_found")
 
-TABLE: Table = {
-    _KEYS: {"GET": read(measured("list", list_keys), Reach.SERVER, query=_RANGE, answer=list[WireEntry])},
-    f"{_KEYS}/count": {
-        "GET": read(measured("count", count_keys), Reach.SERVER, query=(PREFIX,), answer=answers.Counted)
-    },
-    f"{_KEYS}/paginate": {
-        "GET": read(
-            measured("paginate", paginate_keys), Reach.SERVER, query=(*_RANGE, _CURSOR), answer=answers.EntryPage
-        )
-    },
-    f"{_KEYS}/batch": {"POST": read(measured("get", get_batch), Reach.SERVER, body=KeysBody, answer=list[WireEntry])},
-    f"{_KEYS}/delete-batch": {
-        "POST": write(
-            measured("delete", delete_batch),
-            Reach.SERVER,
-            body=KeysBody,
-            answer=answers.Deleted,
-            errors=(NOT_SUPPORTED,),
-        )
-    },
-    f"{_KEYS}/list": {
-        "POST": read(
-            measured("list", list_exactly),
-            Reach.SERVER,
-            body=ListBody,
-            answer=list[WireEntry],
-            errors=(NOT_SUPPORTED,),
-        )
-    },
-    f"{_KEYS}/{{key:path}}": {
-        "GET": read(measured("get", get_key), Reach.SERVER, query=(STRINGS,), answer=WireEntry, errors=(_NO_KEY,)),
-        "PUT": write(
-            measured("set", put_key),
-            Reach.SERVER,
-            query=(STRINGS, _EXPIRES_IN),
-            body=msgspec.Raw,
-            answer=answers.Written,
-        ),
-        "DELETE": write(
-            measured("delete", delete_key),
-            Reach.SERVER,
-            query=(STRINGS, _EXACT),
-            body=DeleteBody,
-            body_optional=True,
-            answer=answers.Deleted,
-            errors=(NOT_SUPPORTED,),
-        ),
-    },
-}
+TABLE: Table = table(
+    bind(operations.KEYVAL_LIST_KEYS, measured("list", list_keys), query=_RANGE),
+    bind(operations.KEYVAL_COUNT_KEYS, measured("count", count_keys), query=(PREFIX,)),
+    bind(operations.KEYVAL_PAGINATE_KEYS, measured("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),
+    bind(operations.KEYVAL_GET_BATCH, measured("get", get_batch), body=KeysBody, body_bytes=LARGE_BODY),
+    bind(
+        operations.KEYVAL_DELETE_BATCH,
+        measured("delete", delete_batch),
+        body=KeysBody,
+        body_bytes=LARGE_BODY,
+        errors=(NOT_SUPPORTED,),
+    ),
+    bind(operations.KEYVAL_LIST_EXACTLY, measured("list", list_exactly), body=ListBody, errors=(NOT_SUPPORTED,)),
+    bind(operations.KEYVAL_GET_KEY, measured("get", get_key), query=(STRINGS,), errors=(_NO_KEY,)),
+    bind(
+        operations.KEYVAL_PUT_KEY,
+        measured("set", put_key),
+        query=(STRINGS, _EXPIRES_IN),
+        body=msgspec.Raw,
+        body_bytes=LARGE_BODY,
+    ),
+    bind(
+        operations.KEYVAL_DELETE_KEY,
+        measured("delete", delete_key),
+        query=(STRINGS, _EXACT),
+        body=DeleteBody,
+        body_optional=True,
+        errors=(NOT_SUPPORTED,),
+    ),
+)

@@ -1,17 +1,75 @@
-"""Keys in paths and parameters: `users/123`, or a JSON array with exact types."""
+"""Keys in paths and parameters, entries and versions in the form of the HTTP API."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import wraps
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
+from hark.api.types.keys import WireEntry
+from hark.broker.tallies import Operation
+from hark.broker.watch import Change, Shown
+from hark.broker.work_queues import DEFAULT_QUEUE
+from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
-from hark.http.checks import MAX_NUMBER, short
-from hark.http.params import BoolParam, Param, Query, Schema
-from hark.keys import MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys
-from hark.model import Key, KeyPart
+from hark.http.checks import MAX_NUMBER, Floats, short
+from hark.http.routes.requests import broker_of
+from hark.http.routes.table import BoolParam, Endpoint, NameParam, Param, Query, Schema, paging
+from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
+from hark.model import Key, KeyEntry, KeyPart
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+_PARAM_DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
+
+
+class LimitParam(Param, frozen=True):
+    """The length of a list. A higher value than the maximum counts as the maximum."""
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of the parameter."""
+        return {"type": "integer", "minimum": 1, "default": DEFAULT_LIMIT}
+
+    def described(self) -> str:
+        """Return the description for the OpenAPI document, with the default."""
+        return f"{self.meaning} The default is {DEFAULT_LIMIT}."
+
+    def of(self, query: Query) -> int:
+        """Return the value."""
+        text = query.get(self.name)
+        if text is None:
+            return DEFAULT_LIMIT
+        if _PARAM_DIGITS.fullmatch(text) and (limit := int(text)) > 0:
+            return min(limit, MAX_LIMIT)
+        raise InvalidInput(f"{self.name} must be a positive number, got {short(text)}")
+
+
+QUEUE = NameParam("queue", f"Name of the work queue. The default is `{DEFAULT_QUEUE}`.")
+LIMIT = LimitParam("limit", f"Maximum number of entries to return. Values over {MAX_LIMIT} count as {MAX_LIMIT}.")
+OFFSET = paging().offset
+
+
+def queue_param(query: Query) -> str:
+    """Return the work queue of a request."""
+    return QUEUE.of(query) or DEFAULT_QUEUE
+
+
+def measured(operation: Operation, endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint whose calls count as an operation."""
+
+    @wraps(endpoint)
+    async def measuring(request: Request) -> Response:
+        with broker_of(request).operations.measure(operation):
+            return await endpoint(request)
+
+    return measuring
+
 
 _INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
@@ -111,9 +169,12 @@ class KeysParam(Param, frozen=True):
         name, text = self.name, query.get(self.name, "")
         if not text:
             raise InvalidInput(f"Missing '{name}' query parameter")
-        given = (
-            _json(text, name) if text.startswith("[") else [key_of_text(path, name) or () for path in text.split(",")]
-        )
+        if text.startswith("["):
+            given = _json(text, name)
+        elif text.count(",") >= MAX_KEYS:
+            raise InvalidInput(f"Too many keys: {text.count(',') + 1} (max {MAX_KEYS}).")
+        else:
+            given = [key_of_text(path, name) or () for path in text.split(",")]
         if isinstance(given, list) and given and not isinstance(given[0], list | tuple):
             given = [given]
         return keys_of(given)
@@ -149,9 +210,101 @@ def _json_key(text: str, field: str) -> Key:
 
 def _json(text: str, field: str) -> object:
     try:
-        value: object = msgspec.json.decode(text)
+        value: object = msgspec.json.Decoder(float_hook=Floats()).decode(text)
     except (msgspec.DecodeError, RecursionError):
         raise InvalidInput(
             f"{field}: a value that begins with [ must be a valid JSON array, got {short(text)}"
         ) from None
     return value
+
+
+NO_VALUE = msgspec.Raw(b"null")
+_DIGITS = 20
+_MOST = 2**63 - 1
+_VERSION = re.compile(r"[0-9]{1,20}", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]+", re.ASCII)
+"""Text that needs no escaping in a path, in a query or in a list with commas and colons."""
+_OPAQUE = "~"
+
+
+def wire_entry(entry: KeyEntry) -> WireEntry:
+    """Return an entry in the form of the HTTP API."""
+    ends = msgspec.UNSET if entry.expires_at is None else entry.expires_at // MILLISECOND
+    return WireEntry(entry.key, entry.value, versionstamp(entry.version), ends, entry.unreadable or msgspec.UNSET)
+
+
+def wire_missing(key: Key) -> WireEntry:
+    """Return a missing key in the form of the HTTP API."""
+    return WireEntry(key, NO_VALUE, None)
+
+
+def wire_changes(changes: Iterable[Change]) -> tuple[WireEntry, ...]:
+    """Return changes in the form of the HTTP API."""
+    return tuple(wire_missing(change.key) if change.entry is None else wire_entry(change.entry) for change in changes)
+
+
+# Versions --------------------------------------------------------------------------------------------------
+
+
+def versionstamp(version: int) -> str:
+    """Return a version as text with leading zeros, which sorts in the order of versions."""
+    return f"{version:0{_DIGITS}d}"
+
+
+def version_of(text: str, field: str) -> int:
+    """Return the version of a versionstamp."""
+    if not _VERSION.fullmatch(text) or int(text) > _MOST:
+        raise InvalidInput(f"{field}: expected a versionstamp from a response of this server, got {short(text)}")
+    return int(text)
+
+
+# Places ----------------------------------------------------------------------------------------------------
+
+
+def cursor_of(key: Key) -> str:
+    """Return the cursor after a key, as text that needs no encoding in a URL."""
+    return base64.urlsafe_b64encode(encode_key(key)).rstrip(b"=").decode()
+
+
+def key_at(cursor: str, field: str) -> Key:
+    """Return the key of a cursor."""
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        return check_key(decode_key(base64.b64decode(padded, altchars=b"-_", validate=True)))
+    except (UnicodeEncodeError, binascii.Error, InvalidKey):
+        raise InvalidInput(f"{field}: expected the value of an earlier response, got {short(cursor)}") from None
+
+
+# What a client knows of a prefix ---------------------------------------------------------------------------
+
+
+def known_text(shown: Mapping[bytes, Shown]) -> str:
+    """Return keys with their versions, `users/1:00000000000000000007,...`. Keys without a path form are cursors."""
+    return ",".join(f"{_token(shown[one].key)}:{versionstamp(shown[one].version)}" for one in sorted(shown))
+
+
+def known_of_text(text: str, prefix: Key, field: str) -> dict[bytes, Shown]:
+    """Return the versions that a client knows. Keys outside the prefix are ignored."""
+    known: dict[bytes, Shown] = {}
+    below = encode_key(prefix)
+    items = text.split(",") if text else []
+    if len(items) > MAX_KEYS:
+        raise InvalidInput(f"{field}: at most {MAX_KEYS} keys, got {len(items)}; watch a longer prefix")
+    for item in items:
+        token, colon, stamp = item.rpartition(":")
+        key = key_at(token[1:], field) if token.startswith(_OPAQUE) else key_of_text(token, field)
+        if not colon or key is None:
+            raise InvalidInput(f"{field}: expected key:versionstamp,key:versionstamp, got {short(item)}")
+        identity = encode_key(key)
+        if identity.startswith(below) and identity != below:
+            known[identity] = Shown(key, version_of(stamp, field))
+    return known
+
+
+def _token(key: Key) -> str:
+    text = "/".join(part if isinstance(part, str) else str(part) for part in key)
+    if _PLAIN.fullmatch(text):
+        said = key_of_text(text, "key")
+        if said is not None and encode_key(said) == encode_key(key):
+            return text
+    return _OPAQUE + cursor_of(key)

@@ -1,21 +1,34 @@
-"""Changes of keys, as server-sent events and by polling."""
+"""Event streams of the key-value API: changes of keys, and messages of a work queue."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from hark.api import operations
+from hark.api.types.keys import PolledKeys, PolledPrefix
 from hark.broker import Broker
-from hark.broker.watching.watcher import Change, Shown, Watcher
+from hark.broker.delivery.stream import Arrival, Stream
+from hark.broker.watch import Change, Shown, Watcher
 from hark.errors import InvalidInput
-from hark.http.answers.keyval import PolledKeys, PolledPrefix
+from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params
-from hark.http.keyval.entries import known_of_text, known_text, version_of, versionstamp, wire_changes
-from hark.http.keyval.manner import manner_of
-from hark.http.keyval.params import BASE, LIMIT
-from hark.http.keyval.paths import KEYS, PREFIX, KeysParam
-from hark.http.params import BoolParam, Param
-from hark.http.pops import timeout_param
+from hark.http.exchange import exchange_of
+from hark.http.keyval.paths import (
+    KEYS,
+    LIMIT,
+    PREFIX,
+    QUEUE,
+    KeysParam,
+    known_of_text,
+    known_text,
+    queue_param,
+    version_of,
+    versionstamp,
+    wire_changes,
+)
+from hark.http.keyval.queue import wire_messages
+from hark.http.pops import CONSUMER, named, timeout_param
 from hark.http.responses import (
     UNCACHED_JSON,
     Receive,
@@ -26,12 +39,30 @@ from hark.http.responses import (
     send_response,
     wait_until_left,
 )
-from hark.http.routes.table import EVENTS, Reach, Table, read
-from hark.http.stream.events import event, send_events
-from hark.http.stream.line import Line
+from hark.http.routes.requests import ANOTHER_MODE
+from hark.http.routes.table import EVENTS, BoolParam, IntParam, Param, Table, bind, table
+from hark.http.sse import Line, Manner, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key
 from hark.settings import Settings
+
+_OPENING = b"retry: 1000\n\n"
+"""Milliseconds after which a client reconnects when the connection is lost."""
+_IDLE_SECONDS = 0.1
+"""Time after which an idle client receives the first ping."""
+
+
+def manner_of(settings: Settings) -> Manner:
+    """Return the event options of listeners and watchers."""
+    return Manner(
+        opening=_OPENING,
+        ping=event(b"ping", b""),
+        ping_seconds=settings.queue.ping_interval_ms / 1000,
+        first_ping_seconds=_IDLE_SECONDS,
+        patience=settings.limits.stalled_seconds,
+        cache_control=b"no-cache, no-store",
+    )
+
 
 _PREFIXES = KeysParam("prefixes", "Alias of `prefix`, for compatibility. One prefix only.")
 _INITIAL = BoolParam("initial", "Send the current entries first.", True)
@@ -51,39 +82,28 @@ class KeyWatches:
 
     def table(self) -> Table:
         """Return the table of these routes."""
-        return {
-            f"{BASE}/watch": {
-                "GET": read(self.watch_keys, Reach.SERVER, query=(KEYS, _INITIAL), answer=str, media=EVENTS, raw=True)
-            },
-            f"{BASE}/watch/poll": {
-                "GET": read(
-                    self.poll_keys,
-                    Reach.SERVER,
-                    query=(KEYS, _VERSIONSTAMPS, _WAIT, self._timeout),
-                    answer=PolledKeys,
-                    raw=True,
-                )
-            },
-            f"{BASE}/watch/prefix": {
-                "GET": read(
-                    self.watch_prefix,
-                    Reach.SERVER,
-                    query=(PREFIX, _PREFIXES, LIMIT, _INITIAL),
-                    answer=str,
-                    media=EVENTS,
-                    raw=True,
-                )
-            },
-            f"{BASE}/watch/prefix/poll": {
-                "GET": read(
-                    self.poll_prefix,
-                    Reach.SERVER,
-                    query=(PREFIX, _PREFIXES, LIMIT, _VERSIONSTAMPS, _WAIT, self._timeout),
-                    answer=PolledPrefix,
-                    raw=True,
-                )
-            },
-        }
+        return table(
+            bind(operations.KEYVAL_WATCH_KEYS, self.watch_keys, query=(KEYS, _INITIAL), media=EVENTS, raw=True),
+            bind(
+                operations.KEYVAL_POLL_KEYS,
+                self.poll_keys,
+                query=(KEYS, _VERSIONSTAMPS, _WAIT, self._timeout),
+                raw=True,
+            ),
+            bind(
+                operations.KEYVAL_WATCH_PREFIX,
+                self.watch_prefix,
+                query=(PREFIX, _PREFIXES, LIMIT, _INITIAL),
+                media=EVENTS,
+                raw=True,
+            ),
+            bind(
+                operations.KEYVAL_POLL_PREFIX,
+                self.poll_prefix,
+                query=(PREFIX, _PREFIXES, LIMIT, _VERSIONSTAMPS, _WAIT, self._timeout),
+                raw=True,
+            ),
+        )
 
     async def watch_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Watch keys.
@@ -129,8 +149,8 @@ class KeyWatches:
             watcher = await self._broker.keyvalue.watchers.watch_keys(keys, shown)
             changes = await self._first_changes(watcher, wait_seconds, receive)
             known = [watcher.shown.get(encode_key(key)) for key in keys]
-            stamps = ["" if one is None else versionstamp(one.version) for one in known]
-            polled: PolledKeys = {"entries": wire_changes(changes), "versionstamps": stamps}
+            stamps = tuple("" if one is None else versionstamp(one.version) for one in known)
+            polled: PolledKeys = PolledKeys(entries=wire_changes(changes), versionstamps=stamps)
             answer = encode(polled)
         except Exception as error:
             await send_failure(send, error)
@@ -150,7 +170,7 @@ class KeyWatches:
             wait_seconds, limit = self._wait_param(query), LIMIT.of(query)
             watcher = await self._broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
             changes = await self._first_changes(watcher, wait_seconds, receive)
-            polled: PolledPrefix = {"entries": wire_changes(changes), "versionstamps": known_text(watcher.shown)}
+            polled: PolledPrefix = PolledPrefix(entries=wire_changes(changes), versionstamps=known_text(watcher.shown))
             answer = encode(polled)
         except Exception as error:
             await send_failure(send, error)
@@ -202,3 +222,63 @@ def _known_param(query: Mapping[str, str], keys: Sequence[Key]) -> dict[bytes, S
         for index, (key, stamp) in enumerate(zip(keys, stamps, strict=False))
         if stamp
     }
+
+
+MAX_PREFETCH = 10_000
+
+
+class QueueListeners:
+    """The route, bound to a broker."""
+
+    def __init__(self, broker: Broker, settings: Settings) -> None:
+        self._broker = broker
+        self._prefetch = IntParam(
+            "prefetch",
+            "Maximum number of unacknowledged messages that the client holds.",
+            settings.queue.prefetch,
+            1,
+            MAX_PREFETCH,
+        )
+        self._manner = manner_of(settings)
+
+    def table(self) -> Table:
+        """Return the table of this route."""
+        return table(
+            bind(
+                operations.KEYVAL_LISTEN,
+                self.listen,
+                query=(QUEUE, self._prefetch, CONSUMER),
+                media=EVENTS,
+                errors=(ANOTHER_MODE,),
+                raw=True,
+            ),
+        )
+
+    async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream messages of a work queue.
+
+        Sends each message as a server-sent event `message` as soon as it is available, and an event `ping` while there
+        is none. Acknowledge each message with POST /keyval/api/queue/ack and its receipt.
+        """
+        try:
+            stream = await self._open(scope)
+        except Exception as error:
+            await send_failure(send, error)
+            return
+        await send_events(scope, receive, send, stream, lambda line: take(stream, line, self._events), self._manner)
+
+    async def _open(self, scope: Scope) -> Stream:
+        query = query_params(scope["query_string"])
+        queue = queue_param(query)
+        prefetch = self._prefetch.of(query)
+        work = self._broker.work_queues
+        await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
+        stream = self._broker.delivery.open_stream(prefetch, mute=True)
+        # One message at a time, so that several listeners share the messages evenly.
+        stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
+        return stream
+
+    def _events(self, arrival: Arrival) -> bytes:
+        with self._broker.operations.measure("queue_dequeue"):
+            messages = wire_messages(arrival.result)
+            return b"".join(event(b"message", encode(message), message.id.encode()) for message in messages)

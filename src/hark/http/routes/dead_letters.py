@@ -1,27 +1,79 @@
-"""Dead letters: list, requeue and delete, one or several at a time."""
+"""Dead letters: list, requeue, delete and import, one or several at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.api import operations
+from hark.api.types.base import Pagination
+from hark.api.types.dead_letters import (
+    DeadLetterPage,
+    DeadLetterResult,
+    DeletedDeadLetter,
+    DeletedDeadLetters,
+    FilterBody,
+    IdsBody,
+    ImportedDeadLetters,
+    ListedDeadLetter,
+    PurgedDeadLetters,
+    RequeueBody,
+    RequeuedDeadLetter,
+    RequeuedDeadLetters,
+)
 from hark.broker.broker import first
-from hark.broker.dead_letters import find_each, find_oldest
+from hark.broker.work_queues import find_each, find_oldest
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
-from hark.http.answers import dead_letters as answers
-from hark.http.checks import check_int, check_text, format_time_ms
-from hark.http.edge.identities import check_filter, identity_of
-from hark.http.edge.reaching import reached_letter
+from hark.http.admission import check_filter, identity_of, reached_letter, stamp
+from hark.http.checks import (
+    array_of,
+    check_int,
+    check_name,
+    check_text,
+    decode_unbounded,
+    elements,
+    parse_moment,
+    raw_default,
+    short,
+    time_of,
+)
 from hark.http.exchange import exchange_of
-from hark.http.params import MAX_PAGE, BoolParam, IdParam, NameParam, TimeParam, paging
-from hark.http.routes.requests import TOO_MANY, broker_of, query_of, read_json, reply, text_in_path
-from hark.http.routes.table import Failure, Reach, Table, admin, read, write
-from hark.model import DeadLetter, DeadLetterFilter
+from hark.http.items import MAX_ERROR_CHARACTERS, NO_KEYS, NO_PAYLOAD, PushItem, to_new_message
+from hark.http.routes.requests import (
+    MAINTENANCE,
+    NO_QUEUE,
+    TOO_MANY,
+    broker_of,
+    query_of,
+    read_json,
+    reply,
+    settings_of,
+    text_in_path,
+)
+from hark.http.routes.table import (
+    LARGE_BODY,
+    MAX_PAGE,
+    BoolParam,
+    Failure,
+    IdParam,
+    NameParam,
+    Table,
+    TimeParam,
+    bind,
+    paging,
+    table,
+)
+from hark.ids import has_place
+from hark.model import DeadLetter, DeadLetterFilter, NewDeadLetter
 
 _PAGE = paging()
+_MOST_ATTEMPTS = 2**31 - 1
 _QUEUE = NameParam("queue", "Match only dead letters of this queue.")
 _GROUP = NameParam("consumerGroup", "Match only dead letters of this consumer group.")
 _PARTITION = NameParam("partition", "Match only dead letters of partitions with this name.")
@@ -41,12 +93,13 @@ async def list_dead_letters(request: Request) -> Response:
     limit, offset = _PAGE.of(query)
     where = msgspec.structs.replace(_filter(query), payloads=_PAYLOADS.of(query), limit=limit, offset=offset)
     page = await broker_of(request).dead_letters(where)
-    answer: answers.DeadLetterPage = {
-        "messages": [_letter(letter) for letter in page.items],
-        "pagination": {"limit": limit, "offset": offset},
-        "total": page.total,
-    }
-    return reply(answer)
+    return reply(
+        DeadLetterPage(
+            items=tuple(_letter(letter) for letter in page.items),
+            pagination=Pagination(limit=limit, offset=offset),
+            total=page.total,
+        )
+    )
 
 
 async def requeue(request: Request) -> Response:
@@ -56,15 +109,16 @@ async def requeue(request: Request) -> Response:
     """
     letter = await _find(request)
     message_id = first(await broker_of(request).engine.requeue([letter.id]))
-    answer: answers.RequeuedDeadLetter = {
-        "success": True,
-        "deadLetterId": letter.id,
-        "messageId": message_id,
-        "queue": letter.queue,
-        "partition": letter.partition,
-        "consumerGroup": letter.group,
-    }
-    return reply(answer)
+    return reply(
+        RequeuedDeadLetter(
+            success=True,
+            dead_letter_id=letter.id,
+            message_id=message_id,
+            queue=letter.queue,
+            partition=letter.partition,
+            consumer_group=letter.group,
+        )
+    )
 
 
 async def delete_dead_letter(request: Request) -> Response:
@@ -73,8 +127,7 @@ async def delete_dead_letter(request: Request) -> Response:
     deleted = await broker_of(request).engine.delete_dead_letters(DeadLetterFilter(ids=(letter.id,)))
     if not deleted:
         raise NotFound("Dead letter not found", code="dead_letter_not_found")
-    answer: answers.DeletedDeadLetter = {"success": True, "deadLetterId": letter.id, "deleted": deleted}
-    return reply(answer)
+    return reply(DeletedDeadLetter(success=True, dead_letter_id=letter.id, deleted=deleted))
 
 
 async def purge_dead_letters(request: Request) -> Response:
@@ -86,36 +139,10 @@ async def purge_dead_letters(request: Request) -> Response:
     if where.queue is None:
         raise InvalidInput("queue is required")
     deleted = await broker_of(request).engine.delete_dead_letters(where)
-    answer: answers.PurgedDeadLetters = {"success": True, "queue": where.queue, "deleted": deleted}
-    return reply(answer)
+    return reply(PurgedDeadLetters(success=True, queue=where.queue, deleted=deleted))
 
 
 # Many at a time --------------------------------------------------------------------------------------------
-
-
-class FilterBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """A filter of dead letters. Absent fields match all dead letters."""
-
-    queue: str | None = None
-    consumer_group: str | None = None
-    partition: str | None = None
-    since: str | None = msgspec.field(default=None, name="from")
-    until: str | None = msgspec.field(default=None, name="to")
-    search: str | None = None
-
-
-class RequeueBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The dead letters to requeue: either ids, or a filter with an optional limit."""
-
-    ids: list[str] | None = None
-    filter: FilterBody | None = None
-    limit: int | None = None
-
-
-class IdsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The ids of dead letters, or of messages that are dead letters in one consumer group."""
-
-    ids: list[str]
 
 
 async def requeue_many(request: Request) -> Response:
@@ -141,13 +168,12 @@ async def requeue_many(request: Request) -> Response:
     chosen = [one.id for one in found if isinstance(one, DeadLetter)]
     _note_letters(request, found)
     outcomes = iter(await engine.requeue(chosen))
-    results = [
+    results = tuple(
         _result(name, one if isinstance(one, HarkError) else next(outcomes))
         for name, one in zip(ids, found, strict=True)
-    ]
-    requeued = sum(1 for result in results if result["success"])
-    answer: answers.RequeuedDeadLetters = {"requeued": requeued, "remaining": remaining, "results": results}
-    return reply(answer)
+    )
+    requeued = sum(1 for result in results if result.success)
+    return reply(RequeuedDeadLetters(requeued=requeued, remaining=remaining, results=results))
 
 
 async def delete_many(request: Request) -> Response:
@@ -161,9 +187,111 @@ async def delete_many(request: Request) -> Response:
     own = [one.id for one in found if isinstance(one, DeadLetter)]
     _note_letters(request, found)
     deleted = await engine.delete_dead_letters(DeadLetterFilter(ids=own))
-    results = [_result(name, one if isinstance(one, HarkError) else None) for name, one in zip(ids, found, strict=True)]
-    answer: answers.DeletedDeadLetters = {"deleted": deleted, "results": results}
-    return reply(answer)
+    results = tuple(
+        _result(name, one if isinstance(one, HarkError) else None) for name, one in zip(ids, found, strict=True)
+    )
+    return reply(DeletedDeadLetters(deleted=deleted, results=results))
+
+
+# Dead letters of other stores -----------------------------------------------------------------------------------
+
+
+class DeadLetterItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """A dead letter of another store, with the options of its message."""
+
+    id: str
+    partition: str
+    consumer_group: str
+    transaction_id: str
+    payload: msgspec.Raw
+    error: str
+    attempts: int
+    created_at: str | int
+    failed_at: str | int
+    trace_id: str = ""
+    priority: int | None = None
+    backoff_schedule: list[int] | None = None
+    keys_if_undelivered: msgspec.Raw = raw_default(NO_KEYS)
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class ImportBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The dead letters to import."""
+
+    items: list[DeadLetterItem]
+
+
+class _Carrier(msgspec.Struct, gc=False):
+    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
+
+
+@cache
+def _carriers() -> Any:
+    return msgspec.defstruct("Carriers", [("items", array_of(_Carrier))])
+
+
+def _payloads(body: bytes) -> Iterator[msgspec.Raw]:
+    for item in elements(decode_unbounded(body, _carriers(), "body").items):
+        yield item.payload
+
+
+async def import_dead_letters(request: Request) -> Response:
+    """Import dead letters.
+
+    Stores dead letters of another store in the queue that the parameter `queue` names. It must exist. A dead letter
+    whose id, or whose message in the same consumer group, is a dead letter already is a duplicate and changes nothing.
+    """
+    queue = _QUEUE.of(query_of(request))
+    items = (await read_json(request, ImportBody, "body", payloads=_payloads)).items
+    if queue is None:
+        raise InvalidInput("queue is required")
+    most = settings_of(request).limits.max_batch
+    if len(items) > most:
+        raise InvalidInput(
+            f"items: at most {most} in one request (setting limits.max_batch), got {len(items)}; send smaller batches",
+            code="batch_too_large",
+        )
+    letters = [_imported(item, queue, index) for index, item in enumerate(items)]
+    stamp(identity_of(request), [letter.message for letter in letters])
+    exchange_of(request).note_target(queues=[queue], number=len(letters))
+    stored = sum(await broker_of(request).import_dead_letters(letters))
+    return reply(ImportedDeadLetters(imported=stored, duplicates=len(letters) - stored))
+
+
+def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
+    where = f"items[{index}]"
+    message = PushItem(
+        queue,
+        item.partition,
+        item.payload,
+        item.transaction_id,
+        item.trace_id,
+        item.priority,
+        backoff_schedule=item.backoff_schedule,
+        keys_if_undelivered=item.keys_if_undelivered,
+        traceparent=item.traceparent,
+        tracestate=item.tracestate,
+    )
+    return NewDeadLetter(
+        message=to_new_message(message, index),
+        id=_check_uuid(item.id, f"{where}.id"),
+        group=check_name(item.consumer_group, f"{where}.consumerGroup"),
+        attempts=check_int(item.attempts, f"{where}.attempts", 0, _MOST_ATTEMPTS),
+        error=item.error[:MAX_ERROR_CHARACTERS],
+        created_at=parse_moment(item.created_at, f"{where}.createdAt"),
+        failed_at=parse_moment(item.failed_at, f"{where}.failedAt"),
+    )
+
+
+def _check_uuid(text: str, field: str) -> str:
+    """Return the id of a dead letter. It must not look like the id of a message."""
+    try:
+        if str(uuid.UUID(text)) == text and not has_place(text):
+            return text
+    except ValueError:
+        pass
+    raise InvalidInput(f"{field}: expected the deadLetterId of an export, a UUID, got {short(text)}")
 
 
 def _note_letters(request: Request, found: Sequence[DeadLetter | HarkError]) -> None:
@@ -185,12 +313,12 @@ def _as_query(body: FilterBody) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _result(name: str, outcome: str | HarkError | None) -> answers.DeadLetterResult:
+def _result(name: str, outcome: str | HarkError | None) -> DeadLetterResult:
     if isinstance(outcome, HarkError):
-        return {"id": name, "success": False, "error": outcome.text, "code": outcome.code}
+        return DeadLetterResult(id=name, success=False, error=outcome.text, code=outcome.code)
     if outcome is None:
-        return {"id": name, "success": True}
-    return {"id": name, "success": True, "messageId": outcome}
+        return DeadLetterResult(id=name, success=True)
+    return DeadLetterResult(id=name, success=True, message_id=outcome)
 
 
 def _filter(query: Mapping[str, str]) -> DeadLetterFilter:
@@ -223,47 +351,42 @@ async def _find(request: Request) -> DeadLetter:
     return found[0]
 
 
-def _letter(letter: DeadLetter) -> answers.ListedDeadLetter:
-    return {
-        "id": letter.message_id,
-        "deadLetterId": letter.id,
-        "transactionId": letter.transaction_id,
-        "partitionId": letter.partition_id,
-        "traceId": letter.trace_id,
-        "queue": letter.queue,
-        "partition": letter.partition,
-        "consumerGroup": letter.group,
-        "errorMessage": letter.error,
-        "retryCount": max(0, letter.attempts - 1),
-        "attempts": letter.attempts,
-        "data": letter.payload,
-        "producerSub": letter.producer,
-        "createdAt": format_time_ms(letter.created_at),
-        "failedAt": format_time_ms(letter.failed_at),
-    }
+def _letter(letter: DeadLetter) -> ListedDeadLetter:
+    return ListedDeadLetter(
+        id=letter.message_id,
+        dead_letter_id=letter.id,
+        transaction_id=letter.transaction_id,
+        partition_id=letter.partition_id,
+        trace_id=letter.trace_id,
+        queue=letter.queue,
+        partition=letter.partition,
+        consumer_group=letter.group,
+        error=letter.error,
+        retry_count=max(0, letter.attempts - 1),
+        attempts=letter.attempts,
+        payload=letter.payload,
+        payload_error=letter.unreadable,
+        producer_sub=letter.producer,
+        created_at=time_of(letter.created_at),
+        failed_at=time_of(letter.failed_at),
+    )
 
 
 _NOT_THE_ONE = (Failure(404, "dead_letter_not_found"), Failure(409, "ambiguous"))
 
-TABLE: Table = {
-    "/api/v1/dlq": {
-        "GET": read(list_dead_letters, Reach.QUERY, query=(*_PAGE, *_FILTER, _PAYLOADS), answer=answers.DeadLetterPage),
-        "DELETE": admin(purge_dead_letters, Reach.QUERY, query=_FILTER, answer=answers.PurgedDeadLetters),
-    },
-    "/api/v1/dlq/requeue": {
-        "POST": write(
-            requeue_many, Reach.ITEMS, body=RequeueBody, answer=answers.RequeuedDeadLetters, errors=(TOO_MANY,)
-        )
-    },
-    "/api/v1/dlq/delete": {
-        "POST": write(delete_many, Reach.ITEMS, body=IdsBody, answer=answers.DeletedDeadLetters, errors=(TOO_MANY,))
-    },
-    "/api/v1/dlq/{id}": {
-        "DELETE": write(
-            delete_dead_letter, Reach.ITEMS, query=(_GROUP,), answer=answers.DeletedDeadLetter, errors=_NOT_THE_ONE
-        )
-    },
-    "/api/v1/dlq/{id}/requeue": {
-        "POST": write(requeue, Reach.ITEMS, query=(_GROUP,), answer=answers.RequeuedDeadLetter, errors=_NOT_THE_ONE)
-    },
-}
+TABLE: Table = table(
+    bind(operations.LIST_DEAD_LETTERS, list_dead_letters, query=(*_PAGE, *_FILTER, _PAYLOADS)),
+    bind(operations.PURGE_DEAD_LETTERS, purge_dead_letters, query=_FILTER),
+    bind(operations.REQUEUE_MANY, requeue_many, body=RequeueBody, errors=(TOO_MANY,)),
+    bind(
+        operations.IMPORT_DEAD_LETTERS,
+        import_dead_letters,
+        query=(_QUEUE,),
+        body=ImportBody,
+        body_bytes=LARGE_BODY,
+        errors=(NO_QUEUE, TOO_MANY, MAINTENANCE),
+    ),
+    bind(operations.DELETE_MANY, delete_many, body=IdsBody, errors=(TOO_MANY,)),
+    bind(operations.DELETE_DEAD_LETTER, delete_dead_letter, query=(_GROUP,), errors=_NOT_THE_ONE),
+    bind(operations.REQUEUE, requeue, query=(_GROUP,), errors=_NOT_THE_ONE),
+)

@@ -1,4 +1,4 @@
-"""Consumer groups: list, get, delete, resubscribe; and a group of one queue: pause, resume, purge."""
+"""Consumer groups: list, get, delete, resubscribe, limit and seek; and a group of one queue: pause, resume, purge."""
 
 from __future__ import annotations
 
@@ -7,25 +7,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.access.identity import Identity
-from hark.clock import SECOND
-from hark.errors import InvalidInput, NotFound
-from hark.http.answers.groups import (
+from hark.api import operations
+from hark.api.types.groups import (
     DeletedGroup,
-    DeletedGroupOfQueue,
     LaggingTrack,
     ListedGroup,
-    PausedGroup,
-    PurgedGroup,
     Resubscribed,
+    SeekBody,
+    ShownLimits,
     ShownTrack,
     ShownTracks,
+    SoughtPartition,
+    SoughtQueue,
+    SubscriptionBody,
 )
-from hark.http.checks import MAX_NUMBER, format_time_ms, parse_moment
-from hark.http.edge.identities import identity_of, shown_lease
-from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
-from hark.http.routes.requests import NO_GROUP, broker_of, name_in_path, now, query_of, read_json, reply
-from hark.http.routes.table import Reach, Table, admin, read, write
-from hark.model import GroupStats, TrackStats
+from hark.api.types.queues import Paused, Purged
+from hark.broker.broker import first
+from hark.clock import SECOND
+from hark.errors import InvalidInput, NotFound
+from hark.http.admission import identity_of, shown_lease
+from hark.http.checks import MAX_NUMBER, check_int, parse_moment, time_of
+from hark.http.routes.queues import LimitsBody, groups_of, queues_of, read_limits
+from hark.http.routes.requests import (
+    NO_GROUP,
+    NO_QUEUE,
+    broker_of,
+    name_in_path,
+    now,
+    query_of,
+    read_json,
+    read_optional_json,
+    reply,
+)
+from hark.http.routes.table import MAX_LIST, BoolParam, Failure, IntParam, NameParam, Table, bind, paging, table
+from hark.model import GroupStats, Limits, Seek, SeekOutcome, TrackStats
 
 LAGGING_SECONDS = 300
 DEAD_SECONDS = 86_400
@@ -44,9 +59,8 @@ async def list_groups(request: Request) -> Response:
     """List consumer groups. Returns one entry for each consumer group and queue."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
-    groups = await broker_of(request).engine.group_stats(queue=_QUEUE.of(query))
-    groups = [stats for stats in groups if identity_of(request).may_use(stats.queue)]
-    moment = now()
+    groups = await groups_of(request, _QUEUE.of(query))
+    moment = now(request)
     return reply([_group(stats, moment) for stats in groups[offset : offset + limit]])
 
 
@@ -57,28 +71,29 @@ async def list_lagging(request: Request) -> Response:
     """
     query = query_of(request)
     tracks = await _tracks(request, None, _MIN_LAG.of(query))
-    moment = now()
+    moment = now(request)
     return reply([_lagging(track, moment, identity_of(request)) for track in tracks])
 
 
 async def show_group(request: Request) -> Response:
     """Get a consumer group. Returns the position of the group in each partition, by queue name."""
     group = name_in_path(request, "group")
-    moment = now()
-    queues: dict[str, ShownTracks] = {}
+    moment = now(request)
+    queues: dict[str, list[ShownTrack]] = {}
     for track in await _tracks(request, group):
         shown = _track(track, moment, identity_of(request))
-        queues.setdefault(track.queue, {"partitions": []})["partitions"].append(shown)
-    return reply(queues)
+        queues.setdefault(track.queue, []).append(shown)
+    return reply({queue: ShownTracks(tuple(found)) for queue, found in queues.items()})
 
 
 async def _tracks(request: Request, group: str | None, min_lag_seconds: int = 0) -> list[TrackStats]:
     """Return positions of groups in partitions of permitted queues, up to the limit."""
-    limit, identity = _TRACKS.of(query_of(request)), identity_of(request)
-    # The store does not know permissions, so it is asked for more entries if some are left out afterwards.
-    most = MAX_LIST if identity.restricted else limit
-    tracks = await broker_of(request).engine.track_stats(group, min_lag_seconds=min_lag_seconds, limit=most)
-    return [track for track in tracks if identity.may_use(track.queue)][:limit]
+    limit = _TRACKS.of(query_of(request))
+    broker, queues = broker_of(request), await queues_of(request)
+    if min_lag_seconds and (skipped := broker.observed.counts.caught_up(now(request) - min_lag_seconds * SECOND)):
+        names = [info.name for info in await broker.engine.queue_infos(queues)]
+        queues = [name for name in names if name not in skipped]
+    return await broker.engine.track_stats(group, min_lag_seconds=min_lag_seconds, limit=limit, queues=queues)
 
 
 async def delete_group(request: Request) -> Response:
@@ -86,13 +101,9 @@ async def delete_group(request: Request) -> Response:
     group = name_in_path(request, "group")
     forget = _FORGET.of(query_of(request))
     deleted = await broker_of(request).engine.delete_group(group, None, forget)
-    answer: DeletedGroup = {
-        "success": True,
-        "consumerGroup": group,
-        "deletedPartitions": deleted.partitions,
-        "metadataDeleted": forget,
-    }
-    return reply(answer)
+    return reply(
+        DeletedGroup(success=True, consumer_group=group, deleted_partitions=deleted.partitions, metadata_deleted=forget)
+    )
 
 
 async def delete_group_of_queue(request: Request) -> Response:
@@ -100,20 +111,15 @@ async def delete_group_of_queue(request: Request) -> Response:
     group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
     forget = _FORGET.of(query_of(request))
     deleted = await broker_of(request).engine.delete_group(group, queue, forget)
-    answer: DeletedGroupOfQueue = {
-        "success": True,
-        "consumerGroup": group,
-        "queueName": queue,
-        "deletedPartitions": deleted.partitions,
-        "metadataDeleted": forget,
-    }
-    return reply(answer)
-
-
-class SubscriptionBody(msgspec.Struct, rename="camel"):
-    """The new start position of a consumer group."""
-
-    subscription_timestamp: str | int | None = None
+    return reply(
+        DeletedGroup(
+            success=True,
+            consumer_group=group,
+            queue_name=queue,
+            deleted_partitions=deleted.partitions,
+            metadata_deleted=forget,
+        )
+    )
 
 
 async def resubscribe(request: Request) -> Response:
@@ -128,13 +134,7 @@ async def resubscribe(request: Request) -> Response:
         raise InvalidInput("subscriptionTimestamp is required")
     since = parse_moment(body.subscription_timestamp, "subscriptionTimestamp")
     updated = await broker_of(request).engine.resubscribe(group, since)
-    answer: Resubscribed = {
-        "success": True,
-        "consumerGroup": group,
-        "newTimestamp": format_time_ms(since),
-        "rowsUpdated": updated,
-    }
-    return reply(answer)
+    return reply(Resubscribed(success=True, consumer_group=group, new_timestamp=time_of(since), rows_updated=updated))
 
 
 async def pause_group(request: Request) -> Response:
@@ -151,8 +151,7 @@ async def _set_paused(request: Request, paused: bool) -> Response:
     queue, group = name_in_path(request, "queue"), name_in_path(request, "group")
     if not await broker_of(request).engine.pause(queue, group, paused):
         raise NotFound("Consumer group not found", code="group_not_found")
-    answer: PausedGroup = {"success": True, "queue": queue, "consumerGroup": group, "paused": paused}
-    return reply(answer)
+    return reply(Paused(success=True, queue=queue, consumer_group=group, paused=paused))
 
 
 async def purge_group(request: Request) -> Response:
@@ -162,11 +161,10 @@ async def purge_group(request: Request) -> Response:
     """
     queue, group = name_in_path(request, "queue"), name_in_path(request, "group")
     engine = broker_of(request).engine
-    if not await engine.group_stats(group, queue):
+    if not await engine.group_stats(group, queue, uncounted=[queue]):
         raise NotFound("Consumer group not found", code="group_not_found")
     purged = await engine.purge(queue, group)
-    answer: PurgedGroup = {"success": True, "queue": queue, "consumerGroup": group, "purged": purged}
-    return reply(answer)
+    return reply(Purged(success=True, queue=queue, consumer_group=group, purged=purged))
 
 
 def _age_seconds(since: int | None, moment: int) -> float:
@@ -179,79 +177,176 @@ def _group(stats: GroupStats, moment: int) -> ListedGroup:
     # Messages are pending, none is leased, and no consumer was active for a day: the group has no consumers.
     idle = _age_seconds(stats.last_seen, moment) > DEAD_SECONDS
     dead = stats.lag > 0 and stats.leases == 0 and idle
-    return {
-        "name": stats.group,
-        "topics": [stats.queue],
-        "queueName": stats.queue,
-        "members": stats.leases,
-        "inFlight": stats.in_flight,
-        "partitionsWithLag": stats.partitions_with_lag,
-        "totalLag": stats.lag,
-        "maxTimeLag": int(age),
-        "state": "Dead" if dead else "Lagging" if age > LAGGING_SECONDS else "Stable",
-        "subscriptionMode": stats.subscription.mode,
-        "subscriptionTimestamp": None if since is None else format_time_ms(since),
-        "subscriptionCreatedAt": format_time_ms(stats.created_at),
-        "groupMode": stats.mode,
-        "paused": stats.paused,
-        "limits": stats.limits,
-        "lastSeenAt": format_time_ms(stats.last_seen),
-    }
+    return ListedGroup(
+        name=stats.group,
+        topics=(stats.queue,),
+        queue=stats.queue,
+        members=stats.leases,
+        in_flight=stats.in_flight,
+        partitions_with_lag=stats.partitions_with_lag,
+        total_lag=stats.lag,
+        scheduled=stats.scheduled,
+        max_time_lag=int(age),
+        state="Dead" if dead else "Lagging" if age > LAGGING_SECONDS else "Stable",
+        subscription_mode=stats.subscription.mode,
+        subscription_timestamp=time_of(since),
+        subscription_created_at=time_of(stats.created_at),
+        group_mode=stats.mode,
+        paused=stats.paused,
+        limits=stats.limits,
+        last_seen_at=time_of(stats.last_seen),
+    )
 
 
 def _lagging(track: TrackStats, moment: int, identity: Identity) -> LaggingTrack:
     age = _age_seconds(track.oldest_waiting, moment)
-    return {
-        "consumer_group": track.group,
-        "queue_name": track.queue,
-        "partition_name": track.partition,
-        "partition_id": track.partition_id,
-        "worker_id": shown_lease(identity, track.lease_id),
-        "offset_lag": track.lag,
-        "time_lag_seconds": int(age),
-        "lag_hours": round(age / 3600, 2),
-        "oldest_unconsumed_at": None if track.oldest_waiting is None else format_time_ms(track.oldest_waiting),
-        "last_consumed_at": None if track.last_settled is None else format_time_ms(track.last_settled),
-    }
+    return LaggingTrack(
+        consumer_group=track.group,
+        queue_name=track.queue,
+        partition_name=track.partition,
+        partition_id=track.partition_id,
+        worker_id=shown_lease(identity, track.lease_id),
+        offset_lag=track.lag,
+        scheduled=track.scheduled,
+        time_lag_seconds=int(age),
+        lag_hours=round(age / 3600, 2),
+        oldest_unconsumed_at=time_of(track.oldest_waiting),
+        last_consumed_at=time_of(track.last_settled),
+    )
 
 
 def _track(track: TrackStats, moment: int, identity: Identity) -> ShownTrack:
-    return {
-        "partition": track.partition,
-        "partitionId": track.partition_id,
-        "workerId": shown_lease(identity, track.lease_id),
-        "lastConsumedAt": None if track.last_settled is None else format_time_ms(track.last_settled),
-        "totalConsumed": track.cursor,
-        "offsetLag": track.lag,
-        "timeLagSeconds": int(_age_seconds(track.oldest_waiting, moment)),
-        "leaseActive": track.lease_id is not None,
-    }
+    return ShownTrack(
+        partition=track.partition,
+        partition_id=track.partition_id,
+        worker_id=shown_lease(identity, track.lease_id),
+        last_consumed_at=time_of(track.last_settled),
+        total_consumed=track.cursor,
+        offset_lag=track.lag,
+        scheduled=track.scheduled,
+        time_lag_seconds=int(_age_seconds(track.oldest_waiting, moment)),
+        lease_active=track.lease_id is not None,
+    )
 
 
-TABLE: Table = {
-    "/api/v1/consumer-groups": {
-        "GET": read(list_groups, Reach.LISTED, query=(*_PAGE, _QUEUE), answer=list[ListedGroup])
-    },
-    "/api/v1/consumer-groups/lagging": {
-        "GET": read(list_lagging, Reach.LISTED, query=(_MIN_LAG, _TRACKS), answer=list[LaggingTrack])
-    },
-    "/api/v1/consumer-groups/{group}": {
-        "GET": read(show_group, Reach.LISTED, query=(_TRACKS,), answer=dict[str, ShownTracks]),
-        "DELETE": admin(delete_group, Reach.SERVER, query=(_FORGET,), answer=DeletedGroup),
-    },
-    "/api/v1/consumer-groups/{group}/subscription": {
-        "POST": write(resubscribe, Reach.SERVER, body=SubscriptionBody, answer=Resubscribed)
-    },
-    "/api/v1/consumer-groups/{group}/queues/{queue}": {
-        "DELETE": admin(delete_group_of_queue, Reach.PATH, query=(_FORGET,), answer=DeletedGroupOfQueue)
-    },
-    "/api/v1/resources/queues/{queue}/groups/{group}/pause": {
-        "POST": write(pause_group, Reach.PATH, answer=PausedGroup, errors=(NO_GROUP,))
-    },
-    "/api/v1/resources/queues/{queue}/groups/{group}/resume": {
-        "POST": write(resume_group, Reach.PATH, answer=PausedGroup, errors=(NO_GROUP,))
-    },
-    "/api/v1/resources/queues/{queue}/groups/{group}/purge": {
-        "POST": write(purge_group, Reach.PATH, answer=PurgedGroup, errors=(NO_GROUP,))
-    },
-}
+# Limits ------------------------------------------------------------------------------------------------------
+
+
+async def show_limits(request: Request) -> Response:
+    """Get the limits of a consumer group of a queue. A limit of 0 means no limit."""
+    group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
+    found = await broker_of(request).engine.group_stats(group, queue, uncounted=[queue])
+    if not found:
+        raise _no_group()
+    return _answer(group, queue, found[0].limits)
+
+
+async def limit_group(request: Request) -> Response:
+    """Set the limits of a consumer group of a queue. Replaces all limits; an absent limit becomes 0 (no limit)."""
+    group, queue = name_in_path(request, "group"), name_in_path(request, "queue")
+    limits = read_limits(await read_json(request, dict[str, msgspec.Raw], "limits"))
+    if not await broker_of(request).engine.limit_group(queue, group, limits):
+        raise _no_group()
+    return _answer(group, queue, limits)
+
+
+def _no_group() -> NotFound:
+    return NotFound("Consumer group not found", code="group_not_found")
+
+
+def _answer(group: str, queue: str, limits: Limits) -> Response:
+    return reply(ShownLimits(success=True, consumer_group=group, queue_name=queue, limits=limits))
+
+
+# Seek --------------------------------------------------------------------------------------------------------
+
+
+async def seek_queue(request: Request) -> Response:
+    """Seek a consumer group in a queue.
+
+    Moves the group to the end, to a time or to an offset, in all partitions of the queue. Its leases there end.
+    """
+    body = await read_optional_json(request, SeekBody, "seek")
+    wish = _wish(request, body, None)
+    outcome = await _seek(request, wish)
+    return reply(
+        SoughtQueue(
+            success=True,
+            consumer_group=wish.group,
+            queue_name=wish.queue,
+            seek_to_end=wish.to_end,
+            target_timestamp=time_of(wish.timestamp),
+            target_offset=wish.offset,
+            partitions_updated=outcome.partitions,
+        )
+    )
+
+
+async def seek_partition(request: Request) -> Response:
+    """Seek a consumer group in a partition.
+
+    Moves the group to the end, to a time or to an offset of the partition. An empty body moves it to the end. Its lease
+    there ends.
+    """
+    body = await read_optional_json(request, SeekBody, "seek")
+    if body == SeekBody():
+        body = SeekBody(to_end=True)
+    partition = name_in_path(request, "partition")
+    wish = _wish(request, body, partition)
+    outcome = await _seek(request, wish)
+    return reply(
+        SoughtPartition(
+            success=True,
+            consumer_group=wish.group,
+            queue_name=wish.queue,
+            partition_name=partition,
+            updated=outcome.partitions > 0,
+            cursor_moved_to=None if outcome.next_offset is None else outcome.next_offset - 1,
+            next_offset=outcome.next_offset,
+        )
+    )
+
+
+async def _seek(request: Request, wish: Seek) -> SeekOutcome:
+    try:
+        return first(await broker_of(request).engine.seek([wish]))
+    except NotFound as error:
+        # Clients may rely on these texts.
+        what = "Partition" if error.code == "partition_not_found" else "Queue"
+        raise NotFound(f"{what} not found", code=error.code) from error
+
+
+def _wish(request: Request, body: SeekBody, partition: str | None) -> Seek:
+    given = [body.to_end or None, body.timestamp, body.offset]
+    if sum(value is not None for value in given) != 1:
+        raise InvalidInput("expected exactly one of toEnd (true), timestamp and offset")
+    return Seek(
+        queue=name_in_path(request, "queue"),
+        group=name_in_path(request, "group"),
+        partition=partition,
+        to_end=bool(body.to_end),
+        timestamp=None if body.timestamp is None else parse_moment(body.timestamp, "timestamp"),
+        offset=None if body.offset is None else check_int(body.offset, "offset", 1, MAX_NUMBER),
+    )
+
+
+_NO_PARTITION = Failure(404, "partition_not_found")
+
+
+TABLE: Table = table(
+    bind(operations.LIST_GROUPS, list_groups, query=(*_PAGE, _QUEUE)),
+    bind(operations.LIST_LAGGING, list_lagging, query=(_MIN_LAG, _TRACKS)),
+    bind(operations.SHOW_GROUP, show_group, query=(_TRACKS,)),
+    bind(operations.DELETE_GROUP, delete_group, query=(_FORGET,)),
+    bind(operations.RESUBSCRIBE, resubscribe, body=SubscriptionBody),
+    bind(operations.DELETE_GROUP_OF_QUEUE, delete_group_of_queue, query=(_FORGET,)),
+    bind(operations.PAUSE_GROUP, pause_group, errors=(NO_GROUP,)),
+    bind(operations.RESUME_GROUP, resume_group, errors=(NO_GROUP,)),
+    bind(operations.PURGE_GROUP, purge_group, errors=(NO_GROUP,)),
+    bind(operations.SHOW_LIMITS, show_limits, errors=(NO_GROUP,)),
+    bind(operations.LIMIT_GROUP, limit_group, body=LimitsBody, errors=(NO_GROUP,)),
+    bind(operations.SEEK_QUEUE, seek_queue, body=SeekBody, body_optional=True, errors=(NO_QUEUE,)),
+    bind(
+        operations.SEEK_PARTITION, seek_partition, body=SeekBody, body_optional=True, errors=(NO_QUEUE, _NO_PARTITION)
+    ),
+)

@@ -1,45 +1,164 @@
-"""Administration of messages: list, get, cancel, delete."""
+"""Administration of messages: list, get, cancel, delete, explain; leases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.clock import SECOND
-from hark.errors import Conflict, NotFound
-from hark.http.answers.messages import (
-    CancelledMessage,
+from hark.access.identity import Identity
+from hark.api import operations
+from hark.api.types.base import Pagination, extended
+from hark.api.types.leases import ExplainedMessage, ExtendedLeases, ExtendManyBody, GroupReason, HeldLease, LeasePage
+from hark.api.types.messages import (
+    BusStatus,
     DeletedMessage,
-    DeletedMessageById,
     ListedMessage,
     MessageGroup,
     MessagePage,
+    MessageQueue,
     Mode,
+    RemovedMessage,
     ShownMessage,
 )
-from hark.http.checks import format_time, format_time_ms
-from hark.http.edge.identities import identity_of
-from hark.http.edge.reaching import reached
-from hark.http.params import ChoiceParam, NameParam, TimeParam, paging
-from hark.http.routes.requests import NO_MESSAGE, broker_of, now, query_of, reply, text_in_path
-from hark.http.routes.table import Failure, Reach, Table, read, write
-from hark.model import QUEUE_MODE, GroupView, MessageFilter, MessageState, MessageView, QueueOptions
+from hark.clock import SECOND
+from hark.errors import Conflict, NotFound
+from hark.http.admission import identity_of, reached, shown_lease
+from hark.http.checks import exact_time_of, time_of
+from hark.http.items import renew_all
+from hark.http.routes.requests import (
+    NO_MESSAGE,
+    TOO_MANY,
+    broker_of,
+    now,
+    query_of,
+    read_json,
+    reply,
+    settings_of,
+    text_in_path,
+)
+from hark.http.routes.table import MAX_LIST, ChoiceParam, Failure, NameParam, Table, TimeParam, bind, paging, table
+from hark.model import (
+    NULL_PAYLOAD,
+    QUEUE_MODE,
+    Explanation,
+    GroupView,
+    HeldPart,
+    LeaseFilter,
+    MessageFilter,
+    MessageState,
+    MessageView,
+    QueueOptions,
+)
 
+_GROUP = NameParam("consumerGroup", "Explain only for this consumer group. The default is all groups of the queue.")
+_LEASES_PAGE = paging()
+_LEASES_QUEUE = NameParam("queue", "Return only leases on messages of this queue.")
+_LEASES_PARTITION = NameParam("partition", "Return only leases on messages of partitions with this name.")
+_HOLDER = NameParam("consumerGroup", "Return only leases of this consumer group.")
+
+
+async def explain_message(request: Request) -> Response:
+    """Explain the state of a message.
+
+    Returns for each consumer group why the message has not been delivered or settled, as a sentence and as data.
+    """
+    broker = broker_of(request)
+    message_id = await reached(identity_of(request), broker, text_in_path(request, "id"))
+    explained = await broker.explain(message_id, _GROUP.of(query_of(request)))
+    message = explained.message
+    return reply(
+        ExplainedMessage(
+            message_id=message.id,
+            queue=message.queue,
+            partition=message.partition,
+            partition_id=message.partition_id,
+            offset=message.offset,
+            transaction_id=message.transaction_id,
+            created_at=None if message.created_at is None else exact_time_of(message.created_at),
+            reasons=tuple(_reason(one) for one in explained.explanations),
+        )
+    )
+
+
+def _reason(told: Explanation) -> GroupReason:
+    # As the broker says it: a field of the data can be null, and absent fields stay absent.
+    return cast(GroupReason, {"consumerGroup": told.group, "reason": told.reason, "text": told.text, **told.data})
+
+
+async def list_leases(request: Request) -> Response:
+    """List leases. Returns the current leases, the oldest first. A lease has one entry for each of its partitions."""
+    query = query_of(request)
+    limit, offset = _LEASES_PAGE.of(query)
+    where = LeaseFilter(
+        queue=_LEASES_QUEUE.of(query),
+        partition=_LEASES_PARTITION.of(query),
+        group=_HOLDER.of(query),
+        limit=limit,
+        offset=offset,
+    )
+    page = await broker_of(request).engine.leases(where)
+    identity = identity_of(request)
+    return reply(
+        LeasePage(
+            items=tuple(_lease(identity, one) for one in page.items),
+            total=page.total,
+            pagination=Pagination(limit=limit, offset=offset),
+        )
+    )
+
+
+def _lease(identity: Identity, held: HeldPart) -> HeldLease:
+    return HeldLease(
+        lease_id=shown_lease(identity, held.lease_id),
+        queue=held.queue,
+        partition=held.partition,
+        partition_id=held.partition_id,
+        consumer_group=held.group,
+        mode=held.mode,
+        consumer=held.consumer or None,
+        since=time_of(held.since),
+        until=time_of(held.until),
+        messages=held.messages,
+        first_message_id=held.first_message_id,
+    )
+
+
+# Renewals ----------------------------------------------------------------------------------------------------
+
+
+async def extend_many(request: Request) -> Response:
+    """Renew several leases.
+
+    Extends each lease until `seconds` from now, unless it already lasts longer. The results have the order of the
+    leases.
+    """
+    body = await read_json(request, ExtendManyBody, "extend")
+    most = settings_of(request).limits.max_batch
+    return reply(ExtendedLeases(results=await renew_all(broker_of(request), body.lease_ids, body.seconds, most)))
+
+
+LEASES_TABLE: Table = table(
+    bind(operations.EXPLAIN_MESSAGE, explain_message, query=(_GROUP,), errors=(NO_MESSAGE,)),
+    bind(operations.LIST_LEASES, list_leases, query=(*_LEASES_PAGE, _LEASES_QUEUE, _LEASES_PARTITION, _HOLDER)),
+    bind(operations.EXTEND_MANY, extend_many, body=ExtendManyBody, errors=(TOO_MANY,)),
+)
+
+
+_NULL = msgspec.Raw(NULL_PAYLOAD)
 _MINUTE = 60 * SECOND
 _HOUR = 60 * _MINUTE
 
-_PAGE = paging(200)
+_PAGE = paging(200, MAX_LIST)
 _QUEUE = NameParam("queue", "Return only messages of this queue.")
 _PARTITION = NameParam("partition", "Return only messages of partitions with this name.")
 _NS = NameParam("ns", "Return only messages of queues in this namespace.")
 _NAMESPACE = NameParam("namespace", "Alias of `ns`.")
 _TASK = NameParam("task", "Return only messages of queues with this task.")
-_STATUS = ChoiceParam(
-    "status", "Return only messages in this state.", ("pending", "processing", "completed", "dead_letter")
-)
+_STATUS = ChoiceParam("status", "Return only messages in this state.", tuple(get_args(MessageState)))
 _FROM = TimeParam("from", "Return only messages created at or after this time. The default is one hour ago.")
 _TO = TimeParam(
     "to", "Return only messages created at or before this time. A time without seconds includes the whole minute."
@@ -60,16 +179,15 @@ async def list_messages(request: Request) -> Response:
         namespace=_NS.of(query) or _NAMESPACE.of(query),
         task=_TASK.of(query),
         state=cast(MessageState | None, _STATUS.of(query)),
-        since=now() - _HOUR if since is None else since,
+        since=now(request) - _HOUR if since is None else since,
         until=until,
         limit=limit,
         offset=offset,
     )
     engine = broker_of(request).engine
-    views = await engine.messages(where)
-    groups = {stats.group for stats in await engine.group_stats(queue=queue)}
-    answer: MessagePage = {"messages": [_view(view) for view in views], "mode": _mode(groups)}
-    return reply(answer)
+    views = await broker_of(request).messages(where)
+    groups = await engine.group_names(queue)
+    return reply(MessagePage(messages=tuple(_view(view) for view in views), mode=_mode(set(groups))))
 
 
 async def show_message(request: Request) -> Response:
@@ -83,26 +201,30 @@ async def show_message(request: Request) -> Response:
     options = infos[0].options if infos else QueueOptions()
     main = _main_group(view.groups)
     done = [group.group for group in view.groups if group.state == "completed"]
-    answer: ShownMessage = {
-        **_view(view),
-        "payload": view.payload,
-        "isEncrypted": view.sealed,
-        "errorMessage": next((group.error for group in view.groups if group.error), None),
-        "retryCount": 0 if main is None else main.attempts - (main.state == "dead_letter"),
-        "queueConfig": {
-            "leaseTime": options.lease_time,
-            "retryLimit": options.retry_limit,
-            "retryDelay": options.retry_delay,
-            "ttl": options.ttl,
-            "priority": options.priority,
-        },
-        "mode": {
-            **_mode({group.group for group in view.groups}),
-            "consumedByGroups": [name for name in done if name != QUEUE_MODE],
-        },
-        "consumerGroups": [_group(group) for group in view.groups],
-    }
-    return reply(answer)
+    return reply(
+        extended(
+            ShownMessage,
+            _view(view),
+            payload=_NULL if view.payload is None else view.payload,
+            payload_error=view.unreadable,
+            is_encrypted=view.sealed,
+            error=next((group.error for group in view.groups if group.error), None),
+            retry_count=0 if main is None else main.attempts - (main.state == "dead_letter"),
+            queue_config=MessageQueue(
+                lease_time=options.lease_time,
+                retry_limit=options.retry_limit,
+                retry_delay=options.retry_delay,
+                ttl=options.ttl,
+                priority=options.priority,
+            ),
+            mode=extended(
+                Mode,
+                _mode({group.group for group in view.groups}),
+                consumed_by_groups=tuple(name for name in done if name != QUEUE_MODE),
+            ),
+            groups=tuple(_group(group) for group in view.groups),
+        )
+    )
 
 
 async def delete_message(request: Request) -> Response:
@@ -115,13 +237,14 @@ async def delete_message(request: Request) -> Response:
     engine = broker_of(request).engine
     view = await engine.message(await reached(identity_of(request), broker_of(request), partition_id), transaction_id)
     removed = view is not None and (await engine.delete_messages([view.id]))[0]
-    answer: DeletedMessage = {
-        "success": removed,
-        "partitionId": partition_id,
-        "transactionId": transaction_id,
-        "message": "Message deleted" if removed else "Message not found",
-    }
-    return reply(answer)
+    return reply(
+        DeletedMessage(
+            success=removed,
+            partition_id=partition_id,
+            transaction_id=transaction_id,
+            message="Message deleted" if removed else "Message not found",
+        )
+    )
 
 
 async def delete_message_by_id(request: Request) -> Response:
@@ -131,8 +254,7 @@ async def delete_message_by_id(request: Request) -> Response:
     [removed] = await broker.engine.delete_messages([await reached(identity_of(request), broker, message_id)])
     if not removed:
         raise NotFound("Message not found", code="message_not_found")
-    answer: DeletedMessageById = {"success": True, "id": message_id}
-    return reply(answer)
+    return reply(RemovedMessage(success=True, id=message_id))
 
 
 async def cancel_message(request: Request) -> Response:
@@ -155,8 +277,7 @@ async def cancel_message(request: Request) -> Response:
             raise Conflict(
                 "the message cannot be cancelled: a consumer group has already settled it", code="message_settled"
             )
-    answer: CancelledMessage = {"success": True, "id": message_id, "cancelled": True}
-    return reply(answer)
+    return reply(RemovedMessage(success=True, id=message_id, cancelled=True))
 
 
 def _mode(groups: set[str]) -> Mode:
@@ -166,7 +287,7 @@ def _mode(groups: set[str]) -> Mode:
         kind = "hybrid" if others else "queue"
     elif others:
         kind = "bus"
-    return {"hasQueueMode": queue_mode, "busGroupsCount": others, "type": kind}
+    return Mode(has_queue_mode=queue_mode, bus_groups_count=others, type=kind)
 
 
 def _main_group(groups: Sequence[GroupView]) -> GroupView | None:
@@ -181,57 +302,54 @@ def _view(view: MessageView) -> ListedMessage:
     default = next((group for group in view.groups if group.group == QUEUE_MODE), None)
     others = [group for group in view.groups if group.group != QUEUE_MODE]
     leases = [group.lease_expires_at for group in view.groups if group.lease_expires_at is not None]
-    return {
-        "id": view.id,
-        "transactionId": view.transaction_id,
-        "partitionId": view.partition_id,
-        "queuePath": f"{view.queue}/{view.partition}",
-        "queue": view.queue,
-        "partition": view.partition,
-        "namespace": view.namespace,
-        "task": view.task,
-        "offset": view.offset,
-        "status": view.state,
-        "queueStatus": None if default is None else default.state,
-        "busStatus": {
-            "consumedBy": sum(1 for group in others if group.state == "completed"),
-            "totalGroups": len(others),
-        },
-        "traceId": view.trace_id,
-        "producerSub": view.producer,
-        "priority": view.priority,
-        "queuePriority": view.queue_priority,
-        "createdAt": format_time(view.created_at),
-        "deliverAt": None if view.deliver_at is None else format_time_ms(view.deliver_at),
-        "leaseExpiresAt": format_time_ms(max(leases)) if leases else None,
-    }
+    return ListedMessage(
+        id=view.id,
+        transaction_id=view.transaction_id,
+        partition_id=view.partition_id,
+        queue_path=f"{view.queue}/{view.partition}",
+        queue=view.queue,
+        partition=view.partition,
+        namespace=view.namespace,
+        task=view.task,
+        offset=view.offset,
+        status=view.state,
+        queue_status=None if default is None else default.state,
+        bus_status=BusStatus(
+            consumed_by=sum(1 for group in others if group.state == "completed"), total_groups=len(others)
+        ),
+        trace_id=view.trace_id,
+        producer_sub=view.producer,
+        priority=view.priority,
+        queue_priority=view.queue_priority,
+        created_at=exact_time_of(view.created_at),
+        deliver_at=time_of(view.deliver_at),
+        reason=view.reason,
+        due_at=time_of(view.due_at),
+        lease_expires_at=time_of(max(leases)) if leases else None,
+    )
 
 
 def _group(group: GroupView) -> MessageGroup:
     expires = group.lease_expires_at
-    return {
-        "name": group.group,
-        "consumed": group.state == "completed",
-        "leaseExpiresAt": None if expires is None else format_time_ms(expires),
-        "status": group.state,
-        "attempts": group.attempts,
-        "errorMessage": group.error,
-    }
+    return MessageGroup(
+        name=group.group,
+        consumed=group.state == "completed",
+        lease_expires_at=time_of(expires),
+        status=group.state,
+        reason=group.reason,
+        due_at=time_of(group.due_at),
+        attempts=group.attempts,
+        error=group.error,
+    )
 
 
 _FILTER = (*_PAGE, _QUEUE, _PARTITION, _NS, _NAMESPACE, _TASK, _STATUS, _FROM, _TO)
 _TOO_LATE = (Failure(409, "message_leased"), Failure(409, "message_settled"))
 
-TABLE: Table = {
-    "/api/v1/messages": {"GET": read(list_messages, Reach.QUERY, query=_FILTER, answer=MessagePage)},
-    "/api/v1/messages/{id}": {
-        "DELETE": write(delete_message_by_id, Reach.ITEMS, answer=DeletedMessageById, errors=(NO_MESSAGE,))
-    },
-    "/api/v1/messages/{id}/cancel": {
-        "POST": write(cancel_message, Reach.ITEMS, answer=CancelledMessage, errors=(NO_MESSAGE, *_TOO_LATE))
-    },
-    "/api/v1/messages/{partition_id}/{transaction_id}": {
-        "GET": read(show_message, Reach.ITEMS, answer=ShownMessage, errors=(NO_MESSAGE,)),
-        "DELETE": write(delete_message, Reach.ITEMS, answer=DeletedMessage),
-    },
-}
+TABLE: Table = table(
+    bind(operations.LIST_MESSAGES, list_messages, query=_FILTER),
+    bind(operations.DELETE_MESSAGE_BY_ID, delete_message_by_id, errors=(NO_MESSAGE,)),
+    bind(operations.CANCEL_MESSAGE, cancel_message, errors=(NO_MESSAGE, *_TOO_LATE)),
+    bind(operations.SHOW_MESSAGE, show_message, errors=(NO_MESSAGE,)),
+    bind(operations.DELETE_MESSAGE, delete_message),
+)

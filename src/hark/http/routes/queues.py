@@ -1,31 +1,148 @@
-"""Queues: configure, list, get, delete, pause, resume, purge."""
+"""Queues: configure, list, get, delete, pause, resume, purge, export; positions of groups in them."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated
+
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from hark.broker.observing.listing import list_queues as list_queues_of
-from hark.errors import InvalidInput, NotFound
-from hark.http.answers import common
-from hark.http.answers import queues as answers
-from hark.http.checks import check_name, check_text, format_time_ms
-from hark.http.edge.identities import identity_of
-from hark.http.exchange import exchange_of
-from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
-from hark.http.routes.options import OptionsBody, read_options
-from hark.http.routes.places import add_places
-from hark.http.routes.requests import (
-    NO_QUEUE,
-    broker_of,
-    name_in_path,
-    query_of,
-    read_json,
-    reply,
+from hark.access.identity import Identity
+from hark.api import operations
+from hark.api.options import LIMITS, OPTIONS, Limits, Option, QueueOptions
+from hark.api.types.base import Pagination, extended
+from hark.api.types.queues import (
+    ConfiguredQueue,
+    DeletedQueue,
+    Depth,
+    ListedCounts,
+    ListedQueue,
+    PartitionDepth,
+    Paused,
+    Place,
+    Purged,
+    QueueHead,
+    QueuePage,
+    ShownPartition,
+    ShownQueue,
 )
-from hark.http.routes.table import Reach, Table, admin, read, write
-from hark.model import Counts, PartitionStats, QueueFilter, QueueSpec, QueueStats
+from hark.broker.observer import list_queues as list_queues_of
+from hark.clock import SECOND
+from hark.errors import InvalidInput, NotFound
+from hark.http.admission import identity_of, permitted_labels, shown_lease
+from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, decode_json, short, time_of
+from hark.http.exchange import exchange_of
+from hark.http.responses import known_error
+from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path, now, query_of, read_json, reply
+from hark.http.routes.table import (
+    LINES,
+    MAX_LIST,
+    MAX_PAGE,
+    BoolParam,
+    ChoiceParam,
+    NameParam,
+    Param,
+    Table,
+    bind,
+    paging,
+    table,
+)
+from hark.model import Counts, GroupStats, PartitionStats, QueueFilter, QueueSpec, QueueStats, TrackStats
+from hark.model.export import ErrorLine
+
+log = logging.getLogger(__name__)
+
+_MAX_OPTIONS = 1000
+_LOGGED = 10
+"""Number of unknown options that the log names."""
+
+
+def _schema(options: Mapping[str, Option]) -> dict[str, object]:
+    return {"properties": {name: option.schema for name, option in options.items()}}
+
+
+OptionsBody = Annotated[dict[str, msgspec.Raw], msgspec.Meta(extra_json_schema=_schema(OPTIONS))]
+LimitsBody = Annotated[
+    dict[str, msgspec.Raw], msgspec.Meta(extra_json_schema=_schema(LIMITS) | {"additionalProperties": False})
+]
+
+
+def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOptions, list[str]]:
+    """Return the checked options, and the names of unknown options. Null means the default."""
+    if len(given) > _MAX_OPTIONS:
+        raise InvalidInput(f"options: at most {_MAX_OPTIONS}, got {len(given)}")
+    values: dict[str, int | float | bool] = {}
+    ignored: list[str] = []
+    for name, raw in given.items():
+        if name not in OPTIONS:
+            ignored.append(name)
+        elif (value := bytes(raw)) != b"null":
+            values[name] = _read_option(OPTIONS[name], value, f"options.{name}")
+    _check_burst(values, "options.rateBurst")
+    if ignored:
+        names = ", ".join([*map(short, ignored[:_LOGGED]), *(["..."] if len(ignored) > _LOGGED else [])])
+        log.warning("queue %s: ignored unknown options %s; check their spelling", short(queue), names)
+    return msgspec.convert(values, QueueOptions), ignored
+
+
+def read_limits(given: Mapping[str, msgspec.Raw]) -> Limits:
+    """Return the checked limits of a group. Unknown names are rejected: to ignore them would remove a limit."""
+    values: dict[str, int | float | bool] = {}
+    for name, raw in given.items():
+        if name not in LIMITS:
+            raise InvalidInput(f"{short(name)}: unknown limit; expected {', '.join(LIMITS)}")
+        if (value := bytes(raw)) != b"null":
+            values[name] = _read_option(LIMITS[name], value, name)
+    _check_burst(values, "rateBurst")
+    return msgspec.convert(values, Limits)
+
+
+def _check_burst(values: Mapping[str, int | float | bool], where: str) -> None:
+    if values.get("rateBurst") and not values.get("rateLimit"):
+        raise InvalidInput(f"{where}: allowed only together with rateLimit; set both")
+
+
+def _read_option(option: Option, value: bytes, where: str) -> int | float | bool:
+    least, most = option.least, option.most
+    if least is None or most is None:
+        return decode_json(value, bool, where)
+    if option.type == "integer":
+        return check_int(decode_json(value, int, where), where, int(least), int(most))
+    number = decode_json(value, float, where)
+    if number != option.default and not least <= number <= most:
+        other = "" if option.default >= least else f"{option.default} (no limit) or "
+        raise InvalidInput(f"{where}: expected {other}a number from {least} to {most}, got {short(number)}")
+    return number
+
+
+async def export_queue(request: Request) -> Response:
+    """Export a queue.
+
+    Returns the options, consumer groups, messages and dead letters of a queue as lines of JSON, for the command
+    `hark import`. The last line has the type `end`; without it the export is incomplete.
+    """
+    lines = broker_of(request).export_queue(name_in_path(request, "queue"))
+    # An export that cannot start returns an ordinary error.
+    first = await anext(lines)
+    return StreamingResponse(_streamed(first, lines), media_type=LINES)
+
+
+async def _streamed(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    try:
+        async for lines in rest:
+            yield lines
+    except Exception as error:
+        # The status is sent already. The file lacks its last line, and this line gives the reason.
+        known = known_error(error)
+        yield msgspec.json.encode(ErrorLine(error=known.text, code=known.code)) + b"\n"
+
+
+EXPORT_TABLE: Table = table(bind(operations.EXPORT_QUEUE, export_queue, media=LINES, errors=(NO_QUEUE,)))
+
 
 _PAGE = paging(MAX_LIST, MAX_LIST)
 _SEARCH = Param("search", "Return only entries whose name contains this text.")
@@ -56,32 +173,32 @@ async def configure(request: Request) -> Response:
     """Create or configure a queue.
 
     Creates the queue if it does not exist. Replaces its namespace, its task and all its options; an option that is
-    absent gets its default. Unknown options are ignored and listed in `ignoredOptions`.
+    absent gets its default. Unknown options are ignored and listed in `ignoredOptions`. With a token that is restricted
+    to queues, the queue gets no namespace and no task unless its patterns cover the namespace whole (`NS.*`).
     """
     body = await read_json(request, ConfigureBody, "configure")
     if not body.queue:
         raise InvalidInput("queue is required")
-    identity_of(request).check_queue(body.queue)
+    identity = identity_of(request)
+    identity.check_queue(body.queue)
     options, ignored = read_options(body.options or {}, body.queue)
-    spec = QueueSpec(
-        name=check_name(body.queue, "queue"),
-        namespace=check_text(body.namespace or "", "namespace"),
-        task=check_text(body.task or "", "task"),
-        options=options,
-    )
+    given = check_text(body.namespace or "", "namespace"), check_text(body.task or "", "task")
+    namespace, task = permitted_labels(identity, body.queue, given) or given
+    spec = QueueSpec(name=check_name(body.queue, "queue"), namespace=namespace, task=task, options=options)
     exchange_of(request).note_target(queue=spec.name)
     info = await broker_of(request).configure(spec)
-    answer: answers.ConfiguredQueue = {
-        "configured": True,
-        "queueId": info.id,
-        "partitionId": info.partition_id,
-        "queue": info.name,
-        "namespace": info.namespace,
-        "task": info.task,
-        "options": info.options,
-        "ignoredOptions": ignored,
-    }
-    return reply(answer)
+    return reply(
+        ConfiguredQueue(
+            configured=True,
+            queue_id=info.id,
+            partition_id=info.partition_id,
+            queue=info.name,
+            namespace=info.namespace,
+            task=info.task,
+            options=info.options,
+            ignored_options=tuple(ignored),
+        )
+    )
 
 
 async def list_queues(request: Request) -> Response:
@@ -100,17 +217,18 @@ async def list_queues(request: Request) -> Response:
     )
     identity = identity_of(request)
     page = await list_queues_of(
-        broker_of(request).engine,
+        broker_of(request).observed.counts,
         where,
         visible=identity.may_use if identity.restricted else None,
         backlogs=broker_of(request).observed.backlogs if sort == "backlog" else None,
     )
-    answer: answers.QueuePage = {
-        "queues": [listed_queue(stats) for stats in page.items],
-        "total": page.total,
-        "pagination": {"limit": limit, "offset": offset},
-    }
-    return reply(answer)
+    return reply(
+        QueuePage(
+            queues=tuple(listed_queue(stats) for stats in page.items),
+            total=page.total,
+            pagination=Pagination(limit=limit, offset=offset),
+        )
+    )
 
 
 async def show_queue(request: Request) -> Response:
@@ -120,19 +238,20 @@ async def show_queue(request: Request) -> Response:
     limit, offset = _PARTITIONS.of(query)
     engine = broker_of(request).engine
     stats = await stats_of(request, name)
-    partitions = [_partition(one) for one in await engine.partition_stats(name, _SEARCH.text(query), limit, offset)]
-    if _PLACES.of(query):
-        await add_places(request, name, partitions)
-    answer: answers.ShownQueue = {
-        **head_of(stats),
-        "partitionCount": stats.partitions,
-        "partitions": partitions,
-        "totals": counts_of(stats.counts),
-        "expired": stats.expired,
-        "discarded": stats.discarded,
-        "options": stats.info.options,
-    }
-    return reply(answer)
+    found = await engine.partition_stats(name, _SEARCH.text(query), limit, offset)
+    places = await places_of(request, name, [one.name for one in found]) if _PLACES.of(query) else {}
+    return reply(
+        extended(
+            ShownQueue,
+            head_of(stats),
+            partition_count=stats.partitions,
+            partitions=tuple(_partition(one, places.get(one.name)) for one in found),
+            totals=stats.counts,
+            expired=stats.expired,
+            discarded=stats.discarded,
+            options=stats.info.options,
+        )
+    )
 
 
 async def show_depth(request: Request) -> Response:
@@ -145,8 +264,8 @@ async def show_depth(request: Request) -> Response:
     group, limit = _GROUP.of(query), _PAGE.limit.of(query)
     engine = broker_of(request).engine
     stats = await stats_of(request, name)
-    if group is not None and (known := await engine.group_stats(group, name)):
-        pending, partitions = known[0].lag, known[0].partitions_with_lag
+    if group is not None and (known := await broker_of(request).observed.counts.group_stats(group, name)):
+        pending, scheduled, partitions = known[0].lag, known[0].scheduled, known[0].partitions_with_lag
         tracks = await engine.track_stats(group, name, limit=limit)
         depths = [(track.partition, track.lag) for track in tracks]
     else:
@@ -157,17 +276,22 @@ async def show_depth(request: Request) -> Response:
         ]
         depths = seen
         pending = stats.counts.total if group else stats.counts.pending + stats.counts.processing
+        scheduled = 0 if group else stats.counts.scheduled
         partitions = sum(1 for _, depth in seen if depth)
-    answer: answers.Depth = {
-        "queue": name,
-        "group": group,
-        "pending": pending,
-        "partitionsPending": partitions,
-        "conflation": False,
-        "effectivePending": pending,
-        "partitions": [{"partition": partition, "pending": depth} for partition, depth in depths if depth],
-    }
-    return reply(answer)
+    return reply(
+        Depth(
+            queue=name,
+            group=group,
+            pending=pending,
+            scheduled=scheduled,
+            partitions_pending=partitions,
+            conflation=False,
+            effective_pending=pending,
+            partitions=tuple(
+                PartitionDepth(partition=partition, pending=depth) for partition, depth in depths if depth
+            ),
+        )
+    )
 
 
 async def delete_queue(request: Request) -> Response:
@@ -177,8 +301,7 @@ async def delete_queue(request: Request) -> Response:
     """
     name = name_in_path(request, "queue")
     [existed] = await broker_of(request).delete_queues([name])
-    answer: answers.DeletedQueue = {"deleted": True, "queue": name, "existed": existed}
-    return reply(answer)
+    return reply(DeletedQueue(deleted=True, queue=name, existed=existed))
 
 
 async def pause_queue(request: Request) -> Response:
@@ -195,8 +318,7 @@ async def _set_paused(request: Request, paused: bool) -> Response:
     name = name_in_path(request, "queue")
     if not await broker_of(request).engine.pause(name, None, paused):
         raise NotFound("Queue not found", code="queue_not_found")
-    answer: answers.PausedQueue = {"success": True, "queue": name, "paused": paused}
-    return reply(answer)
+    return reply(Paused(success=True, queue=name, paused=paused))
 
 
 async def purge_queue(request: Request) -> Response:
@@ -205,89 +327,103 @@ async def purge_queue(request: Request) -> Response:
     engine = broker_of(request).engine
     if not await engine.queue_infos([name]):
         raise NotFound("Queue not found", code="queue_not_found")
-    answer: answers.PurgedQueue = {"success": True, "queue": name, "purged": await engine.purge(name)}
-    return reply(answer)
+    return reply(Purged(success=True, queue=name, purged=await engine.purge(name)))
+
+
+async def queues_of(request: Request) -> list[str] | None:
+    """Return the names of the queues that a restricted token permits; None: all queues."""
+    identity = identity_of(request)
+    if not identity.restricted:
+        return None
+    return [info.name for info in await broker_of(request).engine.queue_infos() if identity.may_use(info.name)]
+
+
+async def groups_of(request: Request, queue: str | None = None) -> list[GroupStats]:
+    """Return the consumer groups of the queues that the caller may use, or of one of them."""
+    return await broker_of(request).observed.counts.group_stats(queue=queue, queues=await queues_of(request))
 
 
 async def stats_of(request: Request, name: str) -> QueueStats:
     """Return the counts of a queue; raises `NotFound` if it does not exist."""
-    found = (await broker_of(request).engine.queue_stats(QueueFilter(names=[name]))).items
+    found = (await broker_of(request).observed.counts.queue_stats(QueueFilter(names=[name]))).items
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
     return found[0]
 
 
-def counts_of(counts: Counts) -> common.Counts:
-    """Return the message counts of a queue or partition."""
-    return {
-        "total": counts.total,
-        "pending": counts.pending,
-        "processing": counts.processing,
-        "completed": counts.completed,
-        "failed": counts.failed,
-        "deadLetter": counts.dead_letter,
-    }
+def total_of(counts: Sequence[Counts]) -> Counts:
+    """Return the sum of message counts."""
+    names = Counts.__struct_fields__
+    return Counts(**{name: sum(getattr(one, name) for one in counts) for name in names})
 
 
-def listed_queue(stats: QueueStats) -> answers.ListedQueue:
+def listed_queue(stats: QueueStats) -> ListedQueue:
     """Return a queue for a list."""
     counts = stats.counts
-    return {
-        **head_of(stats),
-        "partitions": stats.partitions,
-        "messages": {"total": counts.total, "pending": counts.pending, "processing": counts.processing},
-    }
+    return extended(
+        ListedQueue,
+        head_of(stats),
+        partitions=stats.partitions,
+        messages=ListedCounts(counts.total, counts.pending, counts.scheduled, counts.processing),
+    )
 
 
-def head_of(stats: QueueStats) -> answers.QueueHead:
+def head_of(stats: QueueStats) -> QueueHead:
     """Return the id, the name and the labels of a queue."""
     info = stats.info
-    return {
-        "id": info.id,
-        "name": info.name,
-        "namespace": info.namespace,
-        "task": info.task,
-        "createdAt": format_time_ms(info.created_at),
-        "paused": info.paused,
-    }
+    return QueueHead(
+        id=info.id,
+        name=info.name,
+        namespace=info.namespace,
+        task=info.task,
+        created_at=time_of(info.created_at),
+        paused=info.paused,
+    )
 
 
-def _partition(partition: PartitionStats) -> answers.ShownPartition:
-    return {
-        "id": partition.id,
-        "name": partition.name,
-        "createdAt": format_time_ms(partition.created_at),
-        "stats": counts_of(partition.counts),
-        "oldestMessage": None if partition.oldest is None else format_time_ms(partition.oldest),
-        "newestMessage": None if partition.newest is None else format_time_ms(partition.newest),
-    }
+def _partition(partition: PartitionStats, places: tuple[Place, ...] | None) -> ShownPartition:
+    return ShownPartition(
+        id=partition.id,
+        name=partition.name,
+        created_at=time_of(partition.created_at),
+        stats=partition.counts,
+        oldest_message=time_of(partition.oldest),
+        newest_message=time_of(partition.newest),
+        places=places,
+    )
+
+
+async def places_of(request: Request, queue: str, partitions: Sequence[str]) -> dict[str, tuple[Place, ...]]:
+    """Return the positions of all groups in partitions of a queue, by partition."""
+    places: dict[str, list[Place]] = {name: [] for name in partitions}
+    moment = now(request)
+    for track in await broker_of(request).engine.track_stats(queue=queue, limit=MAX_NUMBER, partitions=list(places)):
+        places[track.partition].append(_place(track, moment, identity_of(request)))
+    return {name: tuple(found) for name, found in places.items()}
+
+
+def _place(track: TrackStats, moment: int, identity: Identity) -> Place:
+    waited = 0 if track.oldest_waiting is None else max(0, moment - track.oldest_waiting)
+    return Place(
+        consumer_group=track.group,
+        cursor=track.cursor,
+        lag=track.lag,
+        scheduled=track.scheduled,
+        time_lag_seconds=waited // SECOND,
+        lease_id=shown_lease(identity, track.lease_id),
+        lease_until=time_of(track.lease_expires_at),
+    )
 
 
 _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)
 
-TABLE: Table = {
-    "/api/v1/configure": {"POST": write(configure, Reach.ITEMS, body=ConfigureBody, answer=answers.ConfiguredQueue)},
-    "/api/v1/resources/queues": {"GET": read(list_queues, Reach.LISTED, query=_LIST, answer=answers.QueuePage)},
-    "/api/v1/resources/queues/{queue}": {
-        "GET": read(
-            show_queue,
-            Reach.PATH,
-            query=(*_PARTITIONS, _SEARCH, _PLACES),
-            answer=answers.ShownQueue,
-            errors=(NO_QUEUE,),
-        ),
-        "DELETE": admin(delete_queue, Reach.PATH, answer=answers.DeletedQueue),
-    },
-    "/api/v1/resources/queues/{queue}/depth": {
-        "GET": read(show_depth, Reach.PATH, query=(_PAGE.limit, _GROUP), answer=answers.Depth, errors=(NO_QUEUE,))
-    },
-    "/api/v1/resources/queues/{queue}/pause": {
-        "POST": write(pause_queue, Reach.PATH, answer=answers.PausedQueue, errors=(NO_QUEUE,))
-    },
-    "/api/v1/resources/queues/{queue}/resume": {
-        "POST": write(resume_queue, Reach.PATH, answer=answers.PausedQueue, errors=(NO_QUEUE,))
-    },
-    "/api/v1/resources/queues/{queue}/purge": {
-        "POST": admin(purge_queue, Reach.PATH, answer=answers.PurgedQueue, errors=(NO_QUEUE,))
-    },
-}
+TABLE: Table = table(
+    bind(operations.CONFIGURE, configure, body=ConfigureBody),
+    bind(operations.LIST_QUEUES, list_queues, query=_LIST),
+    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _PLACES), errors=(NO_QUEUE,)),
+    bind(operations.DELETE_QUEUE, delete_queue),
+    bind(operations.SHOW_DEPTH, show_depth, query=(_PAGE.limit, _GROUP), errors=(NO_QUEUE,)),
+    bind(operations.PAUSE_QUEUE, pause_queue, errors=(NO_QUEUE,)),
+    bind(operations.RESUME_QUEUE, resume_queue, errors=(NO_QUEUE,)),
+    bind(operations.PURGE_QUEUE, purge_queue, errors=(NO_QUEUE,)),
+)

@@ -1,26 +1,157 @@
-"""Status routes in the form of the Queen API. Values that Hark does not record are null."""
+"""Status routes in the form of the Queen API, and the waiting consumers of this server process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hark.access.identity import Identity
+from hark.api import operations
+from hark.api.types.base import Pagination, extended
+from hark.api.types.groups import Consumers, StreamSubscription, WaitingBrowser, WaitingPop, WaitingStream
+from hark.api.types.queues import QueuePage
+from hark.api.types.status import (
+    Analytics,
+    Buffers,
+    ByVerb,
+    DataPoint,
+    PartitionCursor,
+    Status,
+    StatusDeadLetters,
+    StatusErrors,
+    StatusLeases,
+    StatusMessage,
+    StatusMessages,
+    StatusOfQueue,
+    StatusPartition,
+    StatusQueue,
+    StatusQueueHead,
+    StatusTotals,
+    ThroughputPoint,
+    TimeRange,
+)
 from hark.broker import Broker
-from hark.broker.observing.history import HISTORY_SECONDS, INTERVAL_SECONDS
-from hark.broker.observing.listing import list_queues
-from hark.broker.observing.samples import Point
+from hark.broker.delivery.browsers import Browser
+from hark.broker.delivery.delivery import Intention
+from hark.broker.delivery.stream import Stream, StreamConsumer
+from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, list_queues
 from hark.clock import SECOND
-from hark.http.answers import queues as queue_answers
-from hark.http.answers import status as answers
-from hark.http.checks import format_time_ms
-from hark.http.edge.identities import identity_of
-from hark.http.params import ChoiceParam, NameParam, TimeParam, paging
-from hark.http.routes.queues import NAMESPACE, TASK, counts_of, head_of, listed_queue, stats_of
+from hark.http.admission import identity_of
+from hark.http.checks import format_time_ms, time_of
+from hark.http.routes.queues import NAMESPACE, TASK, head_of, listed_queue, stats_of, total_of
 from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path, now, query_of, reply
-from hark.http.routes.table import Reach, Table, read
-from hark.model import Counts, MessageFilter, PartitionStats, QueueFilter, QueueStats
+from hark.http.routes.table import ChoiceParam, NameParam, Table, TimeParam, bind, paging, table
+from hark.model import MessageFilter, PartitionStats, QueueFilter, QueueStats
+
+_Waiting = Intention | Stream | Browser
+
+_CONSUMERS_PAGE = paging()
+_CONSUMERS_QUEUE = NameParam("queue", "Return only consumers that wait for messages of this queue.")
+
+
+async def list_consumers(request: Request) -> Response:
+    """List waiting consumers.
+
+    Returns the consumers that are connected to this server process: waiting pops, then streams, then queue browsers,
+    each kind in the order of arrival.
+    """
+    query = query_of(request)
+    limit, offset = _CONSUMERS_PAGE.of(query)
+    queue = _CONSUMERS_QUEUE.of(query)
+    delivery = broker_of(request).delivery
+    may_see = _may_see(identity_of(request))
+    everybody: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
+    found = [one for one in everybody if _is_shown(one, queue, may_see)]
+    return reply(
+        Consumers(
+            items=tuple(_described(one, may_see) for one in found[offset : offset + limit]),
+            total=len(found),
+            pagination=Pagination(limit=limit, offset=offset),
+        )
+    )
+
+
+MaySee = Callable[[str | None], bool]
+"""Whether the caller may see consumers of a queue, or (None) consumers that wait by namespace or task."""
+
+
+def _may_see(identity: Identity) -> MaySee:
+    return lambda queue: not identity.restricted or (queue is not None and identity.may_use(queue))
+
+
+def _is_shown(one: _Waiting, queue: str | None, may_see: MaySee) -> bool:
+    seen = [name for name in _queues_of(one) if may_see(name)]
+    if queue is not None:
+        return queue in seen
+    return bool(seen) or may_see(None)  # A stream can be without subscriptions.
+
+
+def _queues_of(one: _Waiting) -> list[str | None]:
+    match one:
+        case Intention():
+            return [one.request.queue]
+        case Stream():
+            return [consumer.request.queue for consumer in one.consumers.values()]
+        case Browser():
+            return [one.queue]
+
+
+def _described(one: _Waiting, may_see: MaySee) -> WaitingPop | WaitingStream | WaitingBrowser:
+    match one:
+        case Intention():
+            return WaitingPop(
+                id=f"pop-{one.number}",
+                queue=one.request.queue,
+                partition=one.request.partition,
+                namespace=one.request.namespace,
+                task=one.request.task,
+                consumer_group=one.request.group,
+                batch=one.request.batch,
+                priority=one.priority,
+                consumer=one.request.consumer or None,
+                waiting_since=time_of(one.created_at),
+                deadline=time_of(one.deadline),
+                state=one.subscription.manager.state_of(one).value,
+            )
+        case Stream():
+            return WaitingStream(
+                id=f"stream-{one.number}",
+                waiting_since=time_of(one.created_at),
+                credit=one.credit,
+                unsettled=one.unsettled,
+                paused=one.paused,
+                draining=one.draining,
+                subscriptions=tuple(
+                    _subscription(consumer) for consumer in one.consumers.values() if may_see(consumer.request.queue)
+                ),
+            )
+        case Browser():
+            start = one.start if isinstance(one.start, str) else format_time_ms(one.start)
+            return WaitingBrowser(queue=one.queue, partition=one.partition, start=start)
+
+
+def _subscription(consumer: StreamConsumer) -> StreamSubscription:
+    wish = consumer.request
+    return StreamSubscription(
+        id=consumer.name,
+        queue=wish.queue,
+        partition=wish.partition,
+        namespace=wish.namespace,
+        task=wish.task,
+        consumer_group=wish.group,
+        batch=wish.batch,
+        priority=consumer.priority,
+        consumer=wish.consumer or None,
+        state=consumer.subscription.manager.state_of(consumer).value,
+    )
+
+
+CONSUMERS_TABLE: Table = table(
+    bind(operations.LIST_CONSUMERS, list_consumers, query=(*_CONSUMERS_PAGE, _CONSUMERS_QUEUE))
+)
+
 
 _MINUTE = 60 * SECOND
 _INTERVALS = {"minute": _MINUTE, "hour": 60 * _MINUTE, "day": 24 * 60 * _MINUTE}
@@ -49,39 +180,40 @@ async def show_status(request: Request) -> Response:
         task=TASK.of(query),
     )
     since, until, points = _history(request)
-    throughput = [_throughput(start, inside) for start, inside in _buckets(points, _MINUTE)]
-    queues = (await broker.engine.queue_stats(where)).items
-    counts = _sum([stats.counts for stats in queues])
+    throughput = tuple(_throughput(start, inside) for start, inside in _buckets(points, _MINUTE))
+    queues = (await broker.observed.counts.queue_stats(where)).items
+    counts = total_of([stats.counts for stats in queues])
     requests, each = _by_verb(broker)
-    answer: answers.Status = {
-        "timeRange": answers.TimeRange(format_time_ms(since), format_time_ms(until)),
-        "bucketMinutes": 1,
-        "pointCount": len(throughput),
-        "throughput": throughput,
-        "queues": [_queue(stats) for stats in queues],
-        "messages": {**counts_of(counts), "requests": requests, "batchEfficiency": each},
-        "leases": {
-            "active": None,
-            "partitionsWithLeases": None,
-            "totalBatchSize": counts.processing,
-            "totalAcked": broker.tallies.total.completed,
-        },
-        "deadLetterQueue": {"totalMessages": counts.dead_letter, "affectedPartitions": None, "topErrors": None},
-        "workers": [],
-        "errors": {
-            "dbErrors": sum(broker.engine_calls.errors.values()),
-            "ackFailed": broker.tallies.refused_settlements,
-            "dlqMessages": broker.tallies.total.dead_lettered,
-        },
-        "statsAge": 0,
-    }
-    return reply(answer)
+    return reply(
+        Status(
+            time_range=TimeRange(time_of(since), time_of(until)),
+            bucket_minutes=1,
+            point_count=len(throughput),
+            throughput=throughput,
+            queues=tuple(_queue(stats) for stats in queues),
+            messages=extended(StatusMessages, counts, requests=requests, batch_efficiency=each),
+            leases=StatusLeases(
+                active=None,
+                partitions_with_leases=None,
+                total_batch_size=counts.processing,
+                total_acked=broker.tallies.total.completed,
+            ),
+            dead_letter_queue=StatusDeadLetters(total_messages=counts.dead_letter),
+            workers=(),
+            errors=StatusErrors(
+                db_errors=sum(broker.engine_calls.errors.values()),
+                ack_failed=broker.tallies.refused_settlements,
+                dlq_messages=broker.tallies.total.dead_lettered,
+            ),
+            stats_age=broker.observed.counts.age([stats.info.name for stats in queues], now(request)),
+        )
+    )
 
 
 def _history(request: Request) -> tuple[int, int, list[Point]]:
     """Return the period of the request and its points; no points if the request is for some queues only."""
     query = query_of(request)
-    moment = now()
+    moment = now(request)
     since = _FROM.of(query)
     until = _TO.of(query)
     since = moment - HISTORY_SECONDS * SECOND if since is None else since
@@ -99,67 +231,45 @@ def _buckets(points: Sequence[Point], width: int) -> Iterable[tuple[int, list[Po
     return buckets.items()
 
 
-def _throughput(start: int, points: Sequence[Point]) -> answers.ThroughputPoint:
+def _throughput(start: int, points: Sequence[Point]) -> ThroughputPoint:
     pushed = sum(point.rates.pushed for point in points) * INTERVAL_SECONDS
     settled = sum(point.rates.settled for point in points) * INTERVAL_SECONDS
     delivered = sum(point.rates.delivered for point in points) * INTERVAL_SECONDS
     dead = sum(point.rates.dead_lettered for point in points) * INTERVAL_SECONDS
     seconds = len(points) * INTERVAL_SECONDS
-    return {
-        "timestamp": format_time_ms(start),
-        "ingested": round(pushed),
-        "processed": round(settled),
-        "popMessages": round(delivered),
-        "ingestedPerSecond": round(pushed / seconds, 2),
-        "processedPerSecond": round(settled / seconds, 2),
-        "popPerSecond": round(delivered / seconds, 2),
-        "dlqCount": round(dead),
-        "avgLagMs": None,
-        "maxLagMs": None,
-        "avgEventLoopLagMs": None,
-        "maxEventLoopLagMs": None,
-        "minFreeSlots": None,
-        "dbErrors": None,
-        "ackFailed": None,
-        "queenCpuUserPct": None,
-        "queenCpuSysPct": None,
-        "queenRssMb": None,
-        "dbPoolActive": None,
-        "dbPoolIdle": None,
-        "dbPoolSize": None,
-    }
+    return ThroughputPoint(
+        timestamp=time_of(start),
+        ingested=round(pushed),
+        processed=round(settled),
+        pop_messages=round(delivered),
+        ingested_per_second=round(pushed / seconds, 2),
+        processed_per_second=round(settled / seconds, 2),
+        pop_per_second=round(delivered / seconds, 2),
+        dlq_count=round(dead),
+    )
 
 
-def _queue(stats: QueueStats) -> answers.StatusQueue:
+def _queue(stats: QueueStats) -> StatusQueue:
     info = stats.info
-    return {
-        "id": info.id,
-        "name": info.name,
-        "namespace": info.namespace,
-        "task": info.task,
-        "partitions": stats.partitions,
-        "totalConsumed": stats.counts.completed,
-    }
+    return StatusQueue(
+        id=info.id,
+        name=info.name,
+        namespace=info.namespace,
+        task=info.task,
+        partitions=stats.partitions,
+        total_consumed=stats.counts.completed,
+    )
 
 
-def _sum(counts: Sequence[Counts]) -> Counts:
-    names = Counts.__struct_fields__
-    return Counts(**{name: sum(getattr(one, name) for one in counts) for name in names})
-
-
-def _by_verb(broker: Broker) -> tuple[answers.ByVerb, answers.ByVerb]:
+def _by_verb(broker: Broker) -> tuple[ByVerb, ByVerb]:
     """Return the number of requests since the start, and the messages per request."""
     tallies, total = broker.tallies, broker.tallies.total
-    asked: answers.ByVerb = {
-        "push": tallies.push_requests,
-        "pop": tallies.pop_requests,
-        "ack": tallies.settle_requests,
-    }
-    each: answers.ByVerb = {
-        "push": _each(total.pushed, tallies.push_requests),
-        "pop": _each(total.delivered, tallies.pop_requests),
-        "ack": _each(total.settled, tallies.settle_requests),
-    }
+    asked: ByVerb = ByVerb(push=tallies.push_requests, pop=tallies.pop_requests, ack=tallies.settle_requests)
+    each: ByVerb = ByVerb(
+        push=_each(total.pushed, tallies.push_requests),
+        pop=_each(total.delivered, tallies.pop_requests),
+        ack=_each(total.settled, tallies.settle_requests),
+    )
     return asked, each
 
 
@@ -176,16 +286,17 @@ async def list_status_queues(request: Request) -> Response:
     limit, offset = _PAGE.of(query)
     identity = identity_of(request)
     page = await list_queues(
-        broker_of(request).engine,
+        broker_of(request).observed.counts,
         QueueFilter(namespace=NAMESPACE.of(query), task=TASK.of(query), limit=limit, offset=offset),
         visible=identity.may_use if identity.restricted else None,
     )
-    answer: queue_answers.QueuePage = {
-        "queues": [listed_queue(stats) for stats in page.items],
-        "total": page.total,
-        "pagination": {"limit": limit, "offset": offset},
-    }
-    return reply(answer)
+    return reply(
+        QueuePage(
+            queues=tuple(listed_queue(stats) for stats in page.items),
+            total=page.total,
+            pagination=Pagination(limit=limit, offset=offset),
+        )
+    )
 
 
 async def show_status_queue(request: Request) -> Response:
@@ -194,44 +305,46 @@ async def show_status_queue(request: Request) -> Response:
     limit, offset = _PAGE.of(query_of(request))
     stats = await stats_of(request, name)
     partitions = await broker_of(request).engine.partition_stats(name, None, limit, offset)
-    answer: answers.StatusOfQueue = {
-        "queue": {**head_of(stats), "config": stats.info.options},
-        "partitions": [_partition(one) for one in partitions],
-        "totals": {"partitions": stats.partitions, "messages": counts_of(stats.counts)},
-    }
-    return reply(answer)
+    return reply(
+        StatusOfQueue(
+            queue=extended(StatusQueueHead, head_of(stats), config=stats.info.options),
+            partitions=tuple(_partition(one) for one in partitions),
+            totals=StatusTotals(partitions=stats.partitions, messages=stats.counts),
+        )
+    )
 
 
-def _partition(partition: PartitionStats) -> answers.StatusPartition:
-    return {
-        "id": partition.id,
-        "name": partition.name,
-        "createdAt": format_time_ms(partition.created_at),
-        "messages": counts_of(partition.counts),
-        "cursor": {"totalConsumed": partition.counts.completed, "batchesConsumed": None},
-        "oldestMessage": None if partition.oldest is None else format_time_ms(partition.oldest),
-        "lastActivity": None if partition.newest is None else format_time_ms(partition.newest),
-    }
+def _partition(partition: PartitionStats) -> StatusPartition:
+    return StatusPartition(
+        id=partition.id,
+        name=partition.name,
+        created_at=time_of(partition.created_at),
+        messages=partition.counts,
+        cursor=PartitionCursor(total_consumed=partition.counts.completed),
+        oldest_message=time_of(partition.oldest),
+        last_activity=time_of(partition.newest),
+    )
 
 
 async def list_status_messages(request: Request) -> Response:
     """List the messages of a queue. Returns messages without payloads, the newest first."""
     limit, offset = _MESSAGES.of(query_of(request))
     where = MessageFilter(queue=name_in_path(request, "queue"), limit=limit, offset=offset)
-    answer: list[answers.StatusMessage] = [
-        {
-            "id": view.id,
-            "transactionId": view.transaction_id,
-            "partitionId": view.partition_id,
-            "queuePath": f"{view.queue}/{view.partition}",
-            "queue": view.queue,
-            "partition": view.partition,
-            "status": view.state,
-            "createdAt": format_time_ms(view.created_at),
-        }
-        for view in await broker_of(request).engine.messages(where)
-    ]
-    return reply(answer)
+    return reply(
+        [
+            StatusMessage(
+                id=view.id,
+                transaction_id=view.transaction_id,
+                partition_id=view.partition_id,
+                queue_path=f"{view.queue}/{view.partition}",
+                queue=view.queue,
+                partition=view.partition,
+                status=view.state,
+                created_at=time_of(view.created_at),
+            )
+            for view in await broker_of(request).messages(where)
+        ]
+    )
 
 
 # Numbers over time -----------------------------------------------------------------------------------------
@@ -241,38 +354,27 @@ async def show_analytics(request: Request) -> Response:
     """Get the push rate over time. Returns the number of pushed messages of the last hour, by interval."""
     interval = _INTERVAL.of(query_of(request)) or "hour"
     since, until, points = _history(request)
-    data = [
-        answers.DataPoint(
-            timestamp=format_time_ms(start),
+    data = tuple(
+        DataPoint(
+            timestamp=time_of(start),
             messages=round(sum(point.rates.pushed for point in inside) * INTERVAL_SECONDS),
         )
         for start, inside in _buckets(points, _INTERVALS[interval])
-    ]
-    return reply(answers.Analytics(data, interval, format_time_ms(since), format_time_ms(until)))
+    )
+    return reply(Analytics(data, interval, time_of(since), time_of(until)))
 
 
 async def show_buffers(request: Request) -> Response:
     """Get the state of write buffers. Always empty, because Hark stores data before it responds."""
     healthy = await broker_of(request).readiness.problem() is None
-    answer: answers.Buffers = {"pending": 0, "failed": 0, "dbHealthy": healthy, "worker": 0}
-    return reply(answer)
+    return reply(Buffers(pending=0, failed=0, db_healthy=healthy, worker=0))
 
 
-TABLE: Table = {
-    "/api/v1/status": {
-        "GET": read(show_status, Reach.SERVER, query=(_FROM, _TO, *_FILTERS), answer=answers.Status),
-    },
-    "/api/v1/status/queues": {
-        "GET": read(list_status_queues, Reach.LISTED, query=(NAMESPACE, TASK, *_PAGE), answer=queue_answers.QueuePage),
-    },
-    "/api/v1/status/queues/{queue}": {
-        "GET": read(show_status_queue, Reach.PATH, query=_PAGE, answer=answers.StatusOfQueue, errors=(NO_QUEUE,)),
-    },
-    "/api/v1/status/queues/{queue}/messages": {
-        "GET": read(list_status_messages, Reach.PATH, query=_MESSAGES, answer=list[answers.StatusMessage]),
-    },
-    "/api/v1/status/analytics": {
-        "GET": read(show_analytics, Reach.SERVER, query=(_INTERVAL, _FROM, _TO, *_FILTERS), answer=answers.Analytics),
-    },
-    "/api/v1/status/buffers": {"GET": read(show_buffers, Reach.NOTHING, answer=answers.Buffers)},
-}
+TABLE: Table = table(
+    bind(operations.SHOW_STATUS, show_status, query=(_FROM, _TO, *_FILTERS)),
+    bind(operations.LIST_STATUS_QUEUES, list_status_queues, query=(NAMESPACE, TASK, *_PAGE)),
+    bind(operations.SHOW_STATUS_QUEUE, show_status_queue, query=_PAGE, errors=(NO_QUEUE,)),
+    bind(operations.LIST_STATUS_MESSAGES, list_status_messages, query=_MESSAGES),
+    bind(operations.SHOW_ANALYTICS, show_analytics, query=(_INTERVAL, _FROM, _TO, *_FILTERS)),
+    bind(operations.SHOW_BUFFERS, show_buffers),
+)

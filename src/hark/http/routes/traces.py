@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hark.broker.broker import first
-from hark.errors import InvalidInput
-from hark.http.answers.messages import (
+from hark.api import operations
+from hark.api.types.base import Pagination
+from hark.api.types.messages import (
     NamedTrace,
     NamedTraces,
     RecordedTrace,
     TraceEvent,
+    TraceName,
     TraceNames,
     TracesOfMessage,
 )
-from hark.http.checks import check_name, check_text, format_time_ms, raw_default
-from hark.http.edge.identities import identity_of
-from hark.http.edge.reaching import reached
-from hark.http.params import paging
-from hark.http.push_items import MAX_DEPTH, payload_too_deep
+from hark.errors import InvalidInput
+from hark.http.admission import identity_of, reached
+from hark.http.checks import check_name, check_text, decode_unbounded, raw_default, time_of
 from hark.http.routes.requests import (
     NO_MESSAGE,
     broker_of,
@@ -30,7 +32,7 @@ from hark.http.routes.requests import (
     reply,
     text_in_path,
 )
-from hark.http.routes.table import Reach, Table, read, write
+from hark.http.routes.table import LARGE_BODY, Table, bind, paging, table
 from hark.model import QUEUE_MODE, NewTrace, Trace
 
 MAX_NAMES = 100
@@ -51,16 +53,24 @@ class TraceBody(msgspec.Struct, rename="camel"):
     trace_names: str | list[str] | None = None
 
 
+class _Data(msgspec.Struct):
+    """The part of an event that is not decoded."""
+
+    data: msgspec.Raw = raw_default(_NO_DATA)
+
+
+def _payload(body: bytes) -> Iterator[msgspec.Raw]:
+    yield decode_unbounded(body, _Data, "trace").data
+
+
 async def record(request: Request) -> Response:
     """Record a trace event. Stores an event about a message, with optional names to find it by."""
-    body = await read_json(request, TraceBody, "trace")
+    body = await read_json(request, TraceBody, "trace", payloads=_payload)
     if not body.transaction_id or not body.partition_id:
         raise InvalidInput("transactionId and partitionId are required")
     data = bytes(body.data)
     if data == b"null":
         raise InvalidInput("data is required")
-    if payload_too_deep(data):
-        raise InvalidInput(f"data: must be nested at most {MAX_DEPTH} levels deep")
     partition_id = check_text(body.partition_id, "partitionId")
     trace = NewTrace(
         partition_id=await reached(identity_of(request), broker_of(request), partition_id),
@@ -70,9 +80,8 @@ async def record(request: Request) -> Response:
         event=check_name(body.event_type or "info", "eventType"),
         names=_names(body.trace_names),
     )
-    trace_id = first(await broker_of(request).engine.trace([trace]))
-    answer: RecordedTrace = {"success": True, "traceId": trace_id}
-    return reply(answer, 201)
+    trace_id = await broker_of(request).trace(trace)
+    return reply(RecordedTrace(success=True, trace_id=trace_id), 201)
 
 
 async def list_of_message(request: Request) -> Response:
@@ -85,40 +94,41 @@ async def list_of_message(request: Request) -> Response:
         limit=limit,
         offset=offset,
     )
-    answer: TracesOfMessage = {"traces": [_event(trace) for trace in traces]}
-    return reply(answer)
+    return reply(TracesOfMessage(traces=tuple(_event(trace) for trace in traces)))
 
 
 async def list_by_name(request: Request) -> Response:
     """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     limit, offset = _BY_NAME.of(query_of(request))
     traces, total = await broker_of(request).traces(name=name_in_path(request, "name"), limit=limit, offset=offset)
-    answer: NamedTraces = {
-        "traces": [_named(trace) for trace in traces],
-        "total": total,
-        "pagination": {"limit": limit, "offset": offset},
-    }
-    return reply(answer)
+    return reply(
+        NamedTraces(
+            items=tuple(_named(trace) for trace in traces),
+            total=total,
+            pagination=Pagination(limit=limit, offset=offset),
+        )
+    )
 
 
 async def list_names(request: Request) -> Response:
     """List trace names. Returns the names of recorded trace events, with counts."""
     limit, offset = _NAMES.of(query_of(request))
     names, total = await broker_of(request).engine.trace_names(limit, offset)
-    answer: TraceNames = {
-        "trace_names": [
-            {
-                "trace_name": item.name,
-                "trace_count": item.traces,
-                "message_count": item.messages,
-                "last_seen": format_time_ms(item.last_seen),
-            }
-            for item in names
-        ],
-        "total": total,
-        "pagination": {"limit": limit, "offset": offset},
-    }
-    return reply(answer)
+    return reply(
+        TraceNames(
+            items=tuple(
+                TraceName(
+                    trace_name=item.name,
+                    trace_count=item.traces,
+                    message_count=item.messages,
+                    last_seen=time_of(item.last_seen),
+                )
+                for item in names
+            ),
+            total=total,
+            pagination=Pagination(limit=limit, offset=offset),
+        )
+    )
 
 
 def _names(given: str | list[str] | None) -> tuple[str, ...]:
@@ -130,35 +140,43 @@ def _names(given: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _named(trace: Trace) -> NamedTrace:
-    return {
-        **_event(trace),
-        "transaction_id": trace.transaction_id,
-        "partition_id": trace.partition_id,
-        "queue_name": trace.queue,
-        "partition_name": trace.partition,
-        "message_payload": trace.payload,
-    }
+    return NamedTrace(
+        **_event_fields(trace),
+        transaction_id=trace.transaction_id,
+        partition_id=trace.partition_id,
+        queue_name=trace.queue,
+        partition_name=trace.partition,
+        message_payload=_NO_DATA if trace.payload is None else trace.payload,
+        payload_error=trace.unreadable,
+    )
 
 
 def _event(trace: Trace) -> TraceEvent:
+    return TraceEvent(**_event_fields(trace))
+
+
+def _event_fields(trace: Trace) -> dict[str, Any]:
     return {
         "id": trace.id,
         "event_type": trace.event,
-        "data": trace.data,
+        "payload": trace.data,
         "consumer_group": trace.group,
         "worker_id": None,
-        "created_at": format_time_ms(trace.created_at),
+        "created_at": time_of(trace.created_at),
         "trace_names": trace.names,
     }
 
 
-TABLE: Table = {
-    "/api/v1/traces": {
-        "POST": write(record, Reach.ITEMS, body=TraceBody, answer={201: RecordedTrace}, errors=(NO_MESSAGE,))
-    },
-    "/api/v1/traces/names": {"GET": read(list_names, Reach.SERVER, query=_NAMES, answer=TraceNames)},
-    "/api/v1/traces/by-name/{name}": {"GET": read(list_by_name, Reach.SERVER, query=_BY_NAME, answer=NamedTraces)},
-    "/api/v1/traces/{partition_id}/{transaction_id}": {
-        "GET": read(list_of_message, Reach.ITEMS, query=_OF_MESSAGE, answer=TracesOfMessage)
-    },
-}
+TABLE: Table = table(
+    bind(
+        operations.RECORD,
+        record,
+        body=TraceBody,
+        body_bytes=LARGE_BODY,
+        answer={201: RecordedTrace},
+        errors=(NO_MESSAGE,),
+    ),
+    bind(operations.LIST_NAMES, list_names, query=_NAMES),
+    bind(operations.LIST_BY_NAME, list_by_name, query=_BY_NAME),
+    bind(operations.LIST_OF_MESSAGE, list_of_message, query=_OF_MESSAGE),
+)

@@ -1,17 +1,66 @@
-"""ASGI on a connection: the requests that an application serves with a task."""
+"""ASGI on a connection, and the bytes in flight of one server process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from typing import TYPE_CHECKING, cast
 
+from hark.errors import HarkError, Overloaded, Unavailable
 from hark.http.exchange import EXCHANGE, Exchange, Header
 from hark.http.responses import Event, Scope, error_response
+from hark.settings import Limits
 
 if TYPE_CHECKING:
     from hark.http.wire.connection import Connection
     from hark.http.wire.server import Server
+
+CODE = "too_many_bytes"
+STEP = 256 * 1024
+"""What is being received is counted in steps of this size."""
+SMALL = 64 * 1024
+"""Bodies and answers up to this size are not counted: there are at most `limits.max_connections` of them."""
+
+
+class Budget:
+    """Counts bytes in all and by subject. Requests without a subject have only the limit of the process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.max_bytes_in_flight
+        self._most_of_subject = limits.max_bytes_in_flight_per_identity
+        self.used = 0
+        self._by_subject: defaultdict[str, int] = defaultdict(int)
+
+    def refusal(self, subject: str, size: int) -> HarkError | None:
+        """Return why so many more bytes are too many, or None."""
+        if subject and self._by_subject.get(subject, 0) + size > self._most_of_subject:
+            return Overloaded(
+                "too many bytes of this token are in flight (setting limits.max_bytes_in_flight_per_identity); read "
+                "the answers, send smaller requests, or retry later",
+                code=CODE,
+            )
+        if self.used + size > self._most:
+            return Unavailable(
+                "too many bytes are in flight in this server process (setting limits.max_bytes_in_flight); retry later",
+                code=CODE,
+            )
+        return None
+
+    def add(self, subject: str, size: int) -> None:
+        """Count bytes, also beyond the limits."""
+        self.used += size
+        if subject:
+            self._by_subject[subject] += size
+
+    def remove(self, subject: str, size: int) -> None:
+        """Count bytes no longer."""
+        self.used -= size
+        if subject:
+            self._by_subject[subject] -= size
+            if not self._by_subject[subject]:
+                del self._by_subject[subject]
+
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +150,10 @@ class AsgiRun:
         await connection.drain()
         if exchange.gone:
             return
+        if len(body) > SMALL and self._chunked and exchange.operation.raw:
+            refusal = self._server.budget.refusal(exchange.identity.subject, len(body))
+            if refusal is not None:  # A stream ends; its messages are given back.
+                raise refusal
         head = b"" if self._head is None else self._begin(len(body), more)
         if exchange.method == "HEAD":
             body = b""
@@ -109,6 +162,8 @@ class AsgiRun:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
         if head or body:
             connection.transport.write(head + body if head else body)
+            if len(body) > SMALL:
+                connection.count_unread(exchange)
         if not more:
             self._complete = True
             self._leave()

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import httptools
 
-from hark.errors import BodyTooLarge
+from hark.api.operations import WEBSOCKET
 from hark.http.exchange import Exchange, Header, Lost
-from hark.http.responses import JSON_HEADERS, encode
-from hark.http.routes.table import WEBSOCKET
-from hark.http.wire.asgi import AsgiRun
+from hark.http.responses import JSON_HEADERS, encode, error_response, too_large
+from hark.http.wire.asgi import SMALL, STEP, AsgiRun
 
 if TYPE_CHECKING:
     from hark.http.wire.server import Server
@@ -50,6 +49,7 @@ _PART = 256 * 1024
 _SINGLE = frozenset((b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding"))
 """Headers that a request may have only once."""
 
+_NO_CONTENT = 204
 # What the next bytes are.
 _HEAD, _BODY, _REPEATED, _DROPPED = range(4)
 
@@ -117,12 +117,14 @@ class Connection(asyncio.Protocol):
         "_problem",
         "_ready",
         "_rest",
+        "_rests",
         "_secure",
         "_seen_bytes",
         "_server",
         "_state",
         "_target",
         "_timer",
+        "_unread",
         "_unread_bytes",
         "_unsent",
         "transport",
@@ -134,6 +136,8 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._loop = server.loop
         self._parser = httptools.HttpRequestParser(self)
+        self._rests = False
+        """Whether the parser and the timer were released, because the current request waits for messages."""
         # The request that is being received.
         self._state = _HEAD
         self._target = b""
@@ -158,6 +162,8 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._unsent: Lost | None = None
         """What to call if the connection is lost before the socket has accepted the response."""
+        self._unread: tuple[str, int] | None = None
+        """Whose bytes the client has not read, and how many, if they count as bytes in flight."""
         self._unread_bytes = 0
         """Size of the buffer at the last look at a client that does not read."""
         # The timer.
@@ -190,8 +196,11 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._ready.clear()
+        self._release_waiting()
         self._rest = b""
+        if self._unread:
+            self._server.budget.remove(*self._unread)
+            self._unread = None
         current, self._current = self._current, None
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
@@ -200,6 +209,18 @@ class Connection(asyncio.Protocol):
         if current is not None:
             current.leave()
             self._server.ended(current)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The request that is being answered."""
+        return self._current
+
+    def _release_waiting(self) -> None:
+        """Forget the requests that were not served."""
+        for exchange in (*self._ready, *([self._exchange] if self._exchange is not None else [])):
+            if exchange.held:
+                self._server.release(exchange)
+        self._ready.clear()
 
     def shut_down(self) -> None:
         """Close the connection now if it is idle, else after the current response. (The server stops.)"""
@@ -210,6 +231,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, serve the first complete request, and start the timer if a part is missing."""
+        if len(data) > SMALL:  # Others come first: the event loop would read many such pieces in this turn.
+            self.transport.pause_reading()
+            self._loop.call_soon(self._read_on)
         if self._state == _DROPPED:
             self._left -= len(data)
             if self._left < 0:
@@ -218,14 +242,23 @@ class Connection(asyncio.Protocol):
         if self._rest:
             self._rest += data
             return
+        if self._rests:
+            self._rests = False
+            self._parser = httptools.HttpRequestParser(self)
         self._parse(data)
         self._serve_next()
-        self._wait_for_rest()
+        if self._current is None:
+            self._wait_for_rest()
+
+    def _read_on(self) -> None:
+        if not self._rest and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _parse(self, data: bytes) -> None:
         start, size = 0, len(data)
         while start < size and self._state != _DROPPED:
-            if len(self._ready) >= MAX_PIPELINED:
+            if len(self._ready) >= MAX_PIPELINED or (self._body_bytes > SMALL and (self._current or self._ready)):
+                # A large body is not received while another request is served, so a connection holds one.
                 self._rest = data[start:]
                 self.transport.pause_reading()
                 return
@@ -295,7 +328,11 @@ class Connection(asyncio.Protocol):
             self._stop_parsing(MALFORMED)
         if parser.should_upgrade() and method == "GET" and _opens_websocket(headers, version):
             method = WEBSOCKET
-        path, query = self._path()
+        target = self._target
+        if target.startswith(b"/") and b"#" not in target:
+            path, _, query = target.partition(b"?")
+        else:
+            path, query = _parse_target(target)
         exchange = Exchange(
             method,
             path,
@@ -311,7 +348,7 @@ class Connection(asyncio.Protocol):
         server.app.admit(exchange)
         if length is not None:
             self._left = int(length)
-            if self._left > server.max_body_bytes:
+            if self._left > server.small_body and self._left > server.app.body_limit(exchange):
                 self._refuse_body(exchange)
                 return
         if b"expect" in headers and version == "1.1" and (coding is not None or self._left):
@@ -328,8 +365,10 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(data)
         if self._left:
             self._left -= len(data)
-        elif self._body_bytes > self._server.max_body_bytes:
+        elif self._body_bytes > self._server.small_body and self._body_bytes > self._server.app.body_limit(exchange):
             self._refuse_body(exchange)
+            return
+        if self._body_bytes > SMALL and exchange.refusal is None and not self._holds_body(exchange):
             return
         if exchange.refusal is None:
             if not self._body:
@@ -338,6 +377,21 @@ class Connection(asyncio.Protocol):
                 if isinstance(self._body, bytes):
                     self._body = bytearray(self._body)
                 self._body += data
+
+    def _holds_body(self, exchange: Exchange) -> bool:
+        """Count the body among the bytes in flight, in steps; False if they are too many and the body is refused."""
+        more = self._body_bytes - exchange.held
+        if more > 0:
+            more = max(more, STEP)
+            budget, subject = self._server.budget, exchange.identity.subject
+            exchange.refusal = budget.refusal(subject, more)
+            if exchange.refusal is not None:
+                self._body = b""
+                self._give_up_body(exchange)
+                return False
+            budget.add(subject, more)
+            exchange.held += more
+        return True
 
     def on_message_complete(self) -> None:
         """Queue the request."""
@@ -357,16 +411,6 @@ class Connection(asyncio.Protocol):
         self._target, self._headers, self._body = b"", {}, b""
         self._fields = self._header_bytes = self._head_bytes = self._body_bytes = self._framed_bytes = self._left = 0
 
-    def _path(self) -> tuple[bytes, bytes]:
-        target = self._target
-        if not target.startswith(b"/") or b"#" in target:
-            if target == b"*":
-                return target, b""
-            url = httptools.parse_url(target)  # An error stops the parser.
-            return url.path or b"/", url.query or b""
-        path, _, query = target.partition(b"?")
-        return path, query
-
     def _stop_parsing(self, problem: Problem) -> None:
         self._problem = problem
         raise _Rejected
@@ -377,10 +421,8 @@ class Connection(asyncio.Protocol):
     # Bodies that are not read ------------------------------------------------------------------------------
 
     def _refuse_body(self, exchange: Exchange) -> None:
-        most = self._server.max_body_bytes
-        exchange.refusal = exchange.refusal or BodyTooLarge(
-            f"the request body is over {most} bytes (setting max_body_bytes); send smaller batches"
-        )
+        server = self._server
+        exchange.refusal = exchange.refusal or too_large(server.app.body_limit(exchange), server.max_body_bytes)
         self._give_up_body(exchange)
 
     def _give_up_body(self, exchange: Exchange) -> None:
@@ -414,15 +456,27 @@ class Connection(asyncio.Protocol):
             exchange = self._current = self._ready.pop(0)
             exchange.carrier = self
             self._deadline = None
-            self._server.begun += 1
-            if not self._server.answers_now(exchange):
-                AsgiRun(self, exchange, self._server).start()
+            server = self._server
+            server.begun += 1
+            if server.only_asgi or not server.app.answer_now(exchange):
+                AsgiRun(self, exchange, server).start()
+            elif exchange.waits and self._current is exchange:
+                self._release_parser()
         elif self._problem is not None:
             self._reject(self._problem)
         elif self._rest:
             rest, self._rest = self._rest, b""
             self.transport.resume_reading()
             self.data_received(rest)
+
+    def _release_parser(self) -> None:
+        """Release what only receiving needs, unless a part of the next request is there: many clients wait for long."""
+        if self._state == _HEAD and not (self._head_bytes or self._target or self._ready or self._rest):
+            self._rests = True
+            del self._parser
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def _start_websocket(self, rest: bytes) -> bool:
         """Hand the connection over to a WebSocket; False if the request is an ordinary one.
@@ -467,11 +521,17 @@ class Connection(asyncio.Protocol):
             exchange.size += len(body)
             self._send(exchange, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), lost)
             return
+        if lost is not None and len(body) > SMALL:
+            refusal = self._server.budget.refusal(exchange.identity.subject, len(body))
+            if refusal is not None:  # The messages are given back: there is no memory to keep them for the client.
+                lost()
+                lost = None
+                status, headers, body = error_response(refusal)
         shown = exchange.begin(status, headers)
         exchange.size = len(body)
         fixed = _fixed_head(status, headers) if shown is headers else make_head(status, shown)
-        end = self._end_of_head(exchange)
-        if status == HTTPStatus.NO_CONTENT:
+        end = b"\r\n" if self._stays_open(exchange) else b"connection: close\r\n\r\n"
+        if status == _NO_CONTENT:
             data = b"%b%b%b" % (fixed, self._server.date(), end)
         else:
             content = b"" if exchange.method == "HEAD" else body
@@ -496,7 +556,15 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
         if self._paused or self.transport.is_closing():
             self._unsent = lost
+            self.count_unread(exchange)
         self.finish(exchange)
+
+    def count_unread(self, exchange: Exchange) -> None:
+        """Count what the socket has not accepted among the bytes in flight, until the client has read it."""
+        size = self.transport.get_write_buffer_size()
+        if self._paused and size > SMALL and self._unread is None:
+            self._unread = exchange.identity.subject, size
+            self._server.budget.add(*self._unread)
 
     async def _send_parts(self, exchange: Exchange, data: bytes, lost: Lost | None) -> None:
         """Send a large response over TLS in parts.
@@ -504,6 +572,8 @@ class Connection(asyncio.Protocol):
         The buffer of a TLS transport is full only if the client does not read and the buffer below is full already, so
         it would take any response at once.
         """
+        counted = exchange.identity.subject, len(data)
+        self._server.budget.add(*counted)
         try:
             for start in range(0, len(data), _PART):
                 self.transport.write(data[start : start + _PART])
@@ -514,15 +584,14 @@ class Connection(asyncio.Protocol):
             lost = None
             self.finish(exchange)
         finally:
+            self._server.budget.remove(*counted)
             if lost is not None:
                 lost()
 
     def head(self, exchange: Exchange, status: int, headers: Iterable[Header]) -> bytes:
         """Return the head of a response whose body the caller writes."""
-        return b"%b%b%b" % (make_head(status, headers), self._server.date(), self._end_of_head(exchange))
-
-    def _end_of_head(self, exchange: Exchange) -> bytes:
-        return b"\r\n" if self._stays_open(exchange) else b"connection: close\r\n\r\n"
+        end = b"\r\n" if self._stays_open(exchange) else b"connection: close\r\n\r\n"
+        return b"%b%b%b" % (make_head(status, headers), self._server.date(), end)
 
     def _stays_open(self, exchange: Exchange) -> bool:
         return exchange.keep_alive and not self._server.stopping
@@ -535,7 +604,7 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if not self._stays_open(exchange):
-            self._ready.clear()
+            self._release_waiting()
             self._problem = None
             if self._state == _DROPPED:
                 self._linger()
@@ -586,6 +655,9 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on: the buffer has room again."""
         self._unsent = None
+        if self._unread is not None:
+            self._server.budget.remove(*self._unread)
+            self._unread = None
         self._end_drain()
         if self.transport.is_closing():
             return  # The client does not have the rest yet.
@@ -668,6 +740,8 @@ class Connection(asyncio.Protocol):
         if self._framed_bytes - self._seen_bytes >= enough:
             self._wait_for_body()
         else:
+            if self._exchange is not None and self._exchange.held:
+                self._server.release(self._exchange)
             self._exchange = None
             self._reject(SLOW)
 
@@ -680,6 +754,14 @@ def _opens_websocket(headers: dict[bytes, bytes], version: str) -> bool:
         and b"transfer-encoding" not in headers
         and headers.get(b"content-length", b"0") == b"0"
     )
+
+
+def _parse_target(target: bytes) -> tuple[bytes, bytes]:
+    """Return the path and query of a target that is not an ordinary path. An error stops the parser."""
+    if target == b"*":
+        return target, b""
+    url = httptools.parse_url(target)
+    return url.path or b"/", url.query or b""
 
 
 @lru_cache(64)

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from email.utils import formatdate
 from typing import Any, Protocol
 
+from hark.errors import Unauthorized
 from hark.http.exchange import Exchange
-from hark.http.responses import Receive, Scope, Send
+from hark.http.responses import Receive, Scope, Send, error_response
+from hark.http.wire.asgi import SMALL, Budget
 from hark.http.wire.connection import Connection
 from hark.http.wire.websocket import WebSocket
 from hark.settings import Limits
@@ -29,11 +31,21 @@ class Application(Protocol):
     def admit(self, exchange: Exchange) -> None:
         """Note the operation of a request whose head has arrived, or the reason to refuse it."""
 
+    def body_limit(self, exchange: Exchange) -> int:
+        """Return the maximum size of the body of a request, in bytes."""
+
     def answer_now(self, exchange: Exchange) -> bool:
         """Answer a complete request without a task; False if it is for `__call__`."""
 
+    def is_revoked(self, exchange: Exchange) -> bool:
+        """Return whether the token of a stream or a waiting pop is not valid any more."""
+
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
         """Serve a request as an ASGI application."""
+
+
+_TOKENS_SECONDS = 2.0
+"""Interval between checks of the tokens of streams and waiting pops. The files of tokens are checked every second."""
 
 
 class Server:
@@ -55,13 +67,17 @@ class Server:
         self.app = app
         self.asgi: Asgi = app if asgi is None else asgi
         self.limits = limits
+        self.budget = Budget(limits)
         self.max_body_bytes = max_body_bytes
+        self.small_body = min(SMALL, max_body_bytes)
+        """Every operation accepts bodies of this size."""
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection | WebSocket] = set()
         self.begun = 0
         """Number of requests in progress."""
         self.stopping = False
-        self._only_asgi = asgi is not None
+        self.only_asgi = asgi is not None
+        """Whether `asgi` serves all requests, also those that the application could answer without a task."""
         self._on_end = on_end
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Server | None = None
@@ -81,12 +97,35 @@ class Server:
         self._listening = await self.loop.create_server(
             lambda: Connection(self), sock=listener, ssl=tls, backlog=backlog, ssl_handshake_timeout=timeout
         )
+        self._look_at_tokens()
 
-    async def stop(self, seconds: float) -> None:
-        """Accept no more connections, and wait for the responses in progress. The rest is aborted after `seconds`."""
+    def _look_at_tokens(self) -> None:
+        if not self.stopping:
+            self.end_revoked()
+            self.loop.call_later(_TOKENS_SECONDS, self._look_at_tokens)
+
+    def end_revoked(self) -> None:
+        """End the streams and waiting pops whose tokens are not valid any more."""
+        for connection in list(self.connections):
+            exchange = connection.exchange
+            if exchange is None or not self.app.is_revoked(exchange):
+                continue
+            if exchange.waits and not exchange.status:
+                if exchange.on_left is not None:
+                    exchange.on_left()
+                exchange.respond(*error_response(Unauthorized("the token was revoked or changed during the request")))
+            else:
+                connection.transport.abort()
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections. Responses from now on say that their connection ends."""
         self.stopping = True
         if self._listening is not None:
             self._listening.close()
+
+    async def stop(self, seconds: float) -> None:
+        """Accept no more connections, and wait for the responses in progress. The rest is aborted after `seconds`."""
+        self.stop_accepting()
         for connection in list(self.connections):
             connection.shut_down()
         if not await self._emptied(seconds):
@@ -113,10 +152,6 @@ class Server:
 
     # For connections ---------------------------------------------------------------------------------------
 
-    def answers_now(self, exchange: Exchange) -> bool:
-        """Let the application answer without a task, if it can."""
-        return not self._only_asgi and self.app.answer_now(exchange)
-
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the task of a request."""
         task = self.loop.create_task(work)
@@ -130,8 +165,15 @@ class Server:
     def ended(self, exchange: Exchange) -> None:
         """Note the end of a request."""
         self.begun -= 1
+        if exchange.held:
+            self.release(exchange)
         if self._on_end is not None:
             self._on_end(exchange)
+
+    def release(self, exchange: Exchange) -> None:
+        """Note that the body of a request is no longer in memory."""
+        self.budget.remove(exchange.identity.subject, exchange.held)
+        exchange.held = 0
 
     def closed(self, connection: Connection | WebSocket) -> None:
         """Forget a connection."""

@@ -16,7 +16,7 @@ from websockets.server import ServerProtocol
 
 from hark.http.exchange import Exchange, Header
 from hark.http.responses import JSON_HEADERS, Event, Response, encode, error_response
-from hark.http.wire.asgi import scope_of
+from hark.http.wire.asgi import CODE, SMALL, STEP, scope_of
 from hark.http.wire.connection import make_head
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ CLOSE_SECONDS = 5.0
 """Time limit for the close frame of the client."""
 _PIECE = 8 * 1024
 """Number of bytes that are parsed in one turn of the event loop: small frames take long."""
+_AT_ONCE = 16
+"""Number of messages that the application gets in one turn of the event loop."""
+FRAMES_PER_SECOND = 2000
+"""Frames that one connection may send per second. The server reads no more until the next ones are due."""
+FRAMES_AT_ONCE = 2000
+"""Frames that a connection may send at any speed, after it has sent few."""
 _UNREAD_BYTES = 256 * 1024
 _MAX_FRAGMENTS = 10_000
 
@@ -41,7 +47,7 @@ class WebSocket(asyncio.Protocol):
     def __init__(self, server: Server, transport: asyncio.Transport, exchange: Exchange) -> None:
         self._server = server
         self.transport = transport
-        self._exchange = exchange
+        self.exchange = self._exchange = exchange
         self._frames = ServerProtocol(state=State.OPEN, max_size=server.max_body_bytes, logger=_quiet)
         self._accepted = self._closed = False
         self._refusal: tuple[int, list[Header]] | None = None
@@ -52,6 +58,16 @@ class WebSocket(asyncio.Protocol):
         """What was received but not parsed."""
         self._events: deque[Event] = deque([{"type": "websocket.connect"}])
         self._arrived: asyncio.Future[None] | None = None
+        self._taken = 0
+        self._gathered = 0
+        """Bytes since the last complete message."""
+        self._held = self._unread = 0
+        """Bytes that count as bytes in flight: those of an arriving message, and those that the client has to read."""
+        self._allowance = float(FRAMES_AT_ONCE)
+        """Number of frames that may come now. It is negative if too many have come."""
+        self._refilled_at = server.loop.time()
+        self._waiting = False
+        """Whether parsing waits until further frames are due."""
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
         self._heard = True
@@ -86,23 +102,65 @@ class WebSocket(asyncio.Protocol):
             self._parse()
 
     def _parse(self) -> None:
-        if self._closed or not self._accepted or self._events:
+        if self._closed or not self._accepted or self._events or self._waiting:
             if self._rest:
                 self.transport.pause_reading()
-            return  # `receive` goes on.
+            return  # `receive` goes on, or `_go_on`.
         piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
-        self._frames.receive_data(piece)
-        for event in self._frames.events_received():
+        self._gathered += len(piece)
+        if self._gathered > SMALL and not self._holds_message():
+            self._frames.fail(CloseCode.TRY_AGAIN_LATER, CODE)
+        else:
+            self._frames.receive_data(piece)
+        events = self._frames.events_received()
+        for event in events:
             if isinstance(event, Frame):
                 self._take(event)
+        if events and not self._parts:
+            self._release()
         self._flush()
         if self._frames.state is not State.OPEN:
             self._disconnect(self._frames.close_code or CloseCode.ABNORMAL_CLOSURE)
+        elif events and (seconds := self._ahead(len(events))) > 0:
+            self.transport.pause_reading()
+            self._waiting = True
+            self._server.loop.call_later(seconds, self._go_on)
         elif self._rest:
             self.transport.pause_reading()
             self._server.loop.call_soon(self._parse)
         elif not self._events:
             self.transport.resume_reading()
+
+    def _holds_message(self) -> bool:
+        """Count a message that arrives among the bytes in flight, in steps; False if they are too many."""
+        more = self._gathered - self._held
+        if more > 0:
+            budget, subject = self._server.budget, self._exchange.identity.subject
+            more = max(more, STEP)
+            if budget.refusal(subject, more) is not None:
+                return False
+            budget.add(subject, more)
+            self._held += more
+        return True
+
+    def _release(self) -> None:
+        """Count the bytes of the message no longer."""
+        self._gathered = 0
+        if self._held:
+            self._server.budget.remove(self._exchange.identity.subject, self._held)
+            self._held = 0
+
+    def _ahead(self, number: int) -> float:
+        """Return by how many seconds the client is ahead of the frames that it may send, after so many more."""
+        now = self._server.loop.time()
+        earned = (now - self._refilled_at) * FRAMES_PER_SECOND
+        self._refilled_at = now
+        self._allowance = min(float(FRAMES_AT_ONCE), self._allowance + earned) - number
+        return -self._allowance / FRAMES_PER_SECOND
+
+    def _go_on(self) -> None:
+        self._waiting = False
+        self._parse()
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
@@ -138,6 +196,7 @@ class WebSocket(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._exchange.leave()
+        self._release()
         self._disconnect(CloseCode.ABNORMAL_CLOSURE)
         self.resume_writing()
 
@@ -189,6 +248,9 @@ class WebSocket(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Note that the buffer has room again."""
         self._paused = False
+        if self._unread:
+            self._server.budget.remove(self._exchange.identity.subject, self._unread)
+            self._unread = 0
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -228,6 +290,9 @@ class WebSocket(asyncio.Protocol):
             self._arrived = self._server.loop.create_future()
             self._server.loop.call_soon(self._parse)
             await self._arrived
+        self._taken += 1
+        if not self._taken % _AT_ONCE:
+            await asyncio.sleep(0)
         return self._events.popleft()
 
     async def send(self, event: Event) -> None:
@@ -244,10 +309,14 @@ class WebSocket(asyncio.Protocol):
                 text = event.get("text")
                 data = event.get("bytes") if text is None else text.encode()
                 if data:
+                    self._check_budget(len(data))
                     self._exchange.size += len(data)
                     send = self._frames.send_binary if text is None else self._frames.send_text
                     send(data)
                     self.transport.write(b"".join(self._frames.data_to_send()))
+                    if self._paused and len(data) > SMALL and not self._unread:
+                        self._unread = len(data)
+                        self._server.budget.add(self._exchange.identity.subject, self._unread)
             case "websocket.close":
                 self._close(event.get("code", CloseCode.NORMAL_CLOSURE))
             case "websocket.http.response.start":
@@ -255,6 +324,14 @@ class WebSocket(asyncio.Protocol):
             case "websocket.http.response.body" if self._refusal is not None:
                 status, headers = self._refusal
                 self._end_with((status, tuple(headers), event.get("body", b"")))
+
+    def _check_budget(self, size: int) -> None:
+        """Raise if a large message is too much for the bytes in flight. The connection ends; messages are released."""
+        if size > SMALL:
+            refusal = self._server.budget.refusal(self._exchange.identity.subject, size)
+            if refusal is not None:
+                self._close(CloseCode.TRY_AGAIN_LATER)
+                raise refusal
 
     def _end_with(self, response: Response) -> None:
         """Answer the request for a WebSocket with an ordinary response, and close the connection."""

@@ -11,7 +11,7 @@ import { jsonView } from "../../lib/json.js";
 import { badge, link } from "../../lib/ui.js";
 import { groupName } from "./group-name.js";
 
-const STATES = { pending: ["pending", ""], processing: ["in flight", "accent"], completed: ["settled", "good"], dead_letter: ["dead letter", "bad"] };
+const STATES = { pending: ["pending", ""], scheduled: ["scheduled", ""], processing: ["in flight", "accent"], completed: ["settled", "good"], dead_letter: ["dead letter", "bad"] };
 
 export function stateBadge(state) {
   const [text, kind] = STATES[state] ?? [state, ""];

@@ -30,6 +30,7 @@ function columns(queue, refresh) {
     { label: "Lag", numeric: true, cell: (group) => h("span", { class: group.totalLag ? null : "soft", title: exact(group.totalLag) }, count(group.totalLag)) },
     { label: "Lagging partitions", numeric: true, cell: (group) => link(count(group.partitionsWithLag), places(group.name)) },
     { label: "Longest wait", numeric: true, cell: (group) => (group.totalLag ? duration(group.maxTimeLag) : "–") },
+    { label: "Scheduled", numeric: true, cell: (group) => count(group.scheduled) },
     { label: "In flight", numeric: true, cell: (group) => count(group.inFlight) },
     { label: "Leases", numeric: true, cell: (group) => link(count(group.members), `#/consumers?${new URLSearchParams({ queue, consumerGroup: group.name })}`) },
     { label: "Limits", cell: (group) => limitsText(group.limits) },
@@ -75,7 +76,7 @@ async function pause(queue, group, refresh) {
 async function settleAll(queue, group, refresh) {
   const answer = await ask({
     title: `Settle all messages for ${groupText(group.name)}?`,
-    body: `The group skips all messages that it has not settled in ${queue} (now ${exact(group.totalLag)}), including messages in flight. Other groups are not affected. To receive the messages again, seek the group back while they are still stored.`,
+    body: `The group skips all messages that it has not settled in ${queue} (now ${exact(group.totalLag + group.scheduled)}), including messages in flight. Other groups are not affected. To receive the messages again, seek the group back while they are still stored.`,
     action: "Settle all",
     danger: true,
     run: () => post(url`/api/v1/resources/queues/${queue}/groups/${group.name}/purge`),

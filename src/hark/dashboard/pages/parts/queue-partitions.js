@@ -49,6 +49,7 @@ function columns(queue) {
   return [
     { label: "Partition", main: true, cell: (partition) => link(partition.name, messages(partition)) },
     { label: "Backlog", numeric: true, cell: (partition) => number(partition.stats.pending) },
+    { label: "Scheduled", numeric: true, cell: (partition) => number(partition.stats.scheduled) },
     { label: "In flight", numeric: true, cell: (partition) => number(partition.stats.processing) },
     { label: "Retrying", numeric: true, cell: (partition) => number(partition.stats.failed) },
     { label: "Dead letters", numeric: true, cell: (partition) => number(partition.stats.deadLetter) },

@@ -2,8 +2,8 @@
 --
 -- Times are microseconds since the epoch, durations say their unit. Rows that change with every push, pop or
 -- settlement (partitions, tracks) have room on their page and no index on what changes: they are updated in place
--- (HOT), and `compact` rewrites their tables should an old transaction keep dead versions alive. Messages and leases
--- are only ever inserted; they leave when `rotate` empties the child table that they are in.
+-- (HOT), and vacuum leaves little behind. Messages and leases are only ever inserted; they leave when the child table
+-- that they are in is emptied (rotate.sql). No table is ever rewritten or truncated that an older snapshot may read.
 --
 -- Plans are kept for long, and may have been made while a table was empty and all its indexes looked alike. So no two
 -- indexes of a table serve the same condition, unless both serve it well: where they would, one is on an expression.
@@ -39,6 +39,7 @@ create table hark.queues (
     retention_seconds bigint not null default 0 check (retention_seconds >= 0),
     completed_retention_seconds bigint not null default 0 check (completed_retention_seconds >= 0),
     max_wait_time_seconds bigint not null default 0 check (max_wait_time_seconds >= 0),
+    dead_letter_retention_seconds bigint not null default 0 check (dead_letter_retention_seconds >= 0),
     encryption_enabled boolean not null default false,
     max_in_flight integer not null default 0 check (max_in_flight >= 0),
     rate_limit double precision not null default 0 check (rate_limit >= 0),
@@ -120,7 +121,8 @@ do $$
 begin
     for slot in 0..3 loop
         execute format(
-            'create table hark.messages_%s partition of hark.messages for values in (%s)', slot, slot);
+            'create table hark.messages_%s partition of hark.messages for values in (%s) '
+            'with (vacuum_truncate = off, toast.vacuum_truncate = off)', slot, slot);
     end loop;
 end $$;
 
@@ -211,14 +213,18 @@ create table hark.leases (
     grps integer[] not null,
     partitions bigint[] not null,
     expired boolean not null default false,
+    void boolean not null default false,
     since bigint not null,
-    consumer text
+    consumer text,
+    whole bigint
 ) partition by list (slot);
+comment on column hark.leases.void is 'Its pop failed and may still be running: it must not lease anything any more.';
+comment on column hark.leases.whole is 'When it would end if it had not been shortened; null: it was not.';
 comment on column hark.leases.consumer is 'Who holds it, as the pop said; null: it did not say.';
 create unique index leases_id on hark.leases (id, slot);
 create index leases_until on hark.leases (until);
-create table hark.leases_0 partition of hark.leases for values in (0);
-create table hark.leases_1 partition of hark.leases for values in (1);
+create table hark.leases_0 partition of hark.leases for values in (0) with (vacuum_truncate = off);
+create table hark.leases_1 partition of hark.leases for values in (1) with (vacuum_truncate = off);
 
 -- The slots that new messages and leases go to, and since when.
 create table hark.rotation (
@@ -227,6 +233,17 @@ create table hark.rotation (
     since bigint not null
 ) with (fillfactor = 50);
 insert into hark.rotation values ('messages', 0, 0), ('leases', 0, 0);
+
+-- Child tables that were current and are not empty yet.
+create table hark.slots (
+    name text not null,
+    slot smallint not null,
+    closed xid8 not null,
+    emptied xid8,
+    primary key (name, slot)
+);
+comment on column hark.slots.closed is 'The transaction from which on nothing is put into it.';
+comment on column hark.slots.emptied is 'The transaction from which on nothing in it counts.';
 
 -- Leases that gave their partition back with a failure or a retry: what they hold may still be settled under them.
 create table hark.claims (
@@ -237,6 +254,17 @@ create table hark.claims (
     held int8multirange not null check (not isempty(held)),
     primary key (grp, partition, lease)
 );
+
+-- Under which lease a transaction completed a message, for as long as its consumer may repeat it (rule 12).
+create table hark.completions (
+    grp integer not null,
+    partition bigint not null,
+    "offset" bigint not null,
+    lease uuid not null,
+    at bigint not null,
+    primary key (grp, partition, "offset")
+);
+create index completions_at on hark.completions (at);
 
 -- Messages that used attempts, or wait for their next one.
 create table hark.retries (
@@ -387,7 +415,10 @@ comment on column hark.kv.sealed_by is 'The queue whose key the value is encrypt
 create sequence hark.kv_version;
 create index kv_expiry on hark.kv (expires_at) where expires_at is not null;
 
--- Small tables that change all the time: vacuum early and without pauses.
-alter table hark.partitions set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
-alter table hark.tracks set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
-alter table hark.exceptions set (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+-- Small tables that change all the time: vacuum early, without pauses, and without the lock that shortens a table.
+alter table hark.partitions set (
+    autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+alter table hark.tracks set (
+    autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+alter table hark.exceptions set (
+    autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);

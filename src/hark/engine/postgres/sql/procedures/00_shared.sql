@@ -12,6 +12,13 @@ language sql immutable parallel safe as $$
     select (p_now / 10000000)::integer
 $$;
 
+-- Gives the transaction its number before it waits for a lock: from here on other servers know that it is running, and look
+-- back to its time when it has ended (`touched`).
+create or replace function hark.begin_v1() returns void
+language sql volatile as $$
+    select pg_current_xact_id()
+$$;
+
 -- Where a group starts in a partition that it has not been in yet (rule 20).
 create or replace function hark.start_v1(p_grp integer, p_partition bigint) returns bigint
 language plpgsql as $$
@@ -146,10 +153,10 @@ begin
     end if;
 end $$;
 
--- Copies a message into the dead letters of a group, if its queue keeps them (rule 18). The caller settles it.
+-- Copies a message into the dead letters of a group, if its queue keeps them or p_always (rule 18). The caller settles it.
 create or replace function hark.bury_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_attempts integer, p_error text, p_at bigint,
-    p_exhausted boolean
+    p_exhausted boolean, p_always boolean default false
 ) returns boolean
 language plpgsql as $$
 declare
@@ -157,7 +164,7 @@ declare
 begin
     select q.* into v_queue from hark.queues q join hark.partitions p on p.queue = q.id where p.id = p_partition;
     perform hark.set_undelivered_v1(p_partition, p_offset, v_queue.name);
-    if not v_queue.dead_letter_queue or (p_exhausted and not v_queue.dlq_after_max_retries) then
+    if not p_always and (not v_queue.dead_letter_queue or (p_exhausted and not v_queue.dlq_after_max_retries)) then
         perform hark.count_v1(v_queue.id, 0, 1);
         insert into hark.endings (partition, grp, offsets, kind, at, attempts, error)
         values (p_partition, p_grp, hark.ranges_v1(array[p_offset]), 'discarded', p_at, p_attempts, p_error);
@@ -254,11 +261,14 @@ begin
         with gone as (
             delete from hark.fronts f
             where f.grp = p_grp and f.partition = p_partition and f."offset" <@ p_offsets
+                and f."offset" >= lower(p_offsets) and f."offset" < upper(p_offsets)  -- For the index.
             returning f."offset"
         )
         select hark.ranges_v1(array_agg("offset")) into v_front from gone;
         v_rest := p_offsets - v_front;
-        delete from hark.retries r where r.grp = p_grp and r.partition = p_partition and r."offset" <@ p_offsets;
+        delete from hark.retries r
+        where r.grp = p_grp and r.partition = p_partition and r."offset" <@ p_offsets
+            and r."offset" >= lower(p_offsets) and r."offset" < upper(p_offsets);
     end if;
     if not isempty(v_rest) then
         if isempty(settled) and lower(v_rest) <= cursor + 1 and v_rest = int8multirange(range_merge(v_rest)) then

@@ -3,40 +3,54 @@
 -- table is emptied (see rotate.sql). Single ones further on leave a hole.
 --
 -- p_after and p_offset: where the last step stopped. p_expired: up to which time messages with a time to live of
--- their own have been dealt with.
+-- their own have been dealt with. Pushes wait for partitions that a step has changed, so it ends after p_milliseconds,
+-- and one that another server is at is left to that one.
 create or replace function hark.collect_v1(
     p_now bigint, p_after bigint, p_offset bigint, p_expired bigint, p_limit integer,
-    p_completed_seconds bigint, p_idle_seconds bigint,
+    p_completed_seconds bigint, p_idle_seconds bigint, p_milliseconds integer,
     out o_examined integer, out o_removed integer, out o_after bigint, out o_offset bigint, out o_expired bigint,
     out o_more boolean
 )
 language plpgsql as $$
 declare
     v_now bigint := hark.time_v1(p_now);
+    v_deadline timestamptz := clock_timestamp() + p_milliseconds * interval '1 ms';
     v_step record;
     v_seen integer := 0;
     p record;
 begin
     o_examined := 0; o_removed := 0; o_after := p_after; o_offset := p_offset; o_expired := p_expired; o_more := false;
+    if not pg_try_advisory_xact_lock(hashtextextended('hark.collect_v1', 0)) then
+        return;
+    end if;
+    -- What a crash brings back is removed again.
+    perform set_config('synchronous_commit', 'off', true);
     if p_after = 0 and p_offset = 0 then
         delete from hark.withdrawn where until <= v_now;
         delete from hark.endings where at <= v_now - 86400000000;
         -- A pass begins with the messages whose own time to live has ended since the last one.
         for p in
-            select w.partition, max(w.expires_at) as last, count(*)::integer as number
+            select w.partition, max(w.expires_at) as last, count(*)::integer as number,
+                array_agg(w."offset" order by w."offset") as offsets
             from (
-                select m.partition, m.expires_at from hark.messages m
+                select m.partition, m.expires_at, m."offset" from hark.messages m
                 join hark.partitions x on x.id = m.partition and x.floor < m."offset"
                 where m.expires_at > p_expired and m.expires_at <= v_now order by m.expires_at limit p_limit
             ) as w
             group by w.partition order by w.partition
         loop
-            select * into v_step
-            from hark.collect_partition_v1(v_now, p.partition, 0, null, p_completed_seconds, p_idle_seconds);
+            select * into v_step from hark.collect_partition_v1(v_now, p.partition, p.offsets[1] - 1, p.offsets,
+                null, p_completed_seconds, p_idle_seconds, v_deadline);
             o_examined := o_examined + v_step.examined;
             o_removed := o_removed + v_step.removed;
             o_expired := greatest(o_expired, p.last);
             v_seen := v_seen + p.number;
+            if o_removed > 0 and clock_timestamp() >= v_deadline then
+                -- The next step begins with those that are left.
+                o_expired := p_expired;
+                o_more := true;
+                return;
+            end if;
         end loop;
         if v_seen >= p_limit and o_removed > 0 then
             -- There may be more, some of them due at the very same time.
@@ -61,13 +75,13 @@ begin
         end if;
         v_seen := v_seen + 1;
         select * into v_step from hark.collect_partition_v1(v_now, p.id,
-            case when p.id = p_after then p_offset else 0 end, p_limit - o_examined, p_completed_seconds,
-            p_idle_seconds);
+            case when p.id = p_after then p_offset else 0 end, null, p_limit - o_examined, p_completed_seconds,
+            p_idle_seconds, v_deadline);
         o_examined := o_examined + greatest(v_step.examined, 1);
         o_removed := o_removed + v_step.removed;
         o_after := p.id;
         o_offset := v_step.next;
-        if v_step.next > 0 then
+        if v_step.next > 0 or clock_timestamp() >= v_deadline then
             o_more := true;
             return;
         end if;
@@ -79,11 +93,11 @@ begin
     o_offset := 0;
 end $$;
 
--- Retention of one partition from an offset on. p_limit: how many messages to look at; null: all that it has, young
--- ones too. next: where to go on (0: at the end).
+-- Retention of one partition from an offset on. p_offsets: the messages to look at, whatever their age; null: those that
+-- are old enough. p_limit: how many messages to look at. next: where to go on (0: at the end).
 create or replace function hark.collect_partition_v1(
-    p_now bigint, p_partition bigint, p_offset bigint, p_limit integer, p_completed_seconds bigint,
-    p_idle_seconds bigint,
+    p_now bigint, p_partition bigint, p_offset bigint, p_offsets bigint[], p_limit integer, p_completed_seconds bigint,
+    p_idle_seconds bigint, p_deadline timestamptz,
     out examined integer, out removed integer, out next bigint
 )
 language plpgsql as $$
@@ -101,8 +115,10 @@ declare
     v_fronts bigint[];
     v_ages boolean;
     v_floor bigint;
+    v_before bigint;
     v_kept boolean := false;
     v_expired integer := 0;
+    v_stopped boolean := false;
     v_over boolean;
     v_expiry bigint;
     m record;
@@ -117,7 +133,7 @@ begin
     v_shared := array(
         select g.id from hark.groups g
         where g.queue = q.name and g.mode = 'shared' and g.last_seen >= p_now - p_idle_seconds * c_second);
-    v_ages := p_limit is null or q.ttl > 0 or q.max_wait_time_seconds > 0
+    v_ages := p_offsets is not null or q.ttl > 0 or q.max_wait_time_seconds > 0
         or (q.retention_enabled and q.retention_seconds > 0);
     v_completed := c_second * coalesce(
         nullif(case when q.retention_enabled then q.completed_retention_seconds end, 0), p_completed_seconds);
@@ -137,7 +153,7 @@ begin
         left join hark.tracks t on t.grp = g.id and t.partition = p.id
         where g.queue = q.name and g.mode = 'ordered'
     ) as s;
-    v_last := case when p_limit is null then p.tail else hark.last_offset_at_v1(p.id, v_youngest) end;
+    v_last := coalesce(p_offsets[cardinality(p_offsets)], hark.last_offset_at_v1(p.id, v_youngest));
     if (not v_ages and v_slowest <= p.floor) or v_last <= greatest(p.floor, p_offset) then
         return;
     end if;
@@ -152,16 +168,26 @@ begin
     from hark.exceptions e where e.partition = p.id and e.until > p_now and e.lease is not null;
     select coalesce(array_agg(f."offset"), '{}') into v_fronts from hark.fronts f where f.partition = p.id;
     v_floor := p.floor;
+    v_before := greatest(p.floor, p_offset);
     if p_offset > p.floor then
-        v_kept := true;
+        v_kept := exists (
+            select 1 from hark.messages x where x.partition = p.id and x."offset" > p.floor and x."offset" <= p_offset);
     end if;
     for m in
         select x."offset", x.created_at, x.expires_at, x.owner, x.priority, x.deliver_at from hark.messages x
         where x.partition = p.id and x."offset" > greatest(p.floor, p_offset)
             and (v_ages or x."offset" <= v_slowest) and x."offset" <= v_last
+            and (p_offsets is null or x."offset" = any (p_offsets))
         order by x."offset" limit p_limit
     loop
         examined := examined + 1;
+        -- Between the messages that are looked at, others may stay.
+        if p_offsets is not null and not v_kept and m."offset" > v_before + 1 then
+            v_kept := exists (
+                select 1 from hark.messages x
+                where x.partition = p.id and x."offset" > v_before and x."offset" < m."offset");
+        end if;
+        v_before := m."offset";
         next := m."offset";
         v_expiry := coalesce(m.expires_at,
             case when q.ttl > 0 and m.owner is null then m.created_at + q.ttl * c_second end);
@@ -189,8 +215,12 @@ begin
         else
             v_floor := m."offset";
         end if;
+        if clock_timestamp() >= p_deadline then
+            v_stopped := true;
+            exit;
+        end if;
     end loop;
-    if examined < p_limit or p_limit is null then
+    if not v_stopped and (examined < p_limit or p_limit is null) then
         next := 0;
     end if;
     if v_floor > p.floor then

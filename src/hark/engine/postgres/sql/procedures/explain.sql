@@ -23,13 +23,15 @@ language sql volatile as $$
         coalesce(r.attempts, x.attempts), coalesce(r.due, x.due), coalesce(r.error, x.error), s.open,
         coalesce(s.fronts, '{}'), e.kind, e.at, e.attempts, e.error,
         case when g.mode = 'shared' and q.window_buffer > 0 then case
-            when s.shared then hark.window_v1(s.t, s.p, q.window_buffer)
+            when s.shared then hark.window_v1(p_now, s.t, s.p, q.window_buffer, q.ttl, q.delayed_processing)
             -- A group that has not been here yet.
             else (
-                select least(s.last_created + q.window_buffer * 1000000::bigint,
-                    y.created_at + q.window_buffer * 10000000::bigint)
+                select least(s.last_created + q.window_buffer * 1000000::bigint, greatest(y.deliver_at,
+                    y.created_at + q.delayed_processing * 1000000::bigint) + q.window_buffer * 10000000::bigint)
                 from hark.messages y
-                where y.partition = p_partition and y."offset" > s.cursor order by y."offset" limit 1)
+                where y.partition = p_partition and y."offset" > s.cursor
+                    and greatest(y.deliver_at, y.created_at + q.delayed_processing * 1000000::bigint) <= p_now
+                order by y."offset" limit 1)
         end end
     from hark.standings_v1 s
     join hark.groups g on g.id = s.grp

@@ -52,7 +52,7 @@ $$;
 -- the queues and in those to come, when they first did.
 create or replace function hark.label_v1(
     p_now bigint, p_group text, p_namespace text, p_task text, p_mode text, p_subscription text, p_since bigint
-) returns table (queue text, queue_id integer, priority integer, grp integer, mode text)
+) returns table (queue text, queue_id integer, priority integer, grp integer, mode text, namespace text)
 language plpgsql as $$
 declare
     v_now bigint := hark.time_v1(p_now);
@@ -84,7 +84,7 @@ begin
     where g.queue = q.name and g.name = p_group and g.subscription = 'new' and q.created_floor < g.since + 1
         and (p_namespace is null or q.namespace = p_namespace) and (p_task is null or q.task = p_task);
     return query
-    select q.name, q.id, q.priority, g.id, g.mode
+    select q.name, q.id, q.priority, g.id, g.mode, q.namespace
     from hark.queues q
     join hark.groups g on g.queue = q.name and g.name = p_group
     where (p_namespace is null or q.namespace = p_namespace) and (p_task is null or q.task = p_task);
@@ -237,6 +237,7 @@ begin
     delete from hark.retries where grp = p_grp and partition = p_partition;
     delete from hark.fronts where grp = p_grp and partition = p_partition;
     delete from hark.claims where grp = p_grp and partition = p_partition;
+    delete from hark.completions where grp = p_grp and partition = p_partition;
     delete from hark.endings where grp = p_grp and partition = p_partition;
     if (select plain is not null from hark.tracks where grp = p_grp and partition = p_partition) then
         perform hark.forget_exceptions_v1(p_grp, p_partition);
@@ -277,6 +278,7 @@ begin
     delete from hark.retries where grp = any (o_groups);
     delete from hark.fronts where grp = any (o_groups);
     delete from hark.claims where grp = any (o_groups);
+    delete from hark.completions where grp = any (o_groups);
     delete from hark.exceptions where grp = any (o_groups);
     delete from hark.endings where grp = any (o_groups);
     delete from hark.in_flight where grp = any (o_groups);

@@ -107,7 +107,10 @@ declare
     v_last bigint := (select max(x) from unnest(p.lanes[11:20]) x);
     v_to bigint := least(p.tail, t.seen + c_many);
 begin
-    if v_last > t.seen and 0 < any (t.delayed_at) then
+    -- A concurrent call may have been here after p was read: then t is the newer one, and must not go back.
+    if v_to <= t.seen then
+        return;
+    elsif v_last > t.seen and 0 < any (t.delayed_at) then
         insert into hark.exceptions (grp, partition, "offset", lane, due)
         select t.grp, t.partition, m."offset", coalesce(m.priority, 0), m.deliver_at from hark.messages m
         where m.partition = t.partition and m."offset" > greatest(t.seen, t.cursor, p.floor) and m."offset" <= v_to

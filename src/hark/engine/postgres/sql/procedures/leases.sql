@@ -27,24 +27,58 @@ begin
             continue;
         end if;
         v_until := v_now + p_seconds[n] * 1000000;
-        update hark.tracks t set lease_until = greatest(t.lease_until, v_until)
+        update hark.tracks t set lease_until = greatest(t.lease_until, v_until, l.whole)
         from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = p_leases[n] and t.grp = p.grp and t.partition = p.partition and t.lease = l.id;
-        update hark.claims c set until = greatest(c.until, v_until)
+        update hark.claims c set until = greatest(c.until, v_until, l.whole)
         from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = p_leases[n] and c.grp = p.grp and c.partition = p.partition and c.lease = l.id;
         for s in
-            select l.until, p.grp, p.partition from hark.leases l
+            select l.until, greatest(v_until, l.whole) as later, p.grp, p.partition from hark.leases l
             cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
-            where l.id = p_leases[n] and l.until < v_until
+            where l.id = p_leases[n] and l.until < greatest(v_until, l.whole)
         loop
-            update hark.exceptions e set until = v_until
+            update hark.exceptions e set until = s.later
             where e.partition = s.partition and e.until = s.until and e.lease = p_leases[n] and e.lease is not null
                 and e.grp + 0 = s.grp;
         end loop;
-        update hark.leases set until = greatest(until, v_until) where id = p_leases[n]
+        update hark.leases set until = greatest(until, v_until, whole), whole = null where id = p_leases[n]
         returning until into v_until;
         o_until[n] := v_until;
+    end loop;
+    perform set_config('synchronous_commit', 'off', true);
+end $$;
+
+-- Lets leases end after a time at the latest (rule 17); a renewal gives them their time back. Answers the leases that
+-- end sooner now.
+create or replace function hark.shorten_v1(p_now bigint, p_leases uuid[], p_microseconds bigint)
+returns table (o_lease uuid, o_until bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+    v_until bigint := v_now + p_microseconds;
+    v_before bigint;
+begin
+    perform 1 from (
+        select 1 from hark.tracks t
+        join (
+            select p.grp, p.partition from hark.leases l
+            cross join lateral unnest(l.grps, l.partitions) as p(grp, partition) where l.id = any (p_leases)
+        ) as w on t.grp = w.grp and t.partition = w.partition
+        order by t.grp, t.partition for no key update of t
+    ) as locked;
+    for n in 1..cardinality(p_leases) loop
+        select max(l.until) into v_before from hark.leases l where l.id = p_leases[n];
+        continue when v_before is null or v_before <= v_until or hark.lease_state_v1(v_now, p_leases[n]) <> 0;
+        update hark.leases l set whole = greatest(l.whole, l.until) where l.id = p_leases[n];
+        update hark.claims c set until = least(c.until, v_until)
+        from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+        where l.id = p_leases[n] and c.grp = p.grp and c.partition = p.partition and c.lease = l.id;
+        perform hark.end_sooner_v1(p_leases[n], v_before, v_until);
+        return query select p_leases[n], v_until;
     end loop;
     perform set_config('synchronous_commit', 'off', true);
 end $$;
@@ -91,6 +125,12 @@ declare
     h record;
 begin
     perform set_config('synchronous_commit', 'off', true);
+    perform hark.begin_v1();
+    perform hark.lock_shared_v1(v_now, array_agg(p.grp), array_agg(p.partition), array_agg(g.mode = 'shared'))
+    from hark.leases l
+    cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
+    join hark.groups g on g.id = p.grp
+    where l.id = any (p_leases);
     for h in
         select e.grp, e.partition, array_agg(e."offset") as offsets from hark.leases l
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
@@ -115,6 +155,8 @@ begin
         update hark.exceptions x set lease = null, until = null
         where x.grp = h.grp and x.partition = h.partition and x."offset" = any (h.offsets)
             and (x.lease = any (p_leases)) is true and x.until + 0 > v_now;
+        update hark.tracks t set touched = hark.bucket_v1(v_now)
+        where t.grp = h.grp and t.partition = h.partition and t.touched < hark.bucket_v1(v_now);
     end loop;
     return query
     with place as (
@@ -136,6 +178,39 @@ begin
     from locked k
     where t.grp = k.grp and t.partition = k.partition and t.lease = k.lease
     returning t.grp, t.partition, k.lease, 0;
+end $$;
+
+-- Gives back what failed pops may hold, or may still take: a call can run on after its connection was lost. A row for
+-- each of their leases ends that. A pop that has not written its lease yet finds the row and is rolled back; for one that
+-- has, this call waits.
+create or replace function hark.give_back_v1(p_now bigint, p_leases uuid[]) returns void
+language plpgsql as $$
+declare
+    v_now bigint := hark.time_v1(p_now);
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into hark.leases (slot, id, until, grps, partitions, void, since)
+    select s.slot, w.id, v_now, '{}', '{}', true, v_now
+    from unnest(p_leases) as w(id) cross join generate_series(0, 1) as s(slot)
+    order by w.id, s.slot
+    on conflict (id, slot) do update set void = true;
+    perform hark.release_v1(p_now, p_leases);
+    -- The next rotation waits for those pops, because it brings an empty child table. The lock: until this is written it
+    -- is decided which of the two is current.
+    insert into hark.slots as s (name, slot, closed, emptied)
+    select r.name, 1 - r.slot, pg_current_xact_id(), pg_current_xact_id()
+    from (select * from hark.rotation where name = 'leases' for share) as r
+    on conflict (name, slot) do update set emptied = excluded.emptied where s.emptied is not null;
+end $$;
+
+-- Rolls back a pop that was given up.
+create or replace function hark.refuse_void_v1(p_void boolean) returns boolean
+language plpgsql as $$
+begin
+    if p_void then
+        raise exception using errcode = 'serialization_failure', message = 'this pop was given up';
+    end if;
+    return false;
 end $$;
 
 -- Ends leases whose time is up (rule 16): at most p_limit of those due after p_after (and
@@ -193,6 +268,7 @@ begin
         o_last := coalesce(w.last, p_after);
         o_last_id := coalesce(w.last_id, p_after_id);
         continue when w.grp is null;
+        perform hark.begin_v1();
         if w.shared then
             perform hark.lock_shared_v1(o_now, array[w.grp], array[w.partition], array[true]);
             select * into v_shared from hark.expire_shared_v1(w.grp, w.partition, o_now, w.leases);

@@ -1,16 +1,23 @@
--- The partitions with these names, in order; queues and partitions that are missing are made (rule 2). Where
--- p_places has an id already, that is it.
-create or replace function hark.places_v1(p_now bigint, p_places bigint[], p_queues text[], p_names text[])
-returns bigint[]
+-- The partitions with these names, in order; queues and partitions that are missing are made (rule 2), queues with the
+-- labels that are given first for them, or (null) with those that their name has. Where p_places has an id already, that
+-- is it.
+create or replace function hark.places_v1(p_now bigint, p_places bigint[], p_queues text[], p_names text[],
+    p_namespaces text[], p_tasks text[]
+) returns bigint[]
 language plpgsql as $$
 declare
     v_places bigint[];
 begin
     insert into hark.queues (name, namespace, task, created_at, created_floor)
-    select w.queue, split_part(w.queue, '.', 1),
-        case when w.queue like '%.%.%' then split_part(w.queue, '.', 2) else '' end, p_now,
+    select w.queue, coalesce(w.namespace, split_part(w.queue, '.', 1)),
+        coalesce(w.task, split_part(w.queue, '.', 2)),
+        p_now,
         coalesce((select max(g.since) + 1 from hark.groups g where g.queue = w.queue and g.subscription = 'new'), 0)
-    from (select distinct u.queue from unnest(p_places, p_queues) as u(place, queue) where u.place is null) as w
+    from (
+        select distinct on (u.queue) u.queue, u.namespace, u.task
+        from unnest(p_places, p_queues, p_namespaces, p_tasks) with ordinality as u(place, queue, namespace, task, n)
+        where u.place is null order by u.queue, u.n
+    ) as w
     where not exists (select 1 from hark.queues q where q.name = w.queue)
     order by w.queue
     on conflict do nothing;

@@ -140,7 +140,8 @@ begin
             continue;
         else
             if s.leased then
-                perform hark.expire_track_v1(s.grp, s.partition, v_now);
+                -- By the clock as it is now: the call may have waited for a lock.
+                perform hark.expire_track_v1(s.grp, s.partition, hark.time_v1(p_now));
                 v_durable := true;
             end if;
             select t.* into status, due, v_number, more, offsets, created_ats, transaction_ids, payloads, attempts,
@@ -245,7 +246,7 @@ begin
         group by c.request
         on conflict (id, slot) do update
         set until = excluded.until, grps = leases.grps || excluded.grps,
-            partitions = leases.partitions || excluded.partitions;
+            partitions = leases.partitions || excluded.partitions, void = hark.refuse_void_v1(leases.void);
     end if;
     if v_uneven then
         perform hark.end_sooner_v1(r_lease[c.request], r_until[c.request], v_until[c.request])
@@ -331,13 +332,11 @@ create or replace function hark.choose_v1(
 language plpgsql as $$
 declare
     v_open int8multirange := int8multirange(int8range(t.cursor + 1, greatest(p_tail, t.cursor) + 1)) - t.settled;
-    v_fronts bigint[] := '{}';
     v_probed boolean := t.probe > t.cursor;
     v_fronts_gone bigint[] := '{}';
     v_stop bigint;
     v_expired bigint[] := '{}';
     v_expiry bigint;
-    v_first boolean := true;
     v_wanted integer := p_wanted;
     v_gone int8multirange;
     m record;
@@ -345,9 +344,11 @@ begin
     status := 1; number := 0; bytes := 0; held := '{}'; last := 0; stepped := false;
     cursor := t.cursor; settled := t.settled;
     if t.irregular then
-        select coalesce(array_agg(f."offset" order by f."offset"), '{}'), v_probed or coalesce(bool_or(f.probe), false)
-        into v_fronts, v_probed from hark.fronts f
-        where f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor;
+        -- A batch begins with what is in front, so if one of these was in it, the first was.
+        v_probed := v_probed or coalesce((
+            select f.probe from hark.fronts f
+            where f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor
+            order by f."offset" limit 1), false);
     end if;
     -- Rule 16: a batch that ran out is looked through. Rule 13: what is settled out of order has its bound.
     if v_probed or (select count(*) from unnest(t.settled)) > 10000 then
@@ -356,9 +357,13 @@ begin
     for m in
         select x.*, coalesce(y.attempts, 0) as used, y.due as retry_due
         from (
-            (select true as in_front, f.* from unnest(v_fronts) as w(place)
+            (select true as in_front, y.* from (
+                select f."offset" as place from hark.fronts f
+                where t.irregular and f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor
+                order by f."offset"
+             ) as w
              cross join lateral (
-                select * from hark.messages f where f.partition = t.partition and f."offset" = w.place offset 0) as f)
+                select * from hark.messages f where f.partition = t.partition and f."offset" = w.place offset 0) as y)
             union all
             (select false as in_front, o.* from unnest(v_open) as w(gap)
              cross join lateral (
@@ -370,15 +375,6 @@ begin
             select * from hark.retries y
             where t.irregular and y.grp = t.grp and y.partition = t.partition and y."offset" = x."offset" offset 0) as y on true
     loop
-        if v_first and p_window > 0 then
-            v_first := false;
-            due := least(p_last_created + p_window * 1000000::bigint, m.created_at + p_window * 10000000::bigint);
-            if due > p_now then
-                status := 5;
-                return;
-            end if;
-            due := null;
-        end if;
         if number >= v_wanted or bytes >= p_max_bytes then
             v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;
             exit;
@@ -399,6 +395,16 @@ begin
             due := least(due, v_expiry);
             v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;
             exit;
+        end if;
+        if number = 0 and p_window > 0 then
+            due := least(p_last_created + p_window * 1000000::bigint,
+                greatest(due, m.created_at) + p_window * 10000000::bigint);
+            if due > p_now then
+                status := 5;
+                due := least(due, v_expiry);
+                v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;
+                exit;
+            end if;
         end if;
         due := null;
         number := number + 1;
@@ -432,7 +438,7 @@ begin
         update hark.claims c set held = c.held - choose_v1.held
         where c.grp = t.grp and c.partition = t.partition and c.held && choose_v1.held;
     end if;
-    if number = 0 and due is not null then
+    if number = 0 and due is not null and status <> 5 then
         status := 4;
     end if;
     if array_remove(options, null) = '{}' then

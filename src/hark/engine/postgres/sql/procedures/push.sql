@@ -1,6 +1,7 @@
 -- Appends messages (rules 1-7).
 --
--- places: the partitions, each once; an id, or null and the names of its queue and itself. For each message m_place
+-- places: the partitions, each once; an id, or null and the names of its queue and itself, and the labels for that queue
+-- (null: as its name says). For each message m_place
 -- is the position of its partition there and m_ordinal its number among the messages for that partition, from 1;
 -- p_counts has how many those are. Few messages have options: the arrays x_ have a row for each of those only.
 --
@@ -9,7 +10,7 @@
 -- When every message was queued, o_offsets is null: then the offset is the partition's old tail plus the ordinal.
 create or replace function hark.push_v1(
     p_now bigint,
-    p_places bigint[], p_queues text[], p_names text[], p_counts integer[],
+    p_places bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
     m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
@@ -30,9 +31,10 @@ declare
     v_known integer[];
     v_earlier bigint[];
 begin
+    perform hark.begin_v1();
     o_places := p_places;
     if p_queues is not null then
-        o_places := hark.places_v1(v_now, p_places, p_queues, p_names);
+        o_places := hark.places_v1(v_now, p_places, p_queues, p_names, p_namespaces, p_tasks);
     end if;
 
     select array_agg(p.id order by w.n), array_agg(p.tail order by w.n), array_agg(p.floor order by w.n),
@@ -63,11 +65,16 @@ begin
             where m."offset" > v_floors[w.place]
         ) as known;
         if m_same_as is not null then
-            -- A producer may use the id of a message that had no transaction id as one.
-            select v_known || array_agg(w.n::integer), v_earlier || array_agg(w.same_as) into v_known, v_earlier
-            from unnest(m_place, m_same_as) with ordinality as w(place, same_as, n)
-            join hark.messages m on m.partition = o_places[w.place] and m."offset" = w.same_as
-            where m."offset" > v_floors[w.place] and w.n <> all (coalesce(v_known, '{}'));
+            -- A producer may use the id of a message that had no transaction id as one. Of a partition that the server
+            -- did not know, m_same_as may mean another one: an id begins with the number of its partition (hark/ids.py).
+            -- One that is not there yet must not share its transaction id with this one: 0.
+            select v_known || array_agg(w.n::integer), v_earlier || array_agg(coalesce(m."offset", 0))
+            into v_known, v_earlier
+            from unnest(m_place, m_same_as, m_transaction_id) with ordinality as w(place, same_as, transaction_id, n)
+            left join hark.messages m on m.partition = o_places[w.place] and m."offset" = w.same_as
+                and m."offset" > v_floors[w.place]
+            where (m."offset" is not null or w.same_as > o_tails[w.place]) and w.n <> all (coalesce(v_known, '{}'))
+                and left(replace(w.transaction_id, '-', ''), 11) = lpad(to_hex(o_places[w.place]), 11, '0');
         end if;
     end if;
 
@@ -168,7 +175,8 @@ language sql volatile as $$
 $$;
 
 -- Which messages of a push are refused, and what offsets the others get. outcomes: 0 queued, 1 duplicate (offsets
--- has the first one's), 2 sealed or not against the queue's encryption, 3 the queue is full. ordinals: 0 when refused.
+-- has the first one's), 2 sealed or not against the queue's encryption, 3 the queue is full, 4 the transaction id is the
+-- id of a message that is not there yet. ordinals: 0 when refused.
 create or replace function hark.judge_push_v1(
     p_places bigint[], p_tails bigint[], m_place integer[], p_known integer[], p_earlier bigint[],
     x_message integer[], x_sealed boolean[],
@@ -183,7 +191,7 @@ language sql volatile as $$
         join hark.queues q on q.id = p.queue
     ), item as (
         select m.n, m.place, k.earlier, q.id as queue, q.max_size, q.room,
-            case when k.earlier is not null then 1
+            case when k.earlier = 0 then 4 when k.earlier is not null then 1
                  when q.encryption_enabled <> coalesce(x.sealed, false) then 2 else 0 end as verdict
         from unnest(m_place) with ordinality as m(place, n)
         join queue q on q.place = m.place

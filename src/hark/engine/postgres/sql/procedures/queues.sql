@@ -15,7 +15,7 @@ begin
             return;
         end if;
     end if;
-    o_partition := (hark.places_v1(v_now, array[null::bigint], array[p_name], array['Default']))[1];
+    o_partition := (hark.places_v1(v_now, array[null::bigint], array[p_name], array['Default'], null, null))[1];
     update hark.queues q
     set namespace = p_namespace, task = p_task, lease_time = p_options.lease_time,
         retry_limit = p_options.retry_limit, retry_delay = p_options.retry_delay,
@@ -26,6 +26,7 @@ begin
         retention_enabled = p_options.retention_enabled, retention_seconds = p_options.retention_seconds,
         completed_retention_seconds = p_options.completed_retention_seconds,
         max_wait_time_seconds = p_options.max_wait_time_seconds,
+        dead_letter_retention_seconds = p_options.dead_letter_retention_seconds,
         encryption_enabled = p_options.encryption_enabled, schedule = p_options.schedule,
         max_in_flight = p_options.max_in_flight, rate_limit = p_options.rate_limit, rate_burst = p_options.rate_burst,
         drop_settled = p_options.drop_settled, lock_duration = p_options.lock_duration,

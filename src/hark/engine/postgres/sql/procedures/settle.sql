@@ -2,8 +2,11 @@
 --
 -- t_: the tracks concerned, each once. i_: the items in the order of their requests; i_offset is null where the
 -- server does not know it, then the message is found by i_transaction_id, or by i_place (the offset that the
--- transaction id stands for when it is a message's own id). i_status: 0 completed, 1 failed, 2 retry, 3 dlq.
--- p_required: leases that something settled without a lease id must be held under, if there are any.
+-- transaction id stands for when it is a message's own id). i_status: 0 completed, 1 failed, 2 retry, 3 dlq, 4 dlq because the
+-- payload cannot be read: a dead letter whatever the queue says.
+-- p_required: leases that something settled without a lease id must be held under, if there are any. i_known: in a
+-- transaction, whether the server knows that an item was completed under its lease before; null: this is none. Only in
+-- a transaction o_offsets has the offsets of the items.
 --
 -- o_codes: 0 done, 1 not found, 2 lease expired, 3 not delivered under this lease, 4 not leased, 5 dead already.
 -- o_holders: the lease that an item was held under, where it changed something. o_ready has for each track whether it
@@ -15,9 +18,10 @@ create or replace function hark.settle_v1(
     t_grp integer[], t_partition bigint[], t_shared boolean[],
     i_request integer[], i_track integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
     i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[],
-    p_required uuid[],
+    p_required uuid[], i_known boolean[],
     out o_codes smallint[], out o_released boolean[], out o_dead boolean[], out o_holders uuid[],
-    out o_ready boolean[], out o_counts integer[], out o_dues bigint[], out o_stale integer[]
+    out o_ready boolean[], out o_counts integer[], out o_dues bigint[], out o_stale integer[],
+    out o_offsets bigint[]
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
@@ -35,6 +39,7 @@ declare
     v_done record;
     t hark.tracks;
 begin
+    perform hark.begin_v1();
     o_codes := array_fill(1::smallint, array[cardinality(i_track)]);
     o_released := array_fill(false, array[cardinality(i_track)]);
     o_dead := array_fill(false, array[cardinality(i_track)]);
@@ -63,11 +68,14 @@ begin
         from unnest(i_track, i_offset, i_transaction_id, i_place) with ordinality
             as i(track, place, transaction_id, own, n);
     end if;
+    if i_known is not null then
+        o_offsets := v_offsets;
+    end if;
 
     if v_shared then
         select x.* into o_codes, o_released, o_dead, o_holders, o_counts, o_dues
         from hark.settle_shared_v1(v_now, t_grp, t_partition, t_shared, i_request, i_track, v_offsets, i_lease, i_status,
-            i_error, i_delay, p_required, o_codes, o_released, o_dead, o_holders, o_counts, o_dues) x;
+            i_error, i_delay, p_required, i_known, o_codes, o_released, o_dead, o_holders, o_counts, o_dues) x;
         if v_rest = 0 then
             return;
         end if;
@@ -174,7 +182,7 @@ begin
         else
             select s.o_codes, s.o_released, s.o_dead, s.o_holders into o_codes, o_released, o_dead, o_holders
             from hark.settle_track_v1(v_now, t, v_items, i_request, v_offsets, i_lease, i_status, i_error, i_delay,
-                p_required, o_codes, o_released, o_dead, o_holders) s;
+                p_required, i_known, o_codes, o_released, o_dead, o_holders) s;
         end if;
         perform hark.drop_settled_v1(t.partition, array_agg(v_offsets[n])) from unnest(v_items) n
         where o_holders[n] is not null and hark.is_done_v1(t.grp, t.partition, v_offsets[n])
@@ -218,6 +226,7 @@ end $$;
 -- completed already, which is a success that changes nothing. holder: the lease that it is held under.
 create or replace function hark.judge_v1(
     p_now bigint, t hark.tracks, p_offset bigint, p_lease uuid, p_status smallint, p_required uuid[],
+    p_known boolean,
     out code smallint, out holder uuid
 )
 language plpgsql as $$
@@ -242,13 +251,15 @@ begin
     end if;
     code := hark.refuse_v1(t.grp, t.partition, p_offset, p_lease, p_status,
         (p_offset <= t.cursor or p_offset <@ t.settled) and not (t.irregular and exists (
-            select 1 from hark.fronts f where f.grp = t.grp and f.partition = t.partition and f."offset" = p_offset)));
+            select 1 from hark.fronts f where f.grp = t.grp and f.partition = t.partition and f."offset" = p_offset)),
+        p_required, p_known);
 end $$;
 
 -- Settles items of one track one by one; those of one request are judged before any of them has an effect.
 create or replace function hark.settle_track_v1(
     p_now bigint, t hark.tracks, p_items integer[], i_request integer[], i_offset bigint[], i_lease uuid[],
     i_status smallint[], i_error text[], i_delay bigint[], p_required uuid[],
+    i_known boolean[],
     inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[]
 )
 language plpgsql as $$
@@ -272,7 +283,7 @@ begin
                 v_judged := v_judged + 1;
                 i := p_items[v_judged];
                 select * into v_verdict
-                from hark.judge_v1(p_now, t, i_offset[i], i_lease[i], i_status[i], p_required);
+                from hark.judge_v1(p_now, t, i_offset[i], i_lease[i], i_status[i], p_required, i_known[i]);
                 o_codes[i] := v_verdict.code;
                 v_holders[v_judged] := v_verdict.holder;
                 exit when v_judged = cardinality(p_items)
@@ -291,25 +302,25 @@ begin
         o_holders[i] := v_holders[n];
         v_said := v_said || i_offset[i];
         v_settle := i_status[i] = 0;
-        v_give_back := false;
+        -- However a failure ends, nothing waits for the end of the lease: it keeps the rest of the batch as a claim.
+        v_give_back := i_status[i] <> 0;
         if i_status[i] = 1 then
             t.irregular := true;
             select * into v_failed from hark.fail_v1(t.grp, t.partition, i_offset[i],
                 coalesce(nullif(i_error[i], ''), 'Failed without an error text'), p_now, i_delay[i]);
             v_settle := v_failed.buried;
-            v_give_back := not v_failed.buried;
             o_dead[i] := v_failed.dead;
         elsif i_status[i] = 2 then
             t.irregular := true;
-            v_give_back := true;
             insert into hark.retries as r (grp, partition, "offset", attempts, due)
             values (t.grp, t.partition, i_offset[i], 0, p_now + coalesce(i_delay[i], 0))
             on conflict (grp, partition, "offset") do update set due = excluded.due;
-        elsif i_status[i] = 3 then
+        elsif i_status[i] in (3, 4) then
             select coalesce(max(r.attempts), 0) + 1 into v_attempts from hark.retries r
             where r.grp = t.grp and r.partition = t.partition and r."offset" = i_offset[i];
             o_dead[i] := hark.bury_v1(t.grp, t.partition, i_offset[i], v_attempts,
-                coalesce(nullif(i_error[i], ''), 'Sent to the dead letters by its consumer'), p_now, false);
+                coalesce(nullif(i_error[i], ''), 'Sent to the dead letters by its consumer'), p_now, false,
+                i_status[i] = 4);
             v_settle := true;
         end if;
         if v_settle then
@@ -321,6 +332,7 @@ begin
         if v_holders[n] = t.lease then
             t.held := t.held - int8multirange(int8range(i_offset[i], i_offset[i] + 1));
             if v_give_back and not isempty(t.held) then
+                t.irregular := true;
                 insert into hark.claims (grp, partition, lease, until, held)
                 values (t.grp, t.partition, t.lease, t.lease_until, t.held);
             end if;

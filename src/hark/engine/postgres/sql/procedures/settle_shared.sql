@@ -27,7 +27,7 @@ $$;
 create or replace function hark.settle_shared_v1(
     p_now bigint, t_grp integer[], t_partition bigint[], t_shared boolean[],
     i_request integer[], i_track integer[], i_offset bigint[], i_lease uuid[], i_status smallint[], i_error text[],
-    i_delay bigint[], p_required uuid[],
+    i_delay bigint[], p_required uuid[], i_known boolean[],
     inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[],
     inout o_counts integer[], inout o_dues bigint[]
 )
@@ -94,7 +94,7 @@ begin
             for j in 1..cardinality(v_same) loop
                 select v.* into e from hark.judge_shared_v1(p_now, t_grp[i_track[v_same[j]]],
                     t_partition[i_track[v_same[j]]], i_offset[v_same[j]], i_lease[v_same[j]], i_status[v_same[j]],
-                    p_required) v;
+                    p_required, i_known[v_same[j]]) v;
                 o_codes[v_same[j]] := e.code;
                 o_holders[v_same[j]] := e.holder;
             end loop;
@@ -149,7 +149,7 @@ $$;
 -- Whether a settlement counts: as judge_v1, for a shared group.
 create or replace function hark.judge_shared_v1(
     p_now bigint, p_grp integer, p_partition bigint, p_offset bigint, p_lease uuid, p_status smallint,
-    p_required uuid[],
+    p_required uuid[], p_known boolean,
     out code smallint, out holder uuid
 )
 language plpgsql as $$
@@ -164,7 +164,7 @@ begin
         return;
     end if;
     code := hark.refuse_v1(p_grp, p_partition, p_offset, p_lease, p_status,
-        hark.is_done_v1(p_grp, p_partition, p_offset));
+        hark.is_done_v1(p_grp, p_partition, p_offset), p_required, p_known);
     if code = 4 and e.until > p_now then
         code := 3;  -- Held, but not under a lease that it must be held under.
     end if;
@@ -200,17 +200,20 @@ begin
         update hark.exceptions x set due = apply_shared_v1.due, lease = null, until = null
         where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
         return;
-    elsif p_status = 3 then
+    elsif p_status in (3, 4) then
         dead := hark.bury_v1(p_grp, p_partition, p_offset, e.attempts + 1,
-            coalesce(nullif(p_error, ''), 'Sent to the dead letters by its consumer'), p_now, false);
+            coalesce(nullif(p_error, ''), 'Sent to the dead letters by its consumer'), p_now, false,
+            p_status = 4);
     end if;
     delete from hark.exceptions x where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
 end $$;
 
 -- Why a settlement does not count; -1: it is completed already, which is a success that changes nothing. p_done: the
--- group is done with the message, or there is none. One that was removed has an offset that was given once.
+-- group is done with the message, or there is none. One that was removed has an offset that was given once. p_known: see
+-- i_known of settle_v1; in a transaction only the lease that completed a message may say so again (rule 12).
 create or replace function hark.refuse_v1(
-    p_grp integer, p_partition bigint, p_offset bigint, p_lease uuid, p_status smallint, p_done boolean
+    p_grp integer, p_partition bigint, p_offset bigint, p_lease uuid, p_status smallint, p_done boolean,
+    p_required uuid[], p_known boolean
 ) returns smallint
 language plpgsql as $$
 declare
@@ -235,7 +238,11 @@ begin
             where w.partition = p_partition and w."offset" = p_offset and w.grp = p_grp))
         then
             return 1;
-        elsif p_status = 0 then
+        elsif p_status = 0 and (p_known is not false or exists (
+            select 1 from hark.completions c
+            where c.grp = p_grp and c.partition = p_partition and c."offset" = p_offset
+                and (c.lease = p_lease or (p_lease is null and c.lease = any (p_required)))))
+        then
             return -1;
         end if;
     end if;

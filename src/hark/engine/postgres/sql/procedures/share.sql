@@ -219,7 +219,7 @@ begin
         expired := true;
     end if;
     if s.window_buffer > 0 and (s.place).last_created + s.window_buffer * 1000000::bigint > p_now then
-        due := hark.window_v1(s.track, s.place, s.window_buffer);
+        due := hark.window_v1(p_now, s.track, s.place, s.window_buffer, s.ttl, s.delayed_processing);
         if due > p_now then
             status := 5;
             return;
@@ -237,13 +237,65 @@ begin
     from hark.list_v1(p_now, s.track, s.place, s.ttl, s.delayed_processing, p_wanted) x;
 end $$;
 
--- Until when the window buffer keeps a partition back (rule 11); null: there is nothing to keep.
-create or replace function hark.window_v1(t hark.tracks, p hark.partitions, p_window integer) returns bigint
-language sql volatile as $$
-    select least(p.last_created + p_window * 1000000::bigint, m.created_at + p_window * 10000000::bigint)
-    from hark.messages m
-    where m.partition = t.partition and m."offset" = (select min(u) from hark.unsettled_v1(t, p) u)
-$$;
+-- Until when the window buffer keeps a partition back (rule 11): what is ready and not handed out, and has been for the
+-- longest, decides. Null: there is nothing to keep.
+create or replace function hark.window_v1(
+    p_now bigint, t hark.tracks, p hark.partitions, p_window integer, p_ttl bigint, p_delayed integer
+) returns bigint
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+    v_from bigint := greatest(t.cursor, p.floor);
+    v_youngest bigint := p_now - p_delayed * 1000000::bigint;
+    v_oldest bigint := case when p_ttl > 0 then p_now - p_ttl * 1000000 else -1 end;
+    v_since bigint;
+begin
+    select min(x.since) into v_since from (
+        select e.since from unnest(hark.free_lanes_v1(t.grp, t.partition)) as w(lane)
+        cross join lateral (
+            select greatest(y.due, m.created_at + p_delayed * 1000000::bigint) as since
+            from hark.exceptions y
+            join hark.messages m on m.partition = t.partition and m."offset" = y."offset"
+            where (y.partition << 5 | y.lane) = (t.partition << 5 | w.lane) and y.grp::bigint = t.grp::bigint
+                and y.lease is null and y.due <= p_now and m."offset" > p.floor and m.created_at <= v_youngest
+                and case when m.expires_at is null then m.created_at > v_oldest or m.owner is not null
+                    else m.expires_at > p_now end
+            order by y.due, y."offset" limit 1
+        ) as e
+        union all
+        (select m.created_at + p_delayed * 1000000::bigint from hark.messages m
+         where m.partition = t.partition and m."offset" > greatest(v_from, t.plain[1]) and m."offset" <= p.tail
+            and m.priority is null and m.deliver_at is null and m.owner is null and m.created_at <= v_youngest
+            and case when m.expires_at is null then m.created_at > v_oldest else m.expires_at > p_now end
+         order by m."offset" limit 1)
+        union all
+        select m.since from generate_series(1, 9) as w(priority)
+        cross join lateral (
+            select y.created_at + p_delayed * 1000000::bigint as since from hark.messages y
+            where (y.partition << 4 | y.priority) = (t.partition << 4 | w.priority) and y.priority > 0
+                and y.deliver_at is null and y.owner is null and y."offset" > greatest(v_from, t.plain[w.priority + 1])
+                and y.created_at <= v_youngest
+                and case when y.expires_at is null then y.created_at > v_oldest else y.expires_at > p_now end
+            order by y."offset" limit 1
+        ) as m
+        where p.lanes[w.priority + 1] > v_from
+        union all
+        select m.since from generate_series(0, 9) as w(priority)
+        cross join lateral (
+            select greatest(y.deliver_at, y.created_at + p_delayed * 1000000::bigint) as since from hark.messages y
+            where (y.partition << 4 | coalesce(y.priority, 0)) = (t.partition << 4 | w.priority)
+                and y.deliver_at is not null and y.deliver_at <= p_now and y."offset" > v_from
+                and (y.deliver_at, y."offset") > (t.delayed_at[w.priority + 1], t.delayed_offset[w.priority + 1])
+                and y.created_at <= v_youngest
+                and case when y.expires_at is null then y.created_at > v_oldest else y.expires_at > p_now end
+            order by y.deliver_at, y."offset" limit 1
+        ) as m
+        where p.lanes[w.priority + 11] > v_from
+    ) as x;
+    return case when v_since is not null
+        then least(p.last_created + p_window * 1000000::bigint, v_since + p_window * 10000000::bigint) end;
+end $$;
 
 -- Who takes what: requests are served one after the other, each from the partition with the highest priority, then from
 -- the one served longest ago, as long as it has room and limits allow. o_requests has the request for each message that
@@ -416,7 +468,7 @@ begin
     group by c.request
     on conflict (id, slot) do update
     set until = excluded.until, grps = leases.grps || excluded.grps,
-        partitions = leases.partitions || excluded.partitions;
+        partitions = leases.partitions || excluded.partitions, void = hark.refuse_void_v1(leases.void);
 end $$;
 
 -- A lease over queues with different lease times ends as a whole, with the shortest of them. p_before: when what it had

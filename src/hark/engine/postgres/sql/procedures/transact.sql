@@ -14,9 +14,9 @@ create or replace function hark.transact_v1(
     b_track integer[], b_item integer[], b_lease integer[], b_place integer[], b_message integer[], b_option integer[],
     t_grp integer[], t_partition bigint[], t_shared boolean[],
     i_track integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
-    i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[],
+    i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[], i_known boolean[],
     q_lease uuid[],
-    p_places bigint[], p_queues text[], p_names text[], p_counts integer[],
+    p_places bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
     m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
@@ -43,6 +43,7 @@ declare
     p0 integer := 1; p1 integer; m0 integer := 1; m1 integer; x0 integer := 1; x1 integer;
     c0 integer := 1; c1 integer; u0 integer := 1; u1 integer;
 begin
+    perform hark.begin_v1();
     o_codes := array_fill(0::smallint, array[cardinality(b_item)]);
     o_failed := array_fill(0, array[cardinality(b_item)]);
     o_item_codes := array_fill(0::smallint, array[cardinality(i_track)]);
@@ -103,7 +104,7 @@ begin
                 select * into v_settled from hark.settle_v1(v_now, t_grp[t0:t1], t_partition[t0:t1],
                     t_shared[t0:t1], array_fill(1, array[i1 - i0 + 1]), i_track[i0:i1], i_offset[i0:i1], i_transaction_id[i0:i1],
                     i_place[i0:i1], i_lease[i0:i1], i_status[i0:i1], i_error[i0:i1], i_delay[i0:i1],
-                    case when q1 >= q0 then q_lease[q0:q1] end);
+                    case when q1 >= q0 then q_lease[q0:q1] end, i_known[i0:i1]);
                 o_item_codes[i0:i1] := v_settled.o_codes;
                 o_released[i0:i1] := v_settled.o_released;
                 o_dead[i0:i1] := v_settled.o_dead;
@@ -117,10 +118,16 @@ begin
                     o_failed[r] := v_bad;
                     raise exception using errcode = 'HK001';
                 end if;
+                insert into hark.completions as c (grp, partition, "offset", lease, at)
+                select t_grp[t0 + i.track - 1], t_partition[t0 + i.track - 1], i."offset", i.holder, v_now
+                from unnest(i_track[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
+                    as i(track, "offset", holder, status)
+                where i.holder is not null and i.status = 0
+                on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
             end if;
             if m1 >= m0 then
                 select * into v_pushed from hark.push_v1(v_now, p_places[p0:p1], p_queues[p0:p1], p_names[p0:p1],
-                    p_counts[p0:p1], m_place[m0:m1], m_ordinal[m0:m1], m_payload[m0:m1], m_transaction_id[m0:m1],
+                    p_namespaces[p0:p1], p_tasks[p0:p1], p_counts[p0:p1], m_place[m0:m1], m_ordinal[m0:m1], m_payload[m0:m1], m_transaction_id[m0:m1],
                     m_same_as[m0:m1], case when x1 >= x0 then x_message[x0:x1] end, x_deliver_at[x0:x1],
                     x_delay[x0:x1], x_ttl[x0:x1], x_backoff[x0:x1], x_priority[x0:x1], x_sealed[x0:x1],
                     x_trace_id[x0:x1], x_producer[x0:x1], x_undelivered[x0:x1],
@@ -154,6 +161,12 @@ begin
         t0 := t1 + 1; i0 := i1 + 1; q0 := q1 + 1; p0 := p1 + 1; m0 := m1 + 1; x0 := x1 + 1;
         c0 := c1 + 1; u0 := u1 + 1;
     end loop;
+    -- What nobody repeats any more: two for each one that is added, so there is little more than what is young.
+    delete from hark.completions c using (
+        select x.grp, x.partition, x."offset" from hark.completions x
+        where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_track) for update skip locked
+    ) as o
+    where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
     if true = any (k_given) then
         perform hark.unlock_keys_v1(c_key || u_key);
     end if;

@@ -1,0 +1,291 @@
+"""The options of a queue: names, defaults, bounds and texts, said once.
+
+The checks of the HTTP API, its OpenAPI document, the options of the commands and the form of the dashboard follow from
+the fields of `QueueOptions`; docs/http.md is compared with them. The client has the names once more, for type checkers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+_YEAR = 365 * 86_400
+_MOST_SECONDS = 10 * _YEAR
+_MOST_MS = _MOST_SECONDS * 1000
+_MOST_AGE = 100 * _YEAR
+_MOST_NUMBER = 2**53 - 1
+"""The largest integer that JavaScript represents exactly."""
+_MOST_MESSAGES = 1_000_000_000
+_SECTIONS = Literal["Delivery", "Retries", "Retention"]
+
+
+def _option(
+    section: _SECTIONS, label: str, unit: str, text: str, least: float | None = None, most: float | None = None
+) -> Meta:
+    """Describe an option: its place, label and unit in a form, its meaning, and its bounds. Null is the default."""
+    return Meta(
+        description=text, extra={"section": section, "label": label, "unit": unit, "least": least, "most": most}
+    )
+
+
+class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The options of a queue. The HTTP API uses the same names in camel case."""
+
+    lease_time: Annotated[
+        int, _option("Delivery", "Lease time", "s", "Length of a lease, in seconds.", 1, _MOST_SECONDS)
+    ] = 300
+    retry_limit: Annotated[
+        int,
+        _option(
+            "Retries",
+            "Retries",
+            "",
+            "Number of retries after the first attempt, before a message is dead-lettered.",
+            0,
+            1000,
+        ),
+    ] = 3
+    retry_delay: Annotated[
+        int, _option("Retries", "First delay", "ms", "Delay before the first retry, in milliseconds.", 0, _MOST_MS)
+    ] = 0
+    retry_multiplier: Annotated[
+        float,
+        _option("Retries", "Multiplier", "×", "Factor by which the delay grows with each further retry.", 1, 1000),
+    ] = 1
+    retry_max_delay: Annotated[
+        int, _option("Retries", "Maximum delay", "ms", "Maximum delay before a retry, in milliseconds.", 0, _MOST_MS)
+    ] = 3_600_000
+    delayed_processing: Annotated[
+        int,
+        _option(
+            "Delivery",
+            "Delivery delay",
+            "s",
+            "Minimum age of a message at its delivery, in seconds. 0: no minimum.",
+            0,
+            _MOST_SECONDS,
+        ),
+    ] = 0
+    window_buffer: Annotated[
+        int,
+        _option(
+            "Delivery",
+            "Window buffer",
+            "s",
+            "Time without a push after which a partition is delivered, in seconds. Delivery starts at the latest after "
+            "10 times this time. 0: immediately.",
+            0,
+            _YEAR,
+        ),
+    ] = 0
+    priority: Annotated[
+        int,
+        _option(
+            "Delivery",
+            "Priority",
+            "",
+            "Priority of the queue in pops by namespace or task. Higher numbers come first.",
+            -1_000_000,
+            1_000_000,
+        ),
+    ] = 0
+    max_size: Annotated[
+        int,
+        _option(
+            "Retention",
+            "Maximum size",
+            "messages",
+            "Maximum number of messages that the slowest consumer group has not settled. Further pushes are refused. "
+            "0: no limit.",
+            0,
+            _MOST_NUMBER,
+        ),
+    ] = 0
+    ttl: Annotated[
+        int,
+        _option(
+            "Retention",
+            "Time to live",
+            "s",
+            "Time to live of a message, in seconds. Older messages are not delivered. 0: no limit.",
+            0,
+            _MOST_AGE,
+        ),
+    ] = 0
+    dead_letter_queue: Annotated[
+        bool,
+        _option("Retries", "Keep dead letters", "", "Keep dead letters. False: undeliverable messages are discarded."),
+    ] = True
+    dlq_after_max_retries: Annotated[
+        bool,
+        _option(
+            "Retries",
+            "Dead-letter after the last retry",
+            "",
+            "Dead-letter a message after its last attempt. False: the message is discarded and counted.",
+        ),
+    ] = True
+    retention_enabled: Annotated[
+        bool,
+        _option("Retention", "Remove by age", "", "Enable the options retentionSeconds and completedRetentionSeconds."),
+    ] = False
+    retention_seconds: Annotated[
+        int,
+        _option(
+            "Retention",
+            "Remove all after",
+            "s",
+            "Age at which messages are removed, settled or not, in seconds. 0: never.",
+            0,
+            _MOST_AGE,
+        ),
+    ] = 0
+    completed_retention_seconds: Annotated[
+        int,
+        _option(
+            "Retention",
+            "Remove settled after",
+            "s",
+            "Age at which messages that every consumer group has settled are removed, in seconds. 0: the server "
+            "setting retention.completed_seconds.",
+            0,
+            _MOST_AGE,
+        ),
+    ] = 0
+    max_wait_time_seconds: Annotated[
+        int,
+        _option(
+            "Retention",
+            "Maximum wait",
+            "s",
+            "Age at which messages that some consumer group has not settled are removed, in seconds. 0: never.",
+            0,
+            _MOST_AGE,
+        ),
+    ] = 0
+    dead_letter_retention_seconds: Annotated[
+        int,
+        _option(
+            "Retention",
+            "Remove dead letters after",
+            "s",
+            "Age at which dead letters are removed, in seconds after their failure. 0: never.",
+            0,
+            _MOST_AGE,
+        ),
+    ] = 0
+    encryption_enabled: Annotated[bool, _option("Retention", "Encrypt payloads", "", "Encrypt payloads at rest.")] = (
+        False
+    )
+    max_in_flight: Annotated[
+        int,
+        _option(
+            "Delivery",
+            "Maximum in flight",
+            "messages",
+            "Maximum number of messages in flight. For a queue: of all groups together. 0: no limit.",
+            0,
+            _MOST_MESSAGES,
+        ),
+    ] = 0
+    # Below the minimum, the wait for the next message would be longer than hours.
+    rate_limit: Annotated[
+        float,
+        _option(
+            "Delivery",
+            "Rate limit",
+            "messages/s",
+            "Maximum number of messages delivered per second. For a queue: to all groups together. 0: no limit.",
+            0.0001,
+            1_000_000,
+        ),
+    ] = 0
+    rate_burst: Annotated[
+        int,
+        _option(
+            "Delivery",
+            "Rate burst",
+            "messages",
+            "Maximum number of messages delivered at the same time after a pause; requires rateLimit. 0: the number "
+            "that rateLimit allows in one second, at least 1.",
+            0,
+            _MOST_MESSAGES,
+        ),
+    ] = 0
+    drop_settled: Annotated[
+        bool,
+        _option(
+            "Retention",
+            "Remove when settled",
+            "",
+            "Remove a message as soon as every consumer group has settled it.",
+        ),
+    ] = False
+    lock_duration: Annotated[
+        int,
+        _option(
+            "Delivery",
+            "Lock duration",
+            "ms",
+            "Length of a lease of the key-value API, in milliseconds. 0: the server setting queue.lock_duration.",
+            0,
+            _MOST_MS,
+        ),
+    ] = 0
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The limits of a consumer group of a queue. 0 means no limit. They have the meaning of the queue options."""
+
+    max_in_flight: int = 0
+    rate_limit: float = 0
+    rate_burst: int = 0
+
+
+def limits_of(options: QueueOptions) -> Limits:
+    """Return the limits that are options of a queue."""
+    return Limits(max_in_flight=options.max_in_flight, rate_limit=options.rate_limit, rate_burst=options.rate_burst)
+
+
+class Option(msgspec.Struct, frozen=True):
+    """The description of an option, by its name in the HTTP API."""
+
+    name: str
+    type: Literal["integer", "number", "boolean"]
+    default: int | float | bool
+    text: str
+    section: _SECTIONS
+    label: str
+    """In a form, with its `unit`."""
+    unit: str
+    least: float | None
+    most: float | None
+    """Both are None for a boolean. A default outside of the bounds is allowed, too: 0, for no limit."""
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """The JSON schema of the option in a request. Null means the default."""
+        bounds: dict[str, object] = {}
+        if self.least is not None:
+            bounds = {"minimum": min(self.least, self.default), "maximum": self.most}
+        return {"description": self.text, "type": [self.type, "null"], **bounds, "default": self.default}
+
+
+def _described() -> dict[str, Option]:
+    hints = get_type_hints(QueueOptions, include_extras=True)
+    names: dict[type, Any] = {int: "integer", float: "number", bool: "boolean"}
+    options = {}
+    for field in msgspec.structs.fields(QueueOptions):
+        kind, [meta] = hints[field.name].__origin__, hints[field.name].__metadata__
+        options[field.encode_name] = Option(
+            field.encode_name, names[kind], field.default, meta.description, **meta.extra
+        )
+    return options
+
+
+OPTIONS = _described()
+"""The options of a queue, by their names in the HTTP API."""
+LIMITS = {field.encode_name: OPTIONS[field.encode_name] for field in msgspec.structs.fields(Limits)}
+"""Those that a consumer group has, too."""

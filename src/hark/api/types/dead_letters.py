@@ -1,0 +1,141 @@
+"""Dead letters: messages that could not be delivered to a consumer group."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from hark.api.types.base import Answer, Body, Pagination, Success, decode_value
+
+T = TypeVar("T")
+
+
+class ListedDeadLetter(Answer):
+    """A dead letter: a message that could not be delivered to a consumer group."""
+
+    id: str
+    """Id of the message."""
+    dead_letter_id: str
+    """Id of the dead letter. A message can be a dead letter in several groups."""
+    transaction_id: str
+    partition_id: str
+    trace_id: str | None
+    queue: str
+    partition: str
+    consumer_group: str
+    error: str = msgspec.field(name="errorMessage")
+    """The error of the last attempt."""
+    retry_count: int
+    attempts: int
+    """Number of delivery attempts."""
+    payload: msgspec.Raw = msgspec.field(name="data")
+    producer_sub: str | None
+    created_at: datetime
+    failed_at: datetime
+    """Time of the last failure."""
+    payload_error: str | None = None
+    """Error code and text if the server cannot read the payload, which is null then."""
+
+    @property
+    def data(self) -> Any:
+        """The payload, decoded from JSON."""
+        return msgspec.json.decode(self.payload)
+
+    def decode(self, shape: type[T]) -> T:
+        """Decode the payload as a type. Raises `InvalidInput` if it does not fit."""
+        return decode_value(self.payload, shape, f"the payload of dead letter {self.dead_letter_id}")
+
+
+class DeadLetterPage(Answer):
+    """A page of dead letters, the newest failure first, and the number of all matches."""
+
+    items: tuple[ListedDeadLetter, ...] = msgspec.field(name="messages")
+    pagination: Pagination
+    total: int
+
+
+class RequeuedDeadLetter(Success):
+    """The dead letter was requeued as a new message."""
+
+    dead_letter_id: str
+    message_id: str
+    """Id of the new message."""
+    queue: str
+    partition: str
+    consumer_group: str
+
+
+class DeletedDeadLetter(Success):
+    """The dead letter was deleted."""
+
+    dead_letter_id: str
+    deleted: int
+
+
+class PurgedDeadLetters(Success):
+    """The matching dead letters of a queue were deleted."""
+
+    queue: str
+    deleted: int
+
+
+# Many at a time --------------------------------------------------------------------------------------------
+
+
+class FilterBody(Body, forbid_unknown_fields=True):
+    """A filter of dead letters. Absent fields match all dead letters."""
+
+    queue: str | None = None
+    consumer_group: str | None = None
+    partition: str | None = None
+    since: str | None = msgspec.field(default=None, name="from")
+    until: str | None = msgspec.field(default=None, name="to")
+    search: str | None = None
+
+
+class RequeueBody(Body, forbid_unknown_fields=True):
+    """The dead letters to requeue: either ids, or a filter with an optional limit."""
+
+    ids: list[str] | None = None
+    filter: FilterBody | None = None
+    limit: int | None = None
+
+
+class IdsBody(Body, forbid_unknown_fields=True):
+    """The ids of dead letters, or of messages that are dead letters in one consumer group."""
+
+    ids: list[str]
+
+
+class DeadLetterResult(Answer, omit_defaults=True):
+    """The result for one dead letter."""
+
+    id: str
+    success: bool
+    message_id: str | None = None
+    error: str | None = None
+    code: str | None = None
+
+
+class RequeuedDeadLetters(Answer):
+    """The results of a requeue, and the number of further dead letters that match the filter."""
+
+    requeued: int
+    remaining: int
+    results: tuple[DeadLetterResult, ...]
+
+
+class DeletedDeadLetters(Answer):
+    """The results of a deletion."""
+
+    deleted: int
+    results: tuple[DeadLetterResult, ...]
+
+
+class ImportedDeadLetters(Answer):
+    """How many dead letters were stored, and how many existed."""
+
+    imported: int
+    duplicates: int

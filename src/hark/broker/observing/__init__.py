@@ -1,1 +1,0 @@
-"""What goes on, for those who watch: rates, depths, the last hour."""

@@ -1,1 +1,0 @@
-"""Duties that run beside the requests, one file each."""

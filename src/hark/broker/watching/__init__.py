@@ -1,1 +1,0 @@
-"""Who watches keys, and how they hear of changes: each holds versions, never values."""

@@ -1,0 +1,292 @@
+"""The checks of `hark doctor` for PostgreSQL and S3. Those of S3 write a few bytes under `probe/`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from hark.cli.doctor import Check
+from hark.clock import SECOND, SystemClock
+from hark.errors import HarkError, InvalidSetting
+from hark.polling import strategy_from
+from hark.polling.strategy import Price, estimate
+from hark.settings import Settings
+from hark.settings.sections import S3
+
+if TYPE_CHECKING:
+    from hark.engine.postgres.pool import Pool
+    from hark.engine.s3.bucket import Bucket
+    from hark.engine.s3.objects import Pointer
+
+
+OLD_TRANSACTION_SECONDS = 600
+MANY_DEAD, DEAD_PER_LIVE = 10_000, 10
+
+
+def database_checks(settings: Settings) -> list[Check]:
+    """Check a database as a server would use it; changes nothing."""
+    return asyncio.run(_postgres_checks(settings))
+
+
+async def _postgres_checks(settings: Settings) -> list[Check]:
+    try:
+        from hark.engine.postgres.connections import shown
+        from hark.engine.postgres.pool import Pool
+
+        about = settings.postgres
+        pool = Pool(settings.engine, size=1, wait_ms=about.wait_ms, prepared=about.prepared)
+        await pool.open()
+    except HarkError as error:
+        return [_postgres_failed("database", error)]
+    try:
+        version = await pool.fetchval("select current_setting('server_version')")
+        return [
+            Check("database", "ok", f"connected to {shown(settings.engine)}, PostgreSQL {version}"),
+            await _guarded("schema", _schema, pool),
+            await _guarded("connections", lambda pool: _connections(pool, settings), pool),
+            await _guarded("transactions", _transactions, pool),
+            await _guarded("dead rows", _dead_rows, pool),
+        ]
+    except HarkError as error:
+        return [_postgres_failed("database", error)]
+    finally:
+        await pool.close()
+
+
+async def _guarded(name: str, check: Callable[[Pool], Awaitable[Check]], pool: Pool) -> Check:
+    try:
+        return await check(pool)
+    except HarkError as error:
+        return _postgres_failed(name, error)
+
+
+def _postgres_failed(name: str, error: HarkError) -> Check:
+    detail, _, advice = error.text.partition("; ")
+    return Check(name, "fail", detail, advice or "check the log of PostgreSQL")
+
+
+async def _schema(pool: Pool) -> Check:
+    """Compare the schema with the one that this version of Hark needs."""
+    from hark.engine.postgres.migrate import all_steps, missing_steps
+
+    missing = await missing_steps(pool, post=True)
+    needed = [step for step in missing if step.phase == "pre"]
+    if needed:
+        return Check(
+            "schema",
+            "warn",
+            f"migration {needed[0]} is not applied",
+            "run hark migrate, or start a server, which applies it",
+        )
+    detail = f"version {max(step.number for step in all_steps())}"
+    if missing:
+        advice = "once no server of an older version is running, run hark migrate --post"
+        return Check("schema", "ok", f"{detail}; migration {missing[0]} is not applied yet", advice)
+    return Check("schema", "ok", detail)
+
+
+async def _connections(pool: Pool, settings: Settings) -> Check:
+    """Check that PostgreSQL allows enough connections for all server processes."""
+    row: Any = await pool.fetchrow(
+        "select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,"
+        " (select count(*) from pg_stat_activity where backend_type = 'client backend' and application_name <> 'hark')"
+    )
+    allowed, others = row
+    wanted = settings.workers * settings.postgres.pool_size
+    detail = f"one hark serve uses up to {wanted}; {allowed} allowed, {others} used by other programs"
+    if wanted + others > allowed:
+        return Check("connections", "warn", detail, "raise max_connections, or lower postgres.pool_size or workers")
+    return Check("connections", "ok", detail)
+
+
+async def _transactions(pool: Pool) -> Check:
+    """Check for old transactions, which keep PostgreSQL from removing dead rows."""
+    row: Any = await pool.fetchrow(
+        "select coalesce(extract(epoch from max(now() - xact_start)), 0)::bigint,"
+        " coalesce(max(age(backend_xmin)), 0)::bigint from pg_stat_activity where pid <> pg_backend_pid()"
+    )
+    seconds, behind = row
+    detail = f"oldest transaction {seconds} s; oldest snapshot {behind} transactions behind"
+    if seconds >= OLD_TRANSACTION_SECONDS:
+        advice = (
+            "end the old transaction, because the database grows until then; to find it: "
+            "select * from pg_stat_activity order by xact_start"
+        )
+        return Check("transactions", "warn", detail, advice)
+    return Check("transactions", "ok", detail)
+
+
+async def _dead_rows(pool: Pool) -> Check:
+    """Check the number of dead rows."""
+    row: Any = await pool.fetchrow(
+        "select coalesce(sum(n_dead_tup), 0)::bigint, coalesce(sum(n_live_tup), 0)::bigint"
+        " from pg_stat_user_tables where schemaname = 'hark' and relname in ('partitions', 'tracks')"
+    )
+    dead, live = row
+    detail = f"{dead:,} dead and {live:,} live rows in the tables that Hark updates in place"
+    if dead > MANY_DEAD and dead > DEAD_PER_LIVE * live:
+        advice = "end old transactions (see the check above), then check that autovacuum runs"
+        return Check("dead rows", "warn", detail, advice)
+    return Check("dead rows", "ok", detail)
+
+
+CLOCK_SECONDS = 5.0
+LONG_TAIL = 10
+"""How many times `snapshot_records` the log may be before the check warns that no snapshot is made."""
+LATE_GRACES = 2
+"""How many grace periods old data may stay before the check warns that it is not removed."""
+MANY_DOLLARS = 1.0
+"""Per month, for an idle worker."""
+_BATCHES = 10_000
+"""A million messages in batches of 100."""
+_PUTS_PER_BATCH = _GETS_PER_BATCH = 2
+"""One PUT for the pushes and one for the claims and the earlier acks; another process reads each of them."""
+
+
+def bucket_checks(settings: Settings) -> list[Check]:
+    """Check a bucket as a server or a worker would use it."""
+    return asyncio.run(_s3_checks(settings))
+
+
+async def _s3_checks(settings: Settings) -> list[Check]:
+    from hark.engine.s3.bucket import Address, BucketError
+    from hark.engine.s3.bucket_client import S3Bucket
+
+    try:
+        bucket = S3Bucket(Address.parse(settings.engine), SystemClock(), settings.s3)
+        await bucket.open()
+    except (HarkError, BucketError) as error:
+        return [_s3_failed("bucket", error)]
+    try:
+        return await examine(bucket, settings, secrets.token_hex(8))
+    finally:
+        await bucket.close()
+
+
+async def examine(
+    bucket: Bucket, settings: Settings, unique: str, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> list[Check]:
+    """Check an open bucket; `unique` is random, for keys that no other process uses."""
+    from hark.engine.s3.bucket import BucketError
+    from hark.engine.s3.bucket_client import probe
+
+    try:
+        await probe(bucket, unique, pause=pause)
+    except HarkError as error:
+        return [_s3_failed("bucket", error)]
+    checks = [
+        Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"),
+        _clock(bucket),
+    ]
+    try:
+        checks += await _store(bucket, settings.s3)
+    except (HarkError, BucketError) as error:
+        checks.append(_s3_failed("store", error))
+    return [*checks, _costs(bucket, settings)]
+
+
+def _s3_failed(name: str, error: Exception) -> Check:
+    detail, _, advice = str(error).partition("; ")
+    default = "correct it" if isinstance(error, InvalidSetting) else "check the bucket with the tools of its provider"
+    return Check(name, "fail", detail, advice or default)
+
+
+def _clock(bucket: Bucket) -> Check:
+    """Compare the clocks, as far as whole seconds in responses allow."""
+    if bucket.time.allowed() is None:
+        detail = "the responses of the store have no valid Date header"
+        return Check("store clock", "warn", detail, "compare the two clocks manually")
+    seconds = bucket.time.offset() / SECOND
+    if abs(seconds) <= CLOCK_SECONDS:
+        return Check("store clock", "ok", f"differs from the store's by {abs(seconds):.1f} s")
+    side = "behind" if seconds > 0 else "ahead of"
+    detail = f"this machine's clock is {abs(seconds):.0f} s {side} the store's"
+    return Check("store clock", "warn", detail, "run NTP on this machine: Hark corrects the difference only in part")
+
+
+async def _store(bucket: Bucket, settings: S3) -> list[Check]:
+    """Check the objects whose keys are known; this needs no LIST."""
+    from hark.engine.s3 import objects
+    from hark.engine.s3.objects import Pointer, read_or_create, read_pointer
+
+    read = await read_pointer(bucket)
+    pointer = Pointer("") if read is None else read[0]
+    head = await find_head(bucket, pointer.seq)
+    if await bucket.get(objects.META) is None:
+        if head:
+            advice = f"restore {objects.META} from a backup or an older version, or use another prefix"
+            return [Check("store", "fail", f"the log exists, but {objects.META} is missing", advice)]
+        return [Check("store", "ok", "does not exist yet", "the first server or worker creates it")]
+    meta = await read_or_create(bucket, bucket.time.now())  # It exists, so this creates nothing.
+    return [
+        Check("store", "ok", f"format {meta.format}, {head:,} log records written in total"),
+        _snapshot(pointer, head, settings),
+        _removal(pointer, bucket.time.now(), meta.grace_seconds),
+    ]
+
+
+async def find_head(bucket: Bucket, known: int) -> int:
+    """Find the newest record, from a known one (0: none), with about 2 x log2(distance) GETs."""
+    from hark.engine.s3 import objects
+
+    async def is_there(seq: int) -> bool:
+        return await bucket.get_range(objects.record(seq), 0, 1) is not None
+
+    step = 1
+    while await is_there(known + step):
+        known, step = known + step, step * 2
+    above = known + step
+    while above - known > 1:
+        middle = (known + above) // 2
+        if await is_there(middle):
+            known = middle
+        else:
+            above = middle
+    return known
+
+
+def _snapshot(pointer: Pointer, head: int, settings: S3) -> Check:
+    """Check how much a process reads when it starts."""
+    tail = head - pointer.seq
+    newest = f"newest at record {pointer.seq:,}" if pointer.seq else "none yet"
+    detail = f"{newest}; a starting process reads {tail:,} {'later ' if pointer.seq else ''}records"
+    if tail > LONG_TAIL * settings.snapshot_records:
+        advice = (
+            "check the log of a server or worker for the reason: "
+            f"a snapshot is due after {settings.snapshot_records:,} records"
+        )
+        return Check("snapshot", "warn", detail, advice)
+    return Check("snapshot", "ok", detail)
+
+
+def _removal(pointer: Pointer, now: int, grace_seconds: int) -> Check:
+    """Check that old records and snapshots are removed."""
+    records = pointer.seq - pointer.removed
+    snapshots = max(len(pointer.snapshots) - 1, 0) + len(pointer.announced)
+    detail = f"up to {records:,} records and {snapshots:,} snapshots to remove"
+    # Since that time the second snapshot is sufficient: the first one and older records should be removed.
+    since = pointer.snapshots[1].since if len(pointer.snapshots) > 1 else 0
+    if since and now - since > LATE_GRACES * grace_seconds * SECOND:
+        advice = "run a server or worker, which removes data older than s3.grace_seconds, or check its log"
+        return Check("removal", "warn", f"{detail}, due since {(now - since) // SECOND:,} s", advice)
+    return Check("removal", "ok", detail)
+
+
+def _costs(bucket: Bucket, settings: Settings) -> Check:
+    """Estimate the price of requests to the store."""
+    price = Price(
+        name="settings",
+        get_per_thousand=settings.s3.get_dollars / 1000,
+        put_per_thousand=settings.s3.put_dollars / 1000,
+    )
+    idle = estimate(strategy_from(settings), price=price).dollars_per_month
+    million = _BATCHES / 1000 * (_PUTS_PER_BATCH * price.put_per_thousand + _GETS_PER_BATCH * price.get_per_thousand)
+    detail = (
+        f"${idle:.2f} per month for an idle process; ${million:.2f} per million messages in batches of 100; "
+        f"${bucket.requests.dollars():.6f} for these checks"
+    )
+    if idle > MANY_DOLLARS:
+        return Check("costs", "ok", detail, "poll less often; hark polling shows the cost of the polling settings")
+    return Check("costs", "ok", detail)

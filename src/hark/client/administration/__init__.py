@@ -1,1 +1,0 @@
-"""Administration of a server, and the types of its responses."""

@@ -1,0 +1,310 @@
+"""Arguments from users, checked before they are sent, so that the error points at the invalid one."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol, TypedDict, TypeVar, cast
+from uuid import UUID
+
+import msgspec
+
+from hark.errors import InvalidInput
+from hark.keys import InvalidKey, check_key, check_keys
+from hark.model import Key
+
+F = TypeVar("F")
+
+MAX_NAME_BYTES = 255
+
+_encode = msgspec.json.Encoder().encode
+
+
+def a_name(value: object, field: str) -> str:
+    """Check a name: 1 to 255 bytes of UTF-8."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{field}: expected a string, got {value!r}")
+    if not value:
+        raise InvalidInput(f"{field}: must not be empty")
+    if "\0" in value:
+        raise InvalidInput(f"{field}: must not contain a NUL character")
+    # isascii() takes constant time, whatever the length.
+    size = len(value) if value.isascii() else _bytes_of(value, field)
+    if size > MAX_NAME_BYTES:
+        raise InvalidInput(f"{field}: expected at most {MAX_NAME_BYTES} bytes of UTF-8, got {size}")
+    return value
+
+
+def _bytes_of(text: str, field: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{field}: contains half of a surrogate pair, got {text[:40]!r}") from None
+
+
+def a_function(value: F, field: str) -> F:
+    """Check that a value can be called."""
+    if not callable(value):
+        raise InvalidInput(f"{field}: expected a function, got {value!r}")
+    return value
+
+
+def name_of(function: object) -> str:
+    """The short name of a function, for messages."""
+    return str(getattr(function, "__qualname__", repr(function))).rpartition(".")[2]
+
+
+def json_value(value: object, field: str) -> msgspec.Raw:
+    """A value as JSON. A `msgspec.Raw` is sent byte for byte."""
+    if isinstance(value, msgspec.Raw):
+        return value
+    try:
+        written = _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"{field}: cannot be encoded as JSON: {error}") from error
+    # The encoder writes NaN and infinity as null, which would go unnoticed.
+    if b"null" in written and not _is_finite(msgspec.to_builtins(value, enc_hook=_leave_out)):
+        raise InvalidInput(f"{field}: contains NaN or infinity, which JSON cannot represent")
+    return msgspec.Raw(written)
+
+
+def _leave_out(_part: object) -> None:
+    """Skip raw JSON within other data: it contains no Python numbers."""
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return True
+
+
+def milliseconds(value: float | timedelta, field: str, low: float, high: float) -> int:
+    """Convert seconds within bounds, or a timedelta, to milliseconds."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        raise InvalidInput(f"{field}: expected a number of seconds or a timedelta, got {value!r}")
+    if not low <= seconds <= high:
+        raise InvalidInput(f"{field}: expected {low:g} to {high:.0f} seconds, got {seconds:g}")
+    return round(seconds * 1000)
+
+
+MAX_PRIORITY = 9
+MAX_RETRY_DELAYS = 100
+_YEAR = 365 * 86_400.0
+MAX_DELAY = 10 * _YEAR
+MAX_TTL = 100 * _YEAR
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
+    """An item of a push in the format of the API: times in milliseconds, None is omitted."""
+
+    queue: str
+    partition: str | None = None
+    payload: msgspec.Raw
+    transaction_id: str
+    """The idempotency key. Every message has one, so that a repeated request is safe."""
+    trace_id: str | None = None
+    priority: int | None = None
+    delay: int | None = None
+    deliver_at: str | int | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    ttl: int | None = None
+    keys_if_undelivered: tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+def fresh_key() -> str:
+    """A unique idempotency key. Later keys sort after earlier ones, which suits database indexes."""
+    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
+
+
+def new_message(
+    queue: str,
+    data: object,
+    *,
+    partition: str | None = None,
+    key: str | None = None,
+    delay: float | timedelta | None = None,
+    deliver_at: datetime | None = None,
+    priority: int | None = None,
+    ttl: float | timedelta | None = None,
+    retry_delays: Sequence[float | timedelta] | None = None,
+    keys_if_undelivered: Sequence[Sequence[str | float | bool]] | None = None,
+    trace_id: str | uuid.UUID | None = None,
+    make_key: Callable[[], str] = fresh_key,
+) -> NewMessage:
+    """Check the arguments and build a message. Times are seconds; `key` is the idempotency key (default: a new one).
+
+    `data` is any value that msgspec can encode as JSON; a `msgspec.Raw` is sent byte for byte.
+    """
+    if delay is not None and deliver_at is not None:
+        raise InvalidInput("deliver_at: give either delay or deliver_at, not both")
+    return NewMessage(
+        queue=a_name(queue, "queue"),
+        partition=None if partition is None else a_name(partition, "partition"),
+        payload=json_value(data, "data"),
+        transaction_id=make_key() if key is None else a_name(key, "key"),
+        trace_id=None if trace_id is None else _trace_id(trace_id),
+        priority=None if priority is None else _priority(priority),
+        delay=None if delay is None else milliseconds(delay, "delay", 0, MAX_DELAY),
+        deliver_at=None if deliver_at is None else _moment(deliver_at),
+        backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
+        ttl=None if ttl is None else milliseconds(ttl, "ttl", 0.001, MAX_TTL),
+        keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
+    )
+
+
+def _priority(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PRIORITY:
+        raise InvalidInput(f"priority: expected an integer from 0 to {MAX_PRIORITY}, got {value!r}")
+    return value
+
+
+def _moment(value: datetime) -> str:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInput(f"deliver_at: expected a datetime with a time zone (datetime.now(UTC)), got {value!r}")
+    return value.isoformat()
+
+
+def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
+    if len(delays) > MAX_RETRY_DELAYS:
+        raise InvalidInput(f"retry_delays: expected at most {MAX_RETRY_DELAYS} delays, got {len(delays)}")
+    return tuple(milliseconds(delay, f"retry_delays[{step}]", 0, MAX_DELAY) for step, delay in enumerate(delays))
+
+
+def _keys(keys: Sequence[Sequence[str | float | bool]]) -> tuple[Key, ...]:
+    try:
+        return check_keys(keys)
+    except InvalidKey as error:
+        raise InvalidInput(f"keys_if_undelivered: {error}") from None
+
+
+def _trace_id(value: str | uuid.UUID) -> str:
+    try:
+        return str(value if isinstance(value, uuid.UUID) else uuid.UUID(value))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"trace_id: expected a UUID, got {value!r}") from None
+
+
+KeyParts = Sequence[str | float | bool]
+"""A key of the key-value store as users write it, for example `("users", 17)`."""
+
+
+class Placed(Protocol):
+    """An object that identifies a message: a delivery, a dead letter or a stored message."""
+
+    @property
+    def transaction_id(self) -> str:
+        """The idempotency key of the push."""
+
+    @property
+    def partition_id(self) -> str:
+        """The id of the partition of the message."""
+
+
+class Held(Placed, Protocol):
+    """A delivered message."""
+
+    @property
+    def lease_id(self) -> str:
+        """The id of its lease. Empty if the server acknowledged the message on delivery."""
+
+    @property
+    def consumer_group(self) -> str:
+        """The group that the message was delivered to."""
+
+
+class Wrapped(Protocol):
+    """A client's message, which wraps a delivery."""
+
+    @property
+    def delivered(self) -> Held:
+        """The wrapped delivery."""
+
+
+def held(message: Held | Wrapped) -> Held:
+    """The delivery of a message."""
+    return cast(Held, _delivery(message))
+
+
+def _delivery(message: object) -> Placed:
+    found = getattr(message, "delivered", message)
+    if not (hasattr(found, "partition_id") and hasattr(found, "transaction_id")):
+        raise InvalidInput(f"message: expected a delivered message, got {message!r}")
+    return cast(Placed, found)
+
+
+def placed(message: Placed | Wrapped | None, partition_id: str | None, transaction_id: str | None) -> tuple[str, str]:
+    """The partition id and the transaction id of a message, given as an object or as these two ids."""
+    if message is not None:
+        if partition_id is not None or transaction_id is not None:
+            raise InvalidInput("message: give either the message, or its partition_id and transaction_id, not both")
+        found = _delivery(message)
+        return found.partition_id, found.transaction_id
+    if not partition_id or not transaction_id:
+        raise InvalidInput("message: give the message, or both partition_id and transaction_id")
+    return partition_id, transaction_id
+
+
+def moment(value: datetime, field: str) -> str:
+    """Check a datetime, which must have a time zone, and return it as ISO 8601."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInput(f"{field}: expected a datetime with a time zone (datetime.now(UTC)), got {value!r}")
+    return value.isoformat()
+
+
+def optional_moment(value: datetime | None, field: str) -> str | None:
+    """Check a datetime that may be None."""
+    return None if value is None else moment(value, field)
+
+
+def time_to_live(value: float | timedelta | None, field: str) -> int | None:
+    """Convert a time to live from seconds to milliseconds."""
+    return None if value is None else milliseconds(value, field, 0.001, MAX_TTL)
+
+
+def key_of(parts: KeyParts, field: str = "key") -> Key:
+    """Check a key of the key-value store."""
+    if isinstance(parts, str):
+        raise InvalidInput(f"{field}: expected a tuple of key parts such as ({parts!r},), got a string")
+    try:
+        return check_key(tuple(parts) if isinstance(parts, Sequence) else parts)
+    except InvalidKey as error:
+        raise InvalidInput(f"{field}: {error}") from None
+
+
+def key_text(key: Key) -> str:
+    """A key as JSON, which keeps the types of its parts in a path or a parameter."""
+    return _encode(key).decode()
+
+
+class PushOptions(TypedDict, total=False):
+    """Options of a push. Times are seconds or a `timedelta`."""
+
+    key: str | None
+    """Idempotency key, 1 to 255 bytes. A second push with the same key to the same partition is a `duplicate`, for
+    as long as the first message is stored. The default is a new unique key."""
+    delay: float | timedelta | None
+    """Wait this long before the message can be delivered. The default is no delay."""
+    deliver_at: datetime | None
+    """Deliver the message not before this time, which must have a time zone. An alternative to `delay`."""
+    priority: int | None
+    """0 to 9, default 0. Shared groups receive messages with a higher priority first."""
+    ttl: float | timedelta | None
+    """Expire the message if it was not delivered within this time. The default is the `ttl` of the queue."""
+    retry_delays: Sequence[float | timedelta] | None
+    """Delay before each retry, at most 100. The number of delays is the number of retries. The default is the
+    queue's policy."""
+    keys_if_undelivered: Sequence[KeyParts] | None
+    """Keys of the key-value store that get the payload if the message is dead-lettered."""
+    trace_id: str | UUID | None
+    """A UUID that consumers get with the message, for your own tracing."""

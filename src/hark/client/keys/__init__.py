@@ -1,1 +1,0 @@
-"""The key-value store: entries, atomic writes and watches."""

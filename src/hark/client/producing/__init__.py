@@ -1,1 +1,0 @@
-"""Producing messages: build, batch, buffer and push them, and commit them in transactions."""

@@ -1,0 +1,675 @@
+"""Single messages, dead letters and traces for administrators, and reads of queue browsers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import apsw
+import msgspec
+
+from hark.engine.core.explain import LeaseView
+from hark.engine.core.groups import conditions
+from hark.engine.core.position import Stored
+from hark.engine.core.rows import HAS_LANES, LAST_CREATED, NO_EXTRA, TAIL, Extra, extra_of, payload_of
+from hark.engine.core.store import Value, rows_of, scalar
+from hark.engine.hints import read_bound, set_state
+from hark.ids import IdCodec
+from hark.keys import decode_key
+from hark.model import (
+    BrowseFrom,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetters,
+    GroupView,
+    MessageFilter,
+    MessageState,
+    MessageView,
+    Position,
+    Read,
+    ReadResult,
+    StoredMessage,
+    Trace,
+    TraceName,
+)
+
+MESSAGE = """
+select message.partition, message.offset, message.created_at, message.transaction_id, message.extra,
+    queues.name, place.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
+    message.deliver_at, message.owner
+"""
+"""The columns of a message, its place and its queue."""
+
+_FEW_PARTITIONS = 1000
+_encode = msgspec.json.Encoder().encode
+
+_PLACE = """
+cross join partitions as place on place.id = message.partition
+cross join queues on queues.id = place.queue
+"""
+_ALL = f"from messages as message {_PLACE}"
+_HELD = f"""
+from json_each(:held) as held
+cross join messages as message on message.partition = held.value ->> 0 and message.offset = held.value ->> 1
+{_PLACE}
+"""
+_DEAD = f"""
+from (select distinct partition, offset from dead_letters where :queue is null or queue = :queue) as dead
+cross join messages as message on message.partition = dead.partition and message.offset = dead.offset
+{_PLACE}
+"""
+_SCHEDULED = f"""
+from (
+    select partition, offset from messages indexed by messages_delayed
+    where deliver_at is not null and deliver_at > :now
+    union select partition, offset from retries where due > :now
+    union select partition, offset from exceptions where available_at > :now) as late
+cross join messages as message on message.partition = late.partition and message.offset = late.offset
+{_PLACE}
+"""
+_OF_PARTITION = """
+from queues
+cross join partitions as place on place.queue = queues.id and place.name = :partition
+cross join messages as message on message.partition = place.id
+"""
+_LATEST = f"""
+from (select seq from messages order by seq desc limit 20000) as latest
+cross join messages as message on message.seq = latest.seq
+{_PLACE}
+"""
+# No more than the page takes of each partition: times never decrease with the offset, nor does the order of arrival.
+_NEWEST_OF_QUEUE = """
+from queues
+cross join partitions as place on place.queue = queues.id
+cross join messages as message on message.seq in (
+    select newest.seq from messages as newest
+    where newest.partition = place.id and newest.offset > place.floor
+      and (:until is null or newest.created_at <= :until)
+    order by newest.offset desc limit :offset + :limit)
+"""
+
+_CONDITIONS = {
+    "queue": "queues.name = :queue",
+    "partition": "place.name = :partition",
+    "namespace": "queues.namespace = :namespace",
+    "task": "queues.task = :task",
+    "since": "message.created_at >= :since",
+    "until": "message.created_at <= :until",
+}
+# Cheap to tell along indexes, and true of every message in that state; of some others too.
+_STATES = {
+    "pending": """
+(not exists (select 1 from groups where groups.queue = queues.name)
+ or exists (select 1 from groups left join tracks on tracks.grp = groups.id and tracks.partition = place.id
+            where groups.queue = queues.name and message.offset > ifnull(tracks.cursor, 0)))
+""",
+    "completed": """
+not exists (select 1 from groups left join tracks on tracks.grp = groups.id and tracks.partition = place.id
+            where groups.queue = queues.name and (message.owner is null or message.owner = groups.id)
+              and iif(tracks.cursor is null, groups.since is null,
+                  groups.mode = 'ordered' and message.offset > tracks.cursor
+                  and not exists (select 1 from ranges where ranges.grp = groups.id and ranges.partition = place.id
+                                  and message.offset between ranges.first and ranges.last)))
+""",
+}
+
+# Up to where a partition may have messages in a state; 0: it has none. A requeued message is for one group only.
+_EDGES = {
+    "pending": f"""iif(
+    not exists (select 1 from groups where groups.queue = queues.name)
+    or exists (select 1 from holes where holes.partition = place.id and holes.owner != 0)
+    or exists (
+        select 1 from groups left join tracks as track on track.grp = groups.id and track.partition = place.id
+        where groups.queue = queues.name and case
+            when track.cursor is null
+            then groups.since is null or place.id > groups.highest_partition or {LAST_CREATED} > groups.since
+            when groups.mode = 'ordered' then track.cursor < place.last
+                or exists (select 1 from fronts where fronts.grp = groups.id and fronts.partition = place.id)
+            else {HAS_LANES.format(partition="place.id")}
+                or exists (select 1 from exceptions
+                    where exceptions.grp = groups.id and exceptions.partition = place.id)
+                or place.last > max(track.cursor, ifnull((select cursor from lanes
+                    where lanes.grp = groups.id and lanes.partition = place.id and lanes.priority = 0), 0)) end),
+    place.last, 0)""",
+    "completed": """iif(
+    exists (select 1 from holes where holes.partition = place.id and holes.owner != 0), place.last, (
+    select min(case
+        when track.cursor is null and (groups.since is null or place.id > groups.highest_partition
+            or place.created_at > groups.since) then 0
+        when track.cursor is null or groups.mode = 'shared' then place.last
+        else max(track.cursor, ifnull((select ranges.last from ranges
+            where ranges.grp = groups.id and ranges.partition = place.id order by ranges.first desc limit 1), 0)) end)
+    from groups left join tracks as track on track.grp = groups.id and track.partition = place.id
+    where groups.queue = queues.name))""",
+}
+# A group that has not been in a partition has completed there what is not newer than its start, and nothing else.
+_STARTS = """ifnull((
+    select min(groups.since)
+    from groups left join tracks as track on track.grp = groups.id and track.partition = place.id
+    where groups.queue = queues.name and track.cursor is null and place.id <= groups.highest_partition
+      and not exists (select 1 from holes where holes.partition = place.id and holes.owner != 0)),
+    9223372036854775807)"""
+_ENDS = f"""
+with place as materialized (
+    select place.*, {TAIL} as last
+    from queues cross join partitions as place on place.queue = queues.id where {{where}}),
+edge as materialized (
+    select place.id, place.queue, place.floor, {{edge}} as edge
+    from place cross join queues on queues.id = place.queue),
+bounded as materialized (
+    select place.id, place.floor, edge, {{until}} as until
+    from edge as place cross join queues on queues.id = place.queue where edge > place.floor),
+newest as materialized (
+    select id, edge, until, (select seq from messages
+        where messages.partition = id and offset > floor and offset <= edge and created_at <= until
+        order by offset desc limit 1) as seq
+    from bounded)
+select newest.seq, newest.id, newest.edge, newest.until from newest cross join messages on messages.seq = newest.seq
+where :since is null or messages.created_at >= :since
+"""
+_BACK = f"""
+{MESSAGE}, message.seq
+from messages as message {_PLACE}
+where message.partition = :partition_id and message.offset <= :edge and message.offset > place.floor
+  and (:since is null or message.created_at >= :since) and message.created_at <= :until
+order by message.offset desc
+"""
+
+
+def newest_in_state(
+    connection: apsw.Connection, where: MessageFilter, parameters: dict[str, Value]
+) -> Iterator[apsw.SQLiteValues]:
+    """Messages that may be pending or completed, newest first, from the partitions that may have any.
+
+    The partitions are sorted by the newest message that may be in the state, and each is read only when its turn comes.
+    """
+    names = ("queue", "partition", "namespace", "task")
+    matching = " and ".join(_CONDITIONS[name] for name in names if parameters[name] is not None) or "true"
+    until = "9223372036854775807" if where.until is None else ":until"
+    if where.state == "completed":
+        until = f"min({until}, {_STARTS})"
+    sql = _ENDS.format(where=matching, edge=_EDGES[where.state or ""], until=until)
+    named = {name: value for name, value in parameters.items() if f":{name}" in sql}
+    places = [(-seq, *place) for seq, *place in rows_of(connection, sql, **named)]
+    heapq.heapify(places)
+    read: dict[int, tuple[apsw.SQLiteValues, Iterator[apsw.SQLiteValues]]] = {}
+    while places:
+        _, place, edge, newest = heapq.heappop(places)
+        if place in read:
+            row, rest = read.pop(place)
+            yield row[:-1]
+        else:
+            bounds = {"partition_id": place, "edge": edge, "since": where.since, "until": newest}
+            rest = iter(connection.cursor().execute(_BACK, bounds))
+        following = next(rest, None)
+        if following is not None:
+            read[place] = (following, rest)
+            heapq.heappush(places, (-int(str(following[-1])), place, edge, newest))
+
+
+def page_of(connection: apsw.Connection, where: MessageFilter, leases: LeaseView) -> tuple[str, dict[str, Value]]:
+    """The query for messages, newest first, with its parameters.
+
+    It gives the page itself; where a state is asked for, all that may be in it, for the caller to check. What is
+    pending or completed is looked for among the latest messages only; `newest_in_state` finds it anywhere.
+    """
+    given: dict[str, Value] = {
+        "queue": where.queue,
+        "partition": where.partition,
+        "namespace": where.namespace,
+        "task": where.task,
+        "since": where.since,
+        "until": where.until,
+    }
+    source, order = _ALL, "message.seq"
+    if where.state == "processing":
+        source = _HELD
+    elif where.state == "scheduled":
+        source = _SCHEDULED
+    elif where.state == "dead_letter":
+        source = _DEAD
+    elif where.state is not None:
+        source = _LATEST
+    elif where.queue is not None and where.partition is not None:
+        source, order = _OF_PARTITION, "message.offset"
+    elif where.queue is not None and _has_few_partitions(connection, where.queue):
+        source = _NEWEST_OF_QUEUE
+    conditions = [_CONDITIONS[name] for name, value in given.items() if value is not None]
+    if where.state in _STATES:
+        conditions.append(_STATES[where.state])
+    sql = (
+        f"{MESSAGE} {source} where {' and '.join(['message.offset > place.floor', *conditions])} order by {order} desc"
+    )
+    if where.state is None:
+        sql += " limit :limit offset :offset"
+    held = _encode(list(leases.held_places())).decode() if where.state == "processing" else None
+    return sql, given | {"limit": where.limit, "offset": where.offset, "held": held, "now": leases.now}
+
+
+def _has_few_partitions(connection: apsw.Connection, queue: str) -> bool:
+    sql = """
+        select count(*) from (
+            select 1 from partitions where queue = (select id from queues where name = ?1) limit ?2)
+    """
+    return int(scalar(connection, sql, queue, _FEW_PARTITIONS + 1)) <= _FEW_PARTITIONS
+
+
+_FROM = """
+from messages as message
+join partitions as place on place.id = message.partition
+join queues on queues.id = place.queue
+where message.offset > place.floor
+"""
+_GROUPS = """
+select groups.id, groups.name, groups.since, groups.highest_partition, track.cursor,
+    exists (select 1 from ranges where grp = groups.id and ranges.partition = ?2 and ?3 between first and last),
+    exists (select 1 from fronts where grp = groups.id and fronts.partition = ?2 and fronts.offset = ?3),
+    (select json_array(attempts, error, due) from retries
+        where grp = groups.id and retries.partition = ?2 and retries.offset = ?3),
+    (select json_array(attempts, error, 0) from dead_letters
+        where dead_letters.grp = groups.name and dead_letters.partition = ?2 and dead_letters.offset = ?3),
+    groups.mode = 'shared' and (?6 is not null or exists (select 1 from lanes
+        where lanes.grp = groups.id and lanes.partition = ?2 and lanes.priority = ?4
+          and iif(?5 is null, lanes.cursor >= ?3, (lanes.due, lanes.due_offset) >= (?5, ?3)))),
+    (select json_array(attempts, error, available_at) from exceptions
+        where grp = groups.id and exceptions.partition = ?2 and exceptions.offset = ?3)
+from groups
+left join tracks as track on track.grp = groups.id and track.partition = ?2
+where groups.queue = ?1
+order by groups.name
+"""
+
+
+class Browser:
+    """Reads messages for those who look, with one connection and one copy of the leases."""
+
+    def __init__(self, connection: apsw.Connection, leases: LeaseView, codec: IdCodec) -> None:
+        self._connection = connection
+        self._leases = leases
+        self._codec = codec
+
+    def messages(self, where: MessageFilter) -> list[MessageView]:
+        """A page of messages, newest first."""
+        sql, parameters = page_of(self._connection, where, self._leases)
+        anywhere = where.state in ("pending", "completed")
+        # The latest messages of all queues may be those of other queues only.
+        if not anywhere or where.queue is None:
+            rows: Iterator[apsw.SQLiteValues] = iter(self._connection.execute(sql, parameters))
+            if where.state is None:
+                return [self._view(row) for row in rows]
+            page = self._in_state(where, rows)
+            if not anywhere or len(page) == where.limit:
+                return page
+        return self._in_state(where, newest_in_state(self._connection, where, parameters))
+
+    def _in_state(self, where: MessageFilter, rows: Iterator[apsw.SQLiteValues]) -> list[MessageView]:
+        matching = (view for view in map(self._view, rows) if view.state == where.state)
+        return list(islice(matching, where.offset, where.offset + where.limit))
+
+    def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+        """One message with its payload."""
+        place = self._codec.decode(partition_id)
+        if place is None:
+            return None
+        own = self._codec.decode(transaction_id)
+        offset = own.offset if own is not None and own.partition == place.partition else None
+        row = next(
+            iter(
+                rows_of(
+                    self._connection,
+                    f"{MESSAGE}, message.extra, message.payload {_FROM} and message.partition = ?1"
+                    " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null",
+                    place.partition,
+                    transaction_id,
+                    offset,
+                )
+            ),
+            None,
+        )
+        if row is None:
+            return None
+        *columns, extra, payload = row
+        view = self._view(tuple(columns))
+        view.payload = payload_of(msgspec.Raw(payload), extra_of(extra))
+        return view
+
+    def _view(self, row: apsw.SQLiteValues) -> MessageView:
+        partition, offset, created_at, transaction_id, text, queue, name, namespace, task, *rest = row
+        queue_priority, priority, deliver_at, owner = (None if one is None else int(str(one)) for one in rest)
+        assert isinstance(partition, int)
+        assert isinstance(offset, int)
+        extra = extra_of(None if text is None else str(text))
+        message_id = self._codec.encode(partition, offset)
+        message = Stored(partition, offset, priority or 0, deliver_at, owner)
+        groups = list(self._groups(str(queue), message, int(str(created_at))))
+        view = MessageView(
+            id=message_id,
+            transaction_id=message_id if transaction_id is None else str(transaction_id),
+            partition_id=self._codec.encode(partition, 0),
+            queue=str(queue),
+            partition=str(name),
+            namespace=str(namespace),
+            task=str(task),
+            offset=offset,
+            state="pending",
+            trace_id=extra.t,
+            producer=extra.u,
+            priority=message.priority,
+            queue_priority=queue_priority or 0,
+            created_at=int(str(created_at)),
+            deliver_at=deliver_at,
+            groups=groups,
+            sealed=extra.s,
+        )
+        set_state(view, groups, self._leases.now)
+        return view
+
+    def _groups(self, queue: str, message: Stored, created_at: int) -> Iterator[GroupView]:
+        partition, offset, _, deliver_at, owner = message
+        for group_id, name, since, highest, cursor, in_range, in_front, retry, dead, passed, exception in rows_of(
+            self._connection, _GROUPS, queue, *message
+        ):
+            if owner not in (None, group_id):
+                continue
+            expires_at = self._leases.expiry_of(group_id, partition, offset)
+            before_start = cursor is None and since is not None and partition <= highest and created_at <= since
+            done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
+            settled = done and not in_front and exception is None
+            attempts, error, due = msgspec.json.decode(dead or retry or exception or b"[0,null,0]")
+            due = max(due, deliver_at or 0)
+            state: MessageState = "pending"
+            if dead:
+                state = "dead_letter"
+            elif settled:
+                state = "completed"
+            elif expires_at is not None:
+                state = "processing"
+            elif due > self._leases.now:
+                state = "scheduled"
+            yield GroupView(
+                group=name,
+                state=state,
+                attempts=attempts,
+                error=error,
+                lease_expires_at=expires_at,
+                reason="delayed" if due == deliver_at else "retry",
+                due_at=due,
+            )
+
+    # Dead letters ------------------------------------------------------------------------------------------
+
+    def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+        """A page of dead letters, in the order of their failures."""
+        matching, values = conditions(where, self._codec)
+        total = scalar(self._connection, f"select count(*) from dead_letters where {matching}", *values)
+        payload = "payload" if where.payloads else "cast('null' as blob)"
+        order = "asc" if where.oldest_first else "desc"
+        rows = rows_of(
+            self._connection,
+            f"select uid, partition, offset, transaction_id, queue, partition_name, grp, {payload}, extra, attempts,"
+            f" error, created_at, failed_at, priority from dead_letters where {matching}"
+            f" order by failed_at {order}, id {order} limit ? offset ?",
+            *values,
+            where.limit,
+            where.offset,
+        )
+        return DeadLetters([self._dead_letter(row, where.payloads) for row in rows], int(total))
+
+    def _dead_letter(
+        self, row: tuple[str, int, int, str, str, str, str, bytes, str, int, str, int, int, int], with_payload: bool
+    ) -> DeadLetter:
+        (
+            uid,
+            partition,
+            offset,
+            transaction_id,
+            queue,
+            name,
+            group,
+            payload,
+            text,
+            attempts,
+            error,
+            created,
+            failed,
+            priority,
+        ) = row
+        extra = extra_of(text)
+        message_id = self._codec.encode(partition, offset)
+        return DeadLetter(
+            id=uid,
+            message_id=message_id,
+            transaction_id=transaction_id or message_id,
+            partition_id=self._codec.encode(partition, 0),
+            queue=queue,
+            partition=name,
+            group=group,
+            payload=payload_of(msgspec.Raw(payload), extra if with_payload else None),
+            sealed=extra.s,
+            producer=extra.u,
+            trace_id=extra.t,
+            attempts=attempts,
+            error=error,
+            created_at=created,
+            failed_at=failed,
+            priority=priority,
+            backoff_ms=extra.b,
+            undelivered_keys=tuple(decode_key(bytes.fromhex(key)) for key in extra.k),
+            trace_context=extra.c,
+        )
+
+    # Traces ------------------------------------------------------------------------------------------------
+
+    def traces(
+        self, partition_id: str | None, transaction_id: str | None, name: str | None, limit: int, offset: int
+    ) -> tuple[list[Trace], int]:
+        """Events of one message, oldest first, or of one name, newest first."""
+        if name is not None:
+            condition = "traces.id in (select trace from trace_names where name = ?1)"
+            order = "desc"
+            values: list[str | int | None] = [name, None]
+        else:
+            view = self.message(partition_id or "", transaction_id or "")
+            place = None if view is None else self._codec.decode(view.id)
+            if place is None:
+                return [], 0
+            condition = "traces.partition = ?1 and traces.offset = ?2"
+            order, values = "asc", [*place]
+        total = scalar(self._connection, f"select count(*) from traces where {condition} and ?2 is ?2", *values)
+        rows = rows_of(
+            self._connection,
+            f"""
+            select traces.uid, traces.event, traces.data, traces.grp, traces.created_at,
+                (select json_group_array(name) from trace_names where trace = traces.id),
+                message.transaction_id, traces.partition, traces.offset, queues.name, place.name,
+                message.payload, message.extra
+            from traces
+            join messages as message on message.partition = traces.partition and message.offset = traces.offset
+            join partitions as place on place.id = traces.partition
+            join queues on queues.id = place.queue
+            where {condition} and ?2 is ?2
+            order by traces.id {order} limit ?3 offset ?4
+            """,
+            *values,
+            limit,
+            offset,
+        )
+        return [self._trace(row) for row in rows], int(total)
+
+    def _trace(self, row: tuple[str, str, bytes, str, int, str, str, int, int, str, str, bytes, str]) -> Trace:
+        (
+            uid,
+            event,
+            data,
+            group,
+            created,
+            names,
+            transaction_id,
+            partition,
+            offset,
+            queue,
+            name,
+            payload,
+            text,
+        ) = row
+        extra = extra_of(text)
+        return Trace(
+            id=uid,
+            event=event,
+            data=msgspec.Raw(data),
+            group=group,
+            created_at=created,
+            names=msgspec.json.decode(names, type=list[str]),
+            transaction_id=transaction_id or self._codec.encode(partition, offset),
+            partition_id=self._codec.encode(partition, 0),
+            queue=queue,
+            partition=name,
+            payload=payload_of(msgspec.Raw(payload), extra),
+            sealed=extra.s,
+        )
+
+    def trace_names(self, limit: int, offset: int) -> tuple[list[TraceName], int]:
+        """Names of events, the last used first."""
+        total = scalar(self._connection, "select count(distinct name) from trace_names")
+        rows = rows_of(
+            self._connection,
+            """
+            select trace_names.name, count(*), count(distinct traces.partition || ':' || traces.offset),
+                max(traces.created_at)
+            from trace_names join traces on traces.id = trace_names.trace
+            group by trace_names.name order by max(traces.id) desc limit ?1 offset ?2
+            """,
+            limit,
+            offset,
+        )
+        return [TraceName(*row) for row in rows], int(total)
+
+
+class ReadRow(msgspec.Struct, array_like=True, gc=False):
+    """A message as a browser reads it; `request` is the number of the request that asked for it."""
+
+    request: int
+    partition: int
+    offset: int
+    created_at: int
+    priority: int
+    deliver_at: int | None
+    owner: int | None
+    transaction_id: str | None
+    extra: Extra | None
+    bytes: int
+    """The size of all payloads up to this one, wherever they are."""
+    payload: msgspec.Raw
+
+
+_decode_rows = msgspec.json.Decoder(list[ReadRow]).decode
+
+_SIZE = "ifnull(message.extra ->> '$.r[2]', length(message.payload))"
+# Each request walks from message to message along the index, until it has enough of them or of bytes (?2).
+READ = f"""
+with recursive wanted as (
+    select request.key as request, request.value ->> 3 as room,
+        (select first.seq from messages as first
+         where first.partition = place.id and first.offset >= max(request.value ->> 2, place.floor + 1)
+         order by first.offset limit 1) as seq
+    from json_each(?1) as request
+    cross join queues on queues.name = request.value ->> 0
+    cross join partitions as place on place.queue = queues.id and place.name = request.value ->> 1
+),
+walk (request, room, partition, offset, seq, bytes) as (
+    select wanted.request, wanted.room, message.partition, message.offset, message.seq, {_SIZE}
+    from wanted
+    cross join messages as message on message.seq = wanted.seq
+    where wanted.room > 0
+    union all
+    select walk.request, walk.room - 1, message.partition, message.offset, message.seq,
+        walk.bytes + {_SIZE}
+    from walk
+    cross join messages as message on message.seq = (
+        select next.seq from messages as next
+        where next.partition = walk.partition and next.offset > walk.offset
+        order by next.offset limit 1)
+    where walk.room > 1 and walk.bytes < ?2
+)
+select cast('[' || group_concat(
+    '[' || walk.request || ',' || message.partition || ',' || message.offset || ',' || message.created_at
+    || ',' || message.priority || ',' || ifnull(message.deliver_at, 'null') || ',' || ifnull(message.owner, 'null')
+    || ',' || ifnull(json_quote(message.transaction_id), 'null') || ',' || ifnull(message.extra, 'null')
+    || ',' || walk.bytes || ',' || message.payload || ']') || ']' as blob)
+from walk
+cross join messages as message on message.seq = walk.seq
+"""
+
+# Times never decrease with the offset: halving finds the last message created at or before a time.
+_EARLY = """
+(select message.created_at from messages as message
+ where message.partition = halving.partition and message.offset >= (halving.low + halving.high + 1) / 2
+ order by message.offset limit 1) <= :time
+"""
+_AFTER_TIME = f"""
+with recursive halving (partition, name, low, high) as (
+    select place.id, place.name, place.floor, {TAIL} {{places}}
+    union all
+    select partition, name, iif({_EARLY}, (low + high + 1) / 2, low), iif({_EARLY}, high, (low + high + 1) / 2 - 1)
+    from halving where low < high
+)
+select name, low + 1 from halving where low = high order by name
+"""
+_PLACES = "from partitions as place where place.queue = (select id from queues where name = :queue)"
+
+
+def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[Read]) -> list[ReadResult]:
+    """An answer to each request."""
+    bound = read_bound(len(requests))
+    wanted = [(request.queue, request.partition, request.offset, request.limit) for request in requests]
+    text = scalar(connection, READ, msgspec.json.encode(wanted).decode(), bound)
+    found: list[list[ReadRow]] = [[] for _ in requests]
+    for row in [] if text is None else _decode_rows(text):
+        found[row.request].append(row)
+    return [_result(codec, request, rows, bound) for request, rows in zip(requests, found, strict=True)]
+
+
+def _result(codec: IdCodec, request: Read, rows: Sequence[ReadRow], bound: int) -> ReadResult:
+    if not rows:
+        return ReadResult((), request.offset, False)
+    messages = [_delivery(codec, request, row) for row in rows if row.owner is None]
+    return ReadResult(messages, rows[-1].offset + 1, len(rows) >= request.limit or rows[-1].bytes >= bound)
+
+
+def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> StoredMessage:
+    extra = row.extra or NO_EXTRA
+    message_id = codec.encode(row.partition, row.offset)
+    return StoredMessage(
+        id=message_id,
+        transaction_id=row.transaction_id or message_id,
+        trace_id=extra.t,
+        payload=payload_of(row.payload, extra),
+        sealed=extra.s,
+        producer=extra.u,
+        created_at=row.created_at,
+        queue=request.queue,
+        partition=request.partition,
+        partition_id=codec.encode(row.partition, 0),
+        offset=row.offset,
+        priority=row.priority,
+        attempt=0,
+        trace_context=extra.c,
+        deliver_at=row.deliver_at,
+        expires_at=extra.x or None,
+        backoff_ms=extra.b,
+        undelivered_keys=tuple(decode_key(bytes.fromhex(key)) for key in extra.k),
+    )
+
+
+def positions(connection: apsw.Connection, queue: str, start: BrowseFrom, partition: str | None) -> list[Position]:
+    """Where a browser starts in the partitions of a queue, or in one of them."""
+    places = _PLACES if partition is None else f"{_PLACES} and place.name = :partition"
+    if start == "head":
+        sql = f"select place.name, place.floor + 1 {places} order by place.name"
+    elif start == "tail":
+        sql = f"select place.name, {TAIL} + 1 {places} order by place.name"
+    else:
+        sql = _AFTER_TIME.format(places=places)
+    rows = connection.execute(sql, {"queue": queue, "partition": partition, "time": start})
+    return [Position(str(name), int(str(offset))) for name, offset in rows]

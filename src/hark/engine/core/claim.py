@@ -1,0 +1,401 @@
+"""The verb pop: which messages a request gets.
+
+Everything is decided in memory but the messages themselves, which one query reads for all requests of a call. A
+range of offsets may hold less than it promises (messages removed, expired, not due yet): then the request looks
+again, until it has enough or nothing is left. What is next in a shared group is picked in `shared_rows.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import apsw
+import msgspec
+
+from hark.clock import SECOND
+from hark.engine.core.groups import Contact
+from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, SharedFetch
+from hark.engine.core.loader import Loader
+from hark.engine.core.notifications import tell_left
+from hark.engine.core.ordered import Track
+from hark.engine.core.position import AnyTrack, Lease
+from hark.engine.core.rows import SELECT_MESSAGES, decode_messages
+from hark.engine.core.shared import Entry, SharedTrack
+from hark.engine.core.shared_rows import Picker
+from hark.engine.core.state import Allowance, Group, Queue, State
+from hark.engine.core.store import scalar
+from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
+from hark.errors import Conflict, HarkError
+from hark.ids import IdSource
+from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, Subscription
+
+_LOAD_AHEAD = 128
+_SEEN_INTERVAL = 3600 * SECOND
+_encode = msgspec.json.Encoder().encode
+
+
+class Claimer:
+    """Serves the requests of one call at one moment."""
+
+    def __init__(self, connection: apsw.Connection, state: State, now: int, ids: IdSource) -> None:
+        self._connection = connection
+        self._state = state
+        self._now = now
+        self._loader = Loader(connection, state)
+        self._reserved: set[AnyTrack] = set()
+        self._taken: set[AnyTrack] = set()
+        self._picked: list[tuple[SharedTrack, Entry]] = []
+        self._allowance = Allowance(now)
+        self._round_left = 0
+        """Messages that may still be read in this round."""
+        self.settled_at_once: dict[str, Lease] = {}
+        """Leases of pops with auto-ack, which end before other calls can see them."""
+        self.hand_out = HandOut(state, now, ids)
+        self.picker = Picker(connection, now)
+        self.seen: dict[Group, None] = {}
+        """Groups whose `last_seen` must be saved."""
+        self._found: dict[Group, set[int] | None] = {}
+        """Partitions that became ready by this call and have no hint yet; None: any."""
+
+    # Who asks ----------------------------------------------------------------------------------------------
+
+    def contacts(self, request: PopRequest) -> list[Contact]:
+        """The groups that this request is the first contact of; to be made before it is served."""
+        mode: GroupMode = request.group_mode or "ordered"
+        subscription = request.subscription if request.group != QUEUE_MODE else Subscription()
+        label = None
+        missing: list[str | None] = [
+            name
+            for name in self._queue_names(request)
+            if name not in self._state.deleting and self._group(name, request.group) is None
+        ]
+        if request.queue is None:
+            label = (request.group, request.namespace, request.task)
+            if label not in self._state.labels and not self._loader.label(label):
+                missing.insert(0, None)
+        return [Contact(name, request.group, mode, subscription, label) for name in missing]
+
+    def _queue_names(self, request: PopRequest) -> list[str]:
+        if request.queue is not None:
+            return [request.queue]
+        return [
+            queue.name
+            for queue in self._state.queues.values()
+            if (request.namespace is None or queue.info.namespace == request.namespace)
+            and (request.task is None or queue.info.task == request.task)
+        ]
+
+    def _group(self, queue: str, name: str) -> Group | None:
+        group = self._state.groups.get((queue, name))
+        if group is None:
+            self._loader.groups(queue)
+            group = self._state.groups.get((queue, name))
+        return group
+
+    def _job(self, request: PopRequest, max_bytes: int) -> Job:
+        found = []
+        in_the_way = False
+        for name in self._queue_names(request):
+            if name in self._state.deleting:
+                in_the_way = True  # What its tables say now is not true for long.
+                continue
+            queue, group = self._state.queues.get(name), self._group(name, request.group)
+            if group is not None and request.group_mode not in (None, group.mode):
+                raise Conflict(
+                    f"consumer group {request.group!r} of queue {name!r} is {group.mode}, not "
+                    f"{request.group_mode}; use its mode, or another group",
+                    code="group_mode_conflict",
+                )
+            if group is not None and (group.pending or group in self._state.expiring):
+                in_the_way = True  # Who is next can be said when it is committed.
+            elif queue is not None and group is not None:
+                self._note_seen(group)
+                if self._loader.discover(group, queue, self._now):
+                    self._found[group] = None
+                self._note_found(group, group.wake_due(self._now))
+                found.append((queue, group))
+        found.sort(key=lambda pair: -pair[0].info.options.priority)
+        # While one of its queues is being changed, the next partition is not known yet.
+        job = Job(request, [] if in_the_way else found, max_bytes)
+        job.met_dirty = in_the_way
+        return job
+
+    def _note_seen(self, group: Group) -> None:
+        if self._now - group.last_seen >= _SEEN_INTERVAL:
+            group.last_seen = self._now
+            self.seen[group] = None
+
+    def _note_found(self, group: Group, partitions: Collection[int]) -> None:
+        known = self._found.setdefault(group, set()) if partitions else None
+        if known is not None:
+            known.update(partitions)
+
+    def tell_rest(self, hints: HintBook) -> None:
+        """Tell others of what this call made ready and did not take."""
+        tracks = dict.fromkeys(track for track, _ in self._picked)
+        for group, found in self._found.items():
+            if found is None:
+                if group.next_ready() is not None:
+                    hints.add(group.queue_name, group.name, None)
+                continue
+            left = []
+            for one in found & group.ready.keys():
+                track = group.tracks.get(one)
+                if isinstance(track, SharedTrack):
+                    track.fell_due = True
+                    tracks[track] = None
+                else:
+                    left.append(self._state.partitions[one].name)
+            if left:
+                hints.add(group.queue_name, group.name, left)
+        self._found.clear()
+        for shared in tracks:
+            tell_left(hints, shared, self._now)
+        self._picked.clear()
+
+    def note_endings(self) -> None:
+        """Note the endings of messages that expired before a delivery."""
+        for one in self.picker.ended:
+            self._state.note_ending(*one)
+        self.picker.ended.clear()
+
+    # Serving -----------------------------------------------------------------------------------------------
+
+    def serve(self, requests: Sequence[PopRequest]) -> list[PopResult | HarkError | None]:
+        """An answer to each request; None: something in the way is about to be committed, ask again after that."""
+        jobs: list[Job | HarkError] = []
+        for request in requests:
+            try:
+                jobs.append(self._job(request, reply_bound(len(requests))))
+            except HarkError as error:
+                jobs.append(error)
+        active = [job for job in jobs if isinstance(job, Job)]
+        try:
+            while active:
+                # All that one round reads is one text of SQLite's, so it must have a bound.
+                self._round_left = max(1, CALL_BYTES // max(1, self._state.largest_payload))
+                fetches = [fetch for job in active for fetch in self._plan(job)]
+                self._read(fetches)
+                for fetch in fetches:
+                    self._allowance.spend(fetch.queue, fetch.track.group, self.hand_out.accept(fetch))
+                self._allowance.release()
+                self._reserved.clear()
+                active = [job for job in active if not job.done]
+        except BaseException:
+            self._undo([job for job in jobs if isinstance(job, Job)])
+            raise
+        return [job if isinstance(job, HarkError) else self._answer(job) for job in jobs]
+
+    def _undo(self, jobs: list[Job]) -> None:
+        """Undo all claims of a failed call, or their messages would be unavailable until the next start."""
+        leases = {job.lease for job in jobs if job.lease is not None}
+        for shared, entry in self._picked:
+            if entry.offset in shared.entries:
+                shared.let_go(entry)
+                shared.add(entry)
+        for track in self._taken:
+            if isinstance(track, Track) and track.lease in leases:
+                track.lease = None
+                for transaction_id in [key for key, held in track.held.items() if held[1] in leases]:
+                    del track.held[transaction_id]
+            if track.group.refresh(track, self._now):
+                self._note_found(track.group, [track.partition.id])
+        self._taken.clear()
+        self._reserved.clear()
+
+    def _answer(self, job: Job) -> PopResult | None:
+        if job.messages:
+            assert job.lease is not None
+            if job.request.auto_ack:
+                self.settled_at_once[job.lease.id] = job.lease
+            else:
+                self._state.add_lease(job.lease)
+            return PopResult(job.messages, job.lease.id, job.tracks, expires_at=job.lease.expires_at)
+        if job.met_dirty:
+            return None
+        for queue, group in job.groups:
+            named = None if job.request.partition is None else queue.partitions.get(job.request.partition)
+            change = group.next_change(self._state.leases, None if named is None else named.id)
+            if job.request.partition is None and job.reason == "nothing_ready" and group.waking:
+                job.reason = min(group.waking.values())[1]
+            if change is not None and (job.look_again_at is None or change < job.look_again_at):
+                job.look_again_at = change
+            if named is None and change is not None:
+                group.learned = change
+        return PopResult((), "", 0, job.reason, job.look_again_at)
+
+    def _plan(self, job: Job) -> list[Fetch]:
+        request = job.request
+        need = request.batch - len(job.messages)
+        room = (1 if request.partition is not None else request.partitions) - job.tracks
+        fetches: list[Fetch] = []
+        while need > 0 and room > 0 and job.bytes < job.max_bytes:
+            if self._must_wait(job):
+                return fetches  # The rest of it in the next round.
+            taken = self._take(job)
+            if taken is None:
+                break
+            fetch = self._fetch(job, *taken, need)
+            if fetch is None:
+                if request.partition is not None:
+                    break
+                continue
+            fetches.append(fetch)
+            need -= fetch.planned
+            room -= not job.holds(fetch.track)
+        while not fetches and need > 0 and job.more and job.bytes < job.max_bytes:
+            # What other tracks promised was not there, but the ones that it has go on.
+            if self._must_wait(job):
+                return []
+            queue, track, after = job.more.pop()
+            if not self._is_closed(job, queue, track.group):
+                fetch = self._fetch(job, queue, track, need, after)
+                fetches += [] if fetch is None else [fetch]
+        job.done = not fetches
+        return fetches
+
+    def _must_wait(self, job: Job) -> bool:
+        """Whether enough is being read, or what is left for a job depends on what others get of it."""
+        return self._round_left <= 0 or any(self._allowance.is_unsure(*pair) for pair in job.groups)
+
+    def _fetch(self, job: Job, queue: Queue, track: AnyTrack, need: int, after: int = 0) -> Fetch | None:
+        """What a job may get of a track that it has taken, bounded by what its group may still take."""
+        room = self._allowance.room(queue, track.group, auto_ack=job.request.auto_ack).left
+        if room < need:
+            self._note_blocked(queue, track.group)
+        need = min(need, room)
+        fetch: Fetch | None = None
+        if isinstance(track, SharedTrack):
+            fetch = self._pick(job, queue, track, min(need, self._round_left))
+        elif isinstance(track, Track):
+            intervals, planned = track.intervals(min(need * job.look, self._round_left), after)
+            if intervals:
+                self._reserved.add(track)
+                fetch = OrderedFetch(job, queue, track, intervals, min(need, planned))
+                fetch.planned = planned
+        if fetch is not None:
+            self._allowance.reserve(queue, track.group, fetch.room, exact=isinstance(fetch, SharedFetch))
+            self._round_left -= fetch.planned
+        return fetch
+
+    def _pick(self, job: Job, queue: Queue, track: SharedTrack, need: int) -> SharedFetch | None:
+        group, partition = track.group, track.partition
+        group.ready.pop(partition.id, None)
+        due = None if job.holds(track) else self.picker.window_due(track)
+        if due is not None:
+            job.reason = "window_buffer"
+            group.wake_at(partition.id, due, "window_buffer")
+            return None
+        entries = self.picker.pick(track, need)
+        clear = self.picker.look(track)
+        if not entries:
+            if clear:
+                group.refresh(track, self._now)
+                job.reason = "waiting" if partition.id in group.waking else "lease_held" if track.held else job.reason
+            job.met_dirty = job.met_dirty or not clear  # Ready again when what is in the way is published.
+            return None
+        track.served = self._state.next_turn()
+        group.refresh(track, self._now)
+        self._picked += [(track, entry) for entry in entries]
+        return SharedFetch(job, queue, track, entries)
+
+    def _take(self, job: Job) -> tuple[Queue, AnyTrack] | None:
+        """The next track for a job: highest queue priority, then message priority, then served longest ago (rule 9).
+
+        The priorities of queues compete only within a namespace (rule 27).
+        """
+        if job.request.partition is not None:
+            return self._take_named(job)
+        while True:
+            best: dict[str, tuple[tuple[int, int, int, int], Queue, Group]] = {}
+            for queue, group in job.groups:
+                if self._is_closed(job, queue, group):
+                    continue
+                head = group.next_ready()
+                if head is not None:
+                    order = (-queue.info.options.priority, *head)
+                    known = best.get(queue.info.namespace)
+                    if known is None or order < known[0]:
+                        best[queue.info.namespace] = (order, queue, group)
+            if not best:
+                return None
+            _, queue, group = min(best.values(), key=lambda one: one[0][1:])
+            partition_id = group.take_ready()
+            track = self._track(group, partition_id)
+            if track is not None and self._may_take(job, track):
+                return queue, track
+
+    def _take_named(self, job: Job) -> tuple[Queue, AnyTrack] | None:
+        name = job.request.partition
+        assert name is not None
+        if job.tracks or not job.groups:
+            if not job.groups:
+                job.reason = "partition_not_found"
+            return None
+        queue, group = job.groups[0]
+        if self._is_closed(job, queue, group):
+            return None
+        if name not in queue.partitions:
+            self._loader.partitions([(queue, name)])
+        partition = queue.partitions.get(name)
+        if partition is None:
+            job.reason = "partition_not_found"
+            return None
+        if partition.id in group.waking:
+            job.reason = group.waking[partition.id][1]
+            return None
+        track = self._track(group, partition.id)
+        if track is None or not self._may_take(job, track) or (isinstance(track, Track) and not track.has_work):
+            return None
+        group.ready.pop(partition.id, None)
+        return queue, track
+
+    def _is_closed(self, job: Job, queue: Queue, group: Group) -> bool:
+        if queue.info.paused or group.paused:
+            job.reason = "paused"
+            return True
+        room = self._allowance.room(queue, group, auto_ack=job.request.auto_ack)
+        if room.left <= 0:
+            job.reason = room.reason
+            if room.look_again_at is not None:
+                job.look_again_at = min(room.look_again_at, job.look_again_at or room.look_again_at)
+            self._note_blocked(queue, group)
+            return True
+        return False
+
+    def _note_blocked(self, queue: Queue, group: Group) -> None:
+        """Request a hint for when there is room again."""
+        for bounds in (queue.bounds, group.bounds):
+            bounds.blocked = bool(bounds.limits.max_in_flight)
+
+    def _may_take(self, job: Job, track: AnyTrack) -> bool:
+        self._taken.add(track)
+        if track.draft is not None and track.draft.blocks:
+            job.met_dirty = True  # Ready again, if it still is, when its transaction is published.
+            return False
+        if isinstance(track, Track) and (track.lease is not None or track in self._reserved):
+            job.reason = "lease_held"
+            return False
+        return True
+
+    def _track(self, group: Group, partition_id: int) -> AnyTrack | None:
+        track = group.tracks.get(partition_id)
+        if track is None:
+            ahead = [near for *_, near in group.ready_heap[:_LOAD_AHEAD] if near not in group.tracks]
+            self._loader.tracks(group, [partition_id, *(near for near in ahead if near != partition_id)])
+            track = group.tracks.get(partition_id)
+        return track
+
+    def _read(self, fetches: list[Fetch]) -> None:
+        """The messages of all fetches, in one step of SQLite."""
+        owners: list[Fetch] = []
+        wanted: list[tuple[int, int, int]] = []
+        for fetch in fetches:
+            for first, last in fetch.intervals:
+                owners.append(fetch)
+                wanted.append((fetch.track.partition.id, first, last))
+        if not wanted:
+            return
+        text = scalar(self._connection, SELECT_MESSAGES, _encode(wanted).decode())
+        if text is not None:
+            for row in decode_messages(text):
+                owners[row.fetch].rows.append(row)

@@ -1,0 +1,544 @@
+"""The search of retention: messages whose time is over, beside the writer, on what is committed (rule 23).
+
+Its cost depends on what it finds. Times never decrease within a partition, so what is old is its beginning, and a
+partition whose first message is young costs one lookup. Messages with a time to live of their own have an index. What
+groups have settled, or not settled, is found from their cursors. `collect` checks again before it removes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import chain, islice
+from math import inf
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from hark.clock import SECOND
+from hark.engine.core.browse import positions
+from hark.engine.core.explain import LeaseView
+from hark.engine.core.position import Stored
+from hark.engine.core.queues import leave_hole, settle_removed
+from hark.engine.core.rows import extra_of
+from hark.engine.core.state import Partition, Queue
+from hark.engine.core.store import for_each, rows_of, run, scalar
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.core.views import decode_options
+from hark.model import QueueOptions
+
+COLUMNS = "seq, created_at, extra, partition, offset, priority, deliver_at, owner"
+OWN_TTL = f"select {COLUMNS} from messages indexed by messages_expiry where extra ->> 'x' <= ?1 order by extra ->> 'x'"
+_GONE = """
+select seq from partitions as place cross join messages on partition = place.id where place.queue = 0
+union all
+select seq from partitions as place cross join messages on partition = place.id and offset <= place.floor
+"""
+_GROUPS = "select id, mode, since, highest_partition, last_seen >= ?2 from groups where queue = ?1"
+BEGUN_BEFORE = """
+select place.id, place.name, place.floor from partitions as place
+where place.queue = ?1 and place.name >= ?2 and (
+    select created_at from messages where partition = place.id and offset > place.floor order by offset limit 1) <= ?3
+order by place.name
+"""
+"""Partitions of a queue whose first message is of that time or before."""
+_PLAIN = "priority = 0 and deliver_at is null and owner is null"
+BETWEEN = (
+    f"select {COLUMNS} from messages indexed by messages_place where partition = ?1 and offset > ?2 and offset <= ?3"
+)
+_FIRST_LANE = f"{BETWEEN} and {_PLAIN}"
+_PRIORITY = f"""
+select {COLUMNS} from messages indexed by messages_priority where partition = ?1 and offset > ?2 and offset <= ?3
+and priority = ?4 and priority > 0 and deliver_at is null and owner is null
+"""
+_DELAYED = f"""
+select {COLUMNS} from messages indexed by messages_delayed where partition = ?1 and offset > ?2 and offset <= ?3
+and priority = ?4 and deliver_at is not null and (deliver_at, offset) {{}} (?5, ?6)
+"""
+_PASSED, _AHEAD = _DELAYED.format("<="), _DELAYED.format(">")
+_OWNED = f"{BETWEEN} and offset in (select first from holes where partition = ?1 and first > ?2 and owner != 0)"
+_EXCEPTED = f"{BETWEEN} and offset in (select offset from {{}} where grp = ?4 and partition = ?1)"
+_LEVELS = range(10)
+
+
+class Rules(NamedTuple):
+    """How long a queue keeps messages, in microseconds; infinite: no limit."""
+
+    ttl: float
+    retention: float
+    wait: float
+    """Those that some group has yet to settle."""
+    completed: float
+    """Those that all groups have settled."""
+
+    @classmethod
+    def of(cls, options: QueueOptions, completed_seconds: int) -> Rules:
+        """The rules of a queue; `completed_seconds` is the server's default."""
+        retention = options.retention_seconds if options.retention_enabled else 0
+        completed = options.completed_retention_seconds if options.retention_enabled else 0
+        return cls(
+            ttl=options.ttl * SECOND or inf,
+            retention=retention * SECOND or inf,
+            wait=options.max_wait_time_seconds * SECOND or inf,
+            completed=0 if options.drop_settled else (completed or completed_seconds) * SECOND,
+        )
+
+    def is_expired(self, age: float, now: int, text: str | None, message: Stored) -> bool:
+        """Whether a message is past its time to live, its own or else that of its queue."""
+        if own := extra_of(text).x:
+            return own <= now
+        return message.owner is None and age >= self.ttl
+
+    def is_over(self, age: float, is_settled: Callable[[], bool]) -> bool:
+        """Whether a message that is not expired is to be removed all the same."""
+        return age >= self.retention or (
+            age >= min(self.wait, self.completed) and age >= (self.completed if is_settled() else self.wait)
+        )
+
+
+class Place(NamedTuple):
+    """A partition."""
+
+    queue: str
+    id: int
+    name: str
+    floor: int
+
+
+class Group(NamedTuple):
+    """What decides where a group stands in a partition."""
+
+    id: int
+    mode: str
+    since: int | None
+    highest_partition: int
+    active: bool
+
+    def cursor(self, connection: apsw.Connection, place: Place) -> int:
+        """Up to where the group is done with a partition; where it has not been yet, where it will start."""
+        sql = "select cursor from tracks where grp = ?1 and partition = ?2"
+        cursor: int | None = scalar(connection, sql, self.id, place.id)
+        if cursor is None and self.since is not None and place.id <= self.highest_partition:
+            cursor = positions(connection, place.queue, self.since, place.name)[0].offset - 1
+        return max(place.floor, cursor or 0)
+
+
+def groups_of(connection: apsw.Connection, queue: str, active_since: int) -> list[Group]:
+    """The groups of a queue."""
+    return [Group(*row) for row in rows_of(connection, _GROUPS, queue, active_since)]
+
+
+class SharedPlace:
+    """Where a shared group stands in a partition, as stored."""
+
+    def __init__(self, connection: apsw.Connection, group: Group, place: Place) -> None:
+        sql = "select priority, cursor, due, due_offset from lanes where grp = ?1 and partition = ?2"
+        self.group = group.id
+        self.base = group.cursor(connection, place)
+        self._lanes = {level: (cursor, due) for level, cursor, *due in rows_of(connection, sql, group.id, place.id)}
+
+    def plain(self, priority: int) -> int:
+        """Up to where it has passed messages without a delay."""
+        return max(self.base, self._lanes[priority][0] if priority in self._lanes else 0)
+
+    def delayed(self, priority: int) -> tuple[int, int]:
+        """Up to which time of delivery, and which offset, it has passed messages with a delay."""
+        due, offset = self._lanes[priority][1] if priority in self._lanes else (0, 0)
+        return due, offset
+
+    def has_passed(self, message: Stored) -> bool:
+        """Whether a message is settled or an exception."""
+        if message.offset <= self.base or message.owner is not None:
+            return True
+        if message.deliver_at is None:
+            return message.offset <= self.plain(message.priority)
+        return (message.deliver_at, message.offset) <= self.delayed(message.priority)
+
+
+class Standing:
+    """What the groups that still count have settled in a partition, as stored, and where to look for it."""
+
+    def __init__(self, connection: apsw.Connection, place: Place, groups: Iterable[Group]) -> None:
+        self._connection, self._place = connection, place
+        everyone = list(groups)
+        active = [group for group in everyone if group.active]
+        self._ordered = [group.id for group in everyone if group.mode == "ordered"]
+        self._shared = [SharedPlace(connection, group, place) for group in active if group.mode == "shared"]
+        cursors = [group.cursor(connection, place) for group in active if group.mode == "ordered"]
+        self._slowest = min(cursors, default=inf)
+        self._counts = bool(active)
+
+    def is_settled(self, message: Stored) -> bool:
+        """Whether every group is done with a message."""
+        return (
+            self._counts
+            and message.offset <= self._slowest
+            and all(shared.has_passed(message) for shared in self._shared)
+            and not self._is_excepted(message.offset)
+        )
+
+    def _is_excepted(self, offset: int) -> bool:
+        tables = chain((("fronts", one) for one in self._ordered), (("exceptions", one.group) for one in self._shared))
+        sql = "select 1 from {} where grp = ?1 and partition = ?2 and offset = ?3"
+        return any(
+            scalar(self._connection, sql.format(table), group, self._place.id, offset) for table, group in tables
+        )
+
+    def old(self, last: int) -> Iterator[Any]:
+        """All rows up to an offset."""
+        return self._rows(BETWEEN, self._place.floor, last)
+
+    def settled(self, last: int) -> Iterator[Any]:
+        """Rows up to an offset, among them all that are settled and few others."""
+        if not self._counts:
+            return
+        last = int(min(last, self._slowest))
+        base = min((one.base for one in self._shared), default=last)
+        yield from self._rows(BETWEEN, self._place.floor, min(base, last))
+        if not self._shared:
+            return
+        yield from self._rows(_FIRST_LANE, base, min(last, *(one.plain(0) for one in self._shared), last))
+        yield from self._rows(_OWNED, base, last)
+        for level in _LEVELS:
+            yield from self._rows(_PRIORITY, base, min(last, *(one.plain(level) for one in self._shared)), level)
+            yield from self._rows(_PASSED, base, last, level, *min(one.delayed(level) for one in self._shared))
+
+    def unsettled(self, last: int) -> Iterator[Any]:
+        """Rows up to an offset, among them all that are not settled and few others."""
+        floor = self._place.floor
+        if not self._counts:
+            yield from self._rows(BETWEEN, floor, last)
+            return
+        first = int(min(last, self._slowest, *(one.plain(0) for one in self._shared), last))
+        yield from self._rows(BETWEEN, first, last)
+        for group in self._ordered:
+            yield from self._rows(_EXCEPTED.format("fronts"), floor, first, group)
+        for one in self._shared:
+            yield from self._rows(_EXCEPTED.format("exceptions"), floor, first, one.group)
+            for level in _LEVELS:
+                yield from self._rows(_PRIORITY, one.plain(level), first, level)
+                yield from self._rows(_AHEAD, one.base, first, level, *one.delayed(level))
+
+    def _rows(self, sql: str, after: int, last: int, *values: int) -> Iterator[Any]:
+        if after < last:
+            yield from self._connection.execute(sql, (self._place.id, after, last, *values))
+
+
+class Position(NamedTuple):
+    """Where a search goes on: the number of a queue and the name of a partition."""
+
+    queue: int
+    partition: str
+
+    def step(self) -> Position:
+        """The next one."""
+        return Position(self.queue, self.partition + "\0")
+
+
+START = Position(0, "")
+
+
+class Overdue(NamedTuple):
+    """What a search has found."""
+
+    messages: list[int]
+    """By their `seq`."""
+    more: bool
+    """It ended at the limit."""
+    position: Position
+    """Where it ended."""
+    swept: int | None
+    """The flag `sweep`, if the search has found the rest of what was purged."""
+
+
+NOTHING = Overdue([], False, START, None)
+
+
+class Search:
+    """One search."""
+
+    def __init__(
+        self, connection: apsw.Connection, held: LeaseView, limit: int, completed_seconds: int, active_since: int
+    ) -> None:
+        self._connection = connection
+        self._now = held.now
+        self._held = held.held_places()
+        self._limit = limit
+        self._completed_seconds = completed_seconds
+        self._active_since = active_since
+        self._found: dict[int, None] = {}
+
+    def run(self, start: Position) -> Overdue:
+        """Look from a position on."""
+        swept = None
+        if start == START:
+            swept = scalar(self._connection, "select value from meta where key = 'sweep'")
+            if swept is not None and not self._add(seq for (seq,) in self._connection.execute(_GONE)):
+                return Overdue(list(self._found), True, START, None)
+            own = self._connection.execute(OWN_TTL, (self._now,))
+            if not self._add(row[0] for row in own if not self._is_held(Stored(*row[3:]))):
+                return Overdue(list(self._found), True, START, swept)
+        sql = "select id, name, options from queues where id >= ?1 order by id"
+        for queue_id, name, options in rows_of(self._connection, sql, start.queue):
+            rules = Rules.of(decode_options(options), self._completed_seconds)
+            stopped = self._search_queue(queue_id, name, rules, start.partition if queue_id == start.queue else "")
+            if stopped is not None:
+                return Overdue(list(self._found), True, Position(queue_id, stopped), swept)
+        return Overdue(list(self._found), False, START, swept)
+
+    def _search_queue(self, queue_id: int, queue: str, rules: Rules, after: str) -> str | None:
+        """The answer is the name of the partition where it stopped."""
+        groups = groups_of(self._connection, queue, self._active_since)
+        counts = any(group.active for group in groups)
+        shortest = min(rules.ttl, rules.retention, rules.wait, rules.completed if counts else inf)
+        if shortest == inf:
+            return None
+        begun = self._connection.execute(BEGUN_BEFORE, (queue_id, after, self._now - int(shortest)))
+        for partition_id, name, floor in begun:
+            place = Place(queue, partition_id, name, floor)
+            if not self._add(self._search_partition(place, rules, Standing(self._connection, place, groups))):
+                return str(name)
+        return None
+
+    def _search_partition(self, place: Place, rules: Rules, standing: Standing) -> Iterator[int]:
+        shortest = min(rules.ttl, rules.retention)
+        ways = ((shortest, standing.old), (rules.completed, standing.settled), (rules.wait, standing.unsettled))
+        for limit, rows in ways:
+            if limit == inf:
+                continue
+            last = positions(self._connection, place.queue, self._now - int(limit), place.name)[0].offset - 1
+            for seq, created_at, text, *rest in rows(last):
+                message, age = Stored(*rest), self._now - created_at
+                if not self._is_held(message) and (
+                    rules.is_expired(age, self._now, text, message)
+                    or rules.is_over(age, lambda message=message: standing.is_settled(message))  # type: ignore[misc]
+                ):
+                    yield seq
+
+    def _is_held(self, message: Stored) -> bool:
+        return (message.partition, message.offset) in self._held
+
+    def _add(self, found: Iterable[int]) -> bool:
+        """Take what was found; False when that is enough."""
+        for seq in found:
+            self._found[seq] = None
+            if len(self._found) >= self._limit:
+                return False
+        return True
+
+
+# The search for them runs beside the writer (`overdue`). What it finds is checked again under the lock: meanwhile it
+# may
+# have been leased, sought back to, or given more time by other options.
+
+
+_FOUND_AT_ONCE = 100_000
+_FIND = f"select {COLUMNS} from messages where seq in (select value from json_each(?1)) order by seq"
+_OF_GROUPS = "grp in (select id from groups where queue = ?1) and partition = ?2"
+
+
+class Policy:
+    """How long a queue keeps messages, and for whom."""
+
+    def __init__(self, transaction: WriteTransaction, queue: Queue, completed_seconds: int, active_since: int) -> None:
+        transaction.loader.groups(queue.name)
+        self.active_since = active_since
+        self.groups = groups_of(transaction.connection, queue.name, active_since)
+        self.rules = Rules.of(queue.info.options, completed_seconds)
+
+
+class Keeper:
+    """Who holds messages of one partition: cursors of ordered groups, places of shared ones."""
+
+    def __init__(self, transaction: WriteTransaction, partition: Partition, policy: Policy) -> None:
+        self.rules = policy.rules
+        connection, queue = transaction.connection, partition.queue
+        place = Place(queue.name, partition.id, partition.name, partition.floor)
+        ordered = [one for one in policy.groups if one.mode == "ordered"]
+        cursors = [(one.cursor(connection, place), one.active) for one in ordered]
+        self._slowest_active = min((cursor for cursor, active in cursors if active), default=None)
+        self._fastest = max((cursor for cursor, _ in cursors), default=0)
+        fronts = rows_of(connection, f"select offset from fronts where {_OF_GROUPS}", queue.name, partition.id)
+        self._fronts = {offset for (offset,) in fronts}
+        shared = [group for group in queue.groups.values() if group.mode == "shared"]
+        tracks = [(group, transaction.loader.track(group, partition.id)) for group in shared]
+        self._shared = [(track, group.last_seen >= policy.active_since) for group, track in tracks if track is not None]
+
+    def is_settled(self, message: Stored) -> bool:
+        """Whether every group that still counts is done with a message."""
+        active = [track for track, active in self._shared if active]
+        if self._slowest_active is None:
+            return bool(active) and all(track.is_settled(message) for track in active)
+        if message.offset > self._slowest_active or message.offset in self._fronts:
+            return False
+        return all(track.is_settled(message) for track in active)
+
+    def was_passed(self, message: Stored) -> bool:
+        """Whether some group has been at a message, or behind it."""
+        return message.offset <= self._fastest or any(track.is_settled(message) for track, _ in self._shared)
+
+
+class Collector:
+    """Removes what a search has found, part by part, and remembers where the next search starts."""
+
+    def __init__(self, completed_seconds: int, idle_group_seconds: int) -> None:
+        self._completed_seconds = completed_seconds
+        self._idle_group_seconds = idle_group_seconds
+        self._overdue = NOTHING
+        """The last search."""
+        self._left: dict[int, None] = {}
+        """What is left of it, in the order of arrival: neighbours share pages."""
+        self._removed = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is time to search again."""
+        return not self._left
+
+    def search(self, connection: apsw.Connection, held: LeaseView) -> Overdue:
+        """Find the next messages whose time is over."""
+        start = self._overdue.position
+        if self._overdue.more and not self._removed:  # Not the same again.
+            start = start.step()
+        active_since = self._active_since(held.now)
+        return Search(connection, held, _FOUND_AT_ONCE, self._completed_seconds, active_since).run(start)
+
+    def take(self, overdue: Overdue) -> None:
+        """Go on with what a search has found."""
+        self._overdue = overdue
+        self._left = dict.fromkeys(sorted(overdue.messages))
+        self._removed = 0
+
+    def part(self, limit: int) -> Overdue:
+        """The next messages to remove."""
+        messages, overdue = list(islice(self._left, limit)), self._overdue
+        more = len(messages) < len(self._left)
+        return overdue._replace(messages=messages, more=more or overdue.more, swept=None if more else overdue.swept)
+
+    def remove(self, transaction: WriteTransaction, part: Overdue) -> int:
+        """Remove those messages whose time is still over; how many."""
+        removed = self._remove(transaction, part.messages)
+        if part.swept is not None:
+            _finish_sweep(transaction, part.swept)
+        return removed
+
+    def note_removed(self, part: Overdue, removed: int) -> None:
+        """Note that a part is done."""
+        for seq in part.messages:
+            self._left.pop(seq, None)
+        self._removed += removed
+
+    def _active_since(self, now: int) -> int:
+        return now - self._idle_group_seconds * SECOND
+
+    def _remove(self, transaction: WriteTransaction, found: list[int]) -> int:
+        connection = transaction.connection
+        held = LeaseView(transaction.state, transaction.now).held_places()
+        keepers: dict[int, Keeper] = {}
+        gone: list[int] = []
+        touched: dict[int, list[int]] = {}
+        active_since = self._active_since(transaction.now)
+        policy_of = cache(lambda queue: Policy(transaction, queue, self._completed_seconds, active_since))
+        for seq, created_at, text, *place in rows_of(connection, _FIND, msgspec.json.encode(found).decode()):
+            message = Stored(*place)
+            partition_id, offset = message.partition, message.offset
+            partition = transaction.loader.partition(partition_id)
+            if partition is not None and offset > partition.floor:
+                if (partition_id, offset) in held:
+                    continue
+                if partition_id not in keepers:
+                    keepers[partition_id] = Keeper(transaction, partition, policy_of(partition.queue))
+                if not _is_over(transaction, partition, keepers[partition_id], message, created_at, text):
+                    continue
+            gone.append(seq)
+            touched.setdefault(partition_id, []).append(offset)
+        if gone:
+            transaction.save_dead_letters()
+            traces = """
+                from traces where (partition, offset) in
+                    (select partition, offset from messages where seq in (select value from json_each(?1)))
+            """
+            for_each(connection, f"delete from trace_names where trace in (select id {traces})", gone)
+            for_each(connection, f"delete {traces}", gone)
+            for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
+            for partition_id, offsets in touched.items():
+                _raise_floor(transaction, partition_id, offsets)
+        return len(gone)
+
+
+def _is_over(
+    transaction: WriteTransaction,
+    partition: Partition,
+    keeper: Keeper,
+    message: Stored,
+    created_at: int,
+    text: str | None,
+) -> bool:
+    rules, age = keeper.rules, transaction.now - created_at
+    if rules.is_expired(age, transaction.now, text, message):
+        if not keeper.was_passed(message):  # No group has stepped over it, so it is not counted yet.
+            transaction.count(partition.queue.name, "expired")
+        return True
+    return rules.is_over(age, lambda: keeper.is_settled(message))
+
+
+def _raise_floor(transaction: WriteTransaction, partition_id: int, removed: list[int]) -> None:
+    """What is below the first message that is left can be forgotten altogether."""
+    partition = transaction.loader.partition(partition_id)
+    if partition is None:
+        return
+    connection = transaction.connection
+    lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition_id)
+    floor = max(partition.floor, partition.tail if lowest is None else lowest - 1)
+    run(
+        connection,
+        "update partitions set floor = ?1, tail = ?2 where id = ?3",
+        floor,
+        partition.tail,
+        partition_id,
+    )
+    for table in ("retries", "fronts"):
+        sql = f"delete from {table} where {_OF_GROUPS} and offset <= ?3"
+        run(connection, sql, partition.queue.name, partition_id, floor)
+    run(connection, "delete from holes where partition = ?1 and last <= ?2", partition_id, floor)
+    partition.floor = floor
+    transaction.note_removal(partition)
+    for offset in removed:
+        if offset > floor:
+            leave_hole(transaction, partition, offset)
+        else:
+            _settle_exceptions(transaction, partition, offset)
+    transaction.on_commit(lambda: _look_behind(transaction, partition))
+
+
+def _finish_sweep(transaction: WriteTransaction, swept: int) -> None:
+    connection = transaction.connection
+    gone = """
+        select id from partitions
+        where queue = 0 and not exists (select 1 from messages where messages.partition = partitions.id)
+    """
+    for table in ("tracks", "ranges", "retries", "fronts", "lanes", "exceptions", "holes"):
+        run(connection, f"delete from {table} where partition in ({gone})")
+    run(connection, f"delete from partitions where id in ({gone})")
+    # Unless another one was wanted meanwhile.
+    run(connection, "delete from meta where key = 'sweep' and value = ?1", swept)
+
+
+def _settle_exceptions(transaction: WriteTransaction, partition: Partition, offset: int) -> None:
+    """What is below the floor counts as settled by itself, but for exceptions of shared groups."""
+    for group in partition.queue.groups.values():
+        track = transaction.loader.track(group, partition.id) if group.mode == "shared" else None
+        if track is not None and track.keeps(offset):
+            settle_removed(transaction, track, offset)
+
+
+def _look_behind(transaction: WriteTransaction, partition: Partition) -> None:
+    """What groups waited for in a partition may be what was removed: then they need not wait for it."""
+    queue = partition.queue
+    queue.open = None
+    if partition.floor >= partition.tail:
+        return
+    for group in queue.groups.values():
+        if partition.id in group.waking:
+            group.reconsider(partition.id, transaction.now)
+            transaction.hints.add(queue.name, group.name, (partition.name,))

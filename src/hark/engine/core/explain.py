@@ -1,0 +1,439 @@
+"""Leases, and the verb explain: what memory and tables know of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from hark.clock import SECOND
+from hark.engine.core.loader import Loader
+from hark.engine.core.ordered import Track
+from hark.engine.core.position import AnyTrack, Lease, Retry, Stored
+from hark.engine.core.rows import Extra, extra_of
+from hark.engine.core.shared import NEVER, SharedDraft, SharedTrack
+from hark.engine.core.shared_rows import Picker
+from hark.engine.core.state import Group, Partition, State, reached_limit
+from hark.engine.core.store import rows_of
+from hark.errors import HarkError, NotFound
+from hark.model import (
+    Ahead,
+    DeadFacts,
+    Explain,
+    Facts,
+    GroupFacts,
+    Held,
+    HeldPart,
+    LeaseFilter,
+    Leases,
+    MessageFacts,
+    Renewal,
+    RenewOutcome,
+    Retrying,
+)
+
+Place = tuple[int, int]
+"""A group's number and a partition's number."""
+
+
+class LeaseView:
+    """What is held at one moment, `now`."""
+
+    def __init__(self, state: State, now: int) -> None:
+        self.now = now
+        self._leases: dict[Place, tuple[str, int]] = {}
+        self._held: dict[Place, dict[int, int]] = {}
+        self._by_group: dict[int, int] = {}
+        self._messages_by_group: dict[int, int] = {}
+        for lease in state.leases.values():
+            for track in lease.parts:
+                place = (track.group.id, track.partition.id)
+                offsets = track.live_offsets(lease)
+                if not offsets:
+                    continue
+                if track.group.mode == "ordered":
+                    self._leases[place] = (lease.id, lease.expires_at)
+                self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
+                self._messages_by_group[place[0]] = self._messages_by_group.get(place[0], 0) + len(offsets)
+                self._held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
+
+    def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
+        """The lease that blocks a partition for an ordered group, with its end."""
+        return self._leases.get((group, partition))
+
+    def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
+        """Until when a message is held."""
+        return self._held.get((group, partition), {}).get(offset)
+
+    def held_in(self, group: int, partition: int) -> int:
+        """How many messages of a partition a group holds."""
+        return len(self._held.get((group, partition), ()))
+
+    def held_by_group(self, group: int) -> int:
+        """How many messages a group holds."""
+        return self._messages_by_group.get(group, 0)
+
+    def leases_of_group(self, group: int) -> int:
+        """How many leases a group has, one for each partition that they are on."""
+        return self._by_group.get(group, 0)
+
+    def held_places(self) -> set[Place]:
+        """All (partition, offset) that somebody holds."""
+        return {(partition, offset) for (_, partition), held in self._held.items() for offset in held}
+
+
+def page(state: State, where: LeaseFilter) -> Leases:
+    """A page of what live leases hold, oldest first."""
+    found = [
+        (lease, track)
+        for lease in state.leases.values()
+        for track in lease.parts
+        if where.queue in (None, track.group.queue_name)
+        and where.group in (None, track.group.name)
+        and where.partition in (None, track.partition.name)
+        and track.is_kept_by(lease)
+    ]
+    found.sort(key=lambda pair: (pair[0].since, pair[0].id))
+    shown = found[where.offset : where.offset + where.limit]
+    return Leases([_held_part(state, lease, track) for lease, track in shown], len(found))
+
+
+def _held_part(state: State, lease: Lease, track: AnyTrack) -> HeldPart:
+    offsets, partition = track.live_offsets(lease), track.partition
+    return HeldPart(
+        lease_id=lease.id,
+        queue=track.group.queue_name,
+        partition=partition.name,
+        partition_id=partition.uid,
+        group=track.group.name,
+        mode=track.group.mode,
+        consumer=lease.consumer,
+        since=lease.since or None,
+        until=lease.expires_at,
+        messages=len(offsets),
+        first_message_id=state.codec.with_prefix(partition.prefix, min(offsets)),
+    )
+
+
+def lease_ends(state: State, now: int, lease_ids: Sequence[str]) -> list[int | None]:
+    """When leases end as things are now."""
+    leases = [state.leases.get(lease_id) for lease_id in lease_ids]
+    return [None if lease is None or lease.expires_at <= now else lease.expires_at for lease in leases]
+
+
+def renew(state: State, now: int, requests: list[Renewal]) -> list[RenewOutcome | HarkError]:
+    """Extend leases; one call covers all partitions that share the lease."""
+    answers: list[RenewOutcome | HarkError] = []
+    for request in requests:
+        lease = state.leases.get(request.lease_id)
+        if lease is None:
+            if request.lease_id in state.expired_leases:
+                answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+            else:
+                answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
+            continue
+        wanted = max(now + request.seconds * 1_000_000, lease.whole)
+        lease.whole = 0
+        if wanted > lease.expires_at:
+            lease.expires_at = wanted
+            state.schedule_expiry(lease)
+        answers.append(RenewOutcome(True, lease.expires_at))
+    return answers
+
+
+def shorten(state: State, now: int, lease_ids: Sequence[str], microseconds: int) -> None:
+    """Let leases end after a time at the latest."""
+    for lease_id in lease_ids:
+        lease = state.leases.get(lease_id)
+        if lease is not None and lease.expires_at > now + microseconds:
+            lease.whole = max(lease.whole, lease.expires_at)
+            lease.expires_at = now + microseconds
+            state.schedule_expiry(lease)
+
+
+# Places of groups are in memory, or are loaded as a pop would load them; so what is answered here is what a pop at the
+# same moment would go by. Of the messages themselves only a few are read, however many there are.
+
+
+_LOOK_AT_MOST = 1000
+"""How many of the messages before one are looked at for what is in its way."""
+
+_MESSAGE = """
+select offset, created_at, priority, deliver_at, owner, transaction_id, extra from messages
+"""
+_ONE = f"{_MESSAGE} where partition = ?1 and offset = ?2"
+_FIRST = (
+    f"{_MESSAGE} indexed by messages_place where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
+)
+# The first one of some ranges that is not due: delayed, too young (created after ?4), or waiting for an attempt (?5).
+# One whose time to live (its own, or ?6) is over by now (?3) is in nobody's way.
+_BLOCKER = f"""
+select message.offset, created_at, priority, deliver_at, owner, transaction_id, extra
+from json_each(?2) as wanted
+cross join messages as message indexed by messages_place
+where message.partition = ?1 and message.offset between wanted.value ->> 0 and wanted.value ->> 1
+  and (deliver_at > ?3 or created_at > ?4 or message.offset in (select value from json_each(?5)))
+  and coalesce(extra ->> 'x', iif(owner is null and ?6 > 0, created_at + ?6, {NEVER})) > ?3
+order by wanted.key, message.offset limit 1
+"""
+_DEAD = """
+select grp, uid, attempts, error, failed_at, transaction_id, created_at, priority from dead_letters
+where partition = ?1 and offset = ?2
+"""
+_encode = msgspec.json.Encoder().encode
+
+
+class _Row(NamedTuple):
+    """A stored message."""
+
+    offset: int
+    created_at: int
+    priority: int
+    deliver_at: int | None
+    owner: int | None
+    transaction_id: str | None
+    extra: Extra
+
+
+def _row(values: tuple[Any, ...]) -> _Row:
+    *rest, extra = values
+    return _Row._make([*rest, extra_of(extra)])
+
+
+class Explainer:
+    """Answers at one moment, with the connection that claims read with."""
+
+    def __init__(self, connection: apsw.Connection, state: State, now: int) -> None:
+        self._connection = connection
+        self._state = state
+        self._now = now
+        self._loader = Loader(connection, state)
+
+    def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
+        """An answer to each request."""
+        return [self._facts(request) or _unknown() for request in requests]
+
+    def _facts(self, request: Explain) -> Facts | None:
+        place = self._state.codec.decode(request.message_id)
+        partition = None if place is None else self._loader.partition(place.partition)
+        if place is None or partition is None or not 0 < place.offset <= partition.tail:
+            return None
+        queue = partition.queue
+        if queue.name in self._state.deleting:
+            return None
+        found = rows_of(self._connection, _ONE, *place) if place.offset > partition.floor else []
+        row = _row(found[0]) if found else None
+        dead = {one[0]: one[1:] for one in rows_of(self._connection, _DEAD, *place)}
+        self._loader.groups(queue.name)
+        names = sorted(queue.groups) if request.group is None else [request.group]
+        groups = [self._group(partition, place.offset, row, name, dead.get(name)) for name in names]
+        return Facts(
+            at=self._now,
+            message=self._message(partition, place.offset, row, next(iter(dead.values()), None)),
+            options=queue.info.options,
+            queue_paused=queue.info.paused,
+            groups=groups,
+        )
+
+    def _message(self, partition: Partition, offset: int, row: _Row | None, dead: Sequence[Any] | None) -> MessageFacts:
+        message_id = self._state.codec.with_prefix(partition.prefix, offset)
+        facts = MessageFacts(
+            id=message_id,
+            queue=partition.queue.name,
+            partition=partition.name,
+            partition_id=partition.uid,
+            offset=offset,
+            namespace=partition.queue.info.namespace,
+            task=partition.queue.info.task,
+            stored=row is not None,
+            retries_allowed=len(partition.queue.schedule),
+        )
+        if row is None:
+            if dead is None:
+                return facts
+            *_, transaction_id, created_at, priority = dead
+            return msgspec.structs.replace(
+                facts, transaction_id=transaction_id or message_id, created_at=created_at, priority=priority
+            )
+        owners = {group.id: group.name for group in partition.queue.groups.values()}
+        return msgspec.structs.replace(
+            facts,
+            transaction_id=row.transaction_id or message_id,
+            created_at=row.created_at,
+            priority=row.priority,
+            deliver_at=row.deliver_at,
+            expires_at=_expiry(partition, row),
+            owner=None if row.owner is None else owners.get(row.owner, ""),
+            retries_allowed=len(partition.queue.schedule if row.extra.b is None else row.extra.b),
+        )
+
+    # Groups ------------------------------------------------------------------------------------------------
+
+    def _group(
+        self, partition: Partition, offset: int, row: _Row | None, name: str, dead: Sequence[Any] | None
+    ) -> GroupFacts:
+        group = partition.queue.groups.get(name)
+        letter = None if dead is None else DeadFacts(*dead[:4])
+        track = None if group is None else self._loader.track(group, partition.id)
+        if group is None or track is None:
+            return GroupFacts(group=name, dead=letter)
+        stored = None if row is None else Stored(partition.id, offset, row.priority, row.deliver_at, row.owner)
+        facts = GroupFacts(
+            group=name,
+            mode=group.mode,
+            paused=group.paused,
+            last_seen=group.last_seen,
+            begins_after=_begins_after(group, partition, row),
+            settled=stored is None or track.is_settled(stored),
+            settled_at=track.settled_at,
+            dead=letter,
+            ending=self._state.endings.get((group.id, partition.id, offset)),
+        )
+        if facts.settled or row is None or row.owner not in (None, group.id):
+            return facts
+        waiting = self._ordered(track, row) if isinstance(track, Track) else self._shared(track, row)
+        limited = reached_limit(partition.queue, group, self._now)
+        return msgspec.structs.replace(facts, limited=limited, **waiting)
+
+    def _shared(self, track: AnyTrack, row: _Row) -> dict[str, object]:
+        assert isinstance(track, SharedTrack)
+        held = track.held_at(row.offset)
+        retry = (track.draft or SharedDraft(track)).retry_of(row.offset)
+        delay = track.partition.queue.info.options.delayed_processing * SECOND
+        # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
+        came = max(row.deliver_at or 0, row.created_at + delay)
+        is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
+        return {
+            "held": None if held is None else _held(held[1]),
+            "retry": _retrying(retry) if is_retry else None,
+            "window_until": Picker(self._connection, self._now).window_until(track),
+        }
+
+    def _ordered(self, track: Track, row: _Row) -> dict[str, object]:
+        draft = track.draft
+        lease = None if draft is not None and (draft.released or draft.voided) else track.lease
+        own = track.held_at(row.offset)
+        retry = (draft or track).retries.get(row.offset)
+        facts: dict[str, object] = {"retry": _retrying(retry)}
+        if own is not None and own[1] is lease:
+            return facts | {"held": _held(lease)}
+        before, number = _before(track, row.offset)
+        facts["ahead_messages"] = number
+        if lease is not None:
+            return facts | {"ahead": self._leased(track, lease)}
+        head = self._first(track, [*before, (row.offset, row.offset)])
+        facts["window_until"] = self._window(track, head)
+        blocker = self._blocker(track, before)
+        if blocker is not None:
+            facts["ahead"] = self._waiting(track, blocker)
+        elif head is not None and head.offset != row.offset:
+            facts["ahead"] = Ahead(message_id=self._id(track, head.offset), offset=head.offset)
+        return facts
+
+    def _id(self, track: Track, offset: int) -> str:
+        return self._state.codec.with_prefix(track.partition.prefix, offset)
+
+    def _leased(self, track: Track, lease: Lease) -> Ahead | None:
+        """The first message that a lease holds; between two of its commits it may hold none."""
+        first = min(track.live_offsets(lease), default=None)
+        return None if first is None else Ahead(message_id=self._id(track, first), offset=first, held=_held(lease))
+
+    def _first(self, track: Track, ranges: Sequence[tuple[int, int]]) -> _Row | None:
+        for first, last in ranges:
+            for found in rows_of(self._connection, _FIRST, track.partition.id, first, last):
+                return _row(found)
+        return None
+
+    def _window(self, track: Track, head: _Row | None) -> int | None:
+        """See `HandOut._window_due`."""
+        window = track.partition.queue.info.options.window_buffer * SECOND
+        if not window or head is None:
+            return None
+        young = head.created_at + track.partition.queue.info.options.delayed_processing * SECOND
+        retry = (track.draft or track).retries.get(head.offset)
+        since = max(young, head.deliver_at or 0, 0 if retry is None else retry.due)
+        due = min(track.partition.last_created + window, since + 10 * window)
+        return due if due > self._now else None
+
+    def _blocker(self, track: Track, before: Sequence[tuple[int, int]]) -> _Row | None:
+        """The first message of these ranges that may not be delivered yet."""
+        options = track.partition.queue.info.options
+        retries = (track.draft or track).retries
+        waiting = [offset for offset, retry in retries.items() if retry.due > self._now]
+        found = rows_of(
+            self._connection,
+            _BLOCKER,
+            track.partition.id,
+            _encode(before).decode(),
+            self._now,
+            self._now - options.delayed_processing * SECOND if options.delayed_processing else NEVER,
+            _encode(waiting).decode(),
+            options.ttl * SECOND,
+        )
+        return _row(found[0]) if found else None
+
+    def _waiting(self, track: Track, row: _Row) -> Ahead:
+        delay = track.partition.queue.info.options.delayed_processing * SECOND
+        old_enough = row.created_at + delay if delay else 0
+        return Ahead(
+            message_id=self._id(track, row.offset),
+            offset=row.offset,
+            retry=_retrying((track.draft or track).retries.get(row.offset)),
+            deliver_at=max(row.deliver_at or 0, old_enough) or None,
+        )
+
+
+def _unknown() -> HarkError:
+    # Without the id: whoever may not know of a message is answered as if it had another one.
+    return NotFound(
+        "no message with this id has ever existed; check that it is the message id, not the transaction id",
+        code="message_not_found",
+    )
+
+
+def _held(lease: Lease) -> Held:
+    return Held(lease.id, lease.consumer, lease.since or None, lease.expires_at)
+
+
+def _retrying(retry: Retry | None) -> Retrying | None:
+    return None if retry is None else Retrying(retry.attempts, retry.due, retry.error)
+
+
+def _expiry(partition: Partition, row: _Row) -> int | None:
+    """See `HandOut._expiry`."""
+    ttl = partition.queue.info.options.ttl
+    if row.owner is not None or row.extra.x:
+        return row.extra.x or None
+    return row.created_at + ttl * SECOND if ttl else None
+
+
+def _begins_after(group: Group, partition: Partition, row: _Row | None) -> int | None:
+    since = group.subscription.since
+    if row is None or group.subscription.mode == "all" or since is None or partition.id > group.highest_partition:
+        return None
+    return since if row.created_at <= since else None
+
+
+def _before(track: Track, offset: int) -> tuple[list[tuple[int, int]], int]:
+    """The first unsettled offsets before a message in the order of delivery, as ranges; and how many there are."""
+    ranges: list[tuple[int, int]] = []
+    number = 0
+    for first, last in _until(track, offset):
+        if number < _LOOK_AT_MOST:
+            ranges.append((first, min(last, first + _LOOK_AT_MOST - number - 1)))
+        number += last - first + 1
+    return ranges, number
+
+
+def _until(track: Track, offset: int) -> Iterator[tuple[int, int]]:
+    is_front = offset in (track.draft or track).front
+    for first, last in track.open_intervals():
+        if first <= offset <= last:
+            if first < offset:
+                yield first, offset - 1
+            return
+        if not is_front and first > offset and first not in (track.draft or track).front:
+            return
+        yield first, last

@@ -1,0 +1,188 @@
+"""The key-value half of the store: writes inside a transaction, and reads beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import apsw
+import msgspec
+
+from hark.clock import MILLISECOND
+from hark.engine.core.store import rows_of, run, scalar
+from hark.engine.keyvalue import TOLD_ONE_BY_ONE, Misfit, bounds, combine, failed_check, misfit
+from hark.keys import decode_key, encode_key, prefix_bounds
+from hark.model import Key, KeyEntry, KeyMutation, KeyNews, KeyRange, KeyStats, KeyWrite, KeyWritten, TransactionOutcome
+
+_LIVE = "(expires_at is null or expires_at > {now})"
+_SAVE = """
+insert into kv (key, value, version, expires_at, sealed_by) values (?1, ?2, ?3, ?4, ?5)
+on conflict (key) do update set
+    value = excluded.value, version = excluded.version, expires_at = excluded.expires_at, sealed_by = excluded.sealed_by
+"""
+_NEXT_VERSION = """
+insert into meta values ('key_version', 1) on conflict (key) do update set value = value + 1 returning value
+"""
+_ENTRIES = """
+select cast('[' || group_concat('["' || hex(key) || '",' || value || ',' || version || ','
+    || ifnull(expires_at, 'null') || ',' || ifnull(json_quote(sealed_by), 'null') || ']') || ']' as blob)
+from ({rows})
+"""
+"""Entries as one JSON text: many rows in one step."""
+_WANTED = _ENTRIES.format(
+    rows=f"select * from kv where key in (select unhex(value) from json_each(?1)) and {_LIVE.format(now='?2')}"
+)
+_RANGE = _ENTRIES.format(
+    rows=f"select * from kv where key >= ?1 and key < ?2 and {_LIVE.format(now='?3')} order by key limit ?4"
+)
+_REVERSE_RANGE = _RANGE.replace("order by key", "order by key desc")
+_COUNT = f"select count(*) from kv where key >= ?1 and key < ?2 and {_LIVE.format(now='?3')}"
+_OVER = "select key from kv where expires_at <= ?1 order by expires_at limit ?2"
+_STATS = f"select count(*), total(length(key) + length(value)) from kv where {_LIVE.format(now='?1')}"
+
+
+class _Row(msgspec.Struct, array_like=True, gc=False):
+    """An entry as it is read."""
+
+    key: str
+    value: msgspec.Raw
+    version: int
+    expires_at: int | None
+    sealed_by: str | None
+
+    def entry(self) -> KeyEntry:
+        return KeyEntry(decode_key(bytes.fromhex(self.key)), self.value, self.version, self.expires_at, self.sealed_by)
+
+
+_decode_rows = msgspec.json.Decoder(list[_Row]).decode
+
+
+class KeyBook:
+    """The keys of one transaction of the store: what it writes, and which of them to tell of after the commit."""
+
+    def __init__(self, connection: apsw.Connection, now: int) -> None:
+        self._connection = connection
+        self._now = now
+        self._changed: dict[bytes, None] = {}
+        self._any = False
+
+    def news(self) -> KeyNews | None:
+        """Which keys were changed."""
+        if self._any:
+            return KeyNews(None)
+        return KeyNews(tuple(decode_key(key) for key in self._changed)) if self._changed else None
+
+    def write(self, request: KeyWrite) -> KeyWritten | TransactionOutcome:
+        """Do what a request says of keys, whole or not at all; a `TransactionOutcome` says why not."""
+        for index, check in enumerate(request.checks):
+            if self._version(encode_key(check.key)) != check.version:
+                return failed_check(index)
+        version = int(scalar(self._connection, _NEXT_VERSION))
+        run(self._connection, "savepoint keys")
+        changed: dict[bytes, None] = {}
+        deleted = 0
+        for index, mutation in enumerate(request.mutations):
+            try:
+                deleted += self._mutate(mutation, version, changed)
+            except Misfit as error:
+                run(self._connection, "rollback to keys")
+                run(self._connection, "release keys")
+                return misfit(index, mutation, str(error))
+        run(self._connection, "release keys")
+        self._tell(changed)
+        return KeyWritten(True, version, None, deleted)
+
+    def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
+        """Put the payload of a message that can't be delivered under the keys that it names (rule 18)."""
+        sql = "select payload, extra ->> 'k', extra ->> 's', extra ->> 'r' from messages"
+        sql += " where partition = ?1 and offset = ?2 and extra ->> 'k' is not null"
+        for payload, keys, sealed, elsewhere in rows_of(self._connection, sql, partition, offset):
+            if elsewhere is not None:  # The column says null, and that would become the value.
+                raise RuntimeError(f"a message with keysIfUndelivered has its payload elsewhere: {elsewhere}")
+            version = int(scalar(self._connection, _NEXT_VERSION))
+            encoded = [bytes.fromhex(key) for key in msgspec.json.decode(keys, type=list[str])]
+            for key in encoded:
+                run(self._connection, _SAVE, key, payload, version, None, queue if sealed else None)
+            self._tell(encoded)
+
+    def sweep(self, limit: int) -> int:
+        """Remove entries whose time is over; how many."""
+        gone = rows_of(self._connection, f"delete from kv where key in ({_OVER}) returning key", self._now, limit)
+        self._tell(key for (key,) in gone)
+        return len(gone)
+
+    def _tell(self, keys: Iterable[bytes]) -> None:
+        self._changed |= dict.fromkeys(keys)
+
+    def _version(self, key: bytes) -> int | None:
+        sql = f"select version from kv where key = ?1 and {_LIVE.format(now='?2')}"
+        version: int | None = scalar(self._connection, sql, key, self._now)
+        return version
+
+    def _mutate(self, mutation: KeyMutation, version: int, changed: dict[bytes, None]) -> int:
+        """Apply one mutation; how many entries it removed."""
+        key = encode_key(mutation.key)
+        changed[key] = None
+        if mutation.kind == "delete":
+            return self._delete(key)
+        if mutation.kind == "delete_tree":
+            return self._delete_tree(key, prefix_bounds(mutation.key)[1], changed)
+        value, expires_at = mutation.value, None
+        if mutation.kind == "set":
+            if mutation.ttl_ms is not None:
+                expires_at = self._now + mutation.ttl_ms * MILLISECOND
+        else:
+            sql = f"select value from kv where key = ?1 and {_LIVE.format(now='?2')}"
+            value = combine(mutation.kind, scalar(self._connection, sql, key, self._now), value)
+        run(self._connection, _SAVE, key, value, version, expires_at, None)
+        return 0
+
+    def _delete(self, key: bytes) -> int:
+        gone = rows_of(self._connection, "delete from kv where key = ?1 returning expires_at", key)
+        return sum(expires_at is None or expires_at > self._now for (expires_at,) in gone)
+
+    def _delete_tree(self, low: bytes, high: bytes, changed: dict[bytes, None]) -> int:
+        few = "select key from kv where key >= ?1 and key < ?2 limit ?3"
+        keys = rows_of(self._connection, few, low, high, TOLD_ONE_BY_ONE + 1)
+        if len(keys) > TOLD_ONE_BY_ONE:
+            self._any = True
+        else:
+            changed |= {key: None for (key,) in keys}
+        number = int(scalar(self._connection, _COUNT, low, high, self._now))
+        run(self._connection, "delete from kv where key >= ?1 and key < ?2", low, high)
+        return number
+
+
+def read_keys(connection: apsw.Connection, now: int, keys: Sequence[Key]) -> list[KeyEntry | None]:
+    """The entries of keys, by position."""
+    wanted = [encode_key(key).hex().upper() for key in keys]
+    found = {row.key: row.entry() for row in _rows(connection, _WANTED, msgspec.json.encode(wanted).decode(), now)}
+    return [found.get(key) for key in wanted]
+
+
+def list_keys(connection: apsw.Connection, now: int, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+    """The entries of ranges."""
+    return [
+        [
+            row.entry()
+            for row in _rows(
+                connection, _REVERSE_RANGE if one.reverse else _RANGE, *bounds(one), now, max(0, one.limit)
+            )
+        ]
+        for one in ranges
+    ]
+
+
+def _rows(connection: apsw.Connection, sql: str, *parameters: int | str | bytes) -> list[_Row]:
+    text = scalar(connection, sql, *parameters)
+    return [] if text is None else _decode_rows(text)
+
+
+def count_keys(connection: apsw.Connection, now: int, prefix: Key) -> int:
+    """How many entries are below a prefix."""
+    return int(scalar(connection, _COUNT, *prefix_bounds(prefix), now))
+
+
+def key_stats(connection: apsw.Connection, now: int) -> KeyStats:
+    """How much there is; looks at every entry."""
+    [(entries, size)] = rows_of(connection, _STATS, now)
+    return KeyStats(int(entries), int(size))

@@ -1,0 +1,365 @@
+"""Loads committed rows into the state when they are first touched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from hark.engine.core import shared_rows
+from hark.engine.core.ordered import Track
+from hark.engine.core.position import AnyTrack, Retry
+from hark.engine.core.state import Group, Label, Partition, PartitionRow, Queue, State
+from hark.engine.core.store import rows_of, scalar
+from hark.model import Limits, QueueInfo, QueueOptions, Subscription
+
+_QUEUES = """
+select json_group_array(json_array(id, uid, name, namespace, task, json(options), paused, created_at)) from queues
+"""
+
+_PARTITION = """
+json_array(partition.id, partition.name, partition.created_at, partition.floor,
+    max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0)),
+    ifnull((select created_at from messages where messages.partition = partition.id order by offset desc limit 1), 0),
+    partition.queue)
+"""
+
+_PARTITIONS_BY_NAME = f"""
+select json_group_array({_PARTITION})
+from json_each(?1) as wanted
+join partitions as partition on partition.queue = wanted.value ->> 0 and partition.name = wanted.value ->> 1
+"""
+
+_PARTITIONS_BY_ID = f"""
+select json_group_array({_PARTITION})
+from json_each(?1) as wanted
+join partitions as partition on partition.id = wanted.value
+where partition.queue != 0
+"""
+
+_GROUPS = """
+select id, queue, name, mode, subscription, since, highest_partition, paused, created_at, last_seen, limits
+from groups where queue = ?1
+"""
+
+_TRACKS = """
+select json_group_array(json_array(
+    wanted.value,
+    json((select json_array(cursor, probe, settled_at) from tracks where grp = ?1 and partition = wanted.value)),
+    json((select json_group_array(json_array(first, last)) from
+        (select first, last from ranges where grp = ?1 and partition = wanted.value order by first))),
+    json((select json_group_array(json_array(offset, attempts, due, error)) from retries
+        where grp = ?1 and partition = wanted.value)),
+    json((select json_group_array(json_array(offset, probe)) from
+        (select offset, probe from fronts where grp = ?1 and partition = wanted.value order by offset))),
+    json((select json_group_array(json_array(first, last)) from
+        (select first, last from holes where partition = wanted.value and owner != ?1 order by first)))))
+from json_each(?2) as wanted
+"""
+
+# Partitions with something unsettled. Where the group has no track yet and does not want old messages, only those
+# that got a message after its start, or that are younger than the group.
+_DISCOVER = """
+select json_group_array(json_array(id, 0, 0)) from (
+    select partition.id
+    from partitions as partition
+    left join tracks as track on track.grp = ?1 and track.partition = partition.id
+    where partition.queue = ?2
+      and max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))
+          > max(partition.floor, ifnull(track.cursor, 0))
+      and (track.cursor is not null or ?3 is null or partition.id > ?4
+           or ifnull((select created_at from messages where messages.partition = partition.id
+                      order by offset desc limit 1), 0) > ?3)
+    union
+    select fronts.partition from fronts where fronts.grp = ?1
+)
+"""
+
+
+class _QueueRow(msgspec.Struct, array_like=True):
+    id: int
+    uid: str
+    name: str
+    namespace: str
+    task: str
+    options: QueueOptions
+    paused: int
+    created_at: int
+
+
+class _PartitionRow(msgspec.Struct, array_like=True):
+    id: int
+    name: str
+    created_at: int
+    floor: int
+    tail: int
+    last_created: int
+    queue: int
+
+    def core(self) -> PartitionRow:
+        return self.id, self.name, self.created_at, self.floor, self.tail, self.last_created
+
+
+class _TrackRow(msgspec.Struct, array_like=True):
+    partition: int
+    track: tuple[int, int, int | None] | None
+    ranges: list[tuple[int, int]]
+    retries: list[tuple[int, int, int, str | None]]
+    front: list[tuple[int, int]]
+    holes: list[tuple[int, int]]
+
+
+_decode_queues = msgspec.json.Decoder(list[_QueueRow]).decode
+_decode_partitions = msgspec.json.Decoder(list[_PartitionRow]).decode
+_decode_tracks = msgspec.json.Decoder(list[_TrackRow]).decode
+_decode_ready = msgspec.json.Decoder(list[tuple[int, int, bool]], strict=False).decode
+_decode_limits = msgspec.json.Decoder(Limits).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Loader:
+    """Reads with one connection; the caller says which, as a running transaction must see its own rows."""
+
+    def __init__(self, connection: apsw.Connection, state: State) -> None:
+        self._connection = connection
+        self._state = state
+
+    def queues(self) -> None:
+        """All queues: pops by namespace and task have to know every one."""
+        text = scalar(self._connection, _QUEUES)
+        for row in _decode_queues(text):
+            info = QueueInfo(
+                id=row.uid,
+                name=row.name,
+                namespace=row.namespace,
+                task=row.task,
+                options=row.options,
+                created_at=row.created_at,
+                paused=bool(row.paused),
+            )
+            queue = self._state.queues[row.name] = Queue(row.id, info)
+            queue.created_floor = self.created_floor(row.name)
+        self.numbers()
+
+    def numbers(self) -> None:
+        """What is noted of the store as a whole."""
+        self._state.largest_payload = self._number("largest_payload")
+        self._state.latest_due = self._number("latest_due")
+        self._state.ahead = self._number("ahead")
+
+    def _number(self, key: str) -> int:
+        return int(scalar(self._connection, "select value from meta where key = ?1", key) or 0)
+
+    def created_floor(self, queue: str) -> int:
+        """Messages must be created after the start of every group that wanted only new ones."""
+        since = scalar(
+            self._connection, "select max(since) from groups where queue = ?1 and subscription = 'new'", queue
+        )
+        return 0 if since is None else int(since) + 1
+
+    def partitions(self, wanted: Iterable[tuple[Queue, str]]) -> None:
+        """Those of the named partitions that exist."""
+        text = scalar(self._connection, _PARTITIONS_BY_NAME, _encode([(q.id, name) for q, name in wanted]).decode())
+        self._adopt(text)
+
+    def partition(self, partition_id: int) -> Partition | None:
+        """A partition by its number."""
+        partition = self._state.partitions.get(partition_id)
+        if partition is None:
+            self._adopt(scalar(self._connection, _PARTITIONS_BY_ID, f"[{partition_id}]"))
+            partition = self._state.partitions.get(partition_id)
+        return partition
+
+    def partitions_by_id(self, ids: Sequence[int]) -> None:
+        """Those of these partitions that exist."""
+        missing = [partition_id for partition_id in ids if partition_id not in self._state.partitions]
+        if missing:
+            self._adopt(scalar(self._connection, _PARTITIONS_BY_ID, _encode(missing).decode()))
+
+    def renew_partitions(self, ids: Collection[int]) -> None:
+        """Read partitions again whose rows were changed by others; those that are gone are forgotten."""
+        if not ids:
+            return
+        state = self._state
+        rows = {
+            row.id: row
+            for row in _decode_partitions(scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode()))
+        }
+        for partition_id in ids:
+            known, row = state.partitions.get(partition_id), rows.get(partition_id)
+            if known is not None and row is None:
+                del state.partitions[partition_id], state.partitions_by_uid[known.uid]
+                known.queue.partitions.pop(known.name, None)
+            elif known is not None and row is not None:
+                known.floor, known.tail, known.last_created = row.floor, row.tail, row.last_created
+                known.next_tail, known.coming = row.tail, None
+        self.partitions_by_id(list(rows))
+
+    def _adopt(self, text: str) -> None:
+        state = self._state
+        by_id = None
+        for row in _decode_partitions(text):
+            if row.id in state.partitions:
+                continue
+            by_id = by_id or {queue.id: queue for queue in state.queues.values()}
+            queue = by_id.get(row.queue)
+            if queue is not None:
+                adopt_partition(state, Partition(row.core(), queue, state.codec))
+
+    def groups(self, queue_name: str) -> None:
+        """All groups of a queue, whether it exists or not."""
+        state = self._state
+        for row in rows_of(self._connection, _GROUPS, queue_name):
+            if (queue_name, row[2]) not in state.groups:
+                adopt_group(state, make_group(row))
+
+    def label(self, label: Label) -> bool:
+        """Where a group started that pops by namespace or task; False when it never did."""
+        rows = rows_of(
+            self._connection,
+            "select subscription, since, highest_partition from labels"
+            " where grp = ?1 and namespace is ?2 and task is ?3",
+            *label,
+        )
+        for subscription, since, highest in rows:
+            self._state.labels[label] = Subscription(subscription, since), highest
+        return bool(rows)
+
+    def discover(self, group: Group, queue: Queue, now: int) -> bool:
+        """Find what is ready for a group; once per group and start. False: that was done before."""
+        if group.discovered:
+            return False
+        group.discovered = True
+        since = None if group.subscription.mode == "all" else group.subscription.since
+        start = (group.id, queue.id, since, group.highest_partition)
+        if group.mode == "shared":
+            text = scalar(self._connection, shared_rows.DISCOVER, *start, now)
+        else:
+            text = scalar(self._connection, _DISCOVER, *start)
+        found = _decode_ready(text)
+        # Where a group begins later than the partition, what is before that must not count.
+        self.tracks(
+            group,
+            [
+                partition_id
+                for partition_id, _, changes in found
+                if changes
+                or (since is not None and group.mode == "shared")
+                or (group.id, partition_id) in self._state.turns
+            ],
+        )
+        for partition_id, priority, _ in found:
+            if partition_id not in group.tracks:
+                group.make_ready(partition_id, priority)
+            elif partition_id not in group.waking:
+                group.refresh(group.tracks[partition_id], now)
+        return True
+
+    def tracks(self, group: Group, ids: Sequence[int]) -> None:
+        """A group's places in partitions; where it has none yet, its start is resolved (rule 20)."""
+        missing = [partition_id for partition_id in ids if partition_id not in group.tracks]
+        if not missing:
+            return
+        self.partitions_by_id(missing)
+        if group.mode == "shared":
+            self._shared_tracks(group, missing)
+            return
+        text = scalar(self._connection, _TRACKS, group.id, _encode(missing).decode())
+        for row in _decode_tracks(text):
+            partition = self._own_partition(group, row.partition)
+            if partition is None:
+                continue
+            track = Track(group, partition)
+            track.served = self._state.turns.get((group.id, row.partition), 0)
+            if row.track is None:
+                track.begin(self._start(group, partition), row.holes)
+            else:
+                track.cursor, track.probe, track.settled_at = row.track
+                track.ranges = row.ranges
+            track.rise_to(partition.floor)
+            track.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
+            track.front.update((offset, bool(probe)) for offset, probe in row.front if offset > partition.floor)
+            group.tracks[row.partition] = track
+
+    def _shared_tracks(self, group: Group, ids: Sequence[int]) -> None:
+        for row in shared_rows.load(self._connection, group, [(partition_id, 0) for partition_id in ids]):
+            partition = self._own_partition(group, row.partition)
+            if partition is None:
+                continue
+            base = self._start(group, partition) if row.track is None else 0
+            if base > partition.floor:
+                [row] = shared_rows.load(self._connection, group, [(partition.id, base)])
+            track = group.tracks[row.partition] = shared_rows.make_track(group, partition, row, base)
+            track.served = self._state.turns.get((group.id, row.partition), 0)
+
+    def _own_partition(self, group: Group, partition_id: int) -> Partition | None:
+        partition = self._state.partitions.get(partition_id)
+        return None if partition is None or partition.queue.name != group.queue_name else partition
+
+    def track(self, group: Group, partition_id: int) -> AnyTrack | None:
+        """A group's place in one partition."""
+        track = group.tracks.get(partition_id)
+        if track is None:
+            self.tracks(group, [partition_id])
+            track = group.tracks.get(partition_id)
+        return track
+
+    def _start(self, group: Group, partition: Partition) -> int:
+        since = group.subscription.since
+        if group.subscription.mode == "all" or since is None:
+            return partition.floor
+        if partition.id > group.highest_partition:
+            return partition.floor
+        return self.last_offset_at(partition, since)
+
+    def holes(self, group: Group, partition: Partition) -> list[tuple[int, int]]:
+        """Ranges of offsets of a partition that have no message for a group."""
+        sql = "select first, last from holes where partition = ?1 and owner != ?2 order by first"
+        return rows_of(self._connection, sql, partition.id, group.id)
+
+    def last_offset_at(self, partition: Partition, time: int) -> int:
+        """The last offset created at or before a time: times never decrease, so halving finds it."""
+        low, high = partition.floor, partition.tail
+        while low < high:
+            middle = (low + high + 1) // 2
+            created = scalar(
+                self._connection,
+                "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1",
+                partition.id,
+                middle,
+            )
+            if created is not None and created <= time:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def adopt_partition(state: State, partition: Partition) -> None:
+    """Make a partition known under its number and its name."""
+    state.partitions[partition.id] = state.partitions_by_uid[partition.uid] = partition
+    partition.queue.partitions[partition.name] = partition
+
+
+def adopt_group(state: State, group: Group) -> None:
+    """Make a group known under its queue and its name."""
+    state.groups[group.queue_name, group.name] = group
+    queue = state.queues.get(group.queue_name)
+    if queue is not None:
+        queue.groups[group.name] = group
+
+
+def make_group(row: Sequence[Any]) -> Group:
+    """A group from its row."""
+    group = Group(row[0], row[1], row[2])
+    group.mode, group.subscription = row[3], Subscription(row[4], row[5])
+    group.highest_partition, group.paused, group.created_at, group.last_seen = (
+        row[6],
+        bool(row[7]),
+        row[8],
+        row[9],
+    )
+    group.bounds.set(_decode_limits(row[10]))
+    return group

@@ -1,0 +1,341 @@
+"""The verbs that change queues and single messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hark.engine.core.ordered import Draft
+from hark.engine.core.position import AnyTrack
+from hark.engine.core.push import encode_options, find_message, find_partitions, insert_queue, stored_at
+from hark.engine.core.rows import SHARED_OPEN_HERE
+from hark.engine.core.shared import Entry, SharedDraft
+from hark.engine.core.state import Group, Partition, Queue
+from hark.engine.core.store import rows_of, run, scalar
+from hark.engine.core.transaction import WriteTransaction, dig
+from hark.errors import HarkError, NotFound
+from hark.ids import Place
+from hark.model import DEFAULT_PARTITION, CancelOutcome, NewTrace, QueueInfo, QueueSpec
+
+# Requeued for the group itself: in no lane, and no longer in front.
+_OWN = """
+select message.offset, message.priority, message.created_at from holes
+join messages as message on message.partition = holes.partition and message.offset = holes.first
+where holes.partition = ?1 and holes.owner = ?2 and holes.first > ?3
+"""
+
+
+def move(transaction: WriteTransaction, track: AnyTrack, cursor: int) -> None:
+    """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
+    draft, partition = transaction.draft(track), track.partition
+    start = max(cursor, partition.floor)
+    transaction.forget_completed(track)
+    if isinstance(draft, SharedDraft):
+        own = rows_of(transaction.connection, _OWN, partition.id, track.group.id, start)
+        now = transaction.now
+        draft.restart(start, [Entry(offset, level, created, min(created, now)) for offset, level, created in own])
+    elif isinstance(draft, Draft):
+        draft.wiped = True
+        draft.cursor, draft.ranges, draft.probe = start, [], 0
+        draft.retries.clear()
+        draft.front.clear()
+        for first, last in transaction.loader.holes(track.group, partition):
+            draft.settle(first, last)
+    transaction.void_leases(track)
+
+
+def settle_all(transaction: WriteTransaction, track: AnyTrack) -> int:
+    """Settle whatever a group has open in a partition; how many messages."""
+    draft, partition = transaction.draft(track), track.partition
+    settled = 0
+    if isinstance(draft, SharedDraft):
+        if not draft.voided:
+            stored = scalar(transaction.connection, SHARED_OPEN_HERE, track.group.id, partition.id)
+            settled = int(stored) + partition.next_tail - partition.tail - draft.settled
+        draft.restart(partition.next_tail, ())
+    elif isinstance(draft, Draft):
+        settled = draft.open_messages()
+        draft.front.clear()
+        draft.retries.clear()
+        draft.settle(draft.cursor + 1, partition.next_tail)
+    transaction.void_leases(track)
+    return settled
+
+
+_COUNT = "select count(*) from messages where partition = ?1 and offset > ?2"
+
+
+def configure(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> list[QueueInfo]:
+    """Make queues, or replace all options of those that exist."""
+    return [_configure(transaction, spec) for spec in specs]
+
+
+def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
+    queue = transaction.state.queues.get(spec.name)
+    if queue is None:
+        queue = insert_queue(transaction, spec)
+    info = msgspec.structs.replace(queue.info, namespace=spec.namespace, task=spec.task, options=spec.options)
+    run(
+        transaction.connection,
+        "update queues set namespace = ?1, task = ?2, options = ?3 where id = ?4",
+        info.namespace,
+        info.task,
+        encode_options(info.options).decode(),
+        queue.id,
+    )
+    changed = queue
+    transaction.on_commit(lambda: reconfigure(changed, info, transaction.now))
+    transaction.settled_many(queue)
+    transaction.hints.add(spec.name, None, None)
+    places = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
+    return msgspec.structs.replace(info, partition_id=places[spec.name, DEFAULT_PARTITION].uid)
+
+
+def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> None:
+    """Make those of these queues that do not exist."""
+    for spec in specs:
+        if spec.name not in transaction.state.queues:
+            insert_queue(transaction, spec)
+
+
+def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
+    """Take over options, and look again at what waited because of the old ones."""
+    queue.set_info(info)
+    queue.open = None
+    for group in queue.groups.values():
+        look_again(group, now)
+
+
+def look_again(group: Group, now: int) -> None:
+    """What a group waits for may have changed: nothing that waits is to be trusted."""
+    for partition_id in list(group.waking):
+        group.reconsider(partition_id, now)
+
+
+def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
+    """Remove queues and their groups; the messages are removed later, step by step, by collect."""
+    return [_delete(transaction, name) for name in names]
+
+
+def _delete(transaction: WriteTransaction, name: str) -> bool:
+    state, connection = transaction.state, transaction.connection
+    transaction.loader.groups(name)
+    groups = [group for (queue_name, _), group in state.groups.items() if queue_name == name]
+    queue = state.queues.get(name)
+    if queue is not None:
+        run(connection, "delete from queues where id = ?1", queue.id)
+        run(connection, "delete from dead_letters where queue = ?1", name)
+        # Names must stay unique among what is waiting to be removed.
+        run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
+        transaction.want_sweep()
+    run(connection, "delete from groups where queue = ?1", name)
+    transaction.state.deleting.add(name)
+    transaction.discard_dead_letters(name)
+    for group in groups:
+        transaction.discard(group)
+    # At once, so that what follows in this transaction finds nothing; a rollback forgets everything anyway.
+    _forget(transaction, queue, groups)
+    return queue is not None
+
+
+def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence[Group]) -> None:
+    state = transaction.state
+    for group in groups:
+        state.groups.pop((group.queue_name, group.name), None)
+        drop_leases(transaction, group)
+    if queue is not None:
+        state.queues.pop(queue.name, None)
+        for partition in queue.partitions.values():
+            state.partitions.pop(partition.id, None)
+            state.partitions_by_uid.pop(partition.uid, None)
+
+
+def drop_leases(transaction: WriteTransaction, group: Group) -> None:
+    """Forget what is leased of a group that is gone."""
+    state = transaction.state
+    for lease in list(state.leases.values()):
+        for track in [track for track in lease.parts if track.group is group]:
+            transaction.end_part(lease, track)
+
+
+def pause(transaction: WriteTransaction, queue_name: str, group_name: str | None, paused: bool) -> bool:
+    """Stop or resume deliveries."""
+    queue = transaction.state.queues.get(queue_name)
+    if group_name is None:
+        if queue is None:
+            return False
+        run(transaction.connection, "update queues set paused = ?1 where id = ?2", paused, queue.id)
+        info = msgspec.structs.replace(queue.info, paused=paused)
+        transaction.on_commit(lambda: queue.set_info(info))
+    else:
+        transaction.loader.groups(queue_name)
+        group = transaction.state.groups.get((queue_name, group_name))
+        if group is None:
+            return False
+        run(transaction.connection, "update groups set paused = ?1 where id = ?2", paused, group.id)
+        found = group
+        transaction.on_commit(lambda: setattr(found, "paused", paused))
+    if not paused:
+        transaction.hints.add(queue_name, group_name, None)
+    return True
+
+
+def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None) -> int:
+    """Remove all messages of a queue, or settle all that a group has open."""
+    queue = transaction.state.queues.get(queue_name)
+    if queue is None:
+        return 0
+    transaction.loader.groups(queue_name)
+    ids = [row[0] for row in rows_of(transaction.connection, "select id from partitions where queue = ?1", queue.id)]
+    transaction.loader.partitions_by_id(ids)
+    transaction.settled_many(queue)
+    if group_name is not None:
+        group = transaction.state.groups.get((queue_name, group_name))
+        return 0 if group is None else _settle_all(transaction, group, ids)
+    transaction.want_sweep()
+    for group in queue.groups.values():
+        _settle_all(transaction, group, list(group.tracks))
+    inside = "partition in (select id from partitions where queue = ?1)"
+    for table in ("ranges", "retries", "fronts", "exceptions", "holes"):
+        run(transaction.connection, f"delete from {table} where {inside}", queue.id)
+    removed = 0
+    for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
+        removed += (
+            partition.next_tail
+            - partition.tail
+            + int(scalar(transaction.connection, _COUNT, partition.id, partition.floor))
+        )
+        partition.floor = partition.next_tail
+        run(
+            transaction.connection,
+            "update partitions set floor = ?1, tail = ?1 where id = ?2",
+            partition.floor,
+            partition.id,
+        )
+    return removed
+
+
+def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int]) -> int:
+    transaction.loader.tracks(group, ids)
+    return sum(settle_all(transaction, group.tracks[partition_id]) for partition_id in ids)
+
+
+def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
+    """Remove messages; consumers step over them."""
+    answers = []
+    for message_id in message_ids:
+        place = transaction.state.codec.decode(message_id)
+        answers.append(place is not None and _delete_message(transaction, place))
+    return answers
+
+
+def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[CancelOutcome]:
+    """Remove messages that nobody has been given yet."""
+    answers: list[CancelOutcome] = []
+    for message_id in message_ids:
+        place = transaction.state.codec.decode(message_id)
+        answers.append("not_found" if place is None else _cancel(transaction, place))
+    return answers
+
+
+def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
+    partition = transaction.loader.partition(place.partition)
+    message = None if partition is None else stored_at(transaction, *place)
+    if partition is None or message is None or message.offset <= partition.floor:
+        return "not_found"
+    transaction.loader.groups(partition.queue.name)
+    for group in partition.queue.groups.values():
+        track = transaction.loader.track(group, partition.id)
+        if track is None or message.owner not in (None, group.id):
+            continue
+        if track.is_settled(message):
+            return "settled"
+        if track.held_at(place.offset) is not None or track.attempts_of(place.offset):
+            return "leased"
+    return "cancelled" if _delete_message(transaction, place) else "not_found"
+
+
+def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
+    partition = transaction.loader.partition(place.partition)
+    if partition is None or not partition.floor < place.offset <= partition.tail:
+        return False
+    connection = transaction.connection
+    transaction.save_dead_letters()
+    run(connection, "delete from messages where partition = ?1 and offset = ?2", *place)
+    if not connection.changes():
+        return False
+    run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
+    delete_traces(transaction, place)
+    leave_hole(transaction, partition, place.offset)
+    queue = partition.queue
+    transaction.on_commit(lambda: setattr(queue, "open", None))
+    return True
+
+
+def leave_hole(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
+    """There is no message at an offset (any more): every group is done with it, also those to come."""
+    if but_for is None:
+        dig(transaction.connection, partition.id, offset, offset)
+    else:
+        sql = "insert into holes (partition, first, last, owner) values (?1, ?2, ?2, ?3)"
+        run(transaction.connection, sql, partition.id, offset, but_for.id)
+    transaction.note_removal(partition)
+    transaction.loader.groups(partition.queue.name)
+    for group in list(partition.queue.groups.values()):
+        track = None if group is but_for else transaction.loader.track(group, partition.id)
+        if track is None:
+            continue
+        # Where a group starts can't be found by the message's time any more: keep it.
+        draft = transaction.draft(track)
+        if isinstance(draft, SharedDraft):
+            draft.removes = True
+        if track.keeps(offset):
+            settle_removed(transaction, track, offset)
+
+
+def settle_removed(transaction: WriteTransaction, track: AnyTrack, offset: int) -> None:
+    """A group is done with a message that is gone, and so is who holds it."""
+    held = track.held_at(offset)
+    transaction.settle(track, offset)
+    if held is not None:
+        transaction.state.note_removed(track, [held])
+        transaction.draft(track).forget(held)
+        transaction.let_go(track, held[1])
+
+
+def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None:
+    """Events go with their message."""
+    connection = transaction.connection
+    run(
+        connection,
+        "delete from trace_names where trace in (select id from traces where partition = ?1 and offset = ?2)",
+        *place,
+    )
+    run(connection, "delete from traces where partition = ?1 and offset = ?2", *place)
+
+
+def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> list[str | HarkError]:
+    """Record events about messages; their ids."""
+    answers: list[str | HarkError] = []
+    for item in traces:
+        partition = transaction.state.codec.decode(item.partition_id)
+        place = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
+        if place is None:
+            answers.append(NotFound("Message not found", code="message_not_found"))
+            continue
+        uid = transaction.ids.new()
+        transaction.connection.execute(
+            "insert into traces (uid, partition, offset, grp, event, data, created_at) values (?, ?, ?, ?, ?, ?, ?)",
+            (uid, place.partition, place.offset, item.group, item.event, item.data, transaction.now),
+        )
+        trace_id = transaction.connection.last_insert_rowid()
+        for name in dict.fromkeys(item.names):
+            run(
+                transaction.connection,
+                "insert into trace_names (name, trace) values (?1, ?2)",
+                name,
+                trace_id,
+            )
+        answers.append(uid)
+    return answers

@@ -1,0 +1,259 @@
+"""The tables of the SQLite store, and how older ones become the current ones.
+
+`messages` is in append order, with an index on (partition, offset): clustering it on the place of a message would
+cost twice as much per push. Whatever few messages have (trace ids, times to live ...) shares one column, `extra`,
+but for what decides about their turn: that has indexes of its own, which plain messages are not in. The payload is the
+last column, so that nobody has to step over it. A push writes nothing but its messages: a partition's tail is the
+highest offset in the index, and `partitions.tail` remembers it only where messages were removed. What is at or below
+`partitions.floor` is gone, even while its rows are still there for `collect` to remove."""
+
+from __future__ import annotations
+
+import apsw
+
+APPLICATION_ID = 0x4861726B  # "Hark"
+
+MESSAGES = """
+create table messages (
+    seq integer primary key,
+    partition integer not null,
+    offset integer not null check (offset > 0),
+    created_at integer not null,
+    priority integer not null default 0,
+    deliver_at integer,
+    owner integer,
+    transaction_id text,
+    extra text,
+    payload blob not null
+);
+create unique index messages_place on messages (partition, offset);
+create unique index messages_transaction on messages (partition, transaction_id) where transaction_id is not null;
+-- The lanes of shared groups but the first. owner: a requeued dead letter, for one group only; it is in no lane.
+create index messages_priority on messages (partition, priority, offset)
+    where priority > 0 and deliver_at is null and owner is null;
+create index messages_delayed on messages (partition, priority, deliver_at, offset) where deliver_at is not null;
+"""
+
+_VERSION_1 = (
+    """
+create table meta (key text primary key, value) without rowid;
+
+create table queues (
+    id integer primary key autoincrement,
+    uid text not null unique,
+    name text not null unique,
+    namespace text not null,
+    task text not null,
+    options text not null check (json_valid(options)),
+    paused integer not null default 0 check (paused in (0, 1)),
+    created_at integer not null,
+    expired integer not null default 0,
+    discarded integer not null default 0
+);
+
+-- queue 0: the queue was deleted, and collect has yet to remove the partition.
+create table partitions (
+    id integer primary key autoincrement,
+    queue integer not null,
+    name text not null,
+    created_at integer not null,
+    floor integer not null default 0 check (floor >= 0),
+    tail integer not null default 0 check (tail >= floor),
+    unique (queue, name)
+);
+"""
+    + MESSAGES
+    + """
+-- By the queue's name, not its id: a group may meet a queue that does not exist yet.
+create table groups (
+    id integer primary key autoincrement,
+    queue text not null,
+    name text not null,
+    mode text not null check (mode in ('ordered', 'shared')),
+    subscription text not null check (subscription in ('all', 'new', 'timestamp')),
+    since integer,
+    highest_partition integer not null,
+    paused integer not null default 0 check (paused in (0, 1)),
+    created_at integer not null,
+    last_seen integer not null,
+    limits text not null default '{}' check (json_valid(limits)),
+    unique (queue, name)
+);
+
+-- Groups that pop by namespace or task: they start when they first do, also in queues that come later.
+-- id: SQLite's sessions, which the S3 engine takes changes from, see only tables with a primary key.
+create table labels (
+    id integer primary key,
+    grp text not null,
+    namespace text,
+    task text,
+    subscription text not null check (subscription in ('all', 'new', 'timestamp')),
+    since integer,
+    highest_partition integer not null
+);
+create unique index labels_key on labels (grp, ifnull(namespace, ''), ifnull(task, ''));
+
+-- A group's place in a partition. probe: up to that offset messages are handed out one at a time. In a shared group
+-- the cursor is where it began: what it has passed since is in lanes, what of that is not settled in exceptions.
+create table tracks (
+    grp integer not null,
+    partition integer not null,
+    cursor integer not null check (cursor >= 0),
+    probe integer not null default 0,
+    settled_at integer,
+    primary key (grp, partition)
+) without rowid;
+create index tracks_partition on tracks (partition);
+
+-- Settled beyond the cursor; disjoint and not adjacent.
+create table ranges (
+    grp integer not null,
+    partition integer not null,
+    first integer not null,
+    last integer not null check (last >= first),
+    primary key (grp, partition, first)
+) without rowid;
+
+-- Messages that used attempts, or wait for their next one.
+create table retries (
+    grp integer not null,
+    partition integer not null,
+    offset integer not null,
+    attempts integer not null check (attempts >= 0),
+    due integer not null,
+    error text,
+    primary key (grp, partition, offset)
+) without rowid;
+
+-- Up to where a shared group has passed the messages of a priority: the plain ones by offset, those that were pushed
+-- with a delay by the time of delivery and offset.
+create table lanes (
+    grp integer not null,
+    partition integer not null,
+    priority integer not null,
+    cursor integer not null,
+    due integer not null,
+    due_offset integer not null,
+    primary key (grp, partition, priority)
+) without rowid;
+
+-- Messages that a shared group has passed and not settled: in flight, or waiting for a retry. front: requeued.
+create table exceptions (
+    grp integer not null,
+    partition integer not null,
+    offset integer not null,
+    available_at integer not null,
+    attempts integer not null check (attempts >= 0),
+    error text,
+    front integer not null default 0,
+    primary key (grp, partition, offset)
+) without rowid;
+
+-- Requeued dead letters, to be delivered before anything else of the partition. probe: while it is there, messages are
+-- handed out one at a time.
+create table fronts (
+    grp integer not null,
+    partition integer not null,
+    offset integer not null,
+    probe integer not null default 0 check (probe in (0, 1)),
+    primary key (grp, partition, offset)
+) without rowid;
+
+-- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
+-- Disjoint; those without an owner are not adjacent.
+create table holes (
+    partition integer not null,
+    first integer not null,
+    last integer not null check (last >= first),
+    owner integer not null default 0,
+    primary key (partition, first)
+) without rowid;
+
+create table dead_letters (
+    id integer primary key autoincrement,
+    uid text not null unique,
+    queue text not null,
+    partition integer not null,
+    partition_name text not null,
+    grp text not null,
+    offset integer not null,
+    transaction_id text,
+    created_at integer not null,
+    priority integer not null,
+    payload blob not null,
+    extra text,
+    attempts integer not null,
+    error text not null,
+    failed_at integer not null
+);
+create unique index dead_letters_place on dead_letters (partition, offset, grp);
+create index dead_letters_queue on dead_letters (queue, failed_at);
+
+-- The key-value half; keys are encoded so that their bytes sort as the keys do.
+create table kv (
+    key blob primary key,
+    value blob not null,
+    version integer not null,
+    expires_at integer,
+    sealed_by text
+) without rowid;
+create index kv_expiry on kv (expires_at) where expires_at is not null;
+
+create table traces (
+    id integer primary key autoincrement,
+    uid text not null unique,
+    partition integer not null,
+    offset integer not null,
+    grp text not null,
+    event text not null,
+    data blob not null,
+    created_at integer not null
+);
+create index traces_place on traces (partition, offset);
+create table trace_names (name text not null, trace integer not null, primary key (name, trace)) without rowid;
+create index trace_names_trace on trace_names (trace);
+"""
+)
+
+_VERSION_2 = """
+-- Under which lease a transaction completed a message, for as long as its consumer may repeat it (rule 12).
+create table completions (
+    grp integer not null,
+    partition integer not null,
+    offset integer not null,
+    lease text not null,
+    at integer not null,
+    primary key (grp, partition, offset)
+) without rowid;
+create index completions_at on completions (at);
+"""
+
+_VERSION_3 = """
+-- Messages with a time to live of their own, for retention.
+create index messages_expiry on messages (extra ->> 'x') where extra ->> 'x' is not null;
+"""
+
+# Step n turns version n into version n + 1. Only ever append.
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
+CURRENT_VERSION = len(MIGRATIONS)
+
+
+def version_of(connection: apsw.Connection) -> int:
+    """The schema version of a database; 0 when it is new."""
+    return int(connection.pragma("user_version"))
+
+
+def distrust(connection: apsw.Connection) -> None:
+    """Open a database that others may have made: nothing in its schema runs what is not harmless, or changes itself."""
+    connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+
+
+def migrate(connection: apsw.Connection, steps: tuple[str, ...] = MIGRATIONS) -> None:
+    """Bring a database to the current version, each step in a transaction of its own."""
+    for version in range(version_of(connection), len(steps)):
+        with connection:
+            for _ in connection.execute(steps[version]):
+                pass
+            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("user_version", version + 1)

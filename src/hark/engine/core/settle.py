@@ -1,0 +1,353 @@
+"""The verbs settle, transact, expire and release: who may settle a message, and what follows (rule 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hark.clock import MILLISECOND
+from hark.engine.core.position import AnyTrack, Held, Lease, Retry, Stored
+from hark.engine.core.push import (
+    NOT_YET,
+    find_duplicates,
+    find_message,
+    find_partitions,
+    is_of_new_partition,
+    push_all,
+    room_left,
+)
+from hark.engine.core.state import Partition
+from hark.engine.core.store import scalar
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.keyvalue import joined, parted
+from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+from hark.model.messages import RESERVED, RESERVED_TEXT
+
+NOT_FOUND = ("not_found", "Message not found")
+EXPIRED = ("lease_expired", "Invalid or expired lease: the lease expired; renew leases in time, or lengthen them")
+SUPERSEDED = (
+    "lease_invalid",
+    "Invalid or expired lease: the last delivery of the message was under another lease",
+)
+NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group holds this message")
+DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
+
+
+class Verdict(NamedTuple):
+    """Whether a settlement counts, and for what."""
+
+    track: AnyTrack | None
+    held: Held | None
+    """None with no refusal: completed already."""
+    refusal: tuple[str, str] | None
+
+
+class Judge:
+    """Judges settlements by the leases as they stand, changing nothing."""
+
+    def __init__(self, transaction: WriteTransaction, required_leases: Sequence[str] | None = None) -> None:
+        """Judge for a request, or with `required_leases` (maybe none) for a transaction."""
+        self._transaction = transaction
+        self._required = frozenset(required_leases or ())
+        self._is_strict = required_leases is not None
+        self._tracks: dict[tuple[str, str], AnyTrack | None] = {}
+
+    def judge(self, item: Settlement) -> Verdict:
+        """Whether a settlement counts."""
+        track = self._track(item)
+        if track is None:
+            return self._without_track(item)
+        state = self._transaction.state
+        held = track.find_held(item.transaction_id, state.codec)
+        if held is None:
+            return self._not_held(track, item)
+        lease = held[1]
+        if item.lease_id:
+            if lease.id != item.lease_id:
+                return self._not_held(track, item)
+        elif self._required and lease.id not in self._required:
+            return Verdict(track, None, SUPERSEDED)
+        if lease.expires_at <= self._transaction.now or lease.id not in state.leases:
+            return Verdict(track, None, EXPIRED)
+        return Verdict(track, held, None)
+
+    def _track(self, item: Settlement) -> AnyTrack | None:
+        if not item.partition_id:
+            return self._find_track(item)
+        key = (item.partition_id, item.group)
+        track = self._tracks.get(key)
+        if track is None and key not in self._tracks:
+            track = self._tracks[key] = self._find_track(item)
+        return track
+
+    def _partition(self, item: Settlement) -> Partition | None:
+        """The partition of a message; its own id says that too."""
+        place = self._transaction.state.codec.decode(item.partition_id or item.transaction_id)
+        if place is None or bool(place.offset) is bool(item.partition_id):
+            return None
+        return self._transaction.loader.partition(place.partition)
+
+    def _find_track(self, item: Settlement) -> AnyTrack | None:
+        state = self._transaction.state
+        partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
+        if partition is None:
+            return None
+        group = state.groups.get((partition.queue.name, item.group))
+        if group is None:
+            self._transaction.loader.groups(partition.queue.name)
+            group = state.groups.get((partition.queue.name, item.group))
+            if group is None:
+                return None
+        return group.tracks.get(partition.id) or self._transaction.loader.track(group, partition.id)
+
+    def _without_track(self, item: Settlement) -> Verdict:
+        partition = self._transaction.state.partitions_by_uid.get(item.partition_id) or self._partition(item)
+        known = partition is not None and self._message(partition, item.transaction_id) is not None
+        return Verdict(None, None, NOT_LEASED if known else NOT_FOUND)
+
+    def _not_held(self, track: AnyTrack, item: Settlement) -> Verdict:
+        """The slow path: a lease that ended, a message settled before, or one that never was."""
+        message = self._message(track.partition, item.transaction_id)
+        if message is None:
+            return self._removed(track, item)
+        if track.is_settled(message):
+            if self._is_dead(track, message.offset):
+                return Verdict(track, None, DEAD)
+            if item.status == "completed" and self._may_repeat(track, message.offset, item.lease_id):
+                return Verdict(track, None, None)
+        if not item.lease_id:
+            return Verdict(track, None, NOT_LEASED)
+        expired = item.lease_id in self._transaction.state.expired_leases
+        return Verdict(track, None, EXPIRED if expired else SUPERSEDED)
+
+    def _removed(self, track: AnyTrack, item: Settlement) -> Verdict:
+        """A message that is not there; its id says whether it ever was."""
+        place = self._transaction.state.codec.decode(item.transaction_id)
+        if place is None or place.partition != track.partition.id or not 0 < place.offset <= track.partition.tail:
+            return Verdict(track, None, NOT_FOUND)
+        if self._is_dead(track, place.offset):
+            return Verdict(track, None, DEAD)
+        taken_away = (track.group.id, *place) in self._transaction.state.removed
+        if item.status != "completed" or taken_away:
+            return Verdict(track, None, NOT_FOUND)
+        return Verdict(track, None, None if self._may_repeat(track, place.offset, item.lease_id) else SUPERSEDED)
+
+    def _may_repeat(self, track: AnyTrack, offset: int, lease_id: str | None) -> bool:
+        """Whether it is a success to complete again what is completed: in a transaction only under the same lease."""
+        if not self._is_strict:
+            return True
+        lease = self._transaction.completed_under(track, offset)
+        return lease is not None and (lease == lease_id or (lease_id is None and lease in self._required))
+
+    def _message(self, partition: Partition, name: str) -> Stored | None:
+        message = find_message(self._transaction, partition.id, name)
+        return None if message is None or message.offset <= partition.floor else message
+
+    def _is_dead(self, track: AnyTrack, offset: int) -> bool:
+        self._transaction.save_dead_letters()  # It may have died in this very transaction.
+        sql = "select 1 from dead_letters where partition = ?1 and offset = ?2 and grp = ?3"
+        return scalar(self._transaction.connection, sql, track.partition.id, offset, track.group.name) is not None
+
+
+def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement]]) -> list[list[SettleOutcome]]:
+    """Settle the messages of each request, judged by the leases as they stood before it."""
+    answers = []
+    for request in requests:
+        judge = Judge(transaction)
+        verdicts = [judge.judge(item) for item in request]
+        answers.append([apply(transaction, item, verdict) for item, verdict in zip(request, verdicts, strict=True)])
+    return answers
+
+
+def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> SettleOutcome:
+    """Carry a settlement out."""
+    track = verdict.track
+    if verdict.refusal is not None or track is None:
+        code, text = verdict.refusal or NOT_FOUND
+        names = (None, None) if track is None else (track.group.queue_name, track.partition.name)
+        return SettleOutcome(item.transaction_id, False, code, text, *names)
+    partition = track.partition
+    outcome = SettleOutcome(item.transaction_id, True, None, None, track.group.queue_name, partition.name)
+    held = verdict.held
+    draft = track.draft or transaction.draft(track)
+    if held is None or draft.is_gone(held):
+        # Completed before, or said twice in one request: the first word counts.
+        return outcome
+    offset, lease, _, _ = held
+    outcome.lease_id = lease.id
+    if item.status == "completed":
+        transaction.settle(track, offset)
+        transaction.note_completed(track, offset, lease.id)
+    elif item.status == "dlq":
+        retry = draft.retry_of(offset)
+        attempts = (retry.attempts if retry else 0) + 1
+        text = item.error or "Sent to the dead letters by its consumer"
+        outcome.dead_lettered = transaction.bury(
+            track, offset, attempts, text, transaction.now, exhausted=False, always=item.damaged
+        )
+    elif item.status == "retry":
+        retry = draft.retry_of(offset)
+        due = transaction.now + (item.delay_ms or 0) * MILLISECOND
+        draft.wait(offset, Retry(retry.attempts if retry else 0, due, retry.error if retry else None))
+    else:
+        error = item.error or "Failed without an error text"
+        outcome.dead_lettered = fail(transaction, track, held, error, transaction.now, item.delay_ms)
+    if item.status != "completed":
+        draft.end_part(lease)  # However a failure ends, nothing waits for the end of the lease (rule 14).
+    draft.forget(held)
+    transaction.let_go(track, lease)
+    outcome.lease_released = draft.is_free_of(lease)
+    return outcome
+
+
+def fail(
+    transaction: WriteTransaction, track: AnyTrack, held: Held, error: str, at: int, delay_ms: int | None = None
+) -> bool:
+    """Use one attempt of a message: it waits for its next one, or is buried. True: it is a dead letter (rule 14).
+
+    A delay that is given replaces what the schedule says.
+    """
+    draft = transaction.draft(track)
+    offset, _, schedule, _ = held
+    delays = track.partition.queue.schedule if schedule is None else schedule
+    retry = draft.retry_of(offset)
+    attempts = (retry.attempts if retry else 0) + 1
+    if attempts > len(delays):
+        return transaction.bury(track, offset, attempts, error, at, exhausted=True)
+    delay = delays[attempts - 1] if delay_ms is None else delay_ms
+    draft.wait(offset, Retry(attempts, at + delay * MILLISECOND, error))
+    return False
+
+
+def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> list[TransactionOutcome]:
+    """Apply each transaction whole or not at all: everything is judged before anything is done."""
+    return [parted(request, _transact(transaction, joined(request))) for request in requests]
+
+
+def _transact(transaction: WriteTransaction, request: Transaction) -> TransactionOutcome:
+    for lease_id in request.required_leases:
+        lease = transaction.state.leases.get(lease_id)
+        if lease is None or lease.expires_at <= transaction.now or not _holds(lease):
+            code, text = EXPIRED if lease_id in transaction.state.expired_leases else SUPERSEDED
+            return TransactionOutcome(False, (), code, f"{text} (required lease {lease_id})")
+    judge = Judge(transaction, request.required_leases)
+    verdicts: dict[int, Verdict] = {}
+    for index, operation in enumerate(request.operations):
+        if isinstance(operation, Settlement):
+            verdict = verdicts[index] = judge.judge(operation)
+            if verdict.refusal is not None:
+                code, text = verdict.refusal
+                refused = apply(transaction, operation, verdict)
+                return TransactionOutcome(False, [refused], code, f"ACK operation failed: {text}", index)
+    pushes = [operation for operation in request.operations if isinstance(operation, NewMessage)]
+    refusal = _refuse_pushes(transaction, request, pushes)
+    if refusal is not None:
+        return refusal
+    # Keys come first: of a message that dies here its payload is the last word, as it is on its own.
+    written = None if request.keys is None else transaction.key_book().write(request.keys)
+    if isinstance(written, TransactionOutcome):
+        return written
+    places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], messages=pushes)
+    known = find_duplicates(transaction, pushes, [places[item.queue, item.partition] for item in pushes])
+    results: list[PushOutcome | SettleOutcome] = []
+    for index, operation in enumerate(request.operations):
+        if isinstance(operation, Settlement):
+            verdict = verdicts[index]
+            outcome = apply(transaction, operation, verdict)
+            results.append(outcome)
+            if operation.status == "completed" and outcome.lease_id is not None:
+                assert verdict.track is not None and verdict.held is not None
+                transaction.keep_completed(verdict.track, verdict.held[0], outcome.lease_id)
+        else:
+            place = places[operation.queue, operation.partition]
+            results += push_all(transaction, [operation], [place], known)
+    return TransactionOutcome(True, results, keys=written)
+
+
+def _holds(lease: Lease) -> bool:
+    """Whether a lease still holds something, as the running transaction sees it."""
+    return any(
+        part.open > 0 and not (track.draft is not None and track.draft.voided) for track, part in lease.parts.items()
+    )
+
+
+def _refuse_pushes(
+    transaction: WriteTransaction, request: Transaction, pushes: Sequence[NewMessage]
+) -> TransactionOutcome | None:
+    """The failure of a transaction whose pushes can't all be taken, found before anything is made or done."""
+    places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
+    old = [item for item in pushes if (item.queue, item.partition) in places]
+    known = find_duplicates(transaction, old, [places[item.queue, item.partition] for item in old])
+    seen: set[tuple[str, str, str]] = set()
+    wanted: dict[str, int] = {}
+    for index, operation in enumerate(request.operations):
+        if not isinstance(operation, NewMessage):
+            continue
+        place = places.get((operation.queue, operation.partition))
+        if operation.transaction_id is not None:
+            key = (operation.queue, operation.partition, operation.transaction_id)
+            if (
+                is_of_new_partition(transaction, operation.transaction_id)
+                if place is None
+                else known.get((place.id, operation.transaction_id)) == NOT_YET
+            ):
+                return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
+            repeated = key in seen or (
+                place is not None
+                and (
+                    (place.id, operation.transaction_id) in known
+                    or (place.id, operation.transaction_id) in transaction.new_transaction_ids
+                )
+            )
+            seen.add(key)
+            if repeated:
+                continue
+        queue = transaction.state.queues.get(operation.queue)
+        if operation.sealed is not (queue is not None and queue.info.options.encryption_enabled):
+            text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"
+            return TransactionOutcome(False, (), "sealing_mismatch", text, index)
+        if queue is not None and queue.info.options.max_size:
+            wanted[queue.name] = wanted.get(queue.name, 0) + 1
+            if wanted[queue.name] > room_left(transaction, queue):
+                text = f"PUSH operation failed: queue {queue.name!r} is full (maxSize); retry later or raise maxSize"
+                return TransactionOutcome(False, (), "queue_full", text, index)
+    return None
+
+
+EXPIRED_TEXT = "Lease expired: the consumer neither settled nor renewed in time"
+
+
+def expire(transaction: WriteTransaction, limit: int) -> None:
+    """Apply what is due, at most `limit` leases, as of the time each was due (rule 16)."""
+    while transaction.expired < limit:
+        lease = transaction.state.pop_expired(transaction.now)
+        if lease is None:
+            break
+        # Not live from here on: what settles later in this transaction must be refused.
+        transaction.state.note_expired(lease)
+        transaction.end_lease(lease)
+        for track in lease.parts:
+            for held in transaction.draft(track).expire(lease, track.held_by(lease)):
+                if fail(transaction, track, held, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
+                    transaction.state.expiries_buried += 1
+            transaction.state.expiring.add(track.group)
+        transaction.expired += 1
+
+
+def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:
+    """Give back what leases hold, as if it had never been handed out (rule 17)."""
+    for lease_id in lease_ids:
+        lease = transaction.state.leases.pop(lease_id, None)
+        if lease is None:
+            continue
+        transaction.end_lease(lease)
+        for track in lease.parts:
+            transaction.draft(track).give_back(lease, track.held_by(lease))
+
+
+def settle_held(transaction: WriteTransaction, lease: Lease, track: AnyTrack) -> None:
+    """Complete everything that a lease holds on a track, at once (auto-ack)."""
+    held = track.held_by(lease)
+    transaction.draft(track).give_back(lease, held)
+    for offset, *_ in held:
+        transaction.settle(track, offset)

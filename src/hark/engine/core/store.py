@@ -1,0 +1,368 @@
+"""The database file: opening it safely, its connections, and wide statements.
+
+apsw gives up the interpreter lock at every step of a statement, and getting it back from a busy event loop takes
+longer than the step itself (measured: 15 us a row instead of 4). So whatever touches many rows goes through
+SQLite in one step: rows are inserted 64 at a time, and many are read as one JSON text."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+import apsw
+import msgspec
+
+from hark.engine.core import schema
+from hark.errors import DiskFull, StoreUnusable
+from hark.ids import TAG_BITS
+
+log = logging.getLogger(__name__)
+
+MEMORY = ":memory:"
+AUTO = -1
+_LEAST_FREE_BYTES = 256 * 1024 * 1024
+_LEAST_FREE_SHARE = 0.02
+_LEAST_SQLITE = (3, 51, 3)
+_HEADER = b"SQLite format 3\x00"
+_DATABASE_MARK = b"database\n"
+_RESTORING_MARK = b"restoring\n"
+_ROWS_PER_INSERT = (64, 8, 1)
+_MESSAGE_COLUMNS = 8
+_WRITER_CACHE_KIB = 64 * 1024
+_READER_CACHE_KIB = 8 * 1024
+_INSERTS = {
+    rows: "insert into messages"
+    " (partition, offset, created_at, priority, deliver_at, transaction_id, extra, payload) values "
+    + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * rows)
+    for rows in _ROWS_PER_INSERT
+}
+
+Value = None | int | float | str | bytes
+
+
+def check_library(version: str | None = None) -> None:
+    """Refuse a SQLite library that can lose the write-ahead log when several connections reset it."""
+    found = version or apsw.sqlite_lib_version()
+    if tuple(int(part) for part in found.split(".")) < _LEAST_SQLITE:
+        least = ".".join(map(str, _LEAST_SQLITE))
+        raise StoreUnusable(
+            f"the package apsw brings SQLite {found}, which can lose data; install SQLite {least} or newer with: "
+            f"pip install 'apsw>={least}.0'"
+        )
+
+
+class Store:
+    """One database: the connection that writes, the one that claims read with, and more for those who look."""
+
+    def __init__(self, path: str, min_free_bytes: int = AUTO) -> None:
+        self.path = path
+        self._folder = str(Path(path).parent)
+        self._min_free_bytes = min_free_bytes
+        self._is_short = False
+        self.must_keep_log = False
+        """The database lacks what is in the log, although SQLite takes it for written."""
+        self.memory = path == MEMORY
+        self._lock_file: int | None = None
+        self._was_there = False
+
+    def open(self) -> None:
+        """Open or create the database; raises `StoreUnusable` with what to do."""
+        check_library()
+        try:
+            if not self.memory:
+                self._lock()
+            self.writer = self._connect()
+            self._check_identity()
+            if not self.memory:
+                self.writer.pragma("journal_mode", "wal")
+                # A commit returns when the log is on stable storage; checkpoints run in a thread of their own.
+                self.writer.pragma("synchronous", "full")
+                self.writer.wal_autocheckpoint(0)
+                # A large commit that outgrows the page cache would be written twice.
+                self.writer.pragma("cache_size", -_WRITER_CACHE_KIB)
+            schema.migrate(self.writer)
+            self.tag = self._tag()
+            self.reader = self.writer if self.memory else self.connect_reader()
+            self._sign_lock(_DATABASE_MARK)
+        except apsw.Error as error:
+            self.close()
+            raise StoreUnusable(self.explain(error)) from error
+        except StoreUnusable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close what is open and let other processes in."""
+        for name in ("reader", "writer"):
+            connection = self.__dict__.pop(name, None)
+            if connection is not None:
+                if self.must_keep_log:
+                    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep servers away from the file without opening it; raises `StoreUnusable` when one has it."""
+        self._take_lock(Path(self.path))
+        try:
+            yield
+            self._sign_lock(_DATABASE_MARK if Path(self.path).exists() else b"")
+        finally:
+            self.close()
+
+    def begin_to_replace(self) -> None:
+        """Under `locked`: no server starts from now on, not even after a power failure, until that has ended well."""
+        self._sign_lock(_RESTORING_MARK)
+        assert self._lock_file is not None
+        os.fsync(self._lock_file)
+        sync_directory(Path(self.path).parent)
+
+    def refuse_half_restored(self) -> None:
+        """Raise if the files are what an interrupted `begin_to_replace` has left."""
+        try:
+            mark = Path(f"{self.path}.lock").read_bytes().partition(b"\n")[2]
+        except FileNotFoundError:
+            return
+        if mark.startswith(_RESTORING_MARK):
+            name = Path(self.path).name
+            raise StoreUnusable(
+                f"a restore of {self.path} was interrupted; repeat it with hark restore --replace, or move the files "
+                f"of {name}.before-* back to {name}* and remove {name}.lock"
+            )
+
+    def commit(self) -> None:
+        """End the writer's transaction; returns when it is on stable storage."""
+        self.writer.execute("commit")
+
+    def refusal(self) -> DiskFull | None:
+        """Why nothing may be added: so little space is left that settlements need it. For the thread that writes."""
+        if self.memory or not self._min_free_bytes:
+            return None
+        disk = disk_usage(self._folder)
+        least = least_free(disk.total, self._min_free_bytes)
+        # What was removed from the file is used again before the file grows.
+        short = disk.free < least and disk.free + self._unused_bytes() < least
+        if short is not self._is_short:
+            self._is_short = short
+            if short:
+                log.error("%s has less than %d bytes of disk space left; pushes are refused", self.path, least)
+            else:
+                log.warning("%s has enough disk space again; pushes are accepted", self.path)
+        if not short:
+            return None
+        return DiskFull(
+            f"less than {least:,} bytes are left on the disk of the store (limits.min_free_bytes); the request had no "
+            "effect; free disk space"
+        )
+
+    def _unused_bytes(self) -> int:
+        return int(self.writer.pragma("freelist_count")) * int(self.writer.pragma("page_size"))
+
+    def overwrite_failed_commit(self) -> None:
+        """Put another commit in the place of one that failed at the sync.
+
+        Its frames are in the log, so that a process that reads the log after a crash would take it for done.
+        """
+        with self.writer:
+            self.writer.execute(
+                "insert into meta values ('failed_commits', 1) on conflict (key) do update set value = value + 1"
+            )
+
+    def connect_reader(self) -> apsw.Connection:
+        """Another connection that sees what is committed and never waits for the writer."""
+        connection = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=100)
+        schema.distrust(connection)  # It may be a restored copy.
+        connection.set_busy_timeout(10_000)
+        connection.pragma("query_only", True)
+        connection.pragma("cache_size", -_READER_CACHE_KIB)
+        return connection
+
+    def connect_checkpointer(self) -> apsw.Connection:
+        """The connection that moves the log into the database."""
+        connection = apsw.Connection(self.path)
+        connection.pragma("synchronous", "full")
+        return connection
+
+    def _connect(self) -> apsw.Connection:
+        connection = apsw.Connection(self.path, statementcachesize=200)
+        schema.distrust(connection)
+        connection.set_busy_timeout(10_000)
+        return connection
+
+    def _lock(self) -> None:
+        path = Path(self.path)
+        self._take_lock(path)
+        # The second line outlives the owner: it says that there is a database beside the lock.
+        self.refuse_half_restored()
+        assert self._lock_file is not None
+        self._was_there = os.pread(self._lock_file, 64, 0).partition(b"\n")[2].startswith(_DATABASE_MARK)
+        self._check_file(path)
+        _protect(path)
+        self._sign_lock(_DATABASE_MARK if self._was_there else b"")
+
+    def _take_lock(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise StoreUnusable(f"{path.parent} is not a directory; choose another --data") from error
+        except OSError as error:
+            there = next(folder for folder in path.parent.parents if folder.exists())
+            raise StoreUnusable(
+                f"{path.parent} does not exist and cannot be created in {there}: {error.strerror}; create it, or "
+                "choose another --data"
+            ) from error
+        try:
+            self._lock_file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnusable(
+                f"cannot write to the directory of {path}: {error.strerror}; check its permissions or choose another "
+                "--data"
+            ) from error
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._lock_file, 32, 0).decode("ascii", "replace").partition("\n")[0] or "unknown"
+            os.close(self._lock_file)
+            self._lock_file = None
+            raise StoreUnusable(
+                f"{path} is in use by another Hark server (process {owner}); shut it down, or choose another --data"
+            ) from error
+
+    def _sign_lock(self, mark: bytes) -> None:
+        if self._lock_file is not None:
+            os.ftruncate(self._lock_file, 0)
+            os.pwrite(self._lock_file, f"{os.getpid()}\n".encode() + mark, 0)
+
+    def _check_file(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                header = file.read(len(_HEADER))
+            if not os.access(path, os.W_OK):
+                raise StoreUnusable(f"{path} is not writable; check its permissions or choose another --data")
+        except FileNotFoundError:
+            wal = Path(f"{path}-wal")
+            if wal.exists() and wal.stat().st_size:
+                raise StoreUnusable(
+                    f"{path} is missing, but its log {wal.name} exists: the database was moved or deleted; "
+                    "restore it, or move the log away to start with an empty store"
+                ) from None
+            self._refuse_lost(path, "is missing")
+            return
+        except OSError as error:
+            raise StoreUnusable(f"cannot read {path}: {error.strerror}; check its permissions") from error
+        if header and header != _HEADER:
+            raise StoreUnusable(f"{path} is not a Hark database, or is corrupt (bad header); restore it from a backup")
+        if not header:
+            self._refuse_lost(path, "was truncated to nothing")
+
+    def _refuse_lost(self, path: Path, what: str) -> None:
+        if self._was_there:
+            raise StoreUnusable(
+                f"{path} {what}, but it contained a database before; restore it from a backup, or remove {path}.lock "
+                "to start with an empty store"
+            )
+
+    def _check_identity(self) -> None:
+        version = schema.version_of(self.writer)
+        if version > schema.CURRENT_VERSION:
+            raise StoreUnusable(
+                f"{self.path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
+                "upgrade Hark"
+            )
+        tables = self.writer.execute("select count(*) from sqlite_schema").get
+        if version == 0 and tables:
+            raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
+        if version and self.writer.pragma("application_id") != schema.APPLICATION_ID:
+            raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
+        # quick_check reads everything; a damaged schema or index root shows here at no cost that grows with history.
+        for table in ("queues", "partitions", "messages", "groups", "tracks") if version else ():
+            self.writer.execute(
+                f"select * from {table} order by rowid desc limit 1"
+                if table != "tracks"
+                else "select * from tracks limit 1"
+            ).fetchall()
+
+    def _tag(self) -> int:
+        tag = self.writer.execute("select value from meta where key = 'tag'").get
+        if tag is None:
+            tag = secrets.randbits(TAG_BITS)
+            with self.writer:
+                self.writer.execute("insert into meta values ('tag', ?)", (tag,))
+        return int(tag)
+
+    def explain(self, error: apsw.Error) -> str:
+        """Why the store can't be opened, and what to do."""
+        if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+            return f"{self.path} is corrupt ({error}); restore it from a backup; nothing was changed"
+        if isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
+            return f"cannot open {self.path} for writing ({error}); check its permissions or choose another --data"
+        if isinstance(error, apsw.FullError):
+            return f"no disk space left for {self.path} ({error}); free disk space, then start again"
+        return f"cannot use {self.path}: {error}"
+
+
+def least_free(total: int, min_free_bytes: int) -> int:
+    """Below how many free bytes nothing is added, on a disk of that size."""
+    if min_free_bytes != AUTO:
+        return min_free_bytes
+    return min(_LEAST_FREE_BYTES, round(total * _LEAST_FREE_SHARE))
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names of files in a directory are on stable storage."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def insert_messages(connection: apsw.Connection, flat: list[Value]) -> None:
+    """Insert rows given as one flat list, eight values each, in as few steps as possible."""
+    position, end = 0, len(flat)
+    for rows in _ROWS_PER_INSERT:
+        width = rows * _MESSAGE_COLUMNS
+        statement = _INSERTS[rows]
+        while end - position >= width:
+            connection.execute(statement, flat[position : position + width])
+            position += width
+
+
+def run(connection: apsw.Connection, sql: str, *parameters: Value) -> None:
+    """Execute a statement that answers nothing."""
+    connection.execute(sql, parameters)
+
+
+def scalar(connection: apsw.Connection, sql: str, *parameters: Value) -> Any:
+    """The first value of the first row, or None."""
+    return connection.execute(sql, parameters).get
+
+
+def for_each(connection: apsw.Connection, sql: str, rows: Sequence[Any]) -> None:
+    """Run a statement over `json_each(?1)` of many small rows: one step, however many there are."""
+    if rows:
+        connection.execute(sql, (msgspec.json.encode(rows).decode(),))
+
+
+def rows_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: Value) -> list[Any]:
+    """All rows of a small result."""
+    return list(connection.execute(sql, named or parameters))
+
+
+def _protect(path: Path) -> None:
+    """Let only the owner read a database; SQLite gives its log the mode of the database."""
+    path.touch(mode=0o600)
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", ".lock"))):
+        with suppress(OSError):  # It does not exist, or it belongs to another user, who decides.
+            if file.stat().st_mode & 0o077:
+                file.chmod(0o600)

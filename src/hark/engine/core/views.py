@@ -1,0 +1,465 @@
+"""Counts of queues, partitions and groups for administrators. They are read beside the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+import msgspec
+
+from hark.engine.core.explain import LeaseView
+from hark.engine.core.rows import DELAYED, HAS_LANES, OPEN, PLACE, PRIORITIES, SCHEDULED, STORED, WANTS_PLACE
+from hark.engine.core.state import State
+from hark.engine.core.store import Value, rows_of, scalar
+from hark.ids import IdCodec
+from hark.model import (
+    Census,
+    Counts,
+    Depth,
+    GroupStats,
+    Limits,
+    PartitionStats,
+    QueueFilter,
+    QueueInfo,
+    QueueOptions,
+    QueuePage,
+    QueueStats,
+    Subscription,
+    Survey,
+    TrackStats,
+)
+
+# Places are chosen first: what is open there costs more to tell.
+_CHOSEN = f"""
+select groups.id as grp, place.id as partition
+from groups
+join queues on queues.name = groups.queue
+join partitions as place on place.queue = queues.id
+left join tracks as track on track.grp = groups.id and track.partition = place.id
+where (:queue is null or queues.name = :queue)
+  and (:queues is null or queues.name in (select value from json_each(:queues)))
+  and (:group is null or groups.name = :group) and {WANTS_PLACE}
+"""
+# One row per chosen partition and group: where the group stands and what it has open.
+_OPEN = f"""
+at as materialized (
+    select queues.name as queue, groups.name as group_name, place.name as name, track.settled_at as settled_at, {PLACE}
+    from chosen
+    cross join groups on groups.id = chosen.grp
+    cross join partitions as place on place.id = chosen.partition
+    cross join queues on queues.id = place.queue
+    left join tracks as track on track.grp = groups.id and track.partition = place.id),
+open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
+"""
+
+_PARTITIONS = f"""
+with page as materialized (
+    select * from partitions as place
+    where place.queue = (select id from queues where name = :queue) and (:search is null or instr(place.name, :search))
+    order by place.name limit :limit offset :offset),
+at as materialized (
+    select {PLACE}
+    from page as place
+    join groups on groups.queue = :queue
+    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    where {WANTS_PLACE}),
+open as materialized (select grp, partition, {OPEN} as open, {SCHEDULED} as scheduled from at)
+select place.id, place.name, place.created_at, {STORED},
+    (select json_array(grp, open, scheduled) from open where open.partition = place.id
+        order by open - scheduled desc, open desc limit 1),
+    {DELAYED},
+    (select count(*) from dead_letters where dead_letters.partition = place.id),
+    (select count(*) from retries where retries.partition = place.id and retries.attempts > 0)
+    + (select count(*) from exceptions where exceptions.partition = place.id and exceptions.attempts > 0),
+    (select created_at from messages where messages.partition = place.id and offset > place.floor
+        order by offset limit 1),
+    (select created_at from messages where messages.partition = place.id and offset > place.floor
+        order by offset desc limit 1)
+from page as place
+order by place.name
+"""
+
+# What an ordered group has open: the ranges beyond the cursor are few, the messages in them may be many.
+_UNSETTLED = """
+message.partition = {partition} and (message.offset > {cursor}
+    and not exists (select 1 from ranges where ranges.grp = {grp} and ranges.partition = {partition}
+                    and first <= message.offset and last >= message.offset)
+    and (message.owner is null or message.owner = {grp}))
+"""
+_OLDEST_UNSETTLED = f"(select created_at from messages as message where {_UNSETTLED} order by message.offset limit 1)"
+_DUE = """
+and not exists (select 1 from retries where retries.grp = {grp} and retries.partition = {partition}
+                and retries.offset = message.offset and due > :now)
+"""
+# Since when the first message has been waiting that is not scheduled. Times never decrease with the offset, so only
+# behind a message that was delayed may be one that has waited longer.
+_OLDEST = f"""
+(select iif(ifnull(message.deliver_at, 0) <= message.created_at, message.created_at, min(message.deliver_at, ifnull(
+    (select message.created_at from messages as message
+     where {_UNSETTLED} {_DUE} and message.deliver_at is null order by message.offset limit 1), message.deliver_at)))
+from messages as message
+where {_UNSETTLED} {_DUE} and ifnull(message.deliver_at, 0) <= :now
+order by message.offset limit 1)
+"""
+_LEVELS = f"""
+from {PRIORITIES} as level
+left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
+"""
+# The same in a shared group, from the first of each lane and the exceptions.
+_FIRSTS = """
+select (select created_at from messages where partition = {partition}
+    and offset > max({cursor}, ifnull((select cursor from lanes
+        where lanes.grp = {grp} and lanes.partition = {partition} and priority = 0), 0))
+    and priority = 0 and deliver_at is null and owner is null order by offset limit 1) as time
+union all
+select min(created_at) from exceptions
+cross join messages on messages.partition = exceptions.partition and messages.offset = exceptions.offset
+where exceptions.grp = {grp} and exceptions.partition = {partition} and available_at <= {until}
+"""
+_LANES = f"""
+union all
+select (select created_at from messages as message indexed by messages_priority
+    where message.partition = {{partition}} and message.priority = level.value and message.priority > 0
+      and deliver_at is null and owner is null and offset > max({{cursor}}, ifnull(lane.cursor, 0))
+    order by offset limit 1)
+{_LEVELS}
+union all
+select (select {{delayed}} from messages as message indexed by messages_delayed
+    where message.partition = {{partition}} and message.priority = level.value and deliver_at is not null
+      and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > {{cursor}}
+      and deliver_at <= {{until}})
+{_LEVELS}
+"""
+_HERE = {"partition": "open.partition", "cursor": "open.cursor", "grp": "open.grp"}
+_NEVER = "9223372036854775807"
+
+
+def _first_shared(**named: str) -> str:
+    """The first time that a shared group finds in its lanes; most partitions have no messages but in the first lane."""
+    firsts, lanes = _FIRSTS.format(**_HERE, **named), _LANES.format(**_HERE, **named)
+    return f"""iif({HAS_LANES.format(**_HERE)},
+        (select min(time) from ({firsts} {lanes})), (select min(time) from ({firsts})))"""
+
+
+OLDEST_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(max(created_at, deliver_at))", until=":now")},
+    {_OLDEST.format(**_HERE)})"""
+"""Since when the first message has been waiting that a row of `open` has and that is not scheduled."""
+_OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER)},
+    {_OLDEST_UNSETTLED.format(**_HERE)})"""
+
+_BEHIND = f"""
+with chosen as ({_CHOSEN} and queues.name not in (select value from json_each(:uncounted))), {_OPEN}
+select grp, sum(open - scheduled), sum(open > scheduled), sum(scheduled), min({OLDEST_OPEN})
+from open where open > 0 group by grp
+"""
+_TRACKS = f"""
+with chosen as (
+    {_CHOSEN} {{named}} order by queues.name, place.name, groups.id limit iif(:before is null, :limit, -1)),
+{_OPEN}
+select queue, grp, group_name, partition, name, cursor, settled_at, open, scheduled, oldest,
+    iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null)
+from (select *, iif(open > scheduled, {OLDEST_OPEN}, null) as oldest from open) as open
+where :before is null or oldest <= :before
+order by queue, name, grp limit :limit
+"""
+_ALL_TRACKS = _TRACKS.format(named="")
+_NAMED_TRACKS = _TRACKS.format(named="and place.name in (select value from json_each(:names))")
+_decode_limits = msgspec.json.Decoder(Limits).decode
+_encode_names = msgspec.json.Encoder().encode
+
+
+def partition_stats(
+    connection: apsw.Connection,
+    leases: LeaseView,
+    codec: IdCodec,
+    queue: str,
+    search: str | None,
+    limit: int,
+    offset: int,
+) -> list[PartitionStats]:
+    """A page of a queue's partitions, with counts."""
+    page = []
+    for row in rows_of(connection, _PARTITIONS, queue=queue, search=search, limit=limit, offset=offset, now=leases.now):
+        partition, name, created_at, total, worst, delayed, dead, failed, oldest, newest = row
+        group, open_, scheduled = (None, total, delayed) if worst is None else msgspec.json.decode(worst)
+        processing = 0 if group is None else leases.held_in(group, partition)
+        counts = counts_from(total, open_, scheduled, processing, failed, dead)
+        page.append(
+            PartitionStats(
+                id=codec.encode(partition, 0),
+                name=name,
+                created_at=created_at,
+                counts=counts,
+                oldest=oldest,
+                newest=newest,
+            )
+        )
+    return page
+
+
+def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> Counts:
+    """Messages by state, from what is stored and what a group has open, cannot have yet, holds and has failed at."""
+    return Counts(
+        total=total,
+        pending=max(0, open_ - processing - scheduled),
+        scheduled=scheduled,
+        processing=processing,
+        completed=max(0, total - open_ - dead),
+        failed=failed,
+        dead_letter=dead,
+    )
+
+
+def track_stats(
+    connection: apsw.Connection,
+    leases: LeaseView,
+    codec: IdCodec,
+    group: str | None,
+    queue: str | None,
+    created_before: int | None,
+    limit: int,
+    partitions: Sequence[str] | None = None,
+    queues: Sequence[str] | None = None,
+) -> list[TrackStats]:
+    """Places of groups in partitions; those with something open that was created before a time, if one is given."""
+    stats = []
+    sql = _ALL_TRACKS if partitions is None else _NAMED_TRACKS
+    named: dict[str, Value] = {
+        "queue": queue,
+        "group": group,
+        "before": created_before,
+        "limit": limit,
+        "names": None if partitions is None else _encode_names(partitions).decode(),
+        "queues": None if queues is None else _encode_names(queues).decode(),
+        "now": leases.now,
+    }
+    for row in rows_of(connection, sql, **named):
+        queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, scheduled, oldest, first = row
+        lease = leases.lease_of(group_id, partition)
+        stats.append(
+            TrackStats(
+                group=group_name,
+                queue=queue_name,
+                partition=name,
+                partition_id=codec.encode(partition, 0),
+                cursor=cursor,
+                lag=open_ - scheduled,
+                oldest_waiting=oldest,
+                scheduled=scheduled,
+                oldest_unsettled=first,
+                last_settled=settled_at,
+                lease_id=None if lease is None else lease[0],
+                lease_expires_at=None if lease is None else lease[1],
+            )
+        )
+    return stats
+
+
+def group_stats(
+    connection: apsw.Connection,
+    leases: LeaseView,
+    group: str | None,
+    queue: str | None,
+    queues: Sequence[str] | None = None,
+    uncounted: Sequence[str] = (),
+) -> list[GroupStats]:
+    """Groups, one entry per (group, queue)."""
+    named: dict[str, Value] = {
+        "queue": queue,
+        "group": group,
+        "queues": None if queues is None else _encode_names(queues).decode(),
+        "uncounted": _encode_names(uncounted).decode(),
+        "now": leases.now,
+    }
+    totals: dict[int, tuple[int, int, int, int | None]] = {
+        row[0]: tuple(row[1:]) for row in rows_of(connection, _BEHIND, **named)
+    }
+    sql = """
+        select id, queue, name, mode, subscription, since, paused, created_at, last_seen, limits from groups
+        where (:group is null or name = :group) and (:queue is null or queue = :queue)
+          and (:queues is null or queue in (select value from json_each(:queues))) order by name, queue
+    """
+    stats = []
+    for row in rows_of(connection, sql, **named):
+        lag, lagging, scheduled, oldest = totals.get(row[0], (0, 0, 0, None))
+        stats.append(
+            GroupStats(
+                group=row[2],
+                queue=row[1],
+                mode=row[3],
+                subscription=Subscription(row[4], row[5]),
+                created_at=row[7],
+                last_seen=row[8],
+                paused=bool(row[6]),
+                lag=lag,
+                partitions_with_lag=lagging,
+                oldest_waiting=oldest,
+                leases=leases.leases_of_group(row[0]),
+                scheduled=scheduled,
+                in_flight=leases.held_by_group(row[0]),
+                limits=_decode_limits(row[9]),
+            )
+        )
+    return stats
+
+
+_ORDERS = {"newest": "id desc", "name": "name"}
+_CONDITIONS = {
+    "names": "name in (select value from json_each(:names))",
+    "search": "instr(name, :search)",
+    "namespace": "namespace = :namespace",
+    "task": "task = :task",
+    "paused": "paused = :paused",
+}
+
+# Joined from the page outwards, whatever the planner thinks of the sizes of the tables.
+_PAGE = f"""
+with page as materialized (select * from queues where {{where}} order by {{order}} limit :limit offset :offset),
+counted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
+at as materialized (
+    select queues.id as queue, {PLACE}
+    from counted as queues
+    cross join groups on groups.queue = queues.name
+    cross join partitions as place on place.queue = queues.id
+    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    where {WANTS_PLACE}),
+open as materialized (
+    select queue, grp, sum({OPEN}) as open, sum({SCHEDULED}) as scheduled from at group by queue, grp),
+worst as (
+    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as place from open),
+sizes as materialized (
+    select place.queue as queue, count(*) as partitions, sum({STORED}) as total,
+        iif(exists (select 1 from groups where groups.queue = counted.name), 0, sum({DELAYED})) as delayed
+    from counted cross join partitions as place on place.queue = counted.id group by place.queue)
+select page.uid, page.name, page.namespace, page.task, page.options, page.created_at, page.paused, page.expired,
+    page.discarded, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
+    ifnull(worst.open, ifnull(sizes.total, 0)), ifnull(worst.scheduled, ifnull(sizes.delayed, 0)),
+    (select count(*) from dead_letters where dead_letters.queue = page.name),
+    (select count(*) from groups cross join retries on retries.grp = groups.id
+        where groups.queue = page.name and retries.attempts > 0)
+    + (select count(*) from groups cross join exceptions on exceptions.grp = groups.id
+        where groups.queue = page.name and exceptions.attempts > 0)
+from page
+left join sizes on sizes.queue = page.id
+left join worst on worst.queue = page.id and worst.place = 1
+order by page.{{order}}
+"""
+
+decode_options = msgspec.json.Decoder(QueueOptions).decode
+
+
+def queue_stats(connection: apsw.Connection, leases: LeaseView, where: QueueFilter) -> QueuePage:
+    """A page of queues with counts, and how many there are."""
+    given = {
+        "names": None if where.names is None else msgspec.json.encode(list(where.names)).decode(),
+        "search": where.search,
+        "namespace": where.namespace,
+        "task": where.task,
+        "paused": where.paused,
+    }
+    matching = " and ".join(_CONDITIONS[name] for name, value in given.items() if value is not None) or "true"
+    total = int(connection.execute(f"select count(*) from queues where {matching}", given).get)
+    sql = _PAGE.format(where=matching, order=_ORDERS[where.sort])
+    page = given | {
+        "uncounted": msgspec.json.encode(list(where.uncounted)).decode(),
+        "now": leases.now,
+        "limit": -1 if where.limit is None else where.limit,
+        "offset": where.offset,
+    }
+    return QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
+
+
+def _stats(leases: LeaseView, row: apsw.SQLiteValues) -> QueueStats:
+    uid, name, namespace, task, options, created_at, paused, *rest = row
+    expired, discarded, partitions, total, group, open_, scheduled, dead, failed = (
+        None if number is None else int(str(number)) for number in rest
+    )
+    return QueueStats(
+        info=QueueInfo(
+            id=str(uid),
+            name=str(name),
+            namespace=str(namespace),
+            task=str(task),
+            options=decode_options(str(options)),
+            created_at=int(str(created_at)),
+            paused=bool(paused),
+        ),
+        partitions=partitions or 0,
+        counts=counts_from(
+            total or 0,
+            open_ or 0,
+            scheduled or 0,
+            0 if group is None else leases.held_by_group(group),
+            failed or 0,
+            dead or 0,
+        ),
+        expired=expired or 0,
+        discarded=discarded or 0,
+    )
+
+
+Place = tuple[int, str]
+"""Where a step ended: a queue's number and a partition's name."""
+
+# The index on (queue, name) has the partitions of a queue beside each other. Queue 0 was deleted.
+_STEP = """
+with step as materialized (
+    select * from partitions as place
+    where (place.queue, place.name) > (:queue, :name) and place.queue > 0 order by place.queue, place.name limit :limit)
+"""
+_END = f"{_STEP} select count(*), max(queue), (select name from step order by queue desc, name desc limit 1) from step"
+_STORED = f"""
+{_STEP}
+select queues.name, null, count(*), sum({STORED}),
+    min(iif(exists (select 1 from groups where groups.queue = queues.name), null,
+        (select max(created_at, ifnull(deliver_at, 0)) from messages
+         where messages.partition = place.id and offset > place.floor and ifnull(deliver_at, 0) <= :now
+         order by offset limit 1))),
+    iif(exists (select 1 from groups where groups.queue = queues.name), 0, sum({DELAYED})), 0
+from step as place cross join queues on queues.id = place.queue
+group by queues.id order by queues.id
+"""
+_SURVEY_OPEN = f"""
+{_STEP},
+at as materialized (
+    select queues.id as queue, queues.name as queue_name, groups.name as group_name, {PLACE}
+    from step as place
+    cross join queues on queues.id = place.queue
+    cross join groups on groups.queue = queues.name
+    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    where {WANTS_PLACE}),
+open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
+select queue_name, group_name, count(*), sum(open - scheduled), min(iif(open > scheduled, {OLDEST_OPEN}, null)),
+    sum(scheduled), sum(open > scheduled)
+from open group by queue, grp order by queue
+"""
+
+
+def survey(connection: apsw.Connection, now: int, after: Place, limit: int) -> Survey:
+    """What is stored and open in the partitions after a place, as many of them as one step takes."""
+    named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
+    [(partitions, queue, name)] = rows_of(connection, _END, **named)
+    stored = [Depth(*row) for row in rows_of(connection, _STORED, **named)]
+    opened = [Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]
+    order = {depth.queue: number for number, depth in enumerate(stored)}
+    depths = sorted((*stored, *(one for one in opened if one.queue in order)), key=lambda one: order[one.queue])
+    return Survey(depths, (queue, name) if partitions == limit else None)
+
+
+def census(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Census:
+    """How many queues and dead letters there are."""
+    return Census(
+        int(scalar(connection, "select count(*) from queues")),
+        dict(rows_of(connection, "select queue, count(*) from dead_letters group by queue")),
+        held,
+    )
+
+
+def held_messages(state: State) -> dict[tuple[str, str], int]:
+    """How many messages are on leases, by queue and group."""
+    held: dict[tuple[str, str], int] = {}
+    for lease in state.leases.values():
+        for track in lease.parts:
+            key = (track.group.queue_name, track.group.name)
+            held[key] = held.get(key, 0) + len(track.live_offsets(lease))
+    return {key: number for key, number in held.items() if number}

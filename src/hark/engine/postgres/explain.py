@@ -1,0 +1,356 @@
+"""The verbs explain, leases and queues_of: what the database knows of messages, and of who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from hark.clock import SECOND
+from hark.engine.postgres.admin import info_of
+from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
+from hark.errors import HarkError, NotFound
+from hark.ids import IdCodec
+from hark.model import (
+    Ahead,
+    DeadFacts,
+    Ending,
+    Explain,
+    Facts,
+    GroupFacts,
+    Held,
+    HeldPart,
+    LeaseFilter,
+    Leases,
+    Limited,
+    MessageFacts,
+    QueueOptions,
+    Retrying,
+)
+
+_LOOK_AT_MOST = 1000
+"""How many of the messages before one are looked at for what is in its way."""
+
+_MESSAGE = f"""
+select queue.*, {NOW} as now, place.name as partition_name, place.last_created, message."offset",
+    message.created_at as message_created_at, message.transaction_id, message.deliver_at, message.expires_at,
+    message.owner, owner.name as owner_name,
+    message.priority as message_priority,
+    cardinality(coalesce(message.backoff, queue.schedule)) as allowed
+from hark.partitions as place
+join hark.queues as queue on queue.id = place.queue
+left join lateral (
+    select * from hark.messages as one
+    where one.partition = place.id and one."offset" = $3 and one."offset" > place.floor offset 0
+) as message on true
+left join hark.groups as owner on owner.id = message.owner
+where place.id = $2 and $3 between 1 and place.tail
+"""
+_DEAD = """
+select grp, uid, attempts, error, failed_at, transaction_id, created_at, priority from hark.dead_letters
+where partition = $1 and "offset" = $2 order by grp
+"""
+_GROUPS = "select * from hark.explain_v1($1, $2, $3, $4)"
+_FIRST = "select * from hark.first_of_v1($1, $2, $3, $4::bigint[], $5::bigint[], $6, $7, $8)"
+_LIMIT = "select * from hark.reached_limit_v1($1, $2)"
+
+
+class Explainer:
+    """Answers for one engine, at one moment."""
+
+    def __init__(self, pool: Pool, codec: IdCodec, now: int | None) -> None:
+        self._pool = pool
+        self._codec = codec
+        self._now = now
+
+    async def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
+        """An answer to each request."""
+        return [await self._facts(request) or _unknown() for request in requests]
+
+    async def _facts(self, request: Explain) -> Facts | None:
+        place = self._codec.decode(request.message_id)
+        row = None if place is None else await self._pool.fetchrow(_MESSAGE, self._now, *place)
+        if place is None or row is None:
+            return None
+        # All that follows is of the moment that the first answer was.
+        now: int = row["now"]
+        dead = {one["grp"]: one for one in await self._pool.fetch(_DEAD, *place)}
+        rows = []
+        if can_be_stored(request.group):
+            rows = await self._pool.fetch(_GROUPS, now, *place, request.group)
+        options = info_of(row).options
+        groups = [await self._group(place.partition, row, options, one, dead.get(one["name"])) for one in rows]
+        if request.group is not None and not groups:
+            groups = [GroupFacts(group=request.group, dead=_letter(dead.get(request.group)))]
+        return Facts(
+            at=now,
+            message=self._message(place.partition, place.offset, row, next(iter(dead.values()), None)),
+            options=options,
+            queue_paused=row["paused"],
+            groups=groups,
+        )
+
+    def _message(self, partition: int, offset: int, row: Any, dead: Any) -> MessageFacts:
+        message_id = self._codec.encode(partition, offset)
+        facts = MessageFacts(
+            id=message_id,
+            queue=row["name"],
+            partition=row["partition_name"],
+            partition_id=self._codec.encode(partition, 0),
+            offset=offset,
+            namespace=row["namespace"],
+            task=row["task"],
+            stored=row["offset"] is not None,
+            retries_allowed=row["allowed"],
+        )
+        if row["offset"] is None:
+            if dead is None:
+                return facts
+            return msgspec.structs.replace(
+                facts,
+                transaction_id=dead["transaction_id"] or message_id,
+                created_at=dead["created_at"],
+                priority=dead["priority"] or 0,
+            )
+        return msgspec.structs.replace(
+            facts,
+            transaction_id=row["transaction_id"] or message_id,
+            created_at=_created(row),
+            priority=row["message_priority"] or 0,
+            deliver_at=row["deliver_at"],
+            expires_at=_expiry(row),
+            owner=None if row["owner"] is None else row["owner_name"] or "",
+        )
+
+    # Groups ------------------------------------------------------------------------------------------------
+
+    async def _group(self, partition: int, row: Any, options: QueueOptions, group: Any, dead: Any) -> GroupFacts:
+        facts = GroupFacts(
+            group=group["name"],
+            mode=group["mode"],
+            paused=group["paused"],
+            last_seen=group["last_seen"],
+            begins_after=group["begins_after"],
+            settled=group["settled"],
+            settled_at=group["settled_at"],
+            dead=_letter(dead),
+            ending=_ending(row, group),
+        )
+        if facts.settled or row["owner"] not in (None, group["grp"]):
+            return facts
+        shared = group["mode"] == "shared"
+        waiting = _shared(row, options, group) if shared else await self._ordered(partition, row, options, group)
+        limited = await self._pool.fetchrow(_LIMIT, row["now"], group["grp"])
+        return msgspec.structs.replace(facts, limited=_limited(limited), **waiting)
+
+    async def _ordered(self, partition: int, row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
+        facts: dict[str, Any] = {"retry": _retrying(group)}
+        if group["held"]:
+            return facts | {"held": _held(group)}
+        before, number = _before(group, row["offset"])
+        facts["ahead_messages"] = number
+        if group["blocked"]:
+            return facts | {"ahead": self._leased(partition, group)}
+        head = await self._first(partition, row, group, [*before, (row["offset"], row["offset"])], options, False)
+        facts["window_until"] = _window(row, options, head)
+        blocker = await self._first(partition, row, group, before, options, True)
+        if blocker is not None:
+            facts["ahead"] = self._waiting(partition, blocker, options)
+        elif head is not None and head["offset"] != row["offset"]:
+            facts["ahead"] = Ahead(message_id=self._codec.encode(partition, head["offset"]), offset=head["offset"])
+        return facts
+
+    def _leased(self, partition: int, group: Any) -> Ahead | None:
+        first = group["first_held"]
+        if first is None:
+            return None
+        return Ahead(message_id=self._codec.encode(partition, first), offset=first, held=_held(group))
+
+    async def _first(
+        self,
+        partition: int,
+        row: Any,
+        group: Any,
+        ranges: Sequence[tuple[int, int]],
+        options: QueueOptions,
+        waiting: bool,
+    ) -> asyncpg.Record | None:
+        firsts, lasts = [first for first, _ in ranges], [last for _, last in ranges]
+        delayed, ttl = options.delayed_processing, options.ttl
+        return await self._pool.fetchrow(
+            _FIRST, row["now"], group["grp"], partition, firsts, lasts, waiting, delayed, ttl
+        )
+
+    def _waiting(self, partition: int, row: Any, options: QueueOptions) -> Ahead:
+        old_enough = row["created_at"] + options.delayed_processing * SECOND if options.delayed_processing else 0
+        return Ahead(
+            message_id=self._codec.encode(partition, row["offset"]),
+            offset=row["offset"],
+            retry=_retrying(row),
+            deliver_at=max(row["deliver_at"] or 0, old_enough) or None,
+        )
+
+
+def _shared(row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
+    retry = _retrying(group)
+    # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
+    came = max(row["deliver_at"] or 0, _created(row) + options.delayed_processing * SECOND)
+    is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
+    window = group["window_until"]
+    return {
+        "held": _held(group) if group["held"] else None,
+        "retry": retry if is_retry else None,
+        "window_until": window if window is not None and window > row["now"] else None,
+    }
+
+
+def _unknown() -> HarkError:
+    # The text does not contain the id, so that it is the same for a message that the client has no permission for.
+    return NotFound(
+        "no message with this id has ever existed; check that it is the message id, not the transaction id",
+        code="message_not_found",
+    )
+
+
+def _created(row: Any) -> int:
+    created: int = row["message_created_at"]
+    return created
+
+
+def _expiry(row: Any) -> int | None:
+    if row["owner"] is not None or row["expires_at"]:
+        expires: int | None = row["expires_at"]
+        return expires
+    return _created(row) + row["ttl"] * SECOND if row["ttl"] else None
+
+
+def _held(group: Any) -> Held:
+    return Held(str(group["lease"]), group["consumer"], group["since"], group["lease_until"])
+
+
+def _retrying(row: Any) -> Retrying | None:
+    return None if row["attempts"] is None else Retrying(row["attempts"], row["due"], row["error"])
+
+
+def _letter(dead: Any) -> DeadFacts | None:
+    return None if dead is None else DeadFacts(str(dead["uid"]), dead["attempts"], dead["error"], dead["failed_at"])
+
+
+def _ending(row: Any, group: Any) -> Ending | None:
+    if group["ending"] is None:
+        return None
+    at: int = group["ended_at"]
+    if group["ending"] == "expired" and row["offset"] is not None:  # Noted is when the group came by.
+        at = min(at, _expiry(row) or at)
+    return Ending(group["ending"], at, group["ended_attempts"], group["ended_error"])
+
+
+def _limited(row: Any) -> Limited | None:
+    if row is None:
+        return None
+    if row["in_flight"]:
+        return Limited(reason="max_in_flight", scope=row["scope"], limit=row["bound"], in_flight=row["number"])
+    return Limited(reason="rate_limited", scope=row["scope"], limit=row["bound"], until=row["until"])
+
+
+def _window(row: Any, options: QueueOptions, head: Any) -> int | None:
+    window = options.window_buffer * SECOND
+    if not window or head is None:
+        return None
+    young = head["created_at"] + options.delayed_processing * SECOND
+    due: int = min(row["last_created"] + window, max(young, head["deliver_at"] or 0, head["due"] or 0) + 10 * window)
+    return due if due > row["now"] else None
+
+
+def _before(group: Any, offset: int) -> tuple[list[tuple[int, int]], int]:
+    """The first unsettled offsets before a message in the order of delivery, as ranges; and how many there are."""
+    ranges: list[tuple[int, int]] = []
+    number = 0
+    for first, last in _until(group, offset):
+        if number < _LOOK_AT_MOST:
+            ranges.append((first, min(last, first + _LOOK_AT_MOST - number - 1)))
+        number += last - first + 1
+    return ranges, number
+
+
+def _until(group: Any, offset: int) -> Iterator[tuple[int, int]]:
+    fronts = [(one.lower, one.upper - 1) for one in group["fronts"]]
+    for first, last in fronts:
+        if first <= offset <= last:
+            if first < offset:
+                yield first, offset - 1
+            return
+        yield first, last
+    for one in group["open"]:
+        if one.lower >= offset:
+            return
+        yield one.lower, min(one.upper, offset) - 1
+
+
+# Leases ----------------------------------------------------------------------------------------------------
+
+# What leases hold: of ordered groups in their tracks, of shared ones message by message. Those that gave their
+# partition back (claims) hold nobody up.
+_HELD = f"""
+with held as (
+    select track.lease, track.grp, track.partition, track.lease_until as until,
+        hark.size_v1(track.held)::integer as messages, lower(track.held) as first
+    from hark.tracks as track where track.lease_until > {NOW} and not isempty(track.held)
+    union all
+    select one.lease, one.grp, one.partition, max(one.until), count(*)::integer, min(one."offset")
+    from hark.exceptions as one where one.until > {NOW} and one.lease is not null
+    group by one.lease, one.grp, one.partition
+)
+select held.*, queue.name as queue, place.name as place, grp.name as group_name, grp.mode, lease.since,
+    coalesce(lease.consumer, '') as consumer
+from held
+join hark.groups as grp on grp.id = held.grp
+join hark.partitions as place on place.id = held.partition
+join hark.queues as queue on queue.id = place.queue
+left join lateral (select * from hark.leases as x where x.id = held.lease limit 1) as lease on true
+"""
+
+
+async def leases(pool: Pool, codec: IdCodec, now: int | None, where: LeaseFilter) -> Leases:
+    """A page of the live leases, oldest first."""
+    wanted = Where(now)
+    wanted.also("queue.name = {}", where.queue)
+    wanted.also("place.name = {}", where.partition)
+    wanted.also("grp.name = {}", where.group)
+    total = await pool.fetchval(f"select count(*) from ({_HELD} where {wanted}) as matching", *wanted.args)
+    page, args = wanted.page(where.limit, where.offset)
+    rows = await pool.fetch(
+        f"{_HELD} where {wanted} order by lease.since, held.lease, queue.name, place.name {page}", *args
+    )
+    return Leases([_part(row, codec) for row in rows], total)
+
+
+def _part(row: asyncpg.Record, codec: IdCodec) -> HeldPart:
+    return HeldPart(
+        lease_id=str(row["lease"]),
+        queue=row["queue"],
+        partition=row["place"],
+        partition_id=codec.encode(row["partition"], 0),
+        group=row["group_name"],
+        mode=row["mode"],
+        consumer=row["consumer"],
+        since=row["since"],
+        until=row["until"],
+        messages=row["messages"],
+        first_message_id=codec.encode(row["partition"], row["first"]),
+    )
+
+
+async def queues_of(pool: Pool, codec: IdCodec, ids: Sequence[str]) -> list[str | None]:
+    """The queues of partitions, or of the partitions of messages."""
+    places = [codec.decode(one) for one in ids]
+    numbers = [place.partition for place in places if place is not None]
+    rows = await pool.fetch(
+        "select place.id, queue.name from hark.partitions as place join hark.queues as queue on queue.id = place.queue"
+        " where place.id = any ($1::bigint[])",
+        numbers,
+    )
+    names = {row["id"]: row["name"] for row in rows}
+    return [None if place is None else names.get(place.partition) for place in places]

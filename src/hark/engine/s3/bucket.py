@@ -1,0 +1,435 @@
+"""The interface to an object store, its address and errors, the cost of requests, and its time."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
+from typing import Literal, NoReturn, Protocol
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+import msgspec
+
+from hark.clock import SECOND, Clock
+from hark.errors import InvalidSetting
+from hark.settings.sections import S3
+
+# Keys are relative to the prefix of the store. Every method is one request, never repeated here: whether a request may
+# be
+# sent again depends on what it was, which only its caller knows.
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An object as it was read."""
+
+    body: bytes
+    etag: str
+
+
+class BucketError(Exception):
+    """A request that did not do what it should."""
+
+
+class Taken(BucketError):
+    """412: the condition does not hold. Somebody has the key, or has changed it."""
+
+
+class Conflicting(BucketError):
+    """409: another request for the same key was in flight; look again, then try again."""
+
+
+class Unclear(BucketError):
+    """No answer, or a 5xx (also 429): whether it happened, nobody can say.
+
+    `slow_down`: the store asked for less. `was_sent`: False where there was no connection, so that nothing happened.
+    """
+
+    def __init__(self, text: str, *, slow_down: bool = False, was_sent: bool = True) -> None:
+        super().__init__(text)
+        self.slow_down = slow_down
+        self.was_sent = was_sent
+
+
+class Refused(BucketError):
+    """Any other answer (no such bucket, access denied ...): it did not happen, and trying again will not help."""
+
+
+class Bucket(Protocol):
+    """One prefix of one bucket."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: `s3://bucket/prefix`."""
+
+    @property
+    def requests(self) -> RequestCounter:
+        """How many requests of each kind were sent."""
+
+    @property
+    def time(self) -> ServerTime:
+        """What the dates of its answers say."""
+
+    async def open(self) -> None:
+        """Make the connections; nothing is sent."""
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+
+    async def get(self, key: str) -> Stored | None:
+        """An object; None: there is none."""
+
+    async def get_range(self, key: str, first: int, length: int) -> bytes | None:
+        """A part of an object; None: there is no such object. Raises `Refused` when the object is shorter."""
+
+    async def create(self, key: str, body: bytes) -> str:
+        """Store an object where there is none (If-None-Match: *); its ETag. Raises `Taken`."""
+
+    async def replace(self, key: str, body: bytes, etag: str) -> str:
+        """Store an object in the place of the one with that ETag (If-Match); the new ETag. Raises `Taken`."""
+
+    async def put(self, key: str, body: bytes) -> str:
+        """Store an object, whatever was there; its ETag."""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there are no error. One request for each 1,000."""
+
+
+SCHEME = "s3://"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# What all stores and tools take without escaping; S3 itself allows more.
+_PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=-]+(/[A-Za-z0-9!_.*'()=-]+)*")
+_REGION = re.compile(r"[A-Za-z0-9-]+")
+_MAX_PREFIX = 512
+_PARAMETERS = ("endpoint", "region")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A prefix of a bucket, and how to reach it."""
+
+    bucket: str
+    prefix: str = ""
+    """Without slashes at its ends; empty: the whole bucket."""
+    endpoint: str | None = None
+    """None: as the settings say, else as the AWS tools find it."""
+    region: str | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read the URL of an engine; raises `InvalidSetting` with what is wrong."""
+        if not url.startswith(SCHEME):
+            _refuse("expected s3://bucket/prefix")
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            _refuse("invalid URL; expected s3://bucket/prefix")
+        parameters = _parameters(parts)
+        return cls(
+            bucket=_bucket(parts),
+            prefix=_prefix(parts),
+            endpoint=_endpoint(parameters.get("endpoint")),
+            region=_region(parameters.get("region")),
+        )
+
+    @property
+    def text(self) -> str:
+        """What people call it; there is nothing secret in it."""
+        return f"{SCHEME}{self.bucket}/{self.prefix}" if self.prefix else f"{SCHEME}{self.bucket}"
+
+    def key(self, name: str) -> str:
+        """The full key of an object whose name is relative to the prefix."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+
+def _refuse(text: str) -> NoReturn:
+    # The URL itself is not repeated: it may have credentials in it.
+    raise InvalidSetting(f"engine: {text}") from None
+
+
+def _bucket(parts: SplitResult) -> str:
+    if "@" in parts.netloc:
+        _refuse(
+            "the URL of a bucket must not contain credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE"
+        )
+    if not parts.netloc:
+        _refuse("the URL names no bucket; expected s3://bucket/prefix")
+    if _BUCKET.fullmatch(parts.netloc) is None or ".." in parts.netloc:
+        _refuse(
+            f"{parts.netloc!r} is not a bucket name: expected 3 to 63 lower-case letters, digits, dots and hyphens "
+            "(for a server other than AWS, add ?endpoint=http://host:port)"
+        )
+    return parts.netloc
+
+
+def _prefix(parts: SplitResult) -> str:
+    if parts.fragment:
+        _refuse(f"the URL of a bucket cannot have a part after '#'; remove {parts.fragment!r}")
+    prefix = parts.path.strip("/")
+    if not prefix:
+        return ""
+    if _PREFIX.fullmatch(prefix) is None or {".", ".."} & set(prefix.split("/")) or len(prefix) > _MAX_PREFIX:
+        _refuse(
+            f"invalid prefix {prefix!r}; expected names of letters, digits and !_.*'()=- between single slashes, "
+            f"at most {_MAX_PREFIX} characters"
+        )
+    return prefix
+
+
+def _parameters(parts: SplitResult) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in _PARAMETERS:
+            _refuse(f"unknown parameter {name!r} in the URL of a bucket; expected endpoint or region")
+        if name in found:
+            _refuse(f"the URL contains {name}= twice; remove one of them")
+        found[name] = value
+    return found
+
+
+def _endpoint(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        _refuse("endpoint= is not the URL of a server; expected, for example, ?endpoint=http://127.0.0.1:9000")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        _refuse("endpoint= must be the URL of a server without credentials and parameters")
+    return text.rstrip("/")
+
+
+def _region(text: str | None) -> str | None:
+    if text is not None and _REGION.fullmatch(text) is None:
+        _refuse(f"region={text!r} is not the name of a region; expected, for example, region=eu-west-1")
+    return text
+
+
+_SLOW_DOWN = frozenset(
+    {
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "ServiceUnavailable",
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    }
+)
+# S3 answers 400 when the body of a request arrived too slowly, although the request is valid.
+_UNCLEAR = frozenset({"InternalError", "OperationTimeout", "RequestTimeout"}) | _SLOW_DOWN
+_ABOUT_CREDENTIALS = "the credentials are invalid; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+_EXPIRED = "the credentials have expired; renew them"
+_ELSEWHERE = "the bucket is in another region; set it with ?region= in the engine URL, or as s3.region"
+_FORBIDDEN = (
+    "the credentials lack a permission; Hark needs s3:GetObject, s3:PutObject and s3:DeleteObject on the objects, and "
+    "s3:ListBucket on the bucket (without it, S3 answers 403 for missing objects)"
+)
+_ADVICE = {
+    "AccessDenied": _FORBIDDEN,
+    "AuthorizationHeaderMalformed": _ELSEWHERE,
+    "ExpiredToken": _EXPIRED,
+    "InvalidAccessKeyId": _ABOUT_CREDENTIALS,
+    "InvalidToken": _EXPIRED,
+    "NoSuchBucket": "the bucket does not exist; create it, or correct its name in the engine URL",
+    "NotImplemented": "the store does not support this request, so Hark cannot use it; choose another store",
+    "PermanentRedirect": _ELSEWHERE,
+    "RequestTimeTooSkewed": "the clock of this machine is wrong; synchronise it",
+    "SignatureDoesNotMatch": _ABOUT_CREDENTIALS,
+    "TokenRefreshRequired": _EXPIRED,
+}
+
+
+class Missing(BucketError):
+    """404: the object does not exist. Never leaves this package."""
+
+
+def meaning(status: int, code: str, said: str) -> BucketError:
+    """The error for a response; `said` is its text for people."""
+    if status == 412:
+        return Taken(said)
+    if status == 409:
+        return Conflicting(said)
+    if status == 404 and code != "NoSuchBucket":
+        return Missing(said)
+    if status in (429, 503) or code in _SLOW_DOWN:
+        return Unclear(said, slow_down=True)
+    # Of the 5xx statuses, only 501 is about the request itself.
+    if status == 408 or (status >= 500 and status != 501) or code in _UNCLEAR:
+        return Unclear(said)
+    return Refused(f"{said}; {advice(status, code)}")
+
+
+def advice(status: int, code: str) -> str:
+    """The remedy for a permanent error."""
+    known = _ADVICE.get(code)
+    if known is not None:
+        return known
+    if status == 403:
+        return _FORBIDDEN
+    if status == 501:
+        return _ADVICE["NotImplemented"]
+    if 300 <= status < 400:
+        return _ELSEWHERE
+    return "check that the engine URL names an S3 server and an existing bucket"
+
+
+def date_of(header: str | None) -> int | None:
+    """A Date header in microseconds, or None if it is missing or invalid."""
+    if header is None:
+        return None
+    try:
+        return int(parsedate_to_datetime(header).timestamp()) * SECOND
+    except (ValueError, OverflowError):
+        return None
+
+
+Kind = Literal["put", "get", "list", "delete"]
+KINDS: tuple[Kind, ...] = ("put", "get", "list", "delete")
+_MILLION = 1_000_000
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Dollars for a million requests of each kind; those of S3 Standard if nothing else is said."""
+
+    put: float = 5.0
+    get: float = 0.4
+    list: float = 5.0
+    delete: float = 0.0
+
+    @classmethod
+    def of(cls, settings: S3) -> Prices:
+        """The prices that the settings say; to delete is free everywhere, and nothing is ever listed."""
+        return cls(put=settings.put_dollars, get=settings.get_dollars)
+
+
+class RequestCounter:
+    """Counts requests. Any thread may ask and count.
+
+    Each one that was sent counts, also in the estimate of costs: stores take money for most refusals as well.
+    """
+
+    def __init__(self, prices: Prices | None = None) -> None:
+        self._prices = Prices() if prices is None else prices
+        self._lock = threading.Lock()
+        self._sent: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._failed: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._up = 0
+        self._down = 0
+
+    def sent(self, kind: Kind, *, up: int = 0) -> None:
+        """A request goes out, with a body of so many bytes."""
+        with self._lock:
+            self._sent[kind] += 1
+            self._up += up
+
+    def received(self, down: int) -> None:
+        """A body of so many bytes came."""
+        with self._lock:
+            self._down += down
+
+    def failed(self, kind: Kind) -> None:
+        """A request got no answer, or one that is of no use. That a key is taken or missing is of use."""
+        with self._lock:
+            self._failed[kind] += 1
+
+    def count(self, kind: Kind) -> int:
+        """Requests of a kind, failed ones too."""
+        with self._lock:
+            return self._sent[kind]
+
+    def failures(self, kind: Kind | None = None) -> int:
+        """Failed requests of a kind, or of all."""
+        with self._lock:
+            return sum(self._failed.values()) if kind is None else self._failed[kind]
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of the bodies that were sent."""
+        return self._up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of the bodies that came."""
+        return self._down
+
+    def dollars(self, prices: Prices | None = None) -> float:
+        """What all requests so far cost, at these prices or at those it was made with."""
+        of = self._prices if prices is None else prices
+        with self._lock:
+            sent = dict(self._sent)
+        price: dict[Kind, float] = {"put": of.put, "get": of.get, "list": of.list, "delete": of.delete}
+        return sum(sent[kind] * price[kind] for kind in KINDS) / _MILLION
+
+    def as_metrics(self) -> dict[str, float]:
+        """All figures by the names of their metrics."""
+        with self._lock:
+            figures: dict[str, float] = {f"s3_requests_{kind}": self._sent[kind] for kind in KINDS}
+            figures["s3_requests_failed"] = sum(self._failed.values())
+            figures["s3_bytes_up"] = self._up
+            figures["s3_bytes_down"] = self._down
+        figures["s3_dollars"] = self.dollars()
+        return figures
+
+
+# A date is cut to whole seconds, and nobody knows when between request and answer it was written. So one answer allows
+# a range of offsets between the store's clock and ours, and all answers together allow what their ranges share: a few
+# of them narrow it to about the time of a round trip. The range grows as time passes, because clocks drift apart.
+
+
+DRIFT_PPM = 200
+"""Microseconds in a second by which two clocks may drift apart; quartz is ten times better."""
+
+
+class ServerTime:
+    """The time of the store. Any thread may ask and note."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._range: tuple[int, int] | None = None
+        self._at = 0
+        """When the range was right, by our clock."""
+
+    def note(self, date: int, sent: int, received: int) -> None:
+        """An answer says `date` (whole seconds, in microseconds); our clock said `sent` before and `received` after."""
+        # The date may have been written at any time on the way, and clocks drift on the way too.
+        drift = (received - sent) * DRIFT_PPM // SECOND
+        low, high = date - received - drift, date + SECOND - sent + drift
+        with self._lock:
+            known = self._grown(received)
+            if known is not None and high < known[0] and sent < self._at:
+                # It was sent before the last answer came, and is older: the machine was suspended between them.
+                return
+            if known is not None and max(low, known[0]) <= min(high, known[1]):
+                low, high = max(low, known[0]), min(high, known[1])
+            # Else a clock was set, ours or theirs: what was known before is worth nothing.
+            self._range = (low, high)
+            self._at = max(self._at, received)
+
+    def offset(self) -> int:
+        """What to add to our clock: the least that the answers allow, so a clock that is right stays as it is."""
+        with self._lock:
+            known = self._grown(self._clock.now())
+        return 0 if known is None else min(max(0, known[0]), known[1])
+
+    def allowed(self) -> tuple[int, int] | None:
+        """The least and the largest offset that the answers allow by now; None: there was no answer yet."""
+        with self._lock:
+            return self._grown(self._clock.now())
+
+    def now(self) -> int:
+        """The time of the store in microseconds, as far as it is known."""
+        return self._clock.now() + self.offset()
+
+    def _grown(self, now: int) -> tuple[int, int] | None:
+        if self._range is None:
+            return None
+        # Answers may be noted in another order than they came: time does not run back for that.
+        drift = -(-max(0, now - self._at) * DRIFT_PPM // SECOND)
+        return self._range[0] - drift, self._range[1] + drift

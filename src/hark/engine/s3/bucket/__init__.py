@@ -1,1 +1,0 @@
-"""The bucket: requests, what they cost, what time it is there."""

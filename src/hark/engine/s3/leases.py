@@ -1,0 +1,344 @@
+"""Leases and rates as rows: they hold over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from hark.engine.core.loader import Loader
+from hark.engine.core.ordered import Track
+from hark.engine.core.position import AnyTrack, Lease, Part
+from hark.engine.core.rows import Extra
+from hark.engine.core.shared import SharedTrack
+from hark.engine.core.state import Bounds, Group, State
+from hark.engine.core.store import for_each, rows_of, scalar
+from hark.keys import decode_key
+from hark.model import Key
+
+Place = tuple[int, int]
+"""A group's number and a partition's."""
+
+# Tables that say where groups are: their keys begin with (group, partition).
+_PLACES = frozenset({"tracks", "ranges", "retries", "fronts", "lanes", "exceptions"})
+# Columns that memory does not keep, or does not need at once: what a queue has lost, when a group was seen.
+_QUIET = {"queues": frozenset({8, 9}), "groups": frozenset({9})}
+
+
+class Touched:
+    """What there is in a patchset; of removed rows it has nothing but their keys."""
+
+    def __init__(self, changes: bytes) -> None:
+        self.arrived: dict[int, int] = {}
+        """How many messages came to partitions."""
+        self.partitions: set[int] = set()
+        """Partitions with messages more or less, or whose floor was moved."""
+        self.places: set[Place] = set()
+        self.leases: set[str] = set()
+        self.rates: set[tuple[str, int]] = set()
+        self.queues: set[int] = set()
+        self.groups: set[int] = set()
+        self.labels = False
+        self.numbers = False
+        """What is noted of the store as a whole."""
+        self.keys: list[Key] = []
+        for change in apsw.Changeset.iter(changes):
+            self._note(change)
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether queues or groups came, went or were changed: then nothing in memory is worth keeping."""
+        return bool(self.queues or self.groups)
+
+    def _note(self, change: apsw.TableChange) -> None:
+        table, row = change.name, change.new if change.op == "INSERT" else change.old
+        assert row is not None
+        key: Any = row[0]
+        if table == "messages":
+            if change.op == "INSERT":
+                partition: Any = row[1]
+                self.arrived[partition] = self.arrived.get(partition, 0) + 1
+                self.partitions.add(partition)
+        elif table in _PLACES:
+            second: Any = row[1]
+            self.places.add((key, second))
+        elif table == "leases":
+            self.leases.add(key)
+        elif table in ("partitions", "holes"):
+            self.partitions.add(key)
+        elif table == "kv":
+            self.keys.append(decode_key(key))
+        else:
+            self._note_rare(table, key, row, change)
+
+    def _note_rare(self, table: str, key: Any, row: tuple[Any, ...], change: apsw.TableChange) -> None:
+        if table in _QUIET:
+            changed = {at for at, value in enumerate(change.new or ()) if value is not apsw.no_change}
+            if change.op != "UPDATE" or changed - _QUIET[table]:
+                (self.queues if table == "queues" else self.groups).add(key)
+        elif table == "rates":
+            self.rates.add((key, row[1]))
+        elif table == "labels":
+            self.labels = True
+        elif table == "meta":
+            self.numbers = True
+
+
+_SAVE_RATES = """
+insert into rates (kind, owner, tokens, filled_at)
+select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1) where true
+on conflict (kind, owner) do update set tokens = excluded.tokens, filled_at = excluded.filled_at
+"""
+
+Owner = tuple[str, int]
+
+
+def save(connection: apsw.Connection, state: State, taken: Iterable[AnyTrack]) -> None:
+    """Write down what is left of the rates of those whose messages were taken."""
+    found: dict[Owner, Bounds] = {}
+    for track in taken:
+        queue = state.queues.get(track.group.queue_name)
+        if queue is not None and queue.bounds.limits.rate_limit:
+            found["queue", queue.id] = queue.bounds
+        if track.group.bounds.limits.rate_limit:
+            found["group", track.group.id] = track.group.bounds
+    rows = [(*owner, one.tokens, one.filled_at) for owner, one in found.items() if one.tokens is not None]
+    for_each(connection, _SAVE_RATES, rows)
+
+
+class Rates:
+    """Puts what is stored where it belongs, when queues and groups are in memory."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        rows = rows_of(connection, "select kind, owner, tokens, filled_at from rates")
+        self._rows: dict[Owner, tuple[float, int]] = {(row[0], row[1]): (row[2], row[3]) for row in rows}
+
+    @property
+    def groups(self) -> list[int]:
+        """Groups that have one."""
+        return [owner for kind, owner in self._rows if kind == "group"]
+
+    def give(self, kind: str, owner: int, bounds: Bounds) -> None:
+        """Say what is left of a rate, if somebody has taken of it."""
+        stored = self._rows.get((kind, owner))
+        if stored is not None:
+            bounds.tokens, bounds.filled_at = stored
+
+
+# In memory they are what the SQLite engine makes of them. After each batch of verbs the rows of those leases are
+# written that the batch touched; when memory is read back the leases are made from the rows.
+
+
+_SAVE = """
+insert into leases (id, expires_at, writer, parts)
+select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1) where true
+on conflict (id) do update set expires_at = excluded.expires_at, writer = excluded.writer, parts = excluded.parts
+"""
+_DELETE = "delete from leases where id in (select value from json_each(?1))"
+_MESSAGES = """
+select json_group_array(json_array(message.offset, message.transaction_id, json(message.extra)))
+from json_each(?2) as wanted
+cross join messages as message indexed by messages_place
+where message.partition = ?1 and message.offset between wanted.value ->> 0 and wanted.value ->> 1
+"""
+
+_ROWS = "select id, expires_at, writer, parts from leases"
+
+Ranges = list[tuple[int, int]]
+
+
+class _Part(msgspec.Struct, array_like=True, gc=False):
+    group: int
+    partition: int
+    handed: int
+    open: int
+    last: int
+    blocks: bool
+    held: Ranges
+    consumer: str = ""
+    """Of the lease, as are the next two: a Hark that does not know them reads on, and rows of one have none."""
+    since: int = 0
+    whole: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_parts = msgspec.json.Decoder(list[_Part]).decode
+_decode_messages = msgspec.json.Decoder(list[tuple[int, str | None, Extra | None]]).decode
+
+
+class _Row(msgspec.Struct, frozen=True, gc=False):
+    """A lease as it is stored."""
+
+    ends_here: int
+    """When it ends for this process: other processes' clocks differ, so their leases last a little longer here."""
+    expires_at: int
+    writer: str
+    parts: str
+    places: frozenset[Place]
+
+
+class LeaseRows:
+    """What is stored of leases, and how that is kept in step with memory."""
+
+    def __init__(self, state: State, writer: str, margin: int) -> None:
+        self._state = state
+        self._writer = writer
+        self._margin = margin
+        """Microseconds by which leases of other processes last longer here."""
+        self._stored: dict[str, _Row] = {}
+        self._at: dict[Place, set[str]] = {}
+        """Which leases hold something of a place."""
+
+    def save(self, connection: apsw.Connection, touched: Iterable[AnyTrack], renewed: Iterable[str] = ()) -> None:
+        """Write down what became of leases on these places, and of those that were renewed or are over."""
+        live = self._state.leases
+        anew = dict.fromkeys(renewed)
+        names = dict(anew)
+        for track in touched:
+            names |= dict.fromkeys(self._at.get((track.group.id, track.partition.id), ()))
+            names |= dict.fromkeys(lease.id for lease in track.leases())
+        # Also where a queue or group was deleted, which is no change of a place.
+        shrunk = (one for one, row in self._stored.items() if one in live and len(live[one].parts) != len(row.places))
+        names |= dict.fromkeys(shrunk)
+        over = [lease_id for lease_id in self._stored if lease_id not in live]
+        for lease_id in over:
+            self.forget(lease_id)
+        saved = [self._note(live[lease_id], lease_id in anew) for lease_id in names if lease_id in live]
+        for_each(connection, _DELETE, over)
+        for_each(connection, _SAVE, [row for row in saved if row is not None])
+
+    def _note(self, lease: Lease, is_renewed: bool) -> tuple[str, int, str, str] | None:
+        """The row that a lease needs; None: it is there."""
+        old = self._stored.get(lease.id)
+        expires_at, writer = lease.expires_at, self._writer
+        if old is not None and old.ends_here == lease.expires_at and not is_renewed:
+            # It stays the lease of who wrote it. What is renewed lasts as long as was said here, for everybody.
+            expires_at, writer = old.expires_at, old.writer
+        parts = _encode(_parts_of(lease)).decode()
+        if old is not None and (old.expires_at, old.parts) == (expires_at, parts):
+            return None
+        self._remember(lease, expires_at, writer, parts)
+        return lease.id, expires_at, writer, parts
+
+    def _remember(self, lease: Lease, expires_at: int, writer: str, parts: str) -> None:
+        self.forget(lease.id)
+        places = frozenset((track.group.id, track.partition.id) for track in lease.parts)
+        self._stored[lease.id] = _Row(lease.expires_at, expires_at, writer, parts, places)
+        for place in places:
+            self._at.setdefault(place, set()).add(lease.id)
+
+    def forget(self, lease_id: str) -> None:
+        """It is not in memory any more."""
+        row = self._stored.pop(lease_id, None)
+        for place in () if row is None else row.places:
+            self._at[place].discard(lease_id)
+            if not self._at[place]:
+                del self._at[place]
+
+    def held_at(self, place: Place) -> set[str]:
+        """The leases that hold something of a place."""
+        return self._at.get(place, set())
+
+    def places_of(self, lease_id: str) -> frozenset[Place]:
+        """The places that a lease holds something of."""
+        row = self._stored.get(lease_id)
+        return frozenset() if row is None else row.places
+
+    def stored_places(self, connection: apsw.Connection, lease_ids: Iterable[str]) -> set[Place]:
+        """The same of leases as their rows say it, which may be newer."""
+        rows = rows_of(connection, f"{_ROWS} where id in (select value from json_each(?1))", _names(lease_ids))
+        return {(part.group, part.partition) for *_, parts in rows for part in _decode_parts(parts)}
+
+    def load(self, connection: apsw.Connection, lease_ids: Iterable[str] | None = None) -> None:
+        """Make leases from their rows: these, or all that there are."""
+        if lease_ids is None:
+            self._stored.clear()
+            self._at.clear()
+            rows = rows_of(connection, _ROWS)
+        else:
+            rows = rows_of(connection, f"{_ROWS} where id in (select value from json_each(?1))", _names(lease_ids))
+        loader = Loader(connection, self._state)
+        groups = _Groups(connection, self._state, loader)
+        for lease_id, expires_at, writer, parts in rows:
+            stored = _decode_parts(parts)
+            ends = expires_at if writer == self._writer else expires_at + self._margin
+            lease = Lease(lease_id, ends, *next(((one.consumer, one.since) for one in stored), ("", 0)))
+            lease.whole = max((one.whole for one in stored), default=0)
+            for part in stored:
+                group = groups.find(part.group)
+                track = None if group is None else loader.track(group, part.partition)
+                if track is not None:
+                    self._hold(connection, lease, track, part)
+            self._remember(lease, expires_at, writer, parts)
+            self._state.add_lease(lease)
+
+    def _hold(self, connection: apsw.Connection, lease: Lease, track: AnyTrack, stored: _Part) -> None:
+        part = lease.parts[track] = Part(stored.handed, stored.last)
+        part.open = stored.open
+        text = scalar(connection, _MESSAGES, stored.partition, _encode(stored.held).decode())
+        prefix = track.partition.prefix
+        for offset, transaction_id, extra in _decode_messages(text):
+            name = transaction_id or self._state.codec.with_prefix(prefix, offset)
+            schedule = None if extra is None else extra.b
+            if isinstance(track, Track):
+                track.held[name] = (offset, lease, schedule, name)
+            elif isinstance(track, SharedTrack) and offset in track.entries:
+                entry = track.entries[offset]
+                entry.is_out = True
+                track.hold(entry, lease, name, schedule)
+        if isinstance(track, Track) and stored.blocks:
+            track.lease = lease
+        track.group.note_in_flight(track)
+
+
+class _Groups:
+    """Groups by their numbers."""
+
+    def __init__(self, connection: apsw.Connection, state: State, loader: Loader) -> None:
+        self._connection = connection
+        self._state = state
+        self._loader = loader
+        self._known: dict[int, Group | None] = {}
+
+    def find(self, number: int) -> Group | None:
+        """The group with a number; None: it is gone."""
+        if number not in self._known:
+            self._known[number] = self._load(number)
+        return self._known[number]
+
+    def _load(self, number: int) -> Group | None:
+        for queue, name in rows_of(self._connection, "select queue, name from groups where id = ?1", number):
+            self._loader.groups(queue)
+            return self._state.groups.get((queue, name))
+        return None
+
+
+def _parts_of(lease: Lease) -> list[_Part]:
+    parts = []
+    for track, part in lease.parts.items():
+        if isinstance(track, Track):
+            blocks = track.lease is lease
+            offsets = sorted(held[0] for held in track.held.values() if held[1] is lease)
+        else:
+            blocks = False
+            offsets = sorted(track.live_offsets(lease))
+        place = (track.group.id, track.partition.id)
+        numbers = (part.handed, part.open, part.last)
+        parts.append(_Part(*place, *numbers, blocks, _ranges(offsets), lease.consumer, lease.since, lease.whole))
+    return parts
+
+
+def _names(lease_ids: Iterable[str]) -> str:
+    return _encode(list(lease_ids)).decode()
+
+
+def _ranges(offsets: Sequence[int]) -> Ranges:
+    ranges: Ranges = []
+    for offset in offsets:
+        if ranges and ranges[-1][1] == offset - 1:
+            ranges[-1] = (ranges[-1][0], offset)
+        else:
+            ranges.append((offset, offset))
+    return ranges

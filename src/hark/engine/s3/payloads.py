@@ -1,0 +1,323 @@
+"""Payloads: they stay in the records that brought them, and are fetched by range requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random as random_module
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hark.engine.core.rows import Elsewhere
+from hark.engine.s3 import objects
+from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Unclear
+from hark.errors import EngineFailure, HarkError
+
+
+class Place(NamedTuple):
+    """Some bytes of the object `log/{seq}`; a payload stays in the record that brought it."""
+
+    seq: int
+    offset: int
+    """From the first byte of the object."""
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return self.offset + self.length
+
+
+_MOST_OF_ALL = 4
+"""What is larger than this part of the cache is not kept: it would drive out too much that is asked for more often."""
+
+
+class PayloadCache:
+    """Pieces of records, the least recently used forgotten first. For use by any number of threads.
+
+    No piece of a record lies within another one. So, in the order in which they begin, they also end, and the last one
+    that begins at or before a place is the only one that has to be looked at.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        """Bytes at most; 0: nothing is kept."""
+        self._pieces: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        """By record and first offset."""
+        self._firsts: dict[int, list[int]] = {}
+        """By record, where its pieces begin, in order."""
+        self._bytes = 0
+        self._hits = self._misses = 0
+        self._lock = threading.Lock()
+
+    def put_record(self, seq: int, first_offset: int, data: bytes) -> None:
+        """Keep the payloads of a record, or a part of them that begins at an offset in its object."""
+        if not data or len(data) > self.capacity // _MOST_OF_ALL:
+            return
+        with self._lock:
+            if self._covering(seq, first_offset, first_offset + len(data)) is not None:
+                return
+            for first in self._within(seq, first_offset, first_offset + len(data)):
+                self._forget(seq, first)
+            self._pieces[seq, first_offset] = data
+            firsts = self._firsts.setdefault(seq, [])
+            firsts.insert(bisect_left(firsts, first_offset), first_offset)
+            self._bytes += len(data)
+            while self._bytes > self.capacity:
+                self._forget(*next(iter(self._pieces)))
+
+    def get(self, place: Place) -> bytes | None:
+        """The bytes at a place; None: they are not here."""
+        with self._lock:
+            first = self._covering(place.seq, place.offset, place.end)
+            if first is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._pieces.move_to_end((place.seq, first))
+            piece = self._pieces[place.seq, first]
+        return piece[place.offset - first : place.end - first]
+
+    def as_metrics(self) -> dict[str, float]:
+        """What is kept, and how often that helped."""
+        with self._lock:
+            return {
+                "s3_cache_bytes": self._bytes,
+                "s3_cache_pieces": len(self._pieces),
+                "s3_cache_hits": self._hits,
+                "s3_cache_misses": self._misses,
+            }
+
+    def _covering(self, seq: int, start: int, end: int) -> int | None:
+        """Where the piece begins that has all of these bytes."""
+        firsts = self._firsts.get(seq)
+        if firsts is None:
+            return None
+        index = bisect_right(firsts, start) - 1
+        if index < 0:
+            return None
+        first = firsts[index]
+        return first if first + len(self._pieces[seq, first]) >= end else None
+
+    def _within(self, seq: int, start: int, end: int) -> list[int]:
+        """Where those pieces begin that have nothing but these bytes."""
+        firsts = self._firsts.get(seq, [])
+        inside = firsts[bisect_left(firsts, start) : bisect_left(firsts, end)]
+        return [first for first in inside if first + len(self._pieces[seq, first]) <= end]
+
+    def _forget(self, seq: int, first: int) -> None:
+        self._bytes -= len(self._pieces.pop((seq, first)))
+        firsts = self._firsts[seq]
+        del firsts[bisect_left(firsts, first)]
+        if not firsts:
+            del self._firsts[seq]
+
+
+GAP_BYTES = 64 * 1024
+"""Two places that are no further apart share a request: so many bytes cost less than a second one."""
+_MOST_AT_ONCE = 16
+_TRIES = 7
+_FIRST_SECONDS = 0.1
+_LONGEST_SECONDS = 5.0
+_SLOWER = 10.0
+"""What the first wait is multiplied by when the store asks for fewer requests."""
+
+
+class Payloads:
+    """Gives payloads by their places. Belongs to the event loop that talks to the store."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        cache: PayloadCache,
+        *,
+        gap: int = GAP_BYTES,
+        most_at_once: int = _MOST_AT_ONCE,
+        tries: int = _TRIES,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        random: Callable[[], float] = random_module.random,
+    ) -> None:
+        self._bucket = bucket
+        self._cache = cache
+        self._gap = gap
+        self._tries = tries
+        self._pause = pause
+        self._random = random
+        self._turns = asyncio.Semaphore(most_at_once)
+        self._flights: dict[int, list[_Flight]] = {}
+        """By record, the requests that are under way."""
+
+    async def fetch(self, wanted: Sequence[Place]) -> list[bytes]:
+        """The bytes at these places, in their order. Raises `EngineFailure` when one of them can't be had."""
+        found: dict[Place, bytes] = {}
+        coming: dict[Place, _Flight] = {}
+        missing: list[Place] = []
+        for place in dict.fromkeys(wanted):
+            cached = self._cache.get(place) if place.length else b""
+            if cached is not None:
+                found[place] = cached
+            elif (flight := self._under_way(place)) is not None:
+                coming[place] = flight
+            else:
+                missing.append(place)
+        for together in _near(missing, self._gap):
+            coming |= dict.fromkeys(together, self._start(_span(together)))
+        for place, flight in coming.items():
+            found[place] = await flight.bytes_at(place)
+        return [found[place] for place in wanted]
+
+    def _under_way(self, place: Place) -> _Flight | None:
+        return next((flight for flight in self._flights.get(place.seq, ()) if flight.has(place)), None)
+
+    def _start(self, span: Place) -> _Flight:
+        flight = _Flight(span, asyncio.get_running_loop().create_task(self._read(span)))
+        self._flights.setdefault(span.seq, []).append(flight)
+        flight.task.add_done_callback(lambda _: self._landed(flight))
+        return flight
+
+    def _landed(self, flight: _Flight) -> None:
+        flights = self._flights[flight.span.seq]
+        flights.remove(flight)
+        if not flights:
+            del self._flights[flight.span.seq]
+        if not flight.task.cancelled():
+            flight.task.exception()  # Those who waited may all have been cancelled: then nobody else looks at it.
+
+    async def _read(self, span: Place) -> bytes:
+        """Ask until there is an answer: reading again changes nothing."""
+        for attempt in range(1, self._tries + 1):
+            try:
+                async with self._turns:
+                    data = await self._bucket.get_range(objects.record(span.seq), span.offset, span.length)
+            except (Unclear, Conflicting) as error:
+                if attempt == self._tries:
+                    raise self._failure(span, f"cannot be fetched now: {error}; retry", "engine_failure") from error
+                await self._pause(self._seconds(attempt, error))
+                continue
+            except BucketError as error:
+                raise self._failure(span, f"cannot be read: {error}", "payload_unreadable") from error
+            if data is None:
+                raise self._failure(
+                    span,
+                    "does not exist any more; restore the object, and remove lifecycle rules for this prefix: Hark "
+                    "deletes unneeded objects itself",
+                    "payload_missing",
+                )
+            self._cache.put_record(span.seq, span.offset, data)
+            return data
+        raise AssertionError("the last try answers or raises")
+
+    def _failure(self, span: Place, what: str, code: str) -> EngineFailure:
+        return EngineFailure(f"a payload in {objects.record(span.seq)} of {self._bucket.name} {what}", code=code)
+
+    def _seconds(self, attempt: int, error: Unclear | Conflicting) -> float:
+        """How long to wait: from half of it to all of it, so that those who failed together do not return together."""
+        first = _FIRST_SECONDS * (_SLOWER if isinstance(error, Unclear) and error.slow_down else 1.0)
+        return float(min(first * 2 ** (attempt - 1), _LONGEST_SECONDS) * (0.5 + self._random() / 2))
+
+
+class _Flight:
+    """A request that is under way, for all who want something of its span."""
+
+    __slots__ = ("span", "task")
+
+    def __init__(self, span: Place, task: asyncio.Task[bytes]) -> None:
+        self.span = span
+        self.task = task
+
+    def has(self, place: Place) -> bool:
+        """Whether it brings all of a place."""
+        return place.seq == self.span.seq and self.span.offset <= place.offset and place.end <= self.span.end
+
+    async def bytes_at(self, place: Place) -> bytes:
+        """Wait for it, and take a place out of what it brought."""
+        try:
+            # Others may wait too: who is cancelled does not take it along.
+            data = await asyncio.shield(self.task)
+        except EngineFailure as failure:
+            raise failure.again() from failure.__cause__
+        return data[place.offset - self.span.offset : place.end - self.span.offset]
+
+
+def _near(wanted: Iterable[Place], gap: int) -> Iterator[list[Place]]:
+    """Put those places of one record together that are near each other."""
+    together: list[Place] = []
+    end = 0
+    for place in sorted(wanted):
+        if together and (place.seq != together[0].seq or place.offset > end + gap):
+            yield together
+            together, end = [], 0
+        together.append(place)
+        end = max(end, place.end)
+    if together:
+        yield together
+
+
+def _span(together: Sequence[Place]) -> Place:
+    """From the first byte of them to the last."""
+    first = together[0]
+    return first._replace(length=max(place.end for place in together) - first.offset)
+
+
+Fetch = Callable[[Sequence[Place]], Awaitable[list[bytes]]]
+
+
+class Filler:
+    """Asks the cache first, as that takes no turn of another thread."""
+
+    def __init__(self, cache: PayloadCache, fetch: Fetch) -> None:
+        self._cache = cache
+        self._fetch = fetch
+
+    async def fill(self, items: Sequence[msgspec.Struct]) -> None:
+        """Fill in the payloads of these. Raises `EngineFailure` when one can't be had."""
+        missing: list[tuple[msgspec.Struct, Place]] = []
+        for item in items:
+            where = getattr(item, "payload", None)
+            if isinstance(where, Elsewhere):
+                place = Place(*where)
+                cached = self._cache.get(place)
+                if cached is None:
+                    missing.append((item, place))
+                else:
+                    _set(item, cached)
+        if missing:
+            found = await self._fetch([place for _, place in missing])
+            for (item, _), payload in zip(missing, found, strict=True):
+                _set(item, payload)
+
+    async def fill_found(self, items: Sequence[msgspec.Struct]) -> None:
+        """Fill in the payloads of these; those that the store has lost become empty."""
+        if (failure := await _try(self.fill(items))) is None:
+            return
+        if len(items) > 1:
+            await asyncio.gather(*(self.fill_found([item]) for item in items))
+        elif failure.code == "payload_missing":
+            _set(items[0], b"")
+        else:
+            raise failure
+
+    async def fill_each(self, groups: Sequence[Sequence[msgspec.Struct]]) -> list[HarkError | None]:
+        """Fill in the payloads of several answers; where that fails only that one does. Lost payloads become empty."""
+        # All together first: what is near each other in a record shares a request, whoever asked for it.
+        failure = await _try(self.fill([item for group in groups for item in group]))
+        if failure is None:
+            return [None] * len(groups)
+        return await asyncio.gather(*(_try(self.fill_found(group)) for group in groups))
+
+
+async def _try(filling: Awaitable[None]) -> HarkError | None:
+    try:
+        await filling
+    except HarkError as error:
+        return error
+    return None
+
+
+def _set(item: msgspec.Struct, payload: bytes) -> None:
+    # Some are frozen. Nobody has seen them yet, so they are still being made.
+    msgspec.structs.force_setattr(item, "payload", msgspec.Raw(payload))

@@ -1,1 +1,0 @@
-"""Payloads: they stay in the records that brought them."""

@@ -1,0 +1,214 @@
+"""The parts of one process's replica, put together: requests, state, tail, housekeeping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from hark.clock import SECOND
+from hark.engine.core.calls import Call, Outbox
+from hark.engine.s3.bucket import Bucket, Stored
+from hark.engine.s3.bucket_client import IoThread, probe
+from hark.engine.s3.flush import Found, Pace, Wake
+from hark.engine.s3.following import Chain, Interest, Tail
+from hark.engine.s3.housekeeping import Housekeeper
+from hark.engine.s3.log import Appender, LogReader, Sight
+from hark.engine.s3.objects import Meta, Patience, Pause, read_or_create
+from hark.engine.s3.payloads import PayloadCache, Payloads, Place
+from hark.engine.s3.state import Fold, Head
+from hark.engine.s3.thread import ReplicaThread
+from hark.engine.sqlite.files import expiry_metrics
+from hark.ids import IdSource
+from hark.polling import Poller, PollingStrategy, PollMetrics
+from hark.settings.sections import S3
+
+log = logging.getLogger(__name__)
+_PROBE_BYTES = 12
+_CHECK_SHARE = 0.25
+"""How much of the grace may pass before an idle process reads the pointer."""
+
+
+class Replica:
+    """What one process has of a store."""
+
+    fold: Fold
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        settings: S3,
+        cache: PayloadCache,
+        outbox: Outbox,
+        *,
+        writer: str,
+        polling: PollingStrategy,
+        poll_metrics: PollMetrics,
+        pause: Pause,
+    ) -> None:
+        self._bucket = bucket
+        self._settings = settings
+        self._cache = cache
+        self._outbox = outbox
+        self._writer = writer
+        self._polling = polling
+        self._poll_metrics = poll_metrics
+        self._pause = pause
+        self._io = IoThread()
+        # Its own source of chance: these threads draw at moments that nobody else should depend on.
+        self._chance = random.Random().random
+        self._interest = Interest()
+        self._patience = Patience(settings.patience_ms / 1000, pause=pause, random=self._chance)
+        self._pace = Pace(settings.linger_ms / 1000, self._chance)
+        self._thread: ReplicaThread | None = None
+        self._tail: Tail | None = None
+        self._tailing: Future[None] | None = None
+        self._keeper: Housekeeper | None = None
+        self._fold_is_open = False
+
+    def open(self) -> None:
+        """Test the bucket, make the state and begin. From a thread that may wait; `close` it also after a failure."""
+        self._io.start()
+        meta = self._io.run(self._prepare())
+        self.secret = bytes.fromhex(meta.secret)
+        time = self._bucket.time
+        sight = Sight(meta.grace_seconds, lambda: time.now() / SECOND)
+        chain = Chain(
+            self._bucket,
+            self._io,
+            meta,
+            appender=Appender(self._bucket, self._patience.seconds, pause=self._pause, random=self._chance),
+            reader=LogReader(self._bucket, self._patience),
+            patience=self._patience,
+            sight=sight,
+            cache=self._cache,
+        )
+        self.fold = Fold(IdSource(time), meta.tag, self._writer, self._settings.skew_margin_ms * SECOND // 1000)
+        self._fold_is_open = True
+        self._keeper = Housekeeper(
+            self._bucket,
+            self._io,
+            self.fold.scratch,
+            self._settings,
+            meta=meta,
+            now=time.now,
+            submit=self.submit,
+        )
+        self._thread = ReplicaThread(
+            chain,
+            self.fold,
+            self._outbox,
+            writer=self._writer,
+            now=time.now,
+            pace=self._pace,
+            most_bytes=self._settings.max_record_bytes,
+            on_head=self._note_head,
+            on_missed=self._note_missed,
+        )
+        self._tail = self._io.run(self._make_tail(sight, meta.grace_seconds))
+        self._thread.open()
+        self._thread.start()
+        self._keeper.start()
+        self._tailing = self._io.submit(self._tail.run())
+
+    async def _prepare(self) -> Meta:
+        await self._bucket.open()
+        await probe(self._bucket, secrets.token_hex(_PROBE_BYTES), pause=self._pause)
+        self._payloads = Payloads(self._bucket, self._cache, pause=self._pause, random=self._chance)
+        grace = self._settings.grace_seconds
+        now = self._bucket.time.now()
+        meta = await read_or_create(self._bucket, now, grace_seconds=grace, patience=self._patience)
+        if meta.grace_seconds != grace:
+            text = "%s keeps log records for %d s, as set when it was created; s3.grace_seconds = %d has no effect"
+            log.warning(text, self._bucket.name, meta.grace_seconds, grace)
+        return meta
+
+    async def _make_tail(self, sight: Sight, grace_seconds: int) -> Tail:
+        return Tail(
+            self._bucket,
+            Poller(self._polling, metrics=self._poll_metrics, random=self._chance),
+            sight,
+            found=self._found,
+            check=lambda: self.submit(Wake()),
+            check_seconds=grace_seconds * _CHECK_SHARE,
+            has_interest=self._interest.is_there,
+        )
+
+    def interrupt(self) -> None:
+        """Make an `open` fail that waits for the bucket; then `close` it. From another thread."""
+        with contextlib.suppress(RuntimeError):  # It has not begun.
+            self._io.run(self._bucket.close())
+        self._io.stop()
+
+    def close(self) -> None:
+        """End all of it; after a `Stop` was answered, or after an `open` that failed or was interrupted."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        with contextlib.suppress(RuntimeError):  # It was interrupted.
+            if self._tail is not None:
+                self._io.call(self._tail.stop)
+            if self._tailing is not None:
+                self._tailing.exception()
+            self._io.run(self._bucket.close())
+        self._io.stop()
+        if self._thread is not None:
+            self._thread.end()
+        if self._fold_is_open:
+            self.fold.close()
+
+    def wait_here(self) -> None:
+        """Somebody here waits for what others may write."""
+        self._interest.note()
+
+    def submit(self, call: Call) -> None:
+        """Hand in a call, from any thread."""
+        assert self._thread is not None
+        self._thread.submit(call)
+
+    def poke(self) -> None:
+        """Look at the log soon."""
+        if self._tail is not None:
+            self._io.call(self._tail.poke)
+
+    def poll_as(self, strategy: PollingStrategy) -> None:
+        """Look at the log as often as a strategy says."""
+        tail = self._tail
+        if tail is not None:
+            self._io.call(lambda: tail.follow(strategy))
+
+    async def fetch(self, places: Sequence[Place]) -> list[bytes]:
+        """Payloads by their places; from any event loop."""
+        return await asyncio.wrap_future(self._io.submit(self._payloads.fetch(places)))
+
+    def metrics(self) -> dict[str, float]:
+        """Where this process is, and what it did."""
+        head, keeper = self.fold.head, self._keeper
+        return {
+            "database_bytes": self.fold.scratch.size(),
+            "s3_log_records": head.seq,
+            "s3_linger_seconds": self._pace.apart,
+            "s3_round_trip_seconds": self._pace.round_trip,
+            "s3_snapshots": 0 if keeper is None else keeper.snapshots,
+            "s3_objects_removed": 0 if keeper is None else keeper.removed,
+            "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
+            **expiry_metrics(self.fold.state),
+        }
+
+    def _note_head(self, head: Head, size: int, own: bool) -> None:
+        if self._keeper is not None:
+            self._keeper.note(head, size, own)
+        tail = self._tail
+        if tail is not None:
+            self._io.call(lambda: tail.head(head.seq, own))
+
+    def _note_missed(self) -> None:
+        tail = self._tail
+        if tail is not None:
+            self._io.call(tail.missed)
+
+    def _found(self, seq: int, stored: Stored) -> None:
+        self.submit(Found(seq, stored))

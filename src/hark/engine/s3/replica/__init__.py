@@ -1,1 +1,0 @@
-"""The replica: the folded state in a local database, and who may change it."""

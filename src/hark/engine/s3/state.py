@@ -1,0 +1,356 @@
+"""The state as of a record of the log: tables, what memory keeps of them, and how both move on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import apsw
+
+from hark.engine.core.loader import Loader
+from hark.engine.core.state import Group, Queue, State
+from hark.engine.core.store import rows_of, run
+from hark.engine.hints import HintBook
+from hark.engine.s3.flush import Flush
+from hark.engine.s3.leases import LeaseRows, Place, Rates, Touched
+from hark.engine.s3.objects import Record
+from hark.engine.s3.scratch import Scratch
+from hark.errors import StoreUnusable
+from hark.ids import IdCodec, IdSource
+from hark.model import Hint, KeyNews
+
+Holders = dict[str, list[tuple[str, str]]]
+"""Leases with the queues and groups that they are of."""
+
+
+def holders(state: State, touched: Touched) -> Holders:
+    """Whose leases are touched, before that happens: some of them may be over then."""
+    found = (state.leases.get(lease_id) for lease_id in touched.leases)
+    return {
+        lease.id: list({(track.group.queue_name, track.group.name): None for track in lease.parts})
+        for lease in found
+        if lease is not None
+    }
+
+
+def hints(connection: apsw.Connection, state: State, touched: Touched, before: Holders) -> list[Hint]:
+    """Whom to tell of changes that have been applied."""
+    book = HintBook()
+    _tell_arrivals(connection, book, touched.arrived)
+    for number in touched.queues:
+        for (queue,) in rows_of(connection, "select name from queues where id = ?1", number):
+            book.add(queue, None, None)
+    for number in {place[0] for place in touched.places} | touched.groups:
+        for queue, group in rows_of(connection, "select queue, name from groups where id = ?1", number):
+            book.add(queue, group, None)
+    for lease_id, places in before.items():
+        for queue, group in places:
+            _tell_room(book, state, queue)
+            if lease_id not in state.leases:
+                book.add(queue, group, None)
+                book.ended(queue, group, lease_id)
+    return book.hints()
+
+
+def _tell_room(book: HintBook, state: State, name: str) -> None:
+    """What one group held may have been what another one waits for, if all groups of a queue share a bound."""
+    queue = state.queues.get(name)
+    if queue is not None and queue.bounds.blocked:
+        queue.bounds.blocked = False
+        book.add(name, None, None)
+
+
+def key_news(touched: Touched) -> KeyNews | None:
+    """Which keys were changed."""
+    return KeyNews(tuple(touched.keys)) if touched.keys else None
+
+
+def _tell_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[int, int]) -> None:
+    by_queue: dict[str, dict[str, int]] = {}
+    sql = "select queues.name, partitions.name from partitions join queues on queues.id = partitions.queue"
+    for partition, number in arrived.items():
+        for queue, name in rows_of(connection, f"{sql} where partitions.id = ?1", partition):
+            by_queue.setdefault(queue, {})[name] = number
+    for queue, numbers in by_queue.items():
+        book.arrived(queue, numbers, (), numbers)
+
+
+# The verbs of the SQLite engine believe that nobody else writes their tables. Here others do, and what was done here
+# may
+# be undone. So whatever in memory is about rows that changed is dropped and read again; the rest stays, or every
+# record
+# of another process would cost a look at all partitions.
+
+
+class Memory:
+    """The state of the SQLite engine, over tables that others write too."""
+
+    def __init__(self, scratch: Scratch, state: State, leases: LeaseRows) -> None:
+        self._scratch = scratch
+        self._state = state
+        self._leases = leases
+        self.forgotten: set[str] = set()
+        """Queues where somebody waits for room: that was not kept, so they have to ask again."""
+
+    def read_all(self) -> None:
+        """Make it anew. What tables do not have is kept: who was served when, and why leases ended."""
+        state, writer = self._state, self._scratch.writer
+        expired, removed = state.expired_leases, state.removed
+        self.forgotten |= {queue.name for queue in state.queues.values() if queue.bounds.blocked}
+        self.forgotten |= {group.queue_name for group in state.groups.values() if group.bounds.blocked}
+        state.remember_turns()
+        state.clear()
+        state.expired_leases, state.removed = expired, removed
+        loader = Loader(writer, state)
+        loader.queues()
+        rates = Rates(writer)
+        for queue in state.queues.values():
+            rates.give("queue", queue.id, queue.bounds)
+        for number in rates.groups:
+            for queue_name, name in rows_of(writer, "select queue, name from groups where id = ?1", number):
+                loader.groups(queue_name)
+                rates.give("group", number, state.groups[queue_name, name].bounds)
+        self._leases.load(writer)
+
+    def follow(self, touched: Touched, now: int) -> None:
+        """Read again what is about rows that changed."""
+        if touched.is_structural:
+            self.read_all()
+            return
+        state, writer = self._state, self._scratch.writer
+        loader = Loader(writer, state)
+        groups = {group.id: group for group in state.groups.values()}
+        if touched.labels:
+            state.labels.clear()
+        if touched.numbers:
+            loader.numbers()
+        if touched.rates:
+            self._follow_rates(touched, groups)
+        # Before and after: of partitions that were undone, or are gone, only memory knows whose they were.
+        queues, places = self._queues_of(touched, groups), self._places_in(touched.partitions)
+        loader.renew_partitions(touched.partitions)
+        queues |= self._queues_of(touched, groups)
+        places |= self._places_in(touched.partitions)
+        places, leases = self._closed(touched, places)
+        wanted = self._drop(places, leases, groups)
+        for group, partitions in wanted.items():
+            loader.tracks(group, sorted(partitions))
+        self._leases.load(writer, leases)
+        for group, partitions in wanted.items():
+            for partition in partitions:
+                track = group.tracks.get(partition)
+                if track is not None:
+                    group.refresh(track, now)
+        for queue in queues:
+            queue.open = None  # To be counted anew, when somebody next asks.
+
+    def _follow_rates(self, touched: Touched, groups: dict[int, Group]) -> None:
+        rates = Rates(self._scratch.writer)
+        queues = {queue.id: queue for queue in self._state.queues.values()}
+        for kind, number in touched.rates:
+            owner = queues.get(number) if kind == "queue" else groups.get(number)
+            if owner is not None:
+                owner.bounds.tokens = None
+                rates.give(kind, number, owner.bounds)
+
+    def _places_in(self, partitions: Iterable[int]) -> set[Place]:
+        """The places of all groups in partitions, as far as memory knows them."""
+        found = (self._state.partitions.get(number) for number in partitions)
+        return {(group.id, one.id) for one in found if one is not None for group in one.queue.groups.values()}
+
+    def _closed(self, touched: Touched, places: set[Place]) -> tuple[set[Place], set[str]]:
+        """The places and leases that have to go together: a lease knows its places, and a place its leases."""
+        places = places | touched.places | self._leases.stored_places(self._scratch.writer, touched.leases)
+        leases, seen = set(touched.leases), -1
+        while len(places) + len(leases) != seen:
+            seen = len(places) + len(leases)
+            for place in places:
+                leases |= self._leases.held_at(place)
+            for lease in leases:
+                places |= self._leases.places_of(lease)
+        return places, leases
+
+    def _drop(self, places: set[Place], leases: set[str], groups: dict[int, Group]) -> dict[Group, set[int]]:
+        """Forget them; which places are to be read again, as somebody may ask for them."""
+        state = self._state
+        for lease in leases:
+            state.leases.pop(lease, None)
+            self._leases.forget(lease)
+        wanted: dict[Group, set[int]] = {}
+        for number, partition in places:
+            group = groups.get(number)
+            if group is None:
+                continue
+            track = group.tracks.pop(partition, None)
+            if track is not None:
+                group.in_flight -= track.noted
+                if track.served:
+                    state.turns[number, partition] = track.served
+            for known in (group.ready, group.waking, group.rising):
+                known.pop(partition, None)
+            if group.discovered or track is not None:
+                wanted.setdefault(group, set()).add(partition)
+        return wanted
+
+    def _queues_of(self, touched: Touched, groups: dict[int, Group]) -> set[Queue]:
+        """The queues that rows are of, as far as memory knows it."""
+        state = self._state
+        found = (state.partitions.get(number) for number in touched.partitions)
+        queues = {partition.queue for partition in found if partition is not None}
+        names = {groups[number].queue_name for number, _ in touched.places if number in groups}
+        return queues | {state.queues[name] for name in names if name in state.queues}
+
+
+# Own changes are made in a `Flush` and then kept or undone; records of others are applied as they are. Both say whom
+# to
+# tell. All of it belongs to one thread.
+
+
+pass
+
+log = logging.getLogger(__name__)
+
+# A full disk is another matter: it says nothing of the log, and the record is applied when there is room again.
+_MISFITS = (apsw.AbortError, apsw.ConstraintError, apsw.CorruptError)
+
+
+class Head(NamedTuple):
+    """Where in the log the state is."""
+
+    seq: int
+    time: int
+    nonce: str
+
+
+class Change(NamedTuple):
+    """What applying records made of the state: whom to tell."""
+
+    hints: Sequence[Hint] = ()
+    keys: KeyNews | None = None
+
+
+class Fold:
+    """See the module's text."""
+
+    def __init__(self, ids: IdSource, tag: int, writer: str, skew_margin: int) -> None:
+        self._ids = ids
+        self._tag = tag
+        self.scratch = Scratch()
+        self.state = State(IdCodec(tag))
+        self._lease_rows = LeaseRows(self.state, writer, skew_margin)
+        self._memory = Memory(self.scratch, self.state, self._lease_rows)
+        self._session: apsw.Session | None = None
+        self._in_step = False
+        """Memory has what the tables have."""
+        self.head = Head(0, 0, "")
+
+    def open(self, database: bytes | None) -> None:
+        """Begin with nothing, or with the database of a snapshot."""
+        self._drop_session()
+        self.scratch.open(self._tag, database)
+        [self.head] = [Head(*row) for row in self.scratch.writer.execute("select seq, time, nonce from replica")]
+        self._read_all()
+
+    def mend(self) -> bool:
+        """Bring memory into step again if a failure (a full disk, say) left it behind; whether that was so."""
+        if self._in_step:
+            return False
+        self._roll_back()
+        self._read_all()
+        return True
+
+    def forgotten(self) -> list[Hint]:
+        """Whom to tell that it is not known any more that they wait."""
+        book = HintBook()
+        while self._memory.forgotten:
+            book.add(self._memory.forgotten.pop(), None, None)
+        return book.hints()
+
+    def close(self) -> None:
+        """Remove the tables."""
+        self._drop_session()
+        self.scratch.close()
+
+    # Own changes -------------------------------------------------------------------------------------------
+
+    def begin(self, now: int) -> Flush:
+        """Open a batch of verbs that will be the next record."""
+        self.scratch.writer.execute("begin immediate")
+        self._session = self.scratch.record()
+        return Flush(self.scratch.writer, self.state, self._ids, self._lease_rows, self.head.seq + 1, now)
+
+    def changes(self) -> bytes:
+        """What the open batch changed; empty: nothing."""
+        assert self._session is not None
+        return b"" if self._session.is_empty else bytes(self._session.patchset())
+
+    def keep(self, head: Head | None) -> None:
+        """The batch is in the log as that record, or it changed nothing (None)."""
+        self._drop_session()
+        self._commit(head)
+
+    def undo(self, changes: bytes | None = None) -> None:
+        """The batch is not in the log: as if it had never been. `changes`: what it changed, if it came to its end."""
+        self._in_step = False
+        self._roll_back()
+        self.state.completed.clear()  # Some of it did not happen.
+        if changes is None:
+            self._read_all()
+        else:
+            self._follow(Touched(changes), self.head.time)
+
+    # Records of others -------------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> Change:
+        """Take over the next record."""
+        writer = self.scratch.writer
+        try:
+            touched = Touched(record.changes)
+            ended = holders(self.state, touched)
+            writer.execute("begin immediate")
+            try:
+                apsw.Changeset.apply(record.changes, writer, conflict=_refuse)
+                self._commit(Head(record.seq, record.time, record.nonce))
+            except BaseException:
+                self._roll_back()
+                raise
+        except _MISFITS as error:
+            raise StoreUnusable(
+                f"log record {record.seq} does not match the records before it ({error}): the log is damaged; "
+                "restore it from a backup"
+            ) from error
+        self._follow(touched, record.time)
+        return Change(hints(writer, self.state, touched, ended), key_news(touched))
+
+    def _commit(self, head: Head | None) -> None:
+        if head is not None:
+            run(self.scratch.writer, "update replica set seq = ?1, time = ?2, nonce = ?3", *head)
+        self.scratch.writer.execute("commit")
+        self.head = self.head if head is None else head
+
+    def _roll_back(self) -> None:
+        self._drop_session()
+        if self.scratch.writer.in_transaction:
+            self.scratch.writer.execute("rollback")
+
+    def _read_all(self) -> None:
+        self._in_step = False
+        self._memory.read_all()
+        self._in_step = True
+
+    def _follow(self, touched: Touched, now: int) -> None:
+        self._in_step = False
+        self._memory.follow(touched, now)
+        self._in_step = True
+
+    def _drop_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _refuse(reason: int, change: apsw.TableChange) -> int:
+    why = apsw.mapping_session_conflict.get(reason, reason)
+    log.error("a log record conflicts with table %s (%s): the log is damaged", change.name, why)
+    return int(apsw.SQLITE_CHANGESET_ABORT)

@@ -1,0 +1,322 @@
+"""The thread that owns the state: it does what verbs say, writes records, and takes over those of others.
+
+    event loop --calls--> inbox --> this thread: run verbs -> append the record -> keep, answer
+                            ^            |                        | taken: undo, apply theirs, run again
+        tail --found--------+            +--requests--> hark-s3-io (an event loop of its own)
+
+Everything that waits shares one record. While it is on its way nobody reads memory, so what is in it may be undone."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+
+import apsw
+
+from hark.engine.core.calls import Call, Claim, Look, Outbox, Stop, Write, translate
+from hark.engine.s3 import objects as records
+from hark.engine.s3 import scratch
+from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Pace, Renew, Wake
+from hark.engine.s3.following import Chain, Follower, OnHead, Overslept
+from hark.engine.s3.objects import Record
+from hark.engine.s3.state import Fold, Head
+from hark.engine.sqlite.threads import take_all
+from hark.errors import EngineFailure, HarkError, StoreUnusable
+from hark.model import Hint
+
+log = logging.getLogger(__name__)
+_WRITES = (Write, Renew)
+_SILENCE = frozenset({"outcome_unknown", "engine_failure"})
+"""How it is called when the bucket does not answer."""
+_INVITED_SECONDS = 0.004
+"""How long a record waits for those who are told of it before it is stored."""
+
+
+class ReplicaThread:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        fold: Fold,
+        outbox: Outbox,
+        *,
+        writer: str,
+        now: Callable[[], int],
+        pace: Pace,
+        most_bytes: int,
+        on_head: OnHead,
+        on_missed: Callable[[], None] = lambda: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._chain = chain
+        self._fold = fold
+        self._outbox = outbox
+        self._writer = writer
+        self._clock = now
+        self._pace = pace
+        self._most_bytes = most_bytes
+        self._on_head = on_head
+        self._on_missed = on_missed
+        self._follower = Follower(chain, fold, outbox, pace, on_head)
+        self._sleep = sleep
+        self._inbox: SimpleQueue[Call] = SimpleQueue()
+        self._backlog: list[Call] = []
+        """Calls that came while a record was being made and could not go with it."""
+        self._parked: set[str] = set()
+        """Queues whose consumers wait."""
+        self._latest = 0
+        self._lost = 0
+        """How many numbers in a row others were faster for."""
+        self._broken: HarkError | None = None
+        """Why nothing goes on: the log is damaged, or of a newer Hark."""
+        self._thread = threading.Thread(target=self._run, name="hark-s3-state", daemon=True)
+
+    def open(self) -> None:
+        """Make the state: the newest snapshot, and what came after it. From a thread that may wait."""
+        self._follower.restart()
+        self._follower.read_on()
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def submit(self, call: Call) -> None:
+        """Hand in a call, from any thread."""
+        self._inbox.put(call)
+
+    def end(self) -> None:
+        """Wait for the end; nothing that is handed in from now on is answered."""
+        if self._thread.ident is not None:
+            self.submit(Stop(None))
+            self._thread.join()
+
+    # The loop ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        stop: Stop | None = None
+        while stop is None or self._backlog or not self._inbox.empty():
+            calls, self._backlog = self._backlog, []
+            if not calls or not self._inbox.empty():
+                calls += take_all(self._inbox)
+            stop = next((call for call in calls if isinstance(call, Stop)), stop)
+            if stop is None and any(isinstance(call, (Write, Claim, Renew)) for call in calls):
+                calls += self._wait_for_more()
+                stop = next((call for call in calls if isinstance(call, Stop)), None)
+            self._serve([call for call in calls if not isinstance(call, Stop)])
+            self._outbox.deliver()
+        self._outbox.post([stop], [])
+        self._outbox.deliver()
+
+    def _wait_for_more(self) -> list[Call]:
+        pause = self._pace.pause(time.monotonic())
+        if pause <= 0:
+            return []
+        self._sleep(pause)
+        return [] if self._inbox.empty() else take_all(self._inbox)
+
+    def _invite(self, flush: Flush) -> list[Call]:
+        """Tell those who wait of what is about to be stored, so that it goes to them with the same record."""
+        concerned = self._parked & {hint.queue for hint in flush.hints if hint.news == "message"}
+        if not concerned:
+            return []
+        # Nothing else: what ended, say, has not ended before it is in the log.
+        self._outbox.post([], [hint for hint in flush.hints if hint.news == "message" and hint.queue in concerned])
+        self._outbox.deliver()
+        try:
+            calls = [self._inbox.get(timeout=_INVITED_SECONDS)]
+        except Empty:
+            self._parked -= concerned  # They are gone, or slow: until somebody waits again nobody waits for them.
+            return []
+        return [*calls, *([] if self._inbox.empty() else take_all(self._inbox))]
+
+    def _serve(self, calls: list[Call]) -> None:
+        open_calls = {id(call): call for call in calls}
+        try:
+            if self._broken is not None:
+                raise self._broken
+            if self._fold.mend():
+                self._follower.tell_all()
+            self._take_news([call for call in calls if isinstance(call, (Found, Wake))], open_calls)
+            self._write([call for call in calls if isinstance(call, (Write, Claim, Renew))], open_calls)
+            self._confirm([call for call in calls if isinstance(call, Confirm)], open_calls)
+            self._look([call for call in calls if isinstance(call, Look)], open_calls)
+        except Exception as error:
+            failure = translate(error)
+            if isinstance(error, StoreUnusable):
+                log.critical("%s is unusable; all requests fail until you restart: %s", self._chain.name, error)
+                self._broken = EngineFailure(str(error), code="store_unusable")
+                failure = self._broken
+            missed = any(isinstance(call, Found) for call in open_calls.values())
+            self._fail(open_calls, failure)
+            if missed and self._broken is None:
+                self._on_missed()
+        self._outbox.post([], self._fold.forgotten())
+
+    def _fail(self, open_calls: dict[int, Call], failure: HarkError) -> None:
+        """Nothing more comes of these calls; nor of those that came meanwhile, if the bucket does not answer."""
+        others = failure
+        if failure.code in _SILENCE:
+            # One after the other they would all wait as long as this one did.
+            text = f"{self._chain.name} does not respond; the request had no effect; retry later"
+            others = EngineFailure(text, retry_after=failure.retry_after or 1)
+            waiting = [] if self._inbox.empty() else take_all(self._inbox)
+            self._backlog += [call for call in waiting if isinstance(call, (Stop, Found, Wake))]
+            open_calls |= {id(call): call for call in waiting if not isinstance(call, (Stop, Found, Wake))}
+        else:
+            waiting = []
+        for call in open_calls.values():
+            had_part = isinstance(call, (*_WRITES, Claim)) and call not in waiting
+            call.error = failure if had_part else others
+        self._answer(list(open_calls.values()), open_calls)
+
+    def _answer(
+        self, calls: Sequence[Call], open_calls: dict[int, Call], hints: Sequence[Hint] = (), flush: Flush | None = None
+    ) -> None:
+        for call in calls:
+            open_calls.pop(id(call), None)
+        self._outbox.post(calls, hints, None if flush is None else flush.news)
+
+    def _now(self) -> int:
+        """The time of the next record: it never goes back, not behind what others wrote either."""
+        self._latest = max(self._latest, self._clock(), self._fold.head.time, self._fold.state.latest_due)
+        return self._latest
+
+    # Verbs -------------------------------------------------------------------------------------------------
+
+    def _write(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
+        confirmed = False
+        while calls:
+            self._follower.make_sure()
+            flush = self._fold.begin(self._now())
+            try:
+                left = self._do(flush, calls, open_calls)
+                changes = self._fold.changes()
+            except CallFailed as failed:
+                self._fold.undo()
+                failed.call.error = translate(failed.cause)
+                calls = [call for call in calls if call is not failed.call]
+                self._answer([failed.call], open_calls)
+                continue
+            except BaseException:
+                self._fold.undo()
+                raise
+            if not changes:
+                self._fold.keep(None)
+                if flush.uncertain and not confirmed:
+                    confirmed = True
+                    if self._follower.read_on():
+                        continue
+            elif not self._append(flush, changes, len(calls)):
+                continue
+            self._parked |= flush.parked
+            done = [call for call in calls if call not in left]
+            self._answer(done, open_calls, flush.hints, flush)
+            calls = left
+
+    def _do(self, flush: Flush, calls: list[Call], open_calls: dict[int, Call]) -> list[Call]:
+        """Run calls in a batch, and those that come because of it; the answer is what is left for the next."""
+        flush.expire_first(calls)
+        left = flush.write([call for call in calls if isinstance(call, _WRITES)], self._most_bytes)
+        invited = self._invite(flush)
+        more = [call for call in invited if isinstance(call, (*_WRITES, Claim))]
+        self._backlog += [call for call in invited if not isinstance(call, (*_WRITES, Claim))]
+        open_calls |= {id(call): call for call in more}
+        calls += more
+        left += flush.write([call for call in more if isinstance(call, _WRITES)], self._most_bytes)
+        flush.claim([call for call in calls if isinstance(call, Claim)])
+        flush.close()
+        return left
+
+    def _append(self, flush: Flush, changes: bytes, calls: int) -> bool:
+        """Put what was done into the log; False: others were faster, and it was undone."""
+        head = self._fold.head
+        record = Record(
+            seq=flush.seq,
+            epoch=self._chain.epoch,
+            time=flush.now,
+            writer=self._writer,
+            nonce=secrets.token_hex(16),
+            previous=head.nonce,
+            schema=scratch.VERSION,
+            changes=changes,
+            payloads=bytes(flush.payloads),
+        )
+        body = records.encode(record)
+        self._pace.begin(time.monotonic())
+        try:
+            taken = self._chain.append(record, body)
+        except Overslept as slept:
+            # There is no sight any more: whatever comes next looks at the pointer first.
+            self._fold.undo(changes)
+            self._follower.in_doubt = True
+            if slept.is_ours:
+                raise
+            return False
+        except BaseException:
+            self._fold.undo(changes)
+            self._follower.in_doubt = True
+            raise
+        if taken is None:
+            self._pace.wrote(time.monotonic(), calls)
+            self._lost = 0
+            self._chain.keep_payloads(record)
+            self._keep(record, changes, len(body))
+            return True
+        self._fold.undo(changes)
+        self._follower.apply([taken])
+        self._lost += 1
+        # Who lost twice is further behind than one record: a look costs less than a third number that is lost.
+        self._follower.in_doubt = self._follower.in_doubt or self._lost > 1
+        return False
+
+    def _keep(self, record: Record, changes: bytes, size: int) -> None:
+        """Our record is in the log: it has happened, whatever becomes of the copy here."""
+        try:
+            self._fold.keep(Head(record.seq, record.time, record.nonce))
+        except apsw.Error as error:
+            log.warning(
+                "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s",
+                self._chain.name,
+                record.seq,
+                error,
+            )
+            self._follower.in_doubt = True
+            self._fold.undo(changes)
+        else:
+            self._on_head(self._fold.head, size, True)
+
+    def _look(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
+        if not calls:
+            return
+        if self._fold.state.is_due(self._now()):
+            self._write([Chore(None, lambda _: None)], {})
+        for call in calls:
+            assert isinstance(call, Look)
+            try:
+                call.result = call.body(self._fold.state, self._now())
+            except Exception as error:
+                call.error = translate(error)
+            self._answer([call], open_calls)
+
+    # Others' records ---------------------------------------------------------------------------------------
+
+    def _take_news(self, calls: Iterable[Call], open_calls: dict[int, Call]) -> None:
+        for call in calls:
+            if isinstance(call, Wake):
+                self._follower.check_pointer()
+            elif isinstance(call, Found) and call.seq == self._fold.head.seq + 1:
+                self._follower.make_sure()
+                if call.seq == self._fold.head.seq + 1:
+                    self._follower.apply([call.stored])
+            self._answer([call], open_calls)
+
+    def _confirm(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
+        if calls:
+            self._follower.make_sure()
+            self._follower.read_on()
+            self._answer(calls, open_calls)

@@ -1,0 +1,332 @@
+"""The database file: checkpoints, backup and restore, metrics, and the time of the store after a start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from hark.clock import SECOND, Clock
+from hark.engine.core import schema
+from hark.engine.core.state import State
+from hark.engine.core.store import Store, run, scalar, sync_directory
+from hark.errors import StoreUnusable
+from hark.ids import TAG_BITS
+
+
+def store_metrics(store: Store, state: State) -> dict[str, float]:
+    """Sizes by name; in memory there is no log."""
+    log = Path(f"{store.path}-wal")
+    page = store.reader.pragma("page_size")
+    return {
+        "database_bytes": store.reader.pragma("page_count") * page,
+        "free_bytes": store.reader.pragma("freelist_count") * page,
+        "log_bytes": log.stat().st_size if not store.memory and log.exists() else 0,
+        **expiry_metrics(state),
+    }
+
+
+def expiry_metrics(state: State) -> dict[str, float]:
+    """What became of leases that nobody ended."""
+    return {"leases_expired": state.leases_expired, "expiries_buried": state.expiries_buried}
+
+
+# All stored times are times of the store. So whatever lasts for a time (delays, retries, times to live) goes on where
+# it
+# was. Only `deliverAt` is a time of the system clock: messages keep it (`Extra.a`), and their time of delivery is
+# computed again when the store is ahead of the system clock by another time than before.
+
+
+log = logging.getLogger(__name__)
+
+_NOTED = "select value from meta where key = ?1"
+_NOTE = "insert or replace into meta values (?1, ?2)"
+# What was due stays due. The others come after everything that shared groups have passed (`State.latest_due`).
+_MOVE = """
+update messages indexed by messages_delayed set deliver_at = max((extra ->> 'a') + ?1, ?2 + 1)
+where deliver_at > ?2 and extra ->> 'a' is not null
+"""
+
+
+def resume(store: Store, clock: Clock) -> int:
+    """Find out how far the store is ahead of the clock, in microseconds, and move absolute times by that."""
+    last = max(_noted(store.writer, "time"), _noted(store.writer, "latest_due"))
+    ahead = max(0, last - clock.now())
+    if ahead != _noted(store.writer, "ahead"):
+        try:
+            with store.writer:
+                run(store.writer, _MOVE, ahead, last)
+                run(store.writer, _NOTE, "ahead", ahead)
+        except apsw.Error as error:
+            store.close()
+            raise StoreUnusable(store.explain(error)) from error
+    if ahead >= SECOND:
+        log.warning(
+            "the system clock was set back by at least %d s since %s was last used; delays, leases and expiries go on, "
+            "and deliverAt waits for the clock; correct the clock, then restart the server",
+            ahead // SECOND,
+            store.path,
+            extra={"fields": {"seconds": ahead // SECOND}},
+        )
+    return ahead
+
+
+def note_time(connection: apsw.Connection, now: int) -> None:
+    """Store the last known time."""
+    run(connection, _NOTE, "time", now)
+
+
+def _noted(connection: apsw.Connection, key: str) -> int:
+    return int(scalar(connection, _NOTED, key) or 0)
+
+
+_PAGES = 2_000
+_BLOCKING_PAGES = 40_000
+"""A passive checkpoint cannot rewind a log that is being written to. From this size on, writers wait for it."""
+
+
+class Checkpointer:
+    """A thread that is woken when the log has grown."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pages = 0
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="hark-store-move", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch the writer's commits."""
+        self._store.writer.set_wal_hook(self._note_pages)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; what is left in the log is moved when the database is closed."""
+        self._stopping = True
+        self._wanted.set()
+        self._thread.join()
+
+    def _note_pages(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        self._pages = pages
+        if pages >= _PAGES:
+            self._wanted.set()
+        return apsw.SQLITE_OK
+
+    def _run(self) -> None:
+        connection = self._store.connect_checkpointer()
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopping:
+                break
+            if self._store.must_keep_log:
+                continue
+            blocking = self._pages >= _BLOCKING_PAGES
+            mode = apsw.SQLITE_CHECKPOINT_RESTART if blocking else apsw.SQLITE_CHECKPOINT_PASSIVE
+            try:
+                connection.wal_checkpoint(mode=mode)
+            except apsw.BusyError:
+                pass  # A reader is in the way; the next commit asks again.
+            except apsw.Error as error:
+                if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC:
+                    self._keep_log(error)
+                    continue
+                log.error(
+                    "cannot checkpoint the write-ahead log of %s, which grows meanwhile; check disk space and "
+                    "permissions: %s",
+                    self._store.path,
+                    error,
+                )
+        connection.close()
+
+    def _keep_log(self, error: apsw.Error) -> None:
+        """Never move the log again in this process.
+
+        What a failed sync did not write is gone, and the next sync does not say so. SQLite would write only what came
+        later, and begin the log anew. The next start moves all of the log.
+        """
+        self._store.must_keep_log = True
+        log.critical(
+            "cannot sync %s; its write-ahead log is kept, and grows, until you restart the server; check the disk: %s",
+            self._store.path,
+            error,
+        )
+
+
+Progress = Callable[[int, int], None]
+"""Told how many pages are copied, of how many."""
+
+_PAGES_PER_STEP = 1000
+_PART = ".part"
+_OWN = ("", "-wal", "-shm", ".lock")
+"""How the names of files of a store end."""
+
+
+def backup(path: Path, target: Path, progress: Progress, *, replace: bool = False) -> None:
+    """Copy one moment of a database to a file of its own, whoever writes to it meanwhile.
+
+    The copy is checked before it gets its name, so that a file of that name is a good one.
+    """
+    Store(str(path)).refuse_half_restored()
+    if not path.exists():
+        raise StoreUnusable(f"no database found at {path}; pass its directory with --data")
+    _refuse_stores(path, target)
+    if target.exists() and not replace:
+        raise StoreUnusable(f"{target} already exists; choose another name, or add --replace")
+    part = _part_of(target)
+    try:
+        _copy(path, part, progress)
+        check(part)
+        _keep(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _refuse_stores(path: Path, target: Path) -> None:
+    """A copy must not replace a store: its server would go on with the file it has open, and lose what it writes."""
+    real = path.resolve()
+    if target.resolve() in [real.with_name(real.name + ending) for ending in _OWN]:
+        raise StoreUnusable(f"{target} belongs to the store itself; choose another name")
+    if target.is_dir():
+        raise StoreUnusable(f"{target} is a directory; pass a file name")
+    log = target.with_name(f"{target.name}-wal")
+    if log.exists() and log.stat().st_size:  # It would be taken for the log of the copy.
+        raise StoreUnusable(
+            f"{target} has a write-ahead log, so it is a store in use or was not closed; choose another name"
+        )
+
+
+def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | None = None) -> None:
+    """Put a copy in the place of a database that no server has open; one that is there moves to `set_aside`.
+
+    Whenever it is interrupted, the next start finds the old store, finds the new one, or is refused.
+    """
+    check(copy)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The lock of a server: nobody can start between our look and our copy.
+    store = Store(str(path))
+    with store.locked():
+        if set_aside is None and (there := _of_worth(path)):
+            raise StoreUnusable(f"{there[0]} already exists; add --replace to move it aside")
+        if set_aside is not None and _files(set_aside):
+            raise StoreUnusable(f"{set_aside} already exists; move it away first")
+        part = _part_of(path)
+        try:
+            _copy(copy, part, progress)
+            _mark_anew(part)
+            check(part)
+            store.begin_to_replace()
+            if set_aside is not None:
+                _set_aside(path, set_aside)
+            for leftover in _files(path):  # A log of nothing, or the index of one that is gone.
+                leftover.unlink()
+            _keep(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def check(path: Path) -> None:
+    """Raise unless a file is a whole database that this Hark can open."""
+    if not path.is_file():
+        raise StoreUnusable(f"the file {path} does not exist; check the path")
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        schema.distrust(connection)
+        try:
+            version = schema.version_of(connection)
+            if not version or connection.pragma("application_id") != schema.APPLICATION_ID:
+                raise StoreUnusable(f"{path} is not a Hark database; check the path")
+            if version > schema.CURRENT_VERSION:
+                raise StoreUnusable(
+                    f"{path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
+                    "upgrade Hark"
+                )
+            found = connection.pragma("quick_check")
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise StoreUnusable(f"cannot read {path}: {error}") from error
+    if found != "ok":
+        raise StoreUnusable(f"{path} is damaged: {found}; use another backup")
+
+
+def _copy(source: Path, target: Path, progress: Progress) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        reader = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            _copy_pages(reader, target, progress)
+        finally:
+            reader.close()
+    except apsw.Error as error:
+        raise StoreUnusable(f"cannot copy {source} to {target}: {error}") from error
+    except OSError as error:
+        raise StoreUnusable(f"cannot write {target}: {error.strerror}; check disk space and permissions") from error
+
+
+def _copy_pages(reader: apsw.Connection, target: Path, progress: Progress) -> None:
+    target.touch(mode=0o600)
+    writer = apsw.Connection(str(target))
+    try:
+        # One read transaction over all steps holds one moment: without it a write of the server starts the copy over.
+        reader.execute("begin")
+        reader.execute("select count(*) from sqlite_schema").fetchall()
+        with writer.backup("main", reader, "main") as copying:
+            while not copying.done:
+                copying.step(_PAGES_PER_STEP)
+                progress(copying.page_count - copying.remaining, copying.page_count)
+        reader.execute("rollback")
+        writer.pragma("journal_mode", "delete")
+    finally:
+        writer.close()
+
+
+def _mark_anew(part: Path) -> None:
+    """Give a restored store another tag: else new messages would get the ids of those that came after the backup."""
+    connection = apsw.Connection(str(part))
+    schema.distrust(connection)
+    try:
+        tags = 1 << TAG_BITS
+        step = 1 + secrets.randbelow(tags - 1)
+        connection.execute("update meta set value = (value + ?1) % ?2 where key = 'tag'", (step, tags))
+    except apsw.Error as error:
+        raise StoreUnusable(f"cannot write {part}: {error}; check disk space and permissions") from error
+    finally:
+        connection.close()
+
+
+def _keep(part: Path, target: Path) -> None:
+    """Give a finished copy its name; after a power failure it is there whole, or not at all."""
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.replace(target)
+    sync_directory(target.parent)
+
+
+def _set_aside(path: Path, aside: Path) -> None:
+    """Move a database away with its log, without which it would not be whole, and which no other one must meet."""
+    for file in _files(path):
+        file.rename(aside.with_name(aside.name + file.name.removeprefix(path.name)))
+
+
+def _of_worth(path: Path) -> list[Path]:
+    """Files of a database that say something: a reader may have left an empty log."""
+    return [file for file in _files(path) if file == path or (file.name.endswith("-wal") and file.stat().st_size)]
+
+
+def _files(path: Path) -> list[Path]:
+    """What there is of a database: its log, and itself."""
+    files = [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "")]
+    return [file for file in files if file.exists()]
+
+
+def _part_of(target: Path) -> Path:
+    return target.with_name(target.name + _PART)

@@ -1,1 +1,0 @@
-"""Types of responses, for type checks and for the schemas of the OpenAPI document."""

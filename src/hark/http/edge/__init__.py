@@ -1,1 +1,0 @@
-"""Code that runs before every route: authentication, origin checks, permissions and the audit log."""

@@ -1,0 +1,337 @@
+"""Items of pushes, acknowledgements and renewals: the form of the HTTP API and its checks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+
+from hark.api.types.delivery import AckAnswer, AckBody
+from hark.api.types.leases import ExtendedLease, RenewalAnswer
+from hark.broker import Broker
+from hark.errors import InvalidInput
+from hark.http.checks import (
+    MAX_NAME_BYTES,
+    MAX_NUMBER,
+    array_of,
+    check_int,
+    check_name,
+    check_status,
+    check_text,
+    decode_json,
+    decode_unbounded,
+    elements,
+    parse_moment,
+    raw_default,
+    short,
+    time_of,
+)
+from hark.ids import has_place
+from hark.keys import InvalidKey, check_keys
+from hark.model import (
+    DEFAULT_PARTITION,
+    NULL_PAYLOAD,
+    QUEUE_MODE,
+    Key,
+    NewMessage,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+)
+from hark.model.admin import labels_of
+from hark.model.messages import MAX_STATE, is_traceparent, is_tracestate, trace_context
+
+MAX_PRIORITY = 9
+MAX_BACKOFF_STEPS = 100
+YEAR_MS = 365 * 86_400_000
+MAX_DELAY_MS = 10 * YEAR_MS
+MAX_TTL_MS = 100 * YEAR_MS
+
+NO_PAYLOAD = msgspec.Raw(NULL_PAYLOAD)
+"""The payload of an item without one; compared by identity to distinguish it from an explicit null."""
+NO_KEYS = msgspec.Raw(b"null")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+
+ITEM_TEXTS = {
+    "items": "items array is required",
+    "queue": "Queue must be a string",
+    "partition": "Partition must be a string",
+    "transactionId": "TransactionId must be a string",
+    "traceId": "TraceId must be a string",
+}
+"""Error texts that clients rely on, for `decode_json`."""
+
+
+class PushItem(msgspec.Struct, gc=False, rename="camel"):
+    """A message to push."""
+
+    queue: str
+    partition: str = DEFAULT_PARTITION
+    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
+    transaction_id: str = ""
+    trace_id: str = ""
+    priority: int | None = None
+    delay: int | None = None
+    deliver_at: str | int | None = None
+    backoff_schedule: list[int] | None = None
+    ttl: int | None = None
+    keys_if_undelivered: msgspec.Raw = raw_default(NO_KEYS)
+    traceparent: str | None = None
+    tracestate: str | None = None
+    message_id: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+
+
+class PushBody(msgspec.Struct, gc=False):
+    """The messages to push."""
+
+    items: list[PushItem]
+
+
+class Payload(msgspec.Struct, gc=False):
+    """The part of an item that is not decoded."""
+
+    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
+
+
+@cache
+def _many(shape: type[PushItem] | type[Payload]) -> Any:
+    return msgspec.defstruct("Many", [("items", array_of(shape))])
+
+
+def payloads_in(body: bytes) -> Iterator[msgspec.Raw]:
+    """Return the payloads of a push, for `check_values`."""
+    return (item.payload for item in elements(decode_unbounded(body, _many(Payload), "body", ITEM_TEXTS).items))
+
+
+def items_in(body: bytes, *, many: bool = False) -> list[PushItem]:
+    """Return the items of a push, unchecked. `many`: the body has many values, so items are counted first."""
+    if many:
+        return list(elements(decode_unbounded(body, _many(PushItem), "body", ITEM_TEXTS).items))
+    return decode_unbounded(body, PushBody, "body", ITEM_TEXTS).items
+
+
+_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
+"""A character has at most four bytes, so a name this short is within the limit."""
+
+
+class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=True):
+    """A message without options, the common case. Decoding performs all checks."""
+
+    queue: _ShortName
+    partition: _ShortName = DEFAULT_PARTITION
+    payload: msgspec.Raw = NO_PAYLOAD
+    transaction_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES // 4)] = ""
+
+
+class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A push of messages without options."""
+
+    items: list[PlainItem]
+
+
+_decode_plain = msgspec.json.Decoder(PlainBody).decode
+
+
+def plain_messages(body: bytes) -> list[NewMessage] | None:
+    """Return the messages of a body if all are valid and have no options; None: check the items one by one."""
+    # Names must not contain NUL. (The search for a single byte is cheap.)
+    if not body.isascii() or (b"\\" in body and b"\\u0000" in body):
+        return None
+    try:
+        items = _decode_plain(body).items
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return [NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items]
+
+
+def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessage:
+    """Return the checked message. Errors name a field as `where[index].field`."""
+    where = f"{where}[{index}]"
+    message = NewMessage(
+        check_name(item.queue, f"{where}.queue"),
+        check_name(item.partition, f"{where}.partition"),
+        bytes(item.payload),
+        check_text(item.transaction_id, f"{where}.transactionId") or None,
+    )
+    if item.message_id and message.transaction_id is None:
+        message.transaction_id = check_text(item.message_id, f"{where}.messageId")
+    if item.namespace is not None or item.task is not None:
+        message.labels = _labels(item, where)
+    if item.trace_id:
+        if not _UUID.fullmatch(item.trace_id):
+            raise InvalidInput(f"{where}.traceId: expected a UUID, got {short(item.trace_id)}")
+        message.trace_id = item.trace_id
+    if item.priority is not None:
+        message.priority = check_int(item.priority, f"{where}.priority", 0, MAX_PRIORITY)
+    if item.delay is not None:
+        message.delay_ms = check_int(item.delay, f"{where}.delay", 0, MAX_DELAY_MS)
+    if item.deliver_at is not None:
+        if item.delay is not None:
+            raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
+        message.deliver_at = parse_moment(item.deliver_at, f"{where}.deliverAt")
+    if item.backoff_schedule is not None:
+        message.backoff_ms = _check_backoff(item.backoff_schedule, f"{where}.backoffSchedule")
+    if item.ttl is not None:
+        message.ttl_ms = check_int(item.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
+    if item.keys_if_undelivered is not NO_KEYS:
+        message.undelivered_keys = undelivered_keys(item.keys_if_undelivered, f"{where}.keysIfUndelivered")
+    if item.traceparent or item.tracestate:
+        message.trace_context = check_context(item.traceparent or "", item.tracestate or "", where)
+    return message
+
+
+def _labels(item: PushItem, where: str) -> tuple[str, str]:
+    """Return the labels for the queue if this push makes it (rule 2). One that is absent follows from the name."""
+    namespace, task = labels_of(item.queue)
+    if item.namespace is not None:
+        namespace = check_text(item.namespace, f"{where}.namespace")
+    if item.task is not None:
+        task = check_text(item.task, f"{where}.task")
+    return namespace, task
+
+
+def check_context(traceparent: str, tracestate: str, where: str) -> str:
+    """Return the checked trace context of a message."""
+    if not is_traceparent(traceparent):
+        raise InvalidInput(
+            f"{where}.traceparent: expected version-traceid-spanid-flags in lower-case hexadecimal digits (W3C Trace "
+            f"Context), got {short(traceparent)}"
+        )
+    if tracestate and not is_tracestate(tracestate):
+        raise InvalidInput(f"{where}.tracestate: expected at most {MAX_STATE} printable ASCII characters")
+    return trace_context(traceparent, tracestate)
+
+
+def _check_backoff(schedule: list[int], field: str) -> tuple[int, ...]:
+    if len(schedule) > MAX_BACKOFF_STEPS:
+        raise InvalidInput(f"{field}: at most {MAX_BACKOFF_STEPS} entries, got {len(schedule)}")
+    return tuple(check_int(delay, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, delay in enumerate(schedule))
+
+
+def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
+    """Return the checked keys that receive the payload of an undeliverable message; null means none."""
+    value = bytes(given)
+    if value == b"null":
+        return ()
+    try:
+        return check_keys(decode_json(value, object, field))
+    except InvalidKey as error:
+        raise InvalidInput(f"{field}: {error}") from None
+
+
+MAX_ERROR_CHARACTERS = 10_000
+"""Longer error texts are cut."""
+
+ACK_TEXTS = {
+    "acknowledgments": "acknowledgments array is required",
+    "transactionId": "Each acknowledgment must have a valid transactionId string",
+    "partitionId": "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
+}
+"""Error texts that clients rely on, for `decode_json`."""
+
+_WAITING = ("failed", "retry")
+"""Statuses after which the message is redelivered."""
+
+
+def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
+    """Return checked settlements. Errors name a field as `where[index].field`, or as `field` without `where`."""
+    name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
+    settlements = []
+    for index, ack in enumerate(acks):
+        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
+            settlements.append(
+                Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
+            )
+        else:
+            settlements.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
+    return settlements
+
+
+def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
+    """Return one checked settlement. It has no partition if it names the message by its id."""
+    if not ack.transaction_id:
+        text = f"{where}transactionId: {ACK_TEXTS['transactionId']}" if where else "transactionId is required"
+        raise InvalidInput(text)
+    # A message id contains its partition; a transaction id is unique only within its partition.
+    if not ack.partition_id and not has_place(ack.transaction_id):
+        required = "partitionId is required to ensure message uniqueness"
+        raise InvalidInput(f"{where}partitionId: {ACK_TEXTS['partitionId']}" if where else required)
+    status = check_status(ack.status or "completed", f"{where}status")
+    if ack.delay is not None:
+        if status not in _WAITING:
+            raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
+        check_int(ack.delay, f"{where}delay", 0, MAX_NUMBER)
+    error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
+    return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
+
+
+def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:
+    """Return the results of settlements, in the order of the request."""
+    return [
+        AckAnswer(
+            index,
+            outcome.transaction_id,
+            outcome.success,
+            outcome.error,
+            outcome.queue,
+            outcome.partition,
+            outcome.lease_released,
+            outcome.dead_lettered,
+            outcome.code,
+        )
+        for index, outcome in enumerate(outcomes)
+    ]
+
+
+DEFAULT_SECONDS = 60
+MAX_SECONDS = 10 * 365 * 86_400
+
+
+def renewal_seconds(seconds: int | None) -> int:
+    """Return the checked length of a renewal, in seconds from now."""
+    return DEFAULT_SECONDS if seconds is None else check_int(seconds, "seconds", 1, MAX_SECONDS)
+
+
+async def renew_all(
+    broker: Broker, lease_ids: Sequence[str], seconds: int | None, most: int
+) -> tuple[RenewalAnswer, ...]:
+    """Renew several leases in shared calls to the store. The results have the order of the leases."""
+    if len(lease_ids) > most:
+        raise InvalidInput(
+            f"leaseIds: at most {most} in one request (setting limits.max_batch), got {len(lease_ids)}; "
+            "send smaller batches",
+            code="batch_too_large",
+        )
+    wanted = renewal_seconds(seconds)
+    for index, lease_id in enumerate(lease_ids):
+        check_text(lease_id, f"leaseIds[{index}]")
+    outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
+    return tuple(_answer(*pair) for pair in zip(lease_ids, outcomes, strict=True))
+
+
+def _answer(lease_id: str, outcome: RenewOutcome) -> RenewalAnswer:
+    expires_at = time_of(outcome.expires_at)
+    return RenewalAnswer(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
+
+
+def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:
+    """Return the result of the renewal of one lease. The official clients read the time under different names."""
+    expires = time_of(outcome.expires_at)
+    return ExtendedLease(
+        index=0,
+        lease_id=lease_id,
+        success=outcome.success,
+        renewed=int(outcome.success),
+        error=outcome.error,
+        expires_at=expires,
+        new_expires_at=expires,
+        lease_expires_at=expires,
+        code=None if outcome.success else outcome.code,
+    )

@@ -1,1 +1,0 @@
-"""The metrics of `GET /metrics`. They are counted elsewhere and only read here."""

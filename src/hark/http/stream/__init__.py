@@ -1,1 +1,0 @@
-"""Streaming consumers over HTTP: server-sent events and WebSocket."""

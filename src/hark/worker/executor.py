@@ -1,0 +1,378 @@
+"""Threads for functions that are not async.
+
+They are not those of `concurrent.futures`: Python waits for those at exit, and a worker must be able to abandon a
+function that does not end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from queue import SimpleQueue
+from types import MappingProxyType
+from typing import Any, Literal
+
+from hark.api.types.delivery import Delivered
+from hark.client.delivery.settling import Verdict
+from hark.client.tracing import processing
+from hark.errors import HarkError, NotFound
+from hark.worker.middleware import AnyMiddleware, TaskContext, chained, enter, fields_of
+from hark.worker.retrying import Ended, Ending, Held, TimedOut, judge, text_of, trace_of
+from hark.worker.stats import UNKNOWN
+from hark.worker.task import AnyTask, Envelope, NotATask, WrongArguments, unseal
+
+_Work = tuple[Callable[[], Any], contextvars.Context, "asyncio.Future[Any]"]
+
+
+class Threads:
+    """A limited number of daemon threads, started on demand."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._threads = 0
+        self._busy = 0
+
+    def submit(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a function in a thread, with the caller's context variables. The future gets its result."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        future.add_done_callback(_look_at)
+        self._busy += 1
+        if self._busy > self._threads and self._threads < self._most:
+            self._threads += 1
+            threading.Thread(target=self._run, name=f"{self._name}-{self._threads}", daemon=True).start()
+        self._work.put((call, contextvars.copy_context(), future))
+        return future
+
+    def close(self) -> None:
+        """Let idle threads end."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            call, context, future = work
+            try:
+                result, error = context.run(call), None
+            except BaseException as failure:
+                result, error = None, failure
+            try:
+                self._loop.call_soon_threadsafe(self._ended, future, result, error)
+            except RuntimeError:
+                return  # The worker has ended, and its loop is closed.
+            del call, context, future, work, result, error  # An idle thread keeps no objects alive.
+
+    def _ended(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._busy -= 1
+        if future.done():
+            return
+        if isinstance(error, StopIteration):
+            error = RuntimeError("the function raised StopIteration")  # A future cannot carry StopIteration.
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Mark the exception as retrieved, otherwise asyncio logs it."""
+    if not future.cancelled():
+        future.exception()
+
+
+CANCELLED_DELAY_MS = 1000
+"""Delay before a task runs again whose handler cancelled itself, because it might do so each time."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_log = logging.getLogger("hark.worker")
+
+Interruption = Literal["lost", "stopped"]
+
+
+class UnknownTask(NotFound):
+    """A message names a task that this worker does not have; another worker may have it."""
+
+    code = "unknown_task"
+
+
+class Job:
+    """One message whose handler is running."""
+
+    __slots__ = (
+        "begun",
+        "context",
+        "held",
+        "interruption",
+        "message",
+        "over",
+        "own_schedule",
+        "runner",
+        "started",
+        "task",
+        "thread",
+    )
+
+    def __init__(
+        self, held: Held, message: Delivered, task: AnyTask, envelope: Envelope, context: TaskContext, started: float
+    ) -> None:
+        self.held = held
+        self.message = message
+        self.task = task
+        self.own_schedule = envelope.own_schedule
+        self.context = context
+        self.started = started
+        self.begun = False
+        self.runner: asyncio.Task[None] | None = None
+        self.thread: asyncio.Future[Any] | None = None
+        """The thread of a function that is not async, while and after it runs."""
+        self.interruption: Interruption | None = None
+        self.over = False
+        """Its end was reported. Whatever the handler still does is ignored."""
+
+
+class Workbench:
+    """Runs the handlers of received messages, and reports in batches how they ended."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, AnyTask],
+        middleware: Sequence[AnyMiddleware],
+        *,
+        worker_id: str,
+        concurrency: int,
+        finished: Callable[[Sequence[Ended], int], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tasks = tasks
+        self._middleware = middleware
+        self._worker_id = worker_id
+        self._finished = finished
+        self._monotonic = monotonic
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(concurrency, "hark-task")
+        self._jobs: set[Job] = set()
+        self._ended: list[Ended] = []
+        self._slots = 0
+        self._flushing = False
+        self._stopping = False
+        self._abandoned = 0
+        self.stuck = 0
+        """Functions that still run although their delivery has ended. Each keeps a slot."""
+
+    @property
+    def running(self) -> int:
+        """Number of running handlers."""
+        return len(self._jobs)
+
+    def receive(self, held: Held) -> None:
+        """Start the handlers of these messages."""
+        for message in held.messages:
+            if self._stopping:
+                self._end(Ended(held, message, Verdict(message, "retry"), "handed_back", UNKNOWN))
+                continue
+            try:
+                job = self._job(held, message)
+            except Exception as error:
+                self._refuse(held, message, error)
+                continue
+            self._jobs.add(job)
+            job.runner = self._loop.create_task(self._run(job))
+
+    def lose(self, held: Held) -> None:
+        """Cancel the handlers of a lost lease."""
+        for job in [job for job in self._jobs if job.held is held]:
+            self._interrupt(job, "lost")
+            if job.thread is not None:
+                self._conclude(job, "lost", None)
+
+    def stop(self) -> None:
+        """Start no more handlers. Messages that still arrive are released."""
+        self._stopping = True
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until no handler is running, at most this many seconds. Returns whether that is so."""
+        runners = [job.runner for job in self._jobs if job.runner is not None]
+        if runners and seconds > 0:
+            await asyncio.wait(runners, timeout=seconds)
+        return not self._jobs
+
+    def cancel(self) -> None:
+        """Cancel running handlers. Functions in threads cannot be cancelled: their messages are released."""
+        for job in list(self._jobs):
+            self._interrupt(job, "stopped")
+            if job.thread is not None and not job.thread.done():
+                self._abandoned += 1
+                self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+
+    def close(self) -> int:
+        """Release the messages of handlers that did not end. Returns the number of abandoned handlers."""
+        self._abandoned += len(self._jobs)
+        for job in list(self._jobs):
+            self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+        self.flush()
+        self._threads.close()
+        return self._abandoned
+
+    def flush(self) -> None:
+        """Report now how handlers ended."""
+        self._flushing = False
+        ended, slots, self._ended, self._slots = self._ended, self._slots, [], 0
+        if ended or slots:
+            self._finished(ended, slots)
+
+    def _job(self, held: Held, message: Delivered) -> Job:
+        """The job of a message. Raises if the message matches no task."""
+        envelope = unseal(message.data)
+        task = self._tasks.get(envelope.task)
+        if task is None:
+            known = ", ".join(sorted(self._tasks)) or "no tasks"
+            raise UnknownTask(f"this worker has no task {envelope.task!r} (it has: {known}); run a worker that has it")
+        context = TaskContext(
+            task=task.name,
+            message_id=message.id,
+            attempt=message.delivery_attempt,
+            arguments=task.signature.decode(envelope.arguments),
+            headers=_NO_HEADERS if envelope.headers is None else envelope.headers,
+            queue=message.queue,
+            worker_id=self._worker_id,
+        )
+        return Job(held, message, task, envelope, context, self._monotonic())
+
+    def _refuse(self, held: Held, message: Delivered, error: Exception) -> None:
+        """Dead-letter a message that can never run. Reject one that another worker may know."""
+        text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
+        fields = {"message_id": message.id, "queue": message.queue}
+        _log.warning("cannot run message %s of queue %s: %s", message.id, message.queue, text, extra={"fields": fields})
+        final = isinstance(error, NotATask | WrongArguments)
+        verdict = Verdict(message, "dlq" if final else "failed", text)
+        self._end(Ended(held, message, verdict, "refused" if final else "failed", UNKNOWN, 0.0, text))
+
+    async def _run(self, job: Job) -> None:
+        """Run a handler from its start to its end."""
+        context = job.context
+        job.begun = True
+        enter(context)
+        error: str | None = None
+        ending: Ending = "done"
+        with processing((job.message,)) as note:
+            try:
+                if self._middleware:
+                    await chained(self._middleware, context, functools.partial(self._call, job))()
+                else:
+                    await self._call(job)
+                verdict = Verdict(job.message)
+                note(ending, None)
+            except KeyboardInterrupt:
+                self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+                raise
+            except BaseException as failure:
+                ending, verdict, error = self._judge(job, failure)
+                note(ending, failure if ending == "failed" else None)
+        if job.interruption == "lost":
+            self._conclude(job, "lost", None)
+        else:
+            self._conclude(job, ending, verdict, error)
+
+    async def _call(self, job: Job) -> Any:
+        """Call the function, within the time limit of its task."""
+        task, arguments = job.task, job.context.arguments
+        if not task.is_async:
+            return await self._call_in_thread(job)
+        call = task.signature.call(task.function, arguments)
+        return await call if task.timeout is None else await _within(task.timeout, call)
+
+    async def _call_in_thread(self, job: Job) -> Any:
+        """A thread cannot be stopped: after its time limit it continues, but its result is ignored."""
+        task = job.task
+        job.thread = self._threads.submit(functools.partial(task.signature.call, task.function, job.context.arguments))
+        try:
+            await asyncio.wait((job.thread,), timeout=task.timeout)
+        except asyncio.CancelledError:
+            if not job.thread.done():
+                raise
+            # The function has just ended: its work is done, and must not be repeated.
+        if not job.thread.done():
+            raise TimedOut(task.timeout or 0.0)
+        result = job.thread.result()
+        if not inspect.isawaitable(result):
+            return result
+        return await result if task.timeout is None else await _within(task.timeout, result)
+
+    def _judge(self, job: Job, failure: BaseException) -> tuple[Ending, Verdict, str | None]:
+        """How to settle after an exception."""
+        message = job.message
+        if job.interruption is not None:
+            return "handed_back", Verdict(message, "retry"), None
+        if isinstance(failure, asyncio.CancelledError):
+            return "handed_back", Verdict(message, "retry", None, CANCELLED_DELAY_MS), None
+        ending, verdict = judge(message, failure, job.task.retry, job.own_schedule)
+        text = text_of(failure).partition("\n")[0]
+        if ending == "failed":
+            # The traceback is logged here once. The message carries it to the dead letters.
+            _log.warning(
+                "task %s failed (message %s, attempt %d): %s",
+                job.task.name,
+                message.id,
+                message.delivery_attempt,
+                text,
+                exc_info=trace_of(failure),
+                extra=fields_of(job.context),
+            )
+        return ending, verdict, text
+
+    def _interrupt(self, job: Job, why: Interruption) -> None:
+        if job.interruption is None:
+            job.interruption = why
+            job.context.lose()
+        if job.runner is not None:
+            job.runner.cancel()
+        if not job.begun:  # A task that was cancelled before its start cannot report its end.
+            self._conclude(job, *(("lost", None) if why == "lost" else ("handed_back", Verdict(job.message, "retry"))))
+
+    def _conclude(self, job: Job, ending: Ending, verdict: Verdict | None, error: str | None = None) -> None:
+        """Report once how a job ended. A thread keeps its slot until it really ends."""
+        if job.over:
+            return
+        job.over = True
+        self._jobs.discard(job)
+        seconds = self._monotonic() - job.started
+        still_runs = job.thread is not None and not job.thread.done()
+        if still_runs and job.thread is not None:
+            job.context.lose()
+            job.thread.add_done_callback(self._release)
+            self.stuck += 1
+        self._end(
+            Ended(job.held, job.message, verdict, ending, job.task.name, seconds, error), slots=0 if still_runs else 1
+        )
+
+    def _release(self, _thread: asyncio.Future[Any]) -> None:
+        self.stuck -= 1
+        self._slots += 1
+        self._flush_soon()
+
+    def _end(self, ended: Ended, slots: int = 1) -> None:
+        self._ended.append(ended)
+        self._slots += slots
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+
+async def _within(seconds: float, call: Awaitable[Any]) -> Any:
+    """Await a handler, and cancel it at its time limit."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimedOut(seconds) from error.__cause__
+        raise

@@ -1,0 +1,378 @@
+"""Known due times of messages, so that a polling worker does not sleep past them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from heapq import heappop, heappush
+
+from hark.api.types.delivery import Delivered
+from hark.client.calling import Caller
+from hark.client.delivery.leases import LeaseKeeper
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
+from hark.client.delivery.socket import SocketSource
+from hark.client.delivery.sources import PollSource, Source, Wish
+from hark.client.pushing import NewMessage
+from hark.errors import HarkError
+from hark.polling.poller import Poller
+from hark.worker.retrying import Ended, Held
+from hark.worker.stats import UNKNOWN
+
+MOST = 1000
+"""Maximum number of remembered times. Later messages are found by polling."""
+
+
+class Dues:
+    """Times at which messages are due, by a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[float] = []
+
+    def add(self, due: float) -> None:
+        """Add a time."""
+        if len(self._heap) < MOST:
+            heappush(self._heap, due)
+
+    def next_after(self, moment: float) -> float | None:
+        """The first time after a moment. Earlier times are dropped."""
+        while self._heap and self._heap[0] <= moment:
+            heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+
+def seconds_until_again(verdict: Verdict, settled: Settled) -> float | None:
+    """Seconds until a settled message is redelivered. None: never, or only the server knows."""
+    if not settled.success or settled.dead_lettered or verdict.status not in ("failed", "retry"):
+        return None
+    if verdict.delay_ms is not None:
+        return verdict.delay_ms / 1000
+    return 0.0 if verdict.status == "retry" else None
+
+
+def seconds_until_due(message: NewMessage) -> float:
+    """Seconds until a message that is pushed now can be delivered."""
+    if message.deliver_at is None:
+        return (message.delay or 0) / 1000
+    if isinstance(message.deliver_at, int):
+        at = datetime.fromtimestamp(message.deliver_at / 1000, UTC)
+    else:
+        at = datetime.fromisoformat(message.deliver_at)
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())
+
+
+# It runs on the event loop of the network thread, so that a blocking handler does not stop it.
+
+
+LAST_ANSWER_SECONDS = 0.25
+"""Seconds that a poll in flight may still take when the worker stops, so that an answer in flight is not lost."""
+_LAST_LOOK_SECONDS = 0.02
+"""Seconds after that, because this loop may have been late itself: answers that arrived are read first."""
+_SETTLE_AGAIN_SECONDS = 0.5
+_CLOSE_SECONDS = 0.5
+"""Minimum time in seconds for releasing messages that arrived too late."""
+_log = logging.getLogger("hark.worker")
+
+Answered = tuple[Ended, Settled | None]
+"""None: the lease was lost before."""
+
+
+class Feed:
+    """Receives as many messages as a worker has slots, and settles them when they have ended."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        wish: Wish,
+        poller: Poller,
+        *,
+        slots: int,
+        lease_seconds: int,
+        receive: Callable[[Held], None],
+        lose: Callable[[Held], None],
+        answered: Callable[[Sequence[Answered]], None],
+        burst: bool = False,
+        sockets: bool = False,
+        headers: Mapping[str, str] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._keeper = LeaseKeeper(caller, monotonic=monotonic)
+        self._source, self._settler = self._ways(caller, wish, sockets, headers)
+        self._carries_acks = wish.wait and isinstance(self._source, PollSource)
+        self._acks: PiggybackedAcks | None = None
+        """Settlements for the next poll to carry."""
+        self._queue = wish.queue
+        self._poller = poller
+        self._waits_there = wish.wait
+        self.rests = not wish.wait or poller.strategy.longest_interval() > wish.seconds
+        """Whether there are times without a waiting request. Then known due times of messages are useful."""
+        self._dues = Dues()
+        self._is_resting = False
+        self._slots = self.free = slots
+        self._lease_seconds = lease_seconds
+        self._receive, self._lose, self._answered = receive, lose, answered
+        self._burst = burst
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._room = asyncio.Event()
+        self._waits_for_room = False
+        self._taking: asyncio.Task[list[Delivered]] | None = None
+        self._held: set[Held] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self.heard_at = monotonic()
+        """When the server last answered a poll."""
+        self.problem: str | None = None
+        """The error of the last poll, or None."""
+
+    def _ways(
+        self, caller: Caller, wish: Wish, sockets: bool, headers: Mapping[str, str] | None
+    ) -> tuple[Source, Settler]:
+        """The source of messages and their settler. With WebSockets both use the same socket."""
+        if sockets and wish.wait:
+            source = SocketSource(caller, wish, headers=headers, disconnected=self._keeper.hurry)
+            return source, source.settler
+        settler = Settler(caller)
+        return PollSource(caller, wish, settler.give_back), settler
+
+    def open(self) -> None:
+        """Start to renew leases."""
+        self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
+
+    async def pull(self) -> None:
+        """Receive messages while there are free slots, until stopped. In a burst, until there are none."""
+        while not self._poller.stopped:
+            if not self.free:
+                self._room.clear()
+                self._waits_for_room = True
+                await self._room.wait()
+                self._waits_for_room = False
+                continue
+            was_quiet = self._is_quiet
+            self._poller.begin()
+            began = self._monotonic()
+            messages = await self._take()
+            if messages is None:
+                await self._poller.rest()
+                continue
+            self._take_in(messages)
+            self._poller.saw(bool(messages))
+            if self._burst and not messages and was_quiet:
+                return
+            self._is_resting = True
+            await self._poller.rest(
+                self._dues.next_after(began), self._monotonic() - began if self._waits_there else 0.0
+            )
+            self._is_resting = False
+
+    def stop(self) -> None:
+        """Stop receiving."""
+        self._poller.stop()
+        self._room.set()
+        self._send_alone()
+        if self._taking is not None:
+            loop = asyncio.get_running_loop()
+            cancel = self._taking.cancel
+            loop.call_later(LAST_ANSWER_SECONDS, lambda: loop.call_later(_LAST_LOOK_SECONDS, cancel))
+
+    def expect(self, seconds: float) -> None:
+        """There will be work after this many seconds: do not sleep past it."""
+        if not self.rests:
+            return
+        if seconds <= 0:
+            self._poller.wake()
+            return
+        self._dues.add(self._monotonic() + seconds)
+        if self._is_resting and seconds < self._poller.interval:
+            self._poller.wake()  # This rest may be too long.
+
+    def finished(self, ended: Sequence[Ended], slots: int) -> None:
+        """Tasks ended, and this many slots are free again."""
+        self.free += slots
+        self._room.set()
+        if ended:
+            for one in ended:
+                one.held.ended.add(one.message.id)
+            told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
+            task = asyncio.get_running_loop().create_task(self._settle(ended, told, self._piggyback(told)))
+            self._settling.add(task)
+            task.add_done_callback(self._settled)
+        self._wake_if_quiet()
+
+    def _piggyback(self, told: Sequence[Ended]) -> PiggybackedAcks | None:
+        """The settlements, for the poll that follows at once because it waited for free slots; None: send them."""
+        polls_now = self._waits_for_room and self.free and not self._poller.stopped
+        if not self._carries_acks or not polls_now or self._acks is not None:
+            return None
+        verdicts = _verdicts(told)
+        if 0 < len(verdicts) <= MOST_WITH_POP and not any(verdict.error for verdict in verdicts):
+            self._acks = PiggybackedAcks(verdicts)
+        return self._acks
+
+    def _send_alone(self) -> None:
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.not_sent()
+
+    async def close(self, seconds: float) -> None:
+        """Settle what is left, for at most this many seconds, and stop renewing leases."""
+        end = self._monotonic() + seconds
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                while self._settling:
+                    await asyncio.wait(self._settling)
+        except TimeoutError:
+            text = "%d settlement requests got no answer within the grace period; their tasks may run again"
+            _log.warning(text, len(self._settling))
+        for task in list(self._settling):
+            task.cancel()
+        self._keeper.close()
+        if self._keeping is not None:
+            await self._keeping
+        try:
+            async with asyncio.timeout(max(end - self._monotonic(), _CLOSE_SECONDS)):
+                await self._source.close()
+        except TimeoutError:
+            _log.warning(
+                "messages received during shutdown were not released; they are redelivered when their lease expires"
+            )
+
+    async def give_back(self, seconds: float) -> None:
+        """Release all messages whose handlers have not ended, and close."""
+        back = [_returned(held, one) for held in self._held for one in held.messages if one.id not in held.ended]
+        self.finished(back, 0)
+        await self.close(seconds)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are no free slots, so that nothing is requested."""
+        return not self.free
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self.free == self._slots and not self._settling
+
+    def _wake_if_quiet(self) -> None:
+        if self._burst and self._is_quiet:
+            self._poller.wake()
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error(
+                "settlement raised an unexpected error; its tasks run again when their leases expire", exc_info=error
+            )
+        self._wake_if_quiet()
+
+    async def _take(self) -> list[Delivered] | None:
+        """Receive from the server. None if it did not answer, or if the worker stops."""
+        acks, self._acks = self._acks, None
+        self._taking = asyncio.get_running_loop().create_task(self._source.take(self.free, acks))
+        try:
+            messages = await self._taking
+        except asyncio.CancelledError:
+            if self._poller.stopped and not _is_cancelling():
+                return None
+            raise
+        except HarkError as error:
+            if self._burst or (error.status < 500 and not error.retryable):
+                raise  # A retry would not help, or the burst must end.
+            self._note(str(error))
+            self._poller.failed(error.retry_after)
+            return None
+        finally:
+            self._taking = None
+            if acks is not None:
+                acks.not_sent()  # It has no effect on those that were sent.
+        self.heard_at = self._monotonic()
+        self._note(None)
+        return messages
+
+    def _note(self, problem: str | None) -> None:
+        """Log the start and the end of an outage."""
+        if problem is not None and self.problem is None:
+            _log.warning("worker cannot receive tasks of queue %s: %s; trying again", self._queue, problem)
+        elif problem is None and self.problem is not None:
+            _log.warning("worker receives tasks of queue %s again", self._queue)
+        self.problem = problem
+
+    def _take_in(self, messages: list[Delivered]) -> None:
+        by_lease: dict[str, list[Delivered]] = {}
+        for message in messages:
+            by_lease.setdefault(message.lease_id, []).append(message)
+        for lease_id, together in by_lease.items():
+            held = Held(lease_id, together)
+            self._held.add(held)
+            self.free -= len(together)
+            self._keeper.hold(lease_id, self._lease_seconds, _Loss(self, held))
+            if self._poller.stopped:
+                back = [_returned(held, message) for message in together]
+                self.finished(back, len(back))
+            else:
+                self._receive(held)
+
+    def lost(self, held: Held) -> None:
+        """The lease is lost: another consumer may have received its messages."""
+        held.is_lost = True
+        self._held.discard(held)
+        self._lose(held)
+
+    async def _settle(self, ended: Sequence[Ended], told: Sequence[Ended], acks: PiggybackedAcks | None) -> None:
+        """Settle until the server answers. Only a lost lease makes that unnecessary."""
+        while True:
+            try:
+                answers = await self._settler.settle_many(_verdicts(told), acks)
+                break
+            except HarkError as error:
+                if not error.retryable:
+                    answers = [Settled(False, error.code, str(error))] * len(told)
+                    break
+                _log.warning("%d tasks of queue %s cannot be settled: %s; trying again", len(told), self._queue, error)
+                await self._sleep(max(error.retry_after or 0.0, _SETTLE_AGAIN_SECONDS))
+                acks = None
+                told = [one for one in told if not one.held.is_lost]
+        by_ended = {id(one): answer for one, answer in zip(told, answers, strict=True)}
+        for one in ended:
+            one.held.left -= 1
+            if not one.held.left:
+                self._keeper.drop(one.held.lease_id)
+                self._held.discard(one.held)
+        if self.rests:
+            self._expect_again(told, answers)
+        self._answered([(one, by_ended.get(id(one))) for one in ended])
+
+    def _expect_again(self, told: Sequence[Ended], answers: Sequence[Settled]) -> None:
+        """Remember when retried messages are due."""
+        for one, answer in zip(told, answers, strict=True):
+            again = None if one.verdict is None else seconds_until_again(one.verdict, answer)
+            if again is not None:
+                self.expect(again)
+
+
+def _verdicts(ended: Sequence[Ended]) -> list[Verdict]:
+    return [one.verdict for one in ended if one.verdict is not None]
+
+
+def _returned(held: Held, message: Delivered) -> Ended:
+    return Ended(held, message, Verdict(message, "retry"), "handed_back", UNKNOWN)
+
+
+class _Loss:
+    """Notifies the feed that a lease is lost."""
+
+    __slots__ = ("_feed", "_held")
+
+    def __init__(self, feed: Feed, held: Held) -> None:
+        self._feed, self._held = feed, held
+
+    def __call__(self) -> None:
+        self._feed.lost(self._held)
+
+
+def _is_cancelling() -> bool:
+    """Whether the running task is itself being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,480 @@
+"""Ends a process whose handlers block their event loop for longer than the grace period.
+
+A blocked event loop cannot start a graceful shutdown. The supervisor of the process would then kill it, and its tasks
+would run again only after their leases expire, with one attempt less. Instead, the network thread releases them and
+ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import msgspec
+
+from hark.client.arguments import MAX_NAME_BYTES
+from hark.client.calling import CallPolicy
+from hark.client.delivery.io_thread import Line
+from hark.client.delivery.sources import Wish
+from hark.client.pushing import NewMessage
+from hark.client.transport.api import Transport
+from hark.polling.poller import Poller, PollMetrics
+from hark.worker.executor import Workbench
+from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Feed, seconds_until_due
+from hark.worker.middleware import AnyMiddleware
+from hark.worker.options import Plan
+from hark.worker.retrying import Ended, Held
+from hark.worker.stats import (
+    Health,
+    HealthEndpoint,
+    Snapshot,
+    Stats,
+    Summary,
+    TaskEvent,
+    event_of,
+    prometheus,
+    summary_of,
+)
+from hark.worker.task import AnyTask
+
+EXIT_CODE = 1
+_log = logging.getLogger("hark.worker")
+
+
+async def leave_if_blocked(
+    *,
+    after: float,
+    patience: float,
+    ask: Callable[[Callable[[], None]], None],
+    give_back: Callable[[], Awaitable[None]],
+    leave: Callable[[int], object],
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
+    """Runs in the network thread, from the stop on, until the thread is closed.
+
+    After `after` seconds, `ask` requests a response from the handlers' event loop, again and again. If there is none
+    within `patience` seconds, it calls `give_back` and `leave`.
+    """
+    await sleep(after)
+    while True:
+        answered = asyncio.Event()
+        ask(answered.set)
+        try:
+            async with asyncio.timeout(patience):
+                await answered.wait()
+        except TimeoutError:
+            break
+        await sleep(patience)
+    _log.error("a handler blocks the event loop: all tasks are released, and the process exits with code 1")
+    await give_back()
+    leave(EXIT_CODE)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[], None]) -> Iterator[None]:
+    """Handle signals until the end of the block. Works only in the main thread, as Python requires.
+
+    Python's own signal handlers are used, not those of the event loop, so that signals work while a handler blocks the
+    loop. Both callbacks must be safe to call from anywhere. Call it in the event loop.
+    """
+    if not enabled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    heard = 0
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 1:
+            stop()
+            return
+        stop_now()
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in SIGNALS:
+        signal.signal(number, hear)
+    try:
+        with _waking_the_loop():
+            yield
+    finally:
+        for number, handler in before.items():
+            # None is a handler that was not installed from Python. It cannot be restored.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _waking_the_loop() -> Iterator[None]:
+    """Let each signal wake the event loop.
+
+    Python runs signal handlers in the main thread. A signal that another thread receives, or that arrives just before
+    the loop begins to wait, would otherwise be handled only when something else wakes the loop.
+    """
+    loop = asyncio.get_running_loop()
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # The loop handles signals of its own, so they wake it.
+            signal.set_wakeup_fd(before)
+            yield
+            return
+        loop.add_reader(reader, reader.recv, 4096)
+        try:
+            yield
+        finally:
+            loop.remove_reader(reader)
+            signal.set_wakeup_fd(-1)
+
+
+MOST_RESERVED = 2.0
+"""Maximum number of seconds at the end of the grace period that are reserved for releasing work. At most a fifth of
+it."""
+LEAST_SECONDS = 0.5
+"""Minimum time in seconds for the last settlements, however short the grace period is."""
+LEAST_PATIENCE = 1.0
+"""Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
+SILENCE_SECONDS = 30.0
+"""How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
+
+
+class Shift:
+    """Connects the network side (`Feed`, in its own thread) with the handlers, which run on this loop."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        queue: str,
+        group: str,
+        tasks: Mapping[str, AnyTask],
+        middleware: Sequence[AnyMiddleware],
+        plan: Plan,
+        listeners: Sequence[Callable[[TaskEvent], None]] = (),
+        *,
+        name: str,
+        sockets: bool = False,
+        headers: Mapping[str, str] | None = None,
+        retry: CallPolicy | None = None,
+        poll_metrics: PollMetrics | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.worker_id = f"{name}-{uuid.uuid4().hex}"
+        """New for each run: a restarted worker has another id."""
+        self.plan = plan
+        self.health_port: int | None = None
+        self._queue = queue
+        self._middleware = middleware
+        self._stats = Stats(monotonic)
+        self._listeners = listeners
+        self._sockets = sockets
+        self._headers = headers
+        self._monotonic = monotonic
+        self.loop = asyncio.get_running_loop()
+        """The event loop of the handlers."""
+        self._line = Line(transport, retry)
+        self._wish = Wish(
+            queue=queue,
+            group=group,
+            group_mode="shared",
+            batch=plan.concurrency,
+            partitions=plan.concurrency,
+            wait=plan.wait,
+            timeout_ms=plan.timeout_ms,
+            lease_seconds=plan.lease_seconds,
+            consumer=self.worker_id.encode()[-MAX_NAME_BYTES:].decode(errors="ignore"),
+        )
+        self._own_polls = PollMetrics()
+        self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
+        """The polls that cost something: the worker's own, or those of the store that polls for it."""
+        self._feed: Feed | None = None
+        self._endpoint = HealthEndpoint(self._health, self._metrics_text)
+        self._bench = Workbench(
+            tasks,
+            middleware,
+            worker_id=self.worker_id,
+            concurrency=plan.concurrency,
+            finished=self._hand_over,
+            monotonic=monotonic,
+        )
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._over = asyncio.Event()
+        self.is_stopping = False
+        self._stopped_at: float | None = None
+        self._interrupted = False
+        self._hung_up = False
+        self._by_signal = False
+        self._leave = leave
+        self._last_resort: asyncio.Task[None] | None = None
+
+    # Called from any thread ----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop receiving immediately, and end within the grace period."""
+        if self._stopped_at is None:
+            self._stopped_at = self._monotonic()
+        self.is_stopping = True
+        self._on_line(self._stop_feed)
+        self._here(self._stop.set)
+
+    def _stop_by_signal(self) -> None:
+        self._by_signal = True
+        self.stop()
+
+    def stop_now(self) -> None:
+        """Stop waiting for running handlers."""
+        self.stop()
+        self._here(self._stop_now.set)
+
+    def expect(self, message: NewMessage) -> None:
+        """A message was pushed: a polling worker must not sleep past its due time."""
+        feed = self._feed
+        if feed is not None and feed.rests:
+            seconds = seconds_until_due(message)
+            self._on_line(lambda: feed.expect(seconds))
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds left of the grace period, with a minimum."""
+        return max(self._grace_left, LEAST_SECONDS)
+
+    @property
+    def _grace_left(self) -> float:
+        since = 0.0 if self._stopped_at is None else self._monotonic() - self._stopped_at
+        return self.plan.grace_seconds - since
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the server lives in this event loop."""
+        return self._line.in_place
+
+    async def ready(self) -> None:
+        """Wait until the run receives messages, or has failed to start."""
+        await self._ready.wait()
+
+    async def over(self) -> None:
+        """Wait until the run has ended."""
+        await self._over.wait()
+
+    def snapshot(self) -> Snapshot:
+        """The current state and counts."""
+        return Snapshot(
+            worker_id=self.worker_id,
+            queue=self._queue,
+            concurrency=self.plan.concurrency,
+            running=self._bench.running,
+            stuck=self._bench.stuck,
+            stopping=self.is_stopping,
+            totals=msgspec.structs.replace(self._stats.totals),
+            tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
+            rate=self._stats.rate,
+            poll_interval=self._poll_metrics.interval_seconds,
+            polls=self._poll_metrics.polls,
+            empty_polls=self._poll_metrics.empty,
+        )
+
+    # The run --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Summary:
+        """Work until stopped, or in a burst until there is nothing to do."""
+        await self._line.start()
+        try:
+            with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
+                await self._line.run(self._open)
+                self._ready.set()
+                abandoned = await self._work()
+        finally:
+            self._hung_up = True
+            await self._line.close()
+            self._ready.set()
+            self._over.set()
+        return summary_of(self.snapshot(), abandoned)
+
+    async def _open(self) -> None:
+        """Runs in the network thread: creates the objects that belong to its event loop."""
+        plan = self.plan
+        if plan.health is not None:  # First, because it is the most likely to fail.
+            self.health_port = await self._endpoint.open(*plan.health)
+        self._feed = Feed(
+            self._line.caller,
+            self._wish,
+            Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
+            slots=plan.concurrency,
+            lease_seconds=plan.lease_seconds,
+            receive=self._receive,
+            lose=self._lose,
+            answered=self._count,
+            burst=plan.burst,
+            sockets=self._sockets,
+            headers=self._headers,
+            monotonic=self._monotonic,
+        )
+        self._feed.open()
+        if self.is_stopping:  # A signal came first.
+            self._stop_feed()
+
+    async def _work(self) -> int:
+        pulling = asyncio.create_task(self._line.run(self._opened.pull))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._interrupted = True  # The caller is in a hurry, but unfinished work must be released.
+            self._stop_now.set()
+        stopping.cancel()
+        self.stop()
+        abandoned = await self._end(pulling)
+        if self._interrupted:
+            raise asyncio.CancelledError
+        await pulling  # Raises the error that ended it, if it was not the stop.
+        return abandoned
+
+    async def _end(self, pulling: asyncio.Task[None]) -> int:
+        """Let handlers finish, release the rest, and settle everything within the grace period."""
+        reserved = self._reserved
+        # The grace period starts with the signal, which a blocking handler may have delayed.
+        seconds = max(self._grace_left - reserved, 0.0)
+        self._bench.stop()
+        if self._bench.running:
+            _log.info("worker shutting down; running handlers: %d, %.1f s to finish", self._bench.running, seconds)
+        await self._finish_or_hurry(seconds)
+        # The last poll must have ended, otherwise it would receive the released messages.
+        await asyncio.wait((pulling,), timeout=max(reserved / 2, 2 * LAST_ANSWER_SECONDS))
+        pulling.cancel()
+        self._bench.cancel()
+        await self._bench.wait(max(reserved / 2, 0.1))
+        abandoned = self._bench.close()
+        if abandoned:
+            _log.warning(
+                "handlers that did not end in time: %d; they are abandoned, their tasks are released and run again",
+                abandoned,
+            )
+        left = self.seconds_left
+        await self._line.run(lambda: self._close(left))
+        return abandoned
+
+    async def _finish_or_hurry(self, seconds: float) -> None:
+        finishing = asyncio.create_task(self._bench.wait(seconds))
+        hurrying = asyncio.create_task(self._stop_now.wait())
+        try:
+            await asyncio.wait((finishing, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._interrupted = True  # The same as a second signal.
+        finally:
+            finishing.cancel()
+            hurrying.cancel()
+
+    async def _close(self, seconds: float) -> None:
+        """Runs in the network thread."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        await self._opened.close(seconds)
+        await self._endpoint.close()
+
+    # Between the two sides ------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> Feed:
+        assert self._feed is not None, "the shift has begun"
+        return self._feed
+
+    def _stop_feed(self) -> None:
+        """Runs in the network thread."""
+        if self._feed is None:
+            return
+        self._feed.stop()
+        if self._last_resort is None and self._owns_process:
+            self._last_resort = asyncio.get_running_loop().create_task(
+                leave_if_blocked(
+                    after=max(self._grace_left - self._reserved, 0.0),
+                    patience=max(self._reserved - LEAST_SECONDS, LEAST_PATIENCE),
+                    ask=lambda answer: self._here(lambda: self._on_line(answer)),
+                    give_back=lambda: self._opened.give_back(LEAST_SECONDS),
+                    leave=self._leave,
+                )
+            )
+
+    @property
+    def _reserved(self) -> float:
+        """Seconds at the end of the grace period that are reserved for releasing work."""
+        return min(MOST_RESERVED, self.plan.grace_seconds / 5)
+
+    @property
+    def _owns_process(self) -> bool:
+        """Whether it handled a signal that would have ended the process, and can act from another thread."""
+        return self._by_signal and not self._line.in_place
+
+    def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
+        feed = self._opened
+        self._on_line(lambda: feed.finished(ended, slots))
+
+    def _receive(self, held: Held) -> None:
+        self._here(lambda: self._bench.receive(held))
+
+    def _lose(self, held: Held) -> None:
+        self._here(lambda: self._bench.lose(held))
+
+    def _count(self, answered: Sequence[Answered]) -> None:
+        self._stats.add(answered)
+        if self._listeners:  # Waking the other event loop costs more than counting.
+            self._here(lambda: self._tell(answered))
+
+    def _tell(self, answered: Sequence[Answered]) -> None:
+        for listener in list(self._listeners):
+            for ended, settled in answered:
+                try:
+                    listener(event_of(ended, settled))
+                except Exception:
+                    _log.exception("a worker listener raised; the worker continues")
+
+    def _here(self, callback: Callable[[], object]) -> None:
+        """Call a function in the event loop of the handlers."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(callback)
+
+    def _on_line(self, callback: Callable[[], object]) -> None:
+        if not self._hung_up:  # An abandoned handler may end after the run.
+            self._line.post(callback)
+
+    # Health ---------------------------------------------------------------------------------------------------
+
+    def _health(self) -> Health:
+        feed = self._opened
+        silent = self._monotonic() - feed.heard_at
+        due = (self.plan.timeout_ms / 1000 if self.plan.wait else 0.0) + self._poll_metrics.interval_seconds
+        if self.is_stopping:
+            status = "stopping"
+        elif self._bench.stuck >= self.plan.concurrency:
+            status = "stuck"
+        elif silent > due + SILENCE_SECONDS and not feed.is_full:
+            status = "silent"
+        else:
+            status = "running"
+        return Health(
+            status,
+            self.worker_id,
+            self._queue,
+            self.plan.concurrency,
+            self._bench.running,
+            self._bench.stuck,
+            round(silent, 3),
+            feed.problem,
+        )
+
+    def _metrics_text(self) -> str:
+        return prometheus(self.snapshot(), self._poll_metrics.text(), self._middleware)
