@@ -275,6 +275,8 @@ class TableVerbs(KeyVerbs):
         """See `Engine.collect`."""
         collector = self._collector
         if collector.is_empty:
+            # Claims note in memory when a group was last seen. The search reads it from the tables.
+            await self._chore(lambda _transaction: None)
             held = await self._look(LeaseView)
             collector.take(await self._read_committed(lambda connection: collector.search(connection, held)))
         part = collector.part(limit)
