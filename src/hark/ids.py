@@ -37,7 +37,7 @@ class Place(NamedTuple):
     offset: int
 
 
-def has_place(text: str) -> bool:
+def has_location(text: str) -> bool:
     """Whether a text has the form of an id that says where its message is, in whatever store."""
     return _SHAPE.fullmatch(text) is not None
 

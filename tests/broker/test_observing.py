@@ -27,7 +27,7 @@ from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure, Overloaded, Unavailable
-from hark.model import Census, Depth, QueueFilter, QueuePage, QueueSpec, Survey
+from hark.model import Depth, QueueFilter, QueuePage, QueueSpec, Survey, Totals
 from hark.testing.server import FakeTimers
 
 
@@ -44,11 +44,11 @@ class SlowStore:
         self.busy = 0.0
         self.fails = False
 
-    async def census(self) -> Census:
+    async def totals(self) -> Totals:
         """Takes no time."""
         if self.fails:
             raise EngineFailure("away")
-        return Census(len({depth.queue for depth in self.depths}), {}, {})
+        return Totals(len({depth.queue for depth in self.depths}), {}, {})
 
     async def survey(self, after: tuple[int, str], limit: int) -> Survey:  # noqa: ARG002  # as the engines have it
         """The next step."""
@@ -172,18 +172,18 @@ async def test_who_begins_to_watch_need_not_wait_as_long_as_nobody_would(store: 
         assert len(store.looked) == 2, "but no more often than every two seconds"
 
 
-def folded(census: Census, *steps: list[Depth], most_queues: int = 100) -> Depths:
+def folded(totals: Totals, *steps: list[Depth], most_queues: int = 100) -> Depths:
     """What the steps of a survey come to."""
-    fold = Fold(census, 5, most_queues)
+    fold = Fold(totals, 5, most_queues)
     for step in steps:
         fold.add(step)
     return fold.finish(7)
 
 
 def test_the_backlog_of_a_queue_is_what_its_slowest_group_waits_for() -> None:
-    census = Census(2, {"orders": 3, "gone": 1}, {("orders", "slow"): 2, ("orders", "fast"): 5})
+    totals = Totals(2, {"orders": 3, "gone": 1}, {("orders", "slow"): 2, ("orders", "fast"): 5})
     depths = folded(
-        census,
+        totals,
         [Depth("orders", None, 2, 10, None), Depth("orders", "slow", 2, 6, 500), Depth("orders", "fast", 2, 5, 900)],
         [Depth("orders", None, 1, 5, None), Depth("orders", "slow", 1, 3, 400, 8), Depth("quiet", None, 1, 4, 300, 1)],
     )
@@ -192,7 +192,7 @@ def test_the_backlog_of_a_queue_is_what_its_slowest_group_waits_for() -> None:
     assert (depths.queues, depths.partitions, depths.backlog, depths.scheduled) == (2, 4, 7 + 3, 8 + 1)
     assert (depths.in_flight, depths.oldest_waiting, depths.dead_letters) == (7, 300, 4)
     entries = [Depth(f"q{number:03}", None, 1, number, None) for number in range(100)]
-    depths = folded(Census(100, {}, {}), entries, most_queues=10)
+    depths = folded(Totals(100, {}, {}), entries, most_queues=10)
     assert set(depths.by_queue) == {f"q{number:03}" for number in range(90, 100)}, "the longest are remembered"
     assert depths.backlog == sum(range(100)), "all of them count"
 

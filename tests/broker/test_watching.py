@@ -15,7 +15,7 @@ from hark.broker.watch import AT_ONCE, Change, PrefixWatcher, Shown, Watchers
 from hark.clock import SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
 from hark.keys import encode_key, prefix_bounds
-from hark.model import Key, KeyEntry, KeyNews, KeyRange
+from hark.model import Key, KeyEntry, KeyNotification, KeyRange
 from hark.settings import Fallback, Limits, Settings
 from hark.testing.server import FakeTimers
 
@@ -79,7 +79,7 @@ class Store:
         entry = KeyEntry(key, msgspec.Raw(msgspec.json.encode(value)), self._version, expires_at)
         self.entries[encode_key(key)] = entry
         if tell:
-            self.watchers.tell(KeyNews((key,)))
+            self.watchers.tell(KeyNotification((key,)))
         return self._version
 
     def remove(self, *keys: Key, tell: bool = True) -> None:
@@ -87,7 +87,7 @@ class Store:
         for key in keys:
             self.entries.pop(encode_key(key), None)
         if tell:
-            self.watchers.tell(KeyNews(keys))
+            self.watchers.tell(KeyNotification(keys))
 
 
 async def soon(work: Awaitable[T]) -> T:
@@ -167,7 +167,7 @@ async def test_a_key_that_was_removed_and_written_again_has_changed(store: Store
     store.put(A, 1)
     assert seen(await soon(watcher.next())) == [(A, 1)]
     store.put(A, 2, tell=False)
-    store.watchers.tell(KeyNews(None))  # News of any key make every watcher look.
+    store.watchers.tell(KeyNotification(None))  # HintKind of any key make every watcher look.
     assert seen(await soon(watcher.next())) == [(A, 2)]
 
 
@@ -433,12 +433,12 @@ async def _follow(steps: Sequence[tuple[str, int, bool]], limit: int) -> None:
         elif step == "remove":
             store.remove(below(key), tell=tell)
         elif step == "any":
-            store.watchers.tell(KeyNews(None))
+            store.watchers.tell(KeyNotification(None))
         elif step == "later":
             store.timers.advance(0.5)
         else:
             learn(await watcher.so_far())
-    store.watchers.tell(KeyNews(None))  # What was not told is found by the poll.
+    store.watchers.tell(KeyNotification(None))  # What was not told is found by the poll.
     learn(await watcher.so_far())
     window = await store.fetch_range(KeyRange(prefix=P, limit=limit))
     assert known == {encode_key(entry.key): msgspec.json.decode(entry.value) for entry in window}

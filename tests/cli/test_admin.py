@@ -79,7 +79,7 @@ def test_group_seek_of_one_partition_says_where_it_is_now(hark: Run, stub: Stub)
 
 
 def test_group_lagging_shows_where_messages_wait_long(hark: Run, stub: Stub) -> None:
-    track = {
+    position = {
         "consumer_group": "billing",
         "queue_name": "orders",
         "partition_name": "p1",
@@ -88,8 +88,8 @@ def test_group_lagging_shows_where_messages_wait_long(hark: Run, stub: Stub) -> 
         "oldest_unconsumed_at": "2026-01-02T03:04:05.678Z",
         "last_consumed_at": None,
     }
-    stub.answer(200, [track])
-    row = ["billing", "orders", "p1", "12", "75", track["oldest_unconsumed_at"], "-"]
+    stub.answer(200, [position])
+    row = ["billing", "orders", "p1", "12", "75", position["oldest_unconsumed_at"], "-"]
     assert row in words(hark("group", "lagging").stdout)
 
 

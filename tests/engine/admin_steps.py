@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from hark.broker.explain import Circumstances, explain, moment
 from hark.clock import SECOND
-from hark.model import Explain, Limits, QueueSpec, TrackStats
+from hark.model import Explain, Limits, PositionStats, QueueSpec
 
 from .comparing import Disagreement, agree, engine_view
 from .driver import given
 from .model_nouns import DeadLetter, Message, Wish
-from .model_tracks import OrderedTrack, SharedTrack, Track
+from .model_positions import OrderedPosition, Position, SharedPosition
 from .steps import FIXED_OPTIONS, NAMESPACE, OPTIONS, PARTITIONS, QUEUES, Steps, pick
 
 DONE = frozenset({"done", "discarded", "before_start"})
@@ -43,32 +43,32 @@ class ExplainSteps(Steps):
         if stored and message.only_for not in (None, group):
             return frozenset({"other_group"}), {}
         queue, partition = message.place
-        track = self.model.tracks[queue, partition, group]
-        if message not in track.todo:
+        position = self.model.positions[queue, partition, group]
+        if message not in position.todo:
             if any(one.message is message and one.group == group for one in self.model.dead):
                 return frozenset({"dead_lettered"}), {}
             return (DONE if stored else frozenset({"removed", "discarded"})), {}
-        if message in track.in_flight():
-            return frozenset({"leased"}), {"until": moment(track.holder[message].expires_at)}
+        if message in position.in_flight():
+            return frozenset({"leased"}), {"until": moment(position.holder[message].expires_at)}
         if self.model.queues[queue].paused:
             return frozenset({"queue_paused"}), {}
         if self.model.groups[queue, group].paused:
             return frozenset({"group_paused"}), {}
-        waits = self.expected_wait(track, message)
+        waits = self.expected_wait(position, message)
         if waits:
             return waits, {}
         room, limits = self.model.room(queue, group, auto_ack=False)
         return (limits, {}) if room <= 0 else (frozenset({"ready"}), {})
 
-    def expected_wait(self, track: Track, message: Message) -> frozenset[str]:
+    def expected_wait(self, position: Position, message: Message) -> frozenset[str]:
         """What may be said of a message that can't be delivered yet; empty: it can."""
         now = self.model.now
-        own = frozenset({"delayed", "retry"}) if track.not_before(message) > now else frozenset()
-        if isinstance(track, SharedTrack):
+        own = frozenset({"delayed", "retry"}) if position.not_before(message) > now else frozenset()
+        if isinstance(position, SharedPosition):
             return own
-        assert isinstance(track, OrderedTrack)
-        before = track.todo[: track.todo.index(message)]
-        blocked = track.lease is not None or any(track.not_before(one) > now for one in before)
+        assert isinstance(position, OrderedPosition)
+        before = position.todo[: position.todo.index(message)]
+        blocked = position.lease is not None or any(position.not_before(one) > now for one in before)
         return own | {"behind"} if blocked else own
 
 
@@ -167,8 +167,8 @@ class AdminSteps(ExplainSteps):
             stats = self.run(self.q.stats(queue))
             agree(f"discarded of {queue}", stats.discarded, self.model.discarded.get(queue, 0))
         for group in self.run(self.q.engine.group_stats()):
-            tracks = list(self.model.tracks_of(group.queue, group.group))
-            open_ = sum(len(one.todo) for one in tracks)
+            positions = list(self.model.positions_of(group.queue, group.group))
+            open_ = sum(len(one.todo) for one in positions)
             agree(f"open messages of {group.group} in {group.queue}", group.lag + group.scheduled, open_)
             known = self.model.groups[group.queue, group.group]
             agree(f"pause of {group.group}", group.paused, known.paused)
@@ -176,19 +176,19 @@ class AdminSteps(ExplainSteps):
             agree(f"limits of {group.group}", group.limits, known.limits)
             held = self.model.in_flight(group.queue, group.group)
             agree(f"in flight of {group.group} in {group.queue}", group.in_flight, len(held))
-        for one in self.run(self.q.engine.track_stats()):
+        for one in self.run(self.q.engine.position_stats()):
             place = (one.queue, one.partition, one.group)
-            track = self.model.tracks[place]
-            agree(f"open messages at {place}", one.lag + one.scheduled, len(track.todo))
-            if isinstance(track, OrderedTrack):
-                self.look_at_cursor(place, track, one)
+            position = self.model.positions[place]
+            agree(f"open messages at {place}", one.lag + one.scheduled, len(position.todo))
+            if isinstance(position, OrderedPosition):
+                self.look_at_cursor(place, position, one)
 
-    def look_at_cursor(self, place: tuple[str, str, str], track: OrderedTrack, one: TrackStats) -> None:
+    def look_at_cursor(self, place: tuple[str, str, str], position: OrderedPosition, one: PositionStats) -> None:
         """How far an ordered group has got, and who keeps others out."""
-        agree(f"lease at {place}", one.lease_expires_at, track.lease.expires_at if track.lease else None)
-        log = [waiting for waiting in track.todo if waiting not in track.front]
-        end = log[0].offset - 1 if log else track.partition.tail
-        if not track.partition.holes:
+        agree(f"lease at {place}", one.lease_expires_at, position.lease.expires_at if position.lease else None)
+        log = [waiting for waiting in position.todo if waiting not in position.requeued]
+        end = log[0].offset - 1 if log else position.partition.tail
+        if not position.partition.gaps:
             agree(f"cursor at {place}", one.cursor, end)
         if not self.cursors.get(place, 0) <= one.cursor <= end:
             raise Disagreement(f"cursor at {place} is {one.cursor}, was {self.cursors.get(place)}, end is {end}")
@@ -213,4 +213,4 @@ class AdminSteps(ExplainSteps):
                 if not self.pop_once(Wish([queue], None, group, "all", 100, 100, auto_ack=True)):
                     break
                 self.pass_time(20)  # Where a rate bounds it.
-            agree(f"left for {group}", [one.todo for one in self.model.tracks_of(queue, group) if one.todo], [])
+            agree(f"left for {group}", [one.todo for one in self.model.positions_of(queue, group) if one.todo], [])

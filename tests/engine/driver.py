@@ -19,9 +19,10 @@ from hark.model import (
     GroupMode,
     Hint,
     Key,
-    KeyNews,
+    KeyNotification,
     NewMessage,
     PopRequest,
+    PositionStats,
     PushOutcome,
     QueueFilter,
     QueueInfo,
@@ -36,7 +37,6 @@ from hark.model import (
     SettleOutcome,
     Status,
     Subscription,
-    TrackStats,
     Transaction,
     TransactionOutcome,
 )
@@ -153,7 +153,7 @@ class Driver:
         self._news = asyncio.Event()
         self.clock = clock
         self.hints: list[Hint] = []
-        self.key_news: list[KeyNews] = []
+        self.key_news: list[KeyNotification] = []
         self.engine: Engine = self._open()
 
     def _listen(self, hints: Sequence[Hint]) -> None:
@@ -337,15 +337,15 @@ class Driver:
                 return removed
         raise AssertionError("retention never comes to its end")
 
-    async def track(self, queue: str, partition: str, group: str = QUEUE_MODE) -> TrackStats:
+    async def position(self, queue: str, partition: str, group: str = QUEUE_MODE) -> PositionStats:
         """A group's place in a partition."""
-        found = await self.engine.track_stats(group=group, queue=queue)
-        [track] = [one for one in found if one.partition == partition]
-        return track
+        found = await self.engine.position_stats(group=group, queue=queue)
+        [position] = [one for one in found if one.partition == partition]
+        return position
 
     async def cursor(self, queue: str, partition: str, group: str = QUEUE_MODE) -> int:
         """The offset up to which a group is done with a partition."""
-        return (await self.track(queue, partition, group)).cursor
+        return (await self.position(queue, partition, group)).cursor
 
     async def stats(self, queue: str) -> QueueStats:
         """What the engine counts about a queue."""

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from hark.engine.api import Engine
-from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyNews, KeyRange, KeyWrite, KeyWritten
+from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyNotification, KeyRange, KeyWrite, KeyWritten
 
 from .driver import given
 
@@ -70,6 +70,6 @@ async def listed(engine: Engine, wanted: KeyRange) -> list[Key]:
     return [one.key for one in found]
 
 
-def told(news: list[KeyNews]) -> set[Key] | None:
+def told(news: list[KeyNotification]) -> set[Key] | None:
     """The keys that news name; None when any may have changed."""
     return None if any(one.keys is None for one in news) else {key for one in news for key in one.keys or ()}

@@ -1,9 +1,9 @@
 """The rules of the queue by the simplest possible code: lists, linear scans, no store.
 
-It follows the rules and knows nothing of any engine. A track (a group in a partition) has its open messages in a list;
-settled means: no longer in that list. An ordered track keeps the list in the order of delivery, a shared one sorts it
-when somebody asks. Left out, because single tests show them better: ttl, retention, delayed processing, the window
-buffer. The parts: `model_nouns`, `model_tracks`, `model_pop`, and here what is said of messages.
+It follows the rules and knows nothing of any engine. A position (a group in a partition) has its open messages in a
+list; settled means: no longer in that list. An ordered position keeps the list in the order of delivery, a shared one
+sorts it on demand. Left out, because single tests show them better: ttl, retention, delayed processing, the window
+buffer. The parts: `model_nouns`, `model_positions`, `model_pop`, and here what is said of messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hark.model import CancelOutcome
 
 from .model_nouns import STALE, Answer, Cancelled, DeadLetter, Lease, Message, Verdict
 from .model_pop import PopModel
-from .model_tracks import OrderedTrack, Track
+from .model_positions import OrderedPosition, Position
 
 
 class Model(PopModel):
@@ -25,19 +25,22 @@ class Model(PopModel):
         """Let time pass; what is due happens at its time, in order of time."""
         self.now += round(seconds * SECOND)
         over = [
-            (track, lease) for track in self.tracks.values() for lease in track.leases() if lease.expires_at <= self.now
+            (position, lease)
+            for position in self.positions.values()
+            for lease in position.leases()
+            if lease.expires_at <= self.now
         ]
-        for track, lease in sorted(over, key=lambda one: one[1].expires_at):
-            for message in track.expire(lease):
-                self._use_attempt(track, message, "", lease.expires_at, delay_ms=0)
+        for position, lease in sorted(over, key=lambda one: one[1].expires_at):
+            for message in position.expire(lease):
+                self._use_attempt(position, message, "", lease.expires_at, delay_ms=0)
         self.drop_settled()
 
     def restart(self, leases_survive: bool) -> None:
         """The order of service is lost, and leases are unless the engine keeps them."""
-        for track in self.tracks.values():
-            track.served = 0
+        for position in self.positions.values():
+            position.served = 0
             if not leases_survive:
-                track.forget_leases()
+                position.forget_leases()
         self.order_is_known = False
 
     # Settlements -------------------------------------------------------------------------------------------
@@ -53,15 +56,15 @@ class Model(PopModel):
         """What a settlement inside a transaction would be answered: completed again only under the same lease."""
         answer = self.judge(verdict, required)
         message = verdict.message
-        track = self.tracks.get((*message.place, verdict.group))
-        if not answer.success or track is None or message in track.todo:
+        position = self.positions.get((*message.place, verdict.group))
+        if not answer.success or position is None or message in position.todo:
             return answer
-        lease = track.done.get(message)
-        if lease is None and message in track.unsure:
+        lease = position.done.get(message)
+        if lease is None and message in position.unsure:
             return Answer(None)
         if lease is None or (verdict.lease != lease and not (verdict.lease is None and lease in required)):
             return Answer(False, STALE)
-        return Answer(None) if message in track.unsure else answer
+        return Answer(None) if message in position.unsure else answer
 
     def transact(self, verdicts: list[Verdict], required: list[int]) -> int | None:
         """The index of the settlement that is refused (-1: a required lease), or None: all is done."""
@@ -72,13 +75,13 @@ class Model(PopModel):
                 return index
         for one, answer in zip(verdicts, self.settle(verdicts), strict=True):
             if one.status == "completed" and answer.lease is not None:
-                self.tracks[(*one.message.place, one.group)].unsure.discard(one.message)
+                self.positions[(*one.message.place, one.group)].unsure.discard(one.message)
         return None
 
     def holds(self, message: Message, group: str, lease_id: int) -> bool:
         """Whether a message was last delivered under that lease, and its verdict is open."""
-        track = self.tracks.get((*message.place, group))
-        lease = None if track is None else track.holder.get(message)
+        position = self.positions.get((*message.place, group))
+        lease = None if position is None else position.holder.get(message)
         return lease is not None and lease.id == lease_id and lease.expires_at > self.now
 
     def named(self, message: Message) -> Message:
@@ -89,17 +92,17 @@ class Model(PopModel):
     def judge(self, verdict: Verdict, required: list[int] | None = None) -> Answer:
         """What a settlement would be answered."""
         message = verdict.message
-        track = self.tracks.get((*message.place, verdict.group))
+        position = self.positions.get((*message.place, verdict.group))
         dead = any(one.message is message and one.group == verdict.group for one in self.dead)
         if message not in message.partition.log:
-            return self._judge_removed(verdict, track, dead)
-        if track is None:
+            return self._judge_removed(verdict, position, dead)
+        if position is None:
             return Answer(False, STALE)
-        if message not in track.todo:
+        if message not in position.todo:
             if verdict.status == "completed":
                 return Answer(None if dead else True)
             return Answer(False, STALE | {"dead_lettered"})
-        lease = track.holder.get(message)
+        lease = position.holder.get(message)
         known = lease is not None and lease.expires_at > self.now
         if known and verdict.lease is None:
             known = not required or (lease is not None and lease.id in required)
@@ -108,66 +111,68 @@ class Model(PopModel):
         return Answer(known, frozenset() if known else STALE)
 
     @staticmethod
-    def _judge_removed(verdict: Verdict, track: Track | None, dead: bool) -> Answer:
+    def _judge_removed(verdict: Verdict, position: Position | None, dead: bool) -> Answer:
         """What is said of a message that is no longer stored; its id still says that there was one."""
         by_id = verdict.by_id or verdict.message.push.key is None
         if verdict.status == "completed" and by_id:
             if dead:
                 return Answer(False, frozenset({"dead_lettered"}))
-            return Answer(True if track is not None and verdict.message in track.done else None)
+            return Answer(True if position is not None and verdict.message in position.done else None)
         return Answer(False, STALE | {"not_found", "dead_lettered"} if by_id else frozenset({"not_found"}))
 
     def _is_done(self, verdict: Verdict) -> bool:
-        track = self.tracks.get((*verdict.message.place, verdict.group))
-        return track is not None and verdict.message not in track.todo
+        position = self.positions.get((*verdict.message.place, verdict.group))
+        return position is not None and verdict.message not in position.todo
 
     def _apply(self, verdict: Verdict, answer: Answer, before: bool) -> Answer:
         message = verdict.message
         if not answer.success:
             return answer
-        track = self.tracks[(*message.place, verdict.group)]
-        lease = track.holder.pop(message, None)
+        position = self.positions[(*message.place, verdict.group)]
+        lease = position.holder.pop(message, None)
         if lease is None:  # Completed before, or said twice in one request: the first word counts.
             return answer if before else Answer(None)
         answer.lease = lease.id
         if verdict.status == "completed":
-            track.settled(message)
-            track.done[message] = lease.id
-            track.unsure.add(message)
+            position.settled(message)
+            position.done[message] = lease.id
+            position.unsure.add(message)
         elif verdict.status == "dlq":
-            used = track.attempts.get(message, 0) + 1
-            answer.dead_lettered = self._bury(track, DeadLetter(message, track.group, used, verdict.error, self.now))
+            used = position.attempts.get(message, 0) + 1
+            answer.dead_lettered = self._bury(
+                position, DeadLetter(message, position.group, used, verdict.error, self.now)
+            )
         elif verdict.status == "failed":
-            answer.dead_lettered = self._use_attempt(track, message, verdict.error, self.now, verdict.delay_ms)
+            answer.dead_lettered = self._use_attempt(position, message, verdict.error, self.now, verdict.delay_ms)
         else:
-            track.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
+            position.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
         if verdict.status != "completed":
-            track.given_back(lease)
-        answer.lease_released = self._is_released(track, lease)
+            position.given_back(lease)
+        answer.lease_released = self._is_released(position, lease)
         return answer
 
-    def _is_released(self, track: Track, lease: Lease) -> bool:
-        """An ordered track is let go by itself; in shared ones the lease is over with the last of its messages."""
-        if isinstance(track, OrderedTrack):
-            return track.lease is not lease
-        return not any(lease in one.holder.values() for one in self.tracks.values())
+    def _is_released(self, position: Position, lease: Lease) -> bool:
+        """An ordered position is let go by itself; in shared ones the lease is over with the last of its messages."""
+        if isinstance(position, OrderedPosition):
+            return position.lease is not lease
+        return not any(lease in one.holder.values() for one in self.positions.values())
 
-    def _use_attempt(self, track: Track, message: Message, error: str, at: int, delay_ms: int | None) -> bool:
-        options = track.partition.queue.options
-        used = track.attempts[message] = track.attempts.get(message, 0) + 1
+    def _use_attempt(self, position: Position, message: Message, error: str, at: int, delay_ms: int | None) -> bool:
+        options = position.partition.queue.options
+        used = position.attempts[message] = position.attempts.get(message, 0) + 1
         allowed = (options.retry_limit if message.push.backoff_ms is None else len(message.push.backoff_ms)) + 1
         if used >= allowed:
-            return self._bury(track, DeadLetter(message, track.group, used, error, at), exhausted=True)
+            return self._bury(position, DeadLetter(message, position.group, used, error, at), exhausted=True)
         growth = options.retry_multiplier ** (used - 1)
         delay = min(options.retry_delay * growth, options.retry_max_delay)
         if message.push.backoff_ms is not None:
             delay = message.push.backoff_ms[used - 1]
-        track.due[message] = at + int(delay if delay_ms is None else delay_ms) * MILLISECOND
+        position.due[message] = at + int(delay if delay_ms is None else delay_ms) * MILLISECOND
         return False
 
-    def _bury(self, track: Track, letter: DeadLetter, exhausted: bool = False) -> bool:
-        queue = track.partition.queue
-        track.settled(letter.message)
+    def _bury(self, position: Position, letter: DeadLetter, exhausted: bool = False) -> bool:
+        queue = position.partition.queue
+        position.settled(letter.message)
         if not queue.options.dead_letter_queue or (exhausted and not queue.options.dlq_after_max_retries):
             self.discarded[queue.name] = self.discarded.get(queue.name, 0) + 1
             return False
@@ -180,7 +185,7 @@ class Model(PopModel):
 
     def renew(self, lease_id: int, seconds: int) -> int | None:
         """The lease's new end, or None when it is over."""
-        held = [lease for track in self.tracks.values() for lease in track.leases() if lease.id == lease_id]
+        held = [lease for position in self.positions.values() for lease in position.leases() if lease.id == lease_id]
         if not held:
             return None
         held[0].expires_at = max(held[0].expires_at, self.now + seconds * SECOND)
@@ -188,16 +193,16 @@ class Model(PopModel):
 
     def release(self, lease_id: int) -> None:
         """Give back, uncounted."""
-        for track in self.tracks.values():
-            track.release(lease_id)
+        for position in self.positions.values():
+            position.release(lease_id)
 
     def is_live(self, lease_id: int) -> bool | None:
         """Whether a lease keeps others out; None: no longer, but settlements under it may still count."""
-        if any(lease.id == lease_id for one in self.tracks.values() for lease in one.leases()):
+        if any(lease.id == lease_id for one in self.positions.values() for lease in one.leases()):
             return True
         return (
             None
-            if any(lease.id == lease_id for one in self.tracks.values() for lease in one.holder.values())
+            if any(lease.id == lease_id for one in self.positions.values() for lease in one.holder.values())
             else False
         )
 
@@ -205,16 +210,16 @@ class Model(PopModel):
 
     def seek(self, queue: str, group: str, partition: str | None, offset: int | None, after: int | None) -> int:
         """Go on at an offset, after a time, or (neither) at the end; how many partitions moved."""
-        tracks = [one for one in self.tracks_of(queue, group) if partition in (None, one.partition.name)]
-        for track in tracks:
-            log = [one for one in track.partition.log if track.concerns(one)]
+        positions = [one for one in self.positions_of(queue, group) if partition in (None, one.partition.name)]
+        for position in positions:
+            log = [one for one in position.partition.log if position.concerns(one)]
             if after is not None:
                 todo = [one for one in log if one.created_at > after]
             else:
                 todo = [one for one in log if offset is not None and one.offset >= offset]
-            track.restart(todo)
+            position.restart(todo)
         self.drop_settled()
-        return len(tracks)
+        return len(positions)
 
     def requeue(self, letter: DeadLetter) -> Message:
         """Put a dead letter in front of its partition, for its group; its key stays with the one that died."""
@@ -227,10 +232,10 @@ class Model(PopModel):
     def purge(self, queue: str, group: str | None) -> int:
         """Remove all messages, or settle all that a group has open; how many."""
         if group is not None:
-            tracks = list(self.tracks_of(queue, group))
-            done = sum(len(one.todo) for one in tracks)
-            for track in tracks:
-                track.restart([])
+            positions = list(self.positions_of(queue, group))
+            done = sum(len(one.todo) for one in positions)
+            for position in positions:
+                position.restart([])
             self.drop_settled()
             return done
         messages = [one for partition in self.queues[queue].partitions.values() for one in partition.log]
@@ -242,15 +247,15 @@ class Model(PopModel):
         """What may be answered to a wish to take a message back; whether it is gone is for the caller to say."""
         if message not in message.partition.log:
             return frozenset({"not_found"})
-        tracks = [one for one in self.tracks_in(message.partition) if one.concerns(message)]
+        positions = [one for one in self.positions_in(message.partition) if one.concerns(message)]
         found: set[CancelOutcome] = set()
-        for track in tracks:
-            if message not in track.todo:
+        for position in positions:
+            if message not in position.todo:
                 found.add("settled")
-            elif message in track.in_flight() or track.attempts.get(message):
+            elif message in position.in_flight() or position.attempts.get(message):
                 found.add("leased")
         allowed = found or {"cancelled"}
         # A consumer had it and may say more of it, or gave it back: whether that is too late, the rules do not say.
-        if any(message in one.holder or message in one.due for one in tracks):
+        if any(message in one.holder or message in one.due for one in positions):
             allowed = allowed | {"leased"}
         return frozenset(allowed)

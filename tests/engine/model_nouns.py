@@ -67,14 +67,14 @@ class Message:
 
 @dataclass(eq=False)
 class Partition:
-    """A partition: what it stores, and whether its offsets have holes."""
+    """A partition: what it stores, and whether its offsets have gaps."""
 
     queue: Queue
     name: str
     age: int
     log: list[Message] = field(default_factory=list)
     tail: int = 0
-    holes: bool = False
+    gaps: bool = False
 
 
 @dataclass(eq=False)

@@ -24,21 +24,21 @@ from .model_nouns import (
     Queue,
     Wish,
 )
-from .model_tracks import OrderedTrack, SharedTrack, Track
+from .model_positions import OrderedPosition, Position, SharedPosition
 
 Answered = dict[tuple[str, str], int]
 """How many messages came from which queue and partition."""
 
 
 class StoreModel:
-    """Queues with their messages, groups with their tracks, dead letters."""
+    """Queues with their messages, groups with their positions, dead letters."""
 
     def __init__(self, now: int) -> None:
         self.now = now
         self.queues: dict[str, Queue] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         """By queue and group, those that were seen."""
-        self.tracks: dict[tuple[str, str, str], Track] = {}
+        self.positions: dict[tuple[str, str, str], Position] = {}
         self.dead: list[DeadLetter] = []
         self.discarded: dict[str, int] = {}
         self.numbers = count(1)
@@ -65,7 +65,7 @@ class StoreModel:
         names = [group for name, group in self.groups if name == queue.name]
         if not names:
             return sum(len(one.log) for one in queue.partitions.values())
-        return max(sum(len(one.todo) for one in self.tracks_of(queue.name, name)) for name in names)
+        return max(sum(len(one.todo) for one in self.positions_of(queue.name, name)) for name in names)
 
     def partition(self, queue: Queue, name: str) -> Partition:
         """A partition, made when it is first named."""
@@ -73,7 +73,7 @@ class StoreModel:
             partition = queue.partitions[name] = Partition(queue, name, next(self.numbers))
             for (known, group), found in self.groups.items():
                 if known == queue.name:
-                    self.tracks[known, name, group] = new_track(found.mode, group, partition, [])
+                    self.positions[known, name, group] = new_position(found.mode, group, partition, [])
         return queue.partitions[name]
 
     def append(self, partition: Partition, push: Push, deliver_at: int, only_for: str | None = None) -> Message:
@@ -81,12 +81,12 @@ class StoreModel:
         partition.tail += 1
         message = Message(partition, partition.tail, push, self.now, deliver_at, only_for)
         partition.log.append(message)
-        partition.holes |= only_for is not None
-        for track in self.tracks_in(partition):
+        partition.gaps |= only_for is not None
+        for position in self.positions_in(partition):
             if only_for is None:
-                track.todo.append(message)
-            elif only_for == track.group:
-                track.add_front(message)
+                position.todo.append(message)
+            elif only_for == position.group:
+                position.add_requeued(message)
         return message
 
     def contact(self, queue: str, group: str, start: Mode, mode: GroupMode | None) -> None:
@@ -95,14 +95,14 @@ class StoreModel:
             found = self.groups[queue, group] = Group(mode or "ordered")
             for partition in self.queues[queue].partitions.values():
                 todo = [one for one in partition.log if start == "all" and one.only_for is None]
-                self.tracks[queue, partition.name, group] = new_track(found.mode, group, partition, todo)
+                self.positions[queue, partition.name, group] = new_position(found.mode, group, partition, todo)
 
     def remove(self, message: Message) -> None:
         """Take a message away, from whoever has it."""
         message.partition.log.remove(message)
-        message.partition.holes = True
-        for track in self.tracks_in(message.partition):
-            track.settled(message)
+        message.partition.gaps = True
+        for position in self.positions_in(message.partition):
+            position.settled(message)
 
     def drop_settled(self) -> None:
         """Queues that keep nothing lose what all their groups are done with."""
@@ -110,17 +110,17 @@ class StoreModel:
             if not queue.options.drop_settled:
                 continue
             for message in [one for partition in queue.partitions.values() for one in partition.log]:
-                tracks = [one for one in self.tracks_in(message.partition) if one.concerns(message)]
-                if tracks and not any(message in one.todo for one in tracks):
+                positions = [one for one in self.positions_in(message.partition) if one.concerns(message)]
+                if positions and not any(message in one.todo for one in positions):
                     self.remove(message)
 
-    def tracks_of(self, queue: str, group: str) -> Iterator[Track]:
-        """A group's tracks in a queue."""
-        return (one for key, one in self.tracks.items() if (key[0], key[2]) == (queue, group))
+    def positions_of(self, queue: str, group: str) -> Iterator[Position]:
+        """A group's positions in a queue."""
+        return (one for key, one in self.positions.items() if (key[0], key[2]) == (queue, group))
 
-    def tracks_in(self, partition: Partition) -> Iterator[Track]:
-        """All groups' tracks in a partition."""
-        return (one for one in self.tracks.values() if one.partition is partition)
+    def positions_in(self, partition: Partition) -> Iterator[Position]:
+        """All groups' positions in a partition."""
+        return (one for one in self.positions.values() if one.partition is partition)
 
 
 class PopModel(StoreModel):
@@ -142,18 +142,18 @@ class PopModel(StoreModel):
         self.meet(wish)
         lease = Lease(next(self.numbers), self.now + (1 << 60))
         popped = Popped(lease.id, [])
-        for track, share in self._plan(wish, answered):
-            taken = track.ready(self.now)[:share]
-            popped.messages += [(one, track.attempts.get(one, 0) + 1) for one in taken]
-            track.served = next(self.numbers)
-            self._spend(track.partition.queue, wish.group, len(taken))
+        for position, share in self._plan(wish, answered):
+            taken = position.ready(self.now)[:share]
+            popped.messages += [(one, position.attempts.get(one, 0) + 1) for one in taken]
+            position.served = next(self.numbers)
+            self._spend(position.partition.queue, wish.group, len(taken))
             if wish.auto_ack:
                 for one in taken:
-                    track.settled(one)
-                    track.done[one] = NO_LEASE
+                    position.settled(one)
+                    position.done[one] = NO_LEASE
                 continue
-            track.hand_out(taken, lease)
-            lease.expires_at = min(lease.expires_at, self.now + _lease_time(track.partition.queue, wish))
+            position.hand_out(taken, lease)
+            lease.expires_at = min(lease.expires_at, self.now + _lease_time(position.partition.queue, wish))
         if not popped.messages and len(wish.queues) == 1:
             popped.reasons = self._reasons(wish)
         self.drop_settled()
@@ -168,51 +168,51 @@ class PopModel(StoreModel):
         """What a pop would get now."""
         self.meet(wish)
         plan = self._plan(wish, answered)
-        return [message for track, share in plan for message in track.ready(self.now)[:share]]
+        return [message for position, share in plan for message in position.ready(self.now)[:share]]
 
-    def _plan(self, wish: Wish, answered: Answered) -> list[tuple[Track, int]]:
+    def _plan(self, wish: Wish, answered: Answered) -> list[tuple[Position, int]]:
         """Which partitions give how many: as answered if that is as much as there is to get."""
         most = self._shares(wish, answered, {})
         asked = self._shares(wish, answered, answered)
         return asked if sum(share for _, share in asked) == sum(share for _, share in most) else most
 
-    def _shares(self, wish: Wish, answered: Answered, asked: Answered) -> list[tuple[Track, int]]:
+    def _shares(self, wish: Wish, answered: Answered, asked: Answered) -> list[tuple[Position, int]]:
         """One partition after the other, each as much as it can give, or as was asked."""
         used: Counter[str] = Counter()
-        plan: list[tuple[Track, int]] = []
+        plan: list[tuple[Position, int]] = []
         while len(plan) < wish.partitions and used.total() < wish.batch:
-            open_tracks = [
-                (track, room)
-                for track in self._candidates(wish)
-                if all(track is not one for one, _ in plan)
-                and (room := self.room(track.place[0], wish.group, wish.auto_ack)[0] - used[track.place[0]]) > 0
+            open_positions = [
+                (position, room)
+                for position in self._candidates(wish)
+                if all(position is not one for one, _ in plan)
+                and (room := self.room(position.place[0], wish.group, wish.auto_ack)[0] - used[position.place[0]]) > 0
             ]
-            if not open_tracks:
+            if not open_positions:
                 break
-            track, room = min(open_tracks, key=lambda one: self._turn(one[0], answered))
-            share = int(min(len(track.ready(self.now)), room, wish.batch - used.total()))
-            share = min(share, asked.get(track.place, share))
-            plan.append((track, share))
-            used[track.place[0]] += share
+            position, room = min(open_positions, key=lambda one: self._turn(one[0], answered))
+            share = int(min(len(position.ready(self.now)), room, wish.batch - used.total()))
+            share = min(share, asked.get(position.place, share))
+            plan.append((position, share))
+            used[position.place[0]] += share
         return plan
 
-    def _candidates(self, wish: Wish) -> list[Track]:
+    def _candidates(self, wish: Wish) -> list[Position]:
         return [
-            track
+            position
             for name in wish.queues
             if not (self.queues[name].paused or self.groups[name, wish.group].paused)
-            for track in self.tracks_of(name, wish.group)
-            if wish.partition in (None, track.partition.name) and track.ready(self.now)
+            for position in self.positions_of(name, wish.group)
+            if wish.partition in (None, position.partition.name) and position.ready(self.now)
         ]
 
-    def _turn(self, track: Track, answered: Answered) -> tuple[int, int, int, int, int]:
+    def _turn(self, position: Position, answered: Answered) -> tuple[int, int, int, int, int]:
         # Each of several servers has its own order of service, so then nobody can say whose turn it is.
-        served = track.served if self.one_server else 0
-        known = (self.order_is_known and self.one_server) or served or track.place not in answered
-        rank = len(answered) if known else list(answered).index(track.place)
-        shared = isinstance(track, SharedTrack)
-        highest = max(one.push.priority for one in track.ready(self.now)) if shared else 0
-        return (-track.partition.queue.options.priority, -highest, served, rank, track.partition.age)
+        served = position.served if self.one_server else 0
+        known = (self.order_is_known and self.one_server) or served or position.place not in answered
+        rank = len(answered) if known else list(answered).index(position.place)
+        shared = isinstance(position, SharedPosition)
+        highest = max(one.push.priority for one in position.ready(self.now)) if shared else 0
+        return (-position.partition.queue.options.priority, -highest, served, rank, position.partition.age)
 
     # Limits ------------------------------------------------------------------------------------------------
 
@@ -240,8 +240,8 @@ class PopModel(StoreModel):
 
     def in_flight(self, queue: str, group: str | None = None) -> list[Message]:
         """What is on leases of one group, or of all."""
-        tracks = [one for key, one in self.tracks.items() if key[0] == queue and group in (None, key[2])]
-        return [message for track in tracks for message in track.in_flight()]
+        positions = [one for key, one in self.positions.items() if key[0] == queue and group in (None, key[2])]
+        return [message for position in positions for message in position.in_flight()]
 
     def _bucket(self, owner: tuple[str, str | None], limits: Limits) -> Bucket:
         capacity = limits.rate_burst or max(1, ceil(limits.rate_limit))
@@ -268,16 +268,16 @@ class PopModel(StoreModel):
             return limited | ({"partition_not_found", "paused"} if paused else {"partition_not_found"})
         if paused:
             return limited | {"paused"}
-        track = self.tracks[queue, name, group]
-        return limited if track.ready(self.now) else limited | _waits_for(track)
+        position = self.positions[queue, name, group]
+        return limited if position.ready(self.now) else limited | _waits_for(position)
 
 
-def _waits_for(track: Track) -> set[str]:
+def _waits_for(position: Position) -> set[str]:
     """Why nothing of a partition is ready."""
-    if isinstance(track, OrderedTrack) and track.lease is not None:
+    if isinstance(position, OrderedPosition) and position.lease is not None:
         return {"lease_held"}
-    free = [one for one in track.todo if not (isinstance(track, SharedTrack) and one in track.holder)]
-    if len(free) < len(track.todo):
+    free = [one for one in position.todo if not (isinstance(position, SharedPosition) and one in position.holder)]
+    if len(free) < len(position.todo):
         return {"lease_held", "waiting"} if free else {"lease_held"}
     return {"waiting"} if free else {"nothing_ready"}
 
@@ -289,6 +289,6 @@ def _lease_time(queue: Queue, wish: Wish) -> int:
     return (queue.options.lock_duration or wish.lease_ms) * MILLISECOND
 
 
-def new_track(mode: GroupMode, group: str, partition: Partition, todo: list[Message]) -> Track:
-    """A track of either kind."""
-    return (SharedTrack if mode == "shared" else OrderedTrack)(group, partition, todo)
+def new_position(mode: GroupMode, group: str, partition: Partition, todo: list[Message]) -> Position:
+    """A position of either kind."""
+    return (SharedPosition if mode == "shared" else OrderedPosition)(group, partition, todo)

@@ -169,7 +169,7 @@ async def test_a_deleted_queue_is_gone_with_everything_in_it(q: Driver, engine: 
     assert [one.name for one in await engine.queue_infos()] == ["bills"]
     assert await engine.messages(MessageFilter(queue="orders")) == []
     assert await engine.group_stats(queue="orders") == []
-    assert await engine.track_stats(queue="orders") == []
+    assert await engine.position_stats(queue="orders") == []
     assert await q.dead_letters("orders") == []
     assert (await q.ack(open_one)).code == "not_found"
     clock.advance(1000)

@@ -1,4 +1,4 @@
-"""The verbs read and positions: browsers see every stored message once, in order, and change nothing."""
+"""The verbs read and offsets: browsers see every stored message once, in order, and change nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import BrowseFrom, Delivery, Position, QueueFilter, Read, ReadResult
+from hark.model import BrowseFrom, Delivery, PartitionOffset, QueueFilter, Read, ReadResult
 
 from .driver import Driver, given, message, payloads, settlement
 
@@ -51,8 +51,8 @@ def contents(result: ReadResult) -> list[object]:
 async def everything(q: Driver) -> tuple[object, ...]:
     """All that an engine says about its queues, partitions and groups."""
     engine = q.engine
-    groups, tracks = await engine.group_stats(), await engine.track_stats()
-    return await engine.queue_stats(QueueFilter()), await engine.partition_stats("orders"), groups, tracks
+    groups, positions = await engine.group_stats(), await engine.position_stats()
+    return await engine.queue_stats(QueueFilter()), await engine.partition_stats("orders"), groups, positions
 
 
 # What is seen ----------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ async def test_a_browser_begins_behind_what_retention_removed(q: Driver, clock: 
     await q.push("orders", "p1", 3)
     assert await q.collect() == 2
     assert await Browser(q.engine).see() == [3]
-    assert await q.engine.positions("orders", "head") == [Position("Default", 1), Position("p1", 3)]
+    assert await q.engine.offsets("orders", "head") == [PartitionOffset("Default", 1), PartitionOffset("p1", 3)]
 
 
 async def test_where_there_is_nothing_a_browser_stays_where_it_is(q: Driver) -> None:
@@ -190,7 +190,7 @@ async def test_where_there_is_nothing_a_browser_stays_where_it_is(q: Driver) -> 
         assert (list(result.messages), result.next_offset, result.more) == ([], 7, False)
     await q.engine.delete_queues(["orders"])
     assert await Browser(q.engine).see() == []
-    assert await q.engine.positions("orders", "head") == []
+    assert await q.engine.offsets("orders", "head") == []
 
 
 # Bounds ----------------------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ async def test_i5_browsers_change_nothing(q: Driver, clock: FakeClock) -> None:
     assert await Browser(q.engine, "unheard-of").see() == []
     starts: list[BrowseFrom] = ["head", "tail", clock.now()]
     for start in starts:
-        await q.engine.positions("orders", start)
-        await q.engine.positions("unheard-of", start)
+        await q.engine.offsets("orders", start)
+        await q.engine.offsets("unheard-of", start)
     assert await everything(q) == before
     assert await q.engine.queue_infos(["unheard-of"]) == []
     assert q.hints == []
@@ -266,21 +266,23 @@ async def test_i5_browsers_change_nothing(q: Driver, clock: FakeClock) -> None:
 
 
 async def test_the_head_is_the_first_message_and_the_tail_is_behind_the_last(q: Driver) -> None:
-    positions = q.engine.positions
+    offsets = q.engine.offsets
     await q.push("orders", "p2", 1, 2)
     last = await q.push_id("orders", "p1", 3)
     await q.push("bills", "p3", 4)
-    assert await positions("orders", "head") == [Position("p1", 1), Position("p2", 1)]
-    assert await positions("orders", "tail") == [Position("p1", 2), Position("p2", 3)]
-    assert await positions("orders", "tail", "p2") == [Position("p2", 3)]
-    assert await positions("orders", "head", "p3") == []
-    assert await positions("nowhere", "tail") == []
-    assert await positions("nowhere\0", "tail") == []
+    assert await offsets("orders", "head") == [PartitionOffset("p1", 1), PartitionOffset("p2", 1)]
+    assert await offsets("orders", "tail") == [PartitionOffset("p1", 2), PartitionOffset("p2", 3)]
+    assert await offsets("orders", "tail", "p2") == [PartitionOffset("p2", 3)]
+    assert await offsets("orders", "head", "p3") == []
+    assert await offsets("nowhere", "tail") == []
+    assert await offsets("nowhere\0", "tail") == []
     await q.engine.delete_messages([last])
-    assert await positions("orders", "tail") == [Position("p1", 2), Position("p2", 3)], "though they are removed"
+    assert await offsets("orders", "tail") == [PartitionOffset("p1", 2), PartitionOffset("p2", 3)], (
+        "though they are removed"
+    )
     await q.engine.purge("orders")
-    assert await positions("orders", "tail") == [Position("p1", 2), Position("p2", 3)]
-    assert await positions("orders", "head") == [Position("p1", 2), Position("p2", 3)]
+    assert await offsets("orders", "tail") == [PartitionOffset("p1", 2), PartitionOffset("p2", 3)]
+    assert await offsets("orders", "head") == [PartitionOffset("p1", 2), PartitionOffset("p2", 3)]
 
 
 async def test_a_time_is_before_the_first_message_created_after_it(q: Driver, clock: FakeClock) -> None:
@@ -294,7 +296,7 @@ async def test_a_time_is_before_the_first_message_created_after_it(q: Driver, cl
     assert await q.engine.delete_messages(ids) == [True, True]
 
     async def start(time: int) -> list[int]:
-        return [one.offset for one in await q.engine.positions("orders", time)]
+        return [one.offset for one in await q.engine.offsets("orders", time)]
 
     assert await start(times[0] - 1) == [1, 1]
     assert await start(times[0]) == [3, 1]
@@ -303,11 +305,11 @@ async def test_a_time_is_before_the_first_message_created_after_it(q: Driver, cl
     assert await Browser(q.engine, offset=between).see() == [3, 3, 4, 4]
     assert await start(times[3]) == [9, 1]
     assert await start(times[4]) == [11, 2]
-    assert await q.engine.positions("orders", times[3], "p1") == [Position("p1", 9)]
+    assert await q.engine.offsets("orders", times[3], "p1") == [PartitionOffset("p1", 9)]
 
 
 async def test_partitions_touched_since_a_time_are_among_the_positions(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "old", 1)
     clock.advance(3600)
     await q.push("orders", "new", 2)
-    assert Position("new", 1) in await q.engine.positions("orders", "head", touched_since=clock.now())
+    assert PartitionOffset("new", 1) in await q.engine.offsets("orders", "head", changed_since=clock.now())

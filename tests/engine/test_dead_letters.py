@@ -290,7 +290,7 @@ async def test_rule_19_a_requeued_message_with_a_transaction_id_can_be_settled(q
     assert (held.payload, held.message.id) == (3, new_id)
     assert (await q.ack(held)).success
     assert await either.take() == []
-    assert (await either.track()).lag == 0
+    assert (await either.position()).lag == 0
 
 
 async def test_rule_19_a_requeued_message_waits_for_the_open_lease_but_for_no_retry(q: Driver) -> None:
@@ -338,7 +338,7 @@ async def test_rule_19_pushes_after_a_requeue_keep_their_order(q: Driver) -> Non
         ordinary = [one for one in got if not (group == "g" and one.payload == 1)]
         assert offsets(ordinary) == sorted(offsets(ordinary))
         await q.ack_all(got)
-        assert (await q.track("orders", "p1", group)).lag == 0
+        assert (await q.position("orders", "p1", group)).lag == 0
 
 
 async def test_rule_19_a_death_after_a_seek_back_is_a_new_dead_letter(q: Driver, either: Workers) -> None:

@@ -64,7 +64,7 @@ async def test_what_was_settled_in_any_order_stays_so_and_what_was_held_is_not_l
     await q.reopen()
     assert (await either.stats()).lag == 5
     if either.mode == "ordered":
-        assert (await either.track()).cursor == 2
+        assert (await either.position()).cursor == 2
     q.clock.advance(300)
     assert sorted(map(str, await either.drain())) == ["3", "5", "7", "8", "9"]
     await q.reopen()

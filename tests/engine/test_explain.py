@@ -88,7 +88,7 @@ async def test_behind_a_message_that_is_leased_or_waits_for_its_retry(q: Driver,
 
 
 async def test_behind_only_what_is_not_settled(q: Driver) -> None:
-    """Beyond the cursor there are holes: 2 failed, 1 and 3 are done."""
+    """Beyond the cursor there are gaps: 2 failed, 1 and 3 are done."""
     await q.configure("orders", retry_delay=4000)
     await q.push("orders", "p1", 1, 2, 3)
     last = await q.push_id("orders", "p1", 4)

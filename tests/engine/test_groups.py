@@ -276,8 +276,8 @@ async def test_rule_21_seek_to_an_offset_delivers_that_message_next(q: Driver, e
     for offset in (4, 3, 1, 1, 2):
         outcome = await q.seek("orders", "p1", group="workers", offset=offset)
         assert outcome == SeekOutcome(partitions=1, next_offset=offset)
-        track = await either.track()
-        assert (track.cursor, track.lag) == (offset - 1, 5 - offset)
+        position = await either.position()
+        assert (position.cursor, position.lag) == (offset - 1, 5 - offset)
         assert await either.drain() == list(range(offset, 5))
 
 

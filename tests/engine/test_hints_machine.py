@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from hark.model import Hint, News
+from hark.model import Hint, HintKind
 from tests.replaying import Recordings, replay
 
 from .engines import ENGINES, MEMORY, EngineKind
@@ -40,8 +40,8 @@ class LostWakeUp(AssertionError):
 class WaitingMachine(QueueMachine):
     """The machine of the engines, with consumers that wait."""
 
-    unheard: ClassVar[News | None] = None
-    """News that never reaches them."""
+    unheard: ClassVar[HintKind | None] = None
+    """HintKind that never reaches them."""
     uncounted: ClassVar[bool] = False
     """They hear where, but not how many."""
 
@@ -140,7 +140,7 @@ def test_who_waits_is_told_of_all_that_it_could_take(kind: EngineKind, request: 
 
 
 @pytest.mark.parametrize("lost", ["message", "free", "counts"])
-def test_a_wake_up_that_gets_lost_is_found(lost: News | Literal["counts"], request: pytest.FixtureRequest) -> None:
+def test_a_wake_up_that_gets_lost_is_found(lost: HintKind | Literal["counts"], request: pytest.FixtureRequest) -> None:
     """The checker that passes an engine which keeps things to itself is broken."""
     machine = machine_of(MEMORY, request)
     if lost == "counts":

@@ -175,7 +175,7 @@ async def test_statistics_count_entries_and_their_bytes(engine: Engine) -> None:
     assert (stats.entries, stats.bytes) == (2, 2 * (len(b"\x02a\x00") + len(b'["a"]')))
 
 
-# News ------------------------------------------------------------------------------------------------------
+# HintKind ------------------------------------------------------------------------------------------------------
 
 
 async def test_the_listener_is_told_of_keys_that_were_written_or_removed(q: Driver, engine: Engine) -> None:

@@ -123,21 +123,21 @@ async def test_rule_16_expire_takes_limited_steps_and_is_idempotent(q: Driver, e
     assert sorted(attempts(await either.take(10, partitions=5))) == [(number, 2) for number in range(5)]
 
 
-@pytest.mark.parametrize("looked_by", ["dead letters", "track", "group", "queue", "settlement"])
+@pytest.mark.parametrize("looked_by", ["dead letters", "position", "group", "queue", "settlement"])
 async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, either: Workers, looked_by: str) -> None:
     """Seen by all at the moment of expiry; nothing called `expire`."""
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p1", 1)
     [held] = await either.take()
-    assert ((await either.stats()).in_flight, (await either.track()).lag) == (1, 1)
+    assert ((await either.stats()).in_flight, (await either.position()).lag) == (1, 1)
     ordered = either.mode == "ordered"
-    assert (await either.track()).lease_expires_at == (q.clock.now() + 10 * SECOND if ordered else None)
+    assert (await either.position()).lease_expires_at == (q.clock.now() + 10 * SECOND if ordered else None)
     q.clock.advance(10)
     match looked_by:
-        case "track":
-            track = await either.track()
-            assert (track.lag, track.lease_id, track.lease_expires_at) == (0, None, None)
-            assert not ordered or track.cursor == 1
+        case "position":
+            position = await either.position()
+            assert (position.lag, position.lease_id, position.lease_expires_at) == (0, None, None)
+            assert not ordered or position.cursor == 1
         case "group":
             stats = await either.stats()
             assert (stats.in_flight, stats.leases, stats.lag) == (0, 0, 0)

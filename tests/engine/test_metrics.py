@@ -1,4 +1,4 @@
-"""What every engine tells its server: numbers of the store, the survey of what waits, the census, words for peers."""
+"""What every engine tells its server: numbers of the store, the survey of what waits, the totals, words for peers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_durable_store_tells_how_large_it_is(q: Driver) -> None:
     assert await size() >= empty + 500_000
 
 
-# Surveys and the census ------------------------------------------------------------------------------------
+# Surveys and the totals ------------------------------------------------------------------------------------
 
 
 async def surveyed(engine: Engine, limit: int) -> list[Depth]:
@@ -112,7 +112,7 @@ async def test_a_survey_does_not_mention_what_is_deleted_and_places_that_a_group
 
 async def counting(engine: Engine, clock: FakeClock) -> Counting:
     """Counts after a survey in which every queue was a large one."""
-    fold = Fold(await engine.census(), clock.now(), large=0)
+    fold = Fold(await engine.totals(), clock.now(), large=0)
     fold.add(await surveyed(engine, 2))
     depths = fold.finish(clock.now())
     return Counting(engine, lambda: depths, lambda: None)
@@ -211,10 +211,10 @@ async def test_a_census_counts_queues_dead_letters_and_what_is_held(q: Driver, e
     await q.pop("a", "p2", group="shared", group_mode="shared")
     got = await q.pop("b", group="g")
     await q.kill(got[0])
-    census = await engine.census()
-    assert census.queues == 2
-    assert dict(census.dead_letters) == {"b": 1}
-    assert dict(census.in_flight) == {("a", QUEUE_MODE): 2, ("a", "shared"): 1}
+    totals = await engine.totals()
+    assert totals.queues == 2
+    assert dict(totals.dead_letters) == {"b": 1}
+    assert dict(totals.in_flight) == {("a", QUEUE_MODE): 2, ("a", "shared"): 1}
 
 
 # Peers -----------------------------------------------------------------------------------------------------

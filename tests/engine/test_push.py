@@ -48,7 +48,7 @@ async def test_rule_3_offsets_are_dense_from_1_in_each_partition(q: Driver) -> N
     assert (offsets(second), payloads(second)) == ([1], [2])
 
 
-async def test_rule_3_duplicates_and_refused_items_leave_no_hole(q: Driver) -> None:
+async def test_rule_3_duplicates_and_refused_items_leave_no_gap(q: Driver) -> None:
     await q.configure("orders", max_size=3)
     await q.push("orders", "p1", 1, transaction_id="t1")
     await q.push("orders", "p1", 1, transaction_id="t1")

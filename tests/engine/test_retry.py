@@ -267,7 +267,7 @@ async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, either: Worke
     assert [one.lease_released for one in outcomes] == [False, ordered, ordered, ordered, True]
     stats = await either.stats()
     assert (stats.lag, stats.scheduled) == (1, 1)
-    assert not ordered or (await either.track()).cursor == 2
+    assert not ordered or (await either.position()).cursor == 2
     assert attempts(await either.take(5)) == ([] if ordered else [(4, 1)])
     q.clock.advance(1)
     assert attempts(await either.take(5)) == ([(3, 2), (4, 1)] if ordered else [(3, 2)])

@@ -41,8 +41,8 @@ async def test_rule_12_an_expired_or_superseded_lease_settles_nothing(q: Driver,
         assert (outcome.success, outcome.lease_id) == (False, None)
         assert outcome.code in STALE and outcome.error
     assert await q.dead_letters() == []
-    track = await either.track()
-    assert (track.cursor, track.lag) == (0, 1)
+    position = await either.position()
+    assert (position.cursor, position.lag) == (0, 1)
     assert await either.take() == [], "the new lease still holds"
     await q.ack_all(new)
 

@@ -1,4 +1,4 @@
-"""Looking: messages, counts, groups, tracks and leases as an administrator sees them; and queues by ids."""
+"""Looking: messages, counts, groups, positions and leases as an administrator sees them; and queues by ids."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hark.engine.api import Engine
 from hark.model import (
     QUEUE_MODE,
     GroupMode,
-    HeldPart,
     LeaseFilter,
+    LeasePart,
     MessageFilter,
     MessageState,
     MessageView,
@@ -165,7 +165,7 @@ async def test_partition_stats_by_name_with_counts_and_times(q: Driver, engine: 
     assert await engine.partition_stats("nowhere") == []
 
 
-# Groups and tracks -----------------------------------------------------------------------------------------
+# Groups and positions -----------------------------------------------------------------------------------------
 
 
 async def test_group_stats_show_where_a_group_is(q: Driver, engine: Engine, clock: FakeClock) -> None:
@@ -197,7 +197,7 @@ async def test_lag_is_what_was_not_settled(q: Driver, workers: Workers, clock: F
     stats = await workers.stats()
     assert (stats.mode, stats.lag, stats.scheduled, stats.partitions_with_lag) == ("shared", 2, 1, 1)
     assert stats.oldest_waiting == start
-    assert (await workers.track("p1")).lag == 2
+    assert (await workers.position("p1")).lag == 2
 
 
 async def test_in_flight_counts_messages_and_leases_count_pops(q: Driver, workers: Workers, engine: Engine) -> None:
@@ -226,39 +226,39 @@ async def test_group_stats_one_entry_per_group_and_queue(q: Driver, engine: Engi
     assert (await engine.group_names(), await engine.group_names("a")) == (["g", "h", "only b"], ["g", "h"])
 
 
-async def test_track_stats_show_a_place_in_a_partition(q: Driver, clock: FakeClock) -> None:
+async def test_position_stats_show_a_place_in_a_partition(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.push_messages(message("bills", "p1", 4))
     got = await q.pop("orders", batch=2)
     clock.advance(1)
     await q.ack(got[0])
-    track = await q.track("orders", "p1")
-    assert (track.group, track.queue, track.partition) == (QUEUE_MODE, "orders", "p1")
-    assert (track.cursor, track.lag, track.last_settled) == (1, 2, clock.now())
-    assert track.oldest_waiting == clock.now() - SECOND
-    assert (track.lease_id, track.lease_expires_at) == (got.lease, clock.now() + 299 * SECOND)
+    position = await q.position("orders", "p1")
+    assert (position.group, position.queue, position.partition) == (QUEUE_MODE, "orders", "p1")
+    assert (position.cursor, position.lag, position.last_settled) == (1, 2, clock.now())
+    assert position.oldest_waiting == clock.now() - SECOND
+    assert (position.lease_id, position.lease_expires_at) == (got.lease, clock.now() + 299 * SECOND)
 
 
-async def test_track_stats_of_those_that_lag(q: Driver, engine: Engine, mode: GroupMode) -> None:
+async def test_position_stats_of_those_that_lag(q: Driver, engine: Engine, mode: GroupMode) -> None:
     workers = Workers(q, mode=mode)
     for name in ("p1", "p2", "p3"):
         await q.push("orders", name, 1, 2)
         await workers.take(2 if name == "p2" else 1, name, auto_ack=name != "p3")
     q.clock.advance(60)
-    lagging = await engine.track_stats(group="workers", min_lag_seconds=60)
+    lagging = await engine.position_stats(group="workers", min_lag_seconds=60)
     assert [(one.partition, one.lag) for one in lagging] == [("p1", 1), ("p3", 2)]
-    assert await engine.track_stats(group="workers", min_lag_seconds=61) == []
+    assert await engine.position_stats(group="workers", min_lag_seconds=61) == []
 
 
-async def test_track_stats_of_named_partitions(q: Driver, engine: Engine) -> None:
+async def test_position_stats_of_named_partitions(q: Driver, engine: Engine) -> None:
     for name in ("p1", "p2", "p3"):
         await q.push("orders", name, 1)
         await q.push("bills", name, 1)
     for group in ("g", "h"):
         await q.pop("orders", group=group)
-    places = await engine.track_stats(queue="orders", partitions=["p3", "p1", "no such", "\0"])
+    places = await engine.position_stats(queue="orders", partitions=["p3", "p1", "no such", "\0"])
     assert [(one.partition, one.group) for one in places] == [("p1", "g"), ("p1", "h"), ("p3", "g"), ("p3", "h")]
-    assert await engine.track_stats(queue="orders", partitions=[]) == []
+    assert await engine.position_stats(queue="orders", partitions=[]) == []
 
 
 # Scheduled -------------------------------------------------------------------------------------------------
@@ -284,10 +284,10 @@ async def test_scheduled_is_not_late(q: Driver, engine: Engine, clock: FakeClock
     assert (counts.pending, counts.scheduled, counts.processing, counts.failed) == (0, 2, 0, 1)
     group = await workers.stats()
     assert (group.lag, group.scheduled, group.partitions_with_lag, group.oldest_waiting) == (0, 2, 0, None)
-    track = await workers.track("p2")
-    assert (track.lag, track.scheduled, track.oldest_waiting) == (0, 1, None)
-    assert track.oldest_unsettled == failed_at
-    assert await engine.track_stats(group="workers", min_lag_seconds=1) == []
+    position = await workers.position("p2")
+    assert (position.lag, position.scheduled, position.oldest_waiting) == (0, 1, None)
+    assert position.oldest_unsettled == failed_at
+    assert await engine.position_stats(group="workers", min_lag_seconds=1) == []
     assert [(one.messages, one.scheduled, one.oldest) for one in (await engine.survey()).depths if one.group] == [
         (0, 2, None)
     ]
@@ -308,7 +308,7 @@ async def test_a_delayed_message_waits_since_it_is_due(q: Driver, clock: FakeClo
     clock.advance(70)
     group = await workers.stats()
     assert (group.lag, group.scheduled, group.oldest_waiting) == (1, 0, created + 60 * SECOND)
-    assert (await workers.track()).oldest_waiting == created + 60 * SECOND
+    assert (await workers.position()).oldest_waiting == created + 60 * SECOND
 
 
 async def test_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
@@ -327,7 +327,7 @@ async def test_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeCl
 # Leases ----------------------------------------------------------------------------------------------------
 
 
-async def leases(q: Driver, **where: str) -> list[HeldPart]:
+async def leases(q: Driver, **where: str) -> list[LeasePart]:
     """All that match."""
     page = await q.engine.leases(LeaseFilter(**where))  # type: ignore[arg-type]
     assert page.total == len(page.items)
@@ -340,7 +340,7 @@ async def test_a_lease_is_shown_with_who_holds_what_since_when_and_until_when(
     await q.configure("orders", lease_time=30)
     await q.push("orders", "p1", 1, 2, 3)
     got = await q.pop("orders", group="g", group_mode=mode, batch=2, consumer="worker 7")
-    shown = HeldPart(
+    shown = LeasePart(
         lease_id=got.lease,
         queue="orders",
         partition="p1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hark.model import DeadLetter, GroupMode, GroupStats, PopRequest, Subscription, TrackStats
+from hark.model import DeadLetter, GroupMode, GroupStats, PopRequest, PositionStats, Subscription
 
 from .driver import ALL, Driver, Got, Held, payloads
 
@@ -83,9 +83,9 @@ class Workers:
         [found] = await self.q.engine.group_stats(self.group, self.queue)
         return found
 
-    async def track(self, partition: str = "p1") -> TrackStats:
+    async def position(self, partition: str = "p1") -> PositionStats:
         """The group's place in a partition."""
-        return await self.q.track(self.queue, partition, self.group)
+        return await self.q.position(self.queue, partition, self.group)
 
 
 def attempts(held: Iterable[Held]) -> list[tuple[object, int]]:

@@ -69,7 +69,7 @@ _FILL = (
     """,
     "update hark.rotation set slot = 1 where name = 'messages'",
     f"""
-    insert into hark.tracks (grp, partition, cursor, lease, lease_until, handed, lease_last, held, touched)
+    insert into hark.positions (grp, partition, cursor, lease, lease_until, handed, lease_last, held, touched)
     select {WORKER}, n, case when n % 100 in (0, 7) or n = {LONG} or leased then 0 else tail end,
         case when leased then md5(n::text)::uuid end,
         case when due then {NOW} - 500000 when leased then {NOW} + 60000000 end,
@@ -79,11 +79,11 @@ _FILL = (
     from shape
     """,
     f"""
-    insert into hark.tracks (grp, partition, cursor, touched)
+    insert into hark.positions (grp, partition, cursor, touched)
     select {AUDIT}, n, case n when {LONG} then tail - 1 else tail end, {BUCKET} - 1000 from shape
     """,
     f"""
-    insert into hark.tracks (grp, partition, cursor, settled, irregular, touched)
+    insert into hark.positions (grp, partition, cursor, settled, irregular, touched)
     select {LATE}, n, 0, '{{[3,5)}}', true, {BUCKET} - 1000 from shape
     """,
     f"""

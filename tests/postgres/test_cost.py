@@ -122,14 +122,14 @@ def pop(group: int, partitions: Sequence[int], *, returned: int, written: int) -
 def settle(partitions: Sequence[int], status: int, *, by_transaction_id: bool = False, written: int) -> Call:
     """All messages of these partitions, which are leased; or those that have transaction ids, by these."""
     offsets = (3, 6, 9) if by_transaction_id else range(1, 10)
-    items = [(track, partition, offset) for track, partition in enumerate(partitions, 1) for offset in offsets]
+    items = [(position, partition, offset) for position, partition in enumerate(partitions, 1) for offset in offsets]
     number = len(items)
     arguments = (
         [WORKER] * len(partitions),
         partitions,
         [False] * len(partitions),
         [0] * number,
-        [track for track, _, _ in items],
+        [position for position, _, _ in items],
         [None if by_transaction_id else offset for _, _, offset in items],
         [f"t{partition}-{offset}" for _, partition, offset in items] if by_transaction_id else None,
         [None] * number,
@@ -317,7 +317,7 @@ async def test_a_call_costs_what_it_carries_and_returns(measured: Measured, way:
         ("messages_place", CALLS["pop from a long backlog"]),
         ("messages_transaction", push([LONG], FRESH[:1], each=1, written=2)),
         ("partitions_touched", CALLS["discover"]),
-        ("tracks_touched", CALLS["discover"]),
+        ("positions_touched", CALLS["discover"]),
         ("leases_until", CALLS["expire"]),
         ("leases_id", CALLS["release"]),
         ("messages_place", CALLS["read from a long partition"]),

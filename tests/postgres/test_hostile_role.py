@@ -75,7 +75,7 @@ async def test_no_call_of_the_engine_runs_them(owner: asyncpg.Connection, hostil
         await driver.fail(held)
         await driver.ack_all(await driver.pop("orders", batch=9))
         await driver.pop("orders", group="workers", group_mode="shared", batch=9)
-        await driver.engine.positions("orders", "head")
+        await driver.engine.offsets("orders", "head")
         await driver.stats("orders")
         clock.advance(8 * 86400)
         await driver.collect()

@@ -15,7 +15,7 @@ from hark.engine.postgres.discovery import Discovery
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import POP
 from hark.engine.postgres.push import OPTIONS, PUSH
-from hark.model import Position, Read
+from hark.model import PartitionOffset, Read
 from tests.engine.driver import Driver, given, payloads
 
 from .pools import SOON, opened, until_locked
@@ -43,7 +43,7 @@ async def test_rule_3_a_browser_never_passes_a_message_that_commits_later(
             later = asyncio.create_task(there.push("orders", "p1", 3))
             await until_locked(pool, "push_v1")
             assert await offsets_read(here) == [1]
-            assert await here.engine.positions("orders", "tail") == [Position("p1", 2)]
+            assert await here.engine.offsets("orders", "tail") == [PartitionOffset("p1", 2)]
         await later
     assert await offsets_read(here) == [1, 2, 3]
 
@@ -74,7 +74,7 @@ async def test_a_push_does_not_wait_while_retention_is_at_another_partition(
     async with opened(postgres_url) as pool:
         async with pool.connection() as holder:
             await holder.execute(
-                "select * from hark.tracks t join hark.partitions p on p.id = t.partition where p.name = 'p2'"
+                "select * from hark.positions t join hark.partitions p on p.id = t.partition where p.name = 'p2'"
                 " for update of t"
             )
             collecting = asyncio.create_task(here.collect())
@@ -103,10 +103,10 @@ async def test_partitions_that_nothing_happened_in_are_not_among_those_touched_s
     before = clock.now()
     await here.push("orders", "new", 2)
     clock.advance(20)
-    assert await there.engine.positions("orders", "head", touched_since=before) == [Position("new", 1)]
-    assert len(await there.engine.positions("orders", "head", touched_since=before - 3_600_000_000)) == 2
+    assert await there.engine.offsets("orders", "head", changed_since=before) == [PartitionOffset("new", 1)]
+    assert len(await there.engine.offsets("orders", "head", changed_since=before - 3_600_000_000)) == 2
     clock.advance(3600)
-    assert await there.engine.positions("orders", "head", touched_since=clock.now()) == []
+    assert await there.engine.offsets("orders", "head", changed_since=clock.now()) == []
 
 
 # Transactions that become visible late ----------------------------------------------------------------------
@@ -140,7 +140,7 @@ async def test_a_browser_finds_what_became_visible_late(
         await there.engine.expire()
     polled_before = clock.now()
     await there.engine.expire()
-    assert await there.engine.positions("orders", "tail", touched_since=polled_before) == [Position("p1", 3)]
+    assert await there.engine.offsets("orders", "tail", changed_since=polled_before) == [PartitionOffset("p1", 3)]
 
 
 async def test_rule_16_a_lease_that_became_visible_after_its_end_is_ended(

@@ -46,7 +46,7 @@ async def orphaned(
 ) -> AsyncIterator[None]:
     """A pop that lost its connection and failed, and that PostgreSQL finishes afterwards."""
     async with pool.connection() as holder:
-        await holder.execute("select * from hark.tracks for update")
+        await holder.execute("select * from hark.positions for update")
         pop = asyncio.create_task(cut_off.pop("orders", "p1", group="g"))
         await until_locked(pool, procedure)
         proxy.cut(refuse=refuse)
@@ -82,7 +82,7 @@ async def test_rule_17_a_pop_that_is_given_back_before_it_commits_leases_nothing
 
 async def pop_without_commit(pool: Pool, connection: asyncpg.Connection, now: int, lease: list[object]) -> None:
     """Lease a message in a transaction that is still open."""
-    [group] = await pool.fetch("select grp, partition from hark.tracks")
+    [group] = await pool.fetch("select grp, partition from hark.positions")
     rows = await connection.fetch(
         POP, now, [1], [1], lease, [None], [False], [None], [1], [group[0]], [group[1]], [False], 1 << 20, [None]
     )

@@ -48,7 +48,7 @@ async def test_dead_rows_are_counted(pool: Pool) -> None:
         while (numbers := await store_metrics(pool))["dead_tuples"] < 1000:
             pass
     assert numbers["live_tuples"] >= 1000
-    assert (numbers["partitions_dead_tuples"], numbers["tracks_dead_tuples"]) == (1000, 0)
+    assert (numbers["partitions_dead_tuples"], numbers["positions_dead_tuples"]) == (1000, 0)
 
 
 async def test_child_tables_count_when_there_is_something_in_them(pool: Pool) -> None:

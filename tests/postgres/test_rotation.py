@@ -108,7 +108,7 @@ async def test_a_table_that_is_in_use_is_emptied_later_without_an_error(
 
 # Older snapshots -------------------------------------------------------------------------------------------
 
-TABLES = ("messages", "leases", "partitions", "tracks")
+TABLES = ("messages", "leases", "partitions", "positions")
 DUMPS = 4
 
 
@@ -146,7 +146,7 @@ async def test_an_older_snapshot_sees_all_that_was_there(here: Driver, clock: Fa
     await here.ack_all(await here.pop("orders", "p1", batch=20))
     async with snapshot(postgres_url) as reader:
         before = await counts(reader)
-    assert before == {"messages": 21, "leases": 2, "partitions": 3, "tracks": 2}
+    assert before == {"messages": 21, "leases": 2, "partitions": 3, "positions": 2}
     async with snapshot(postgres_url) as reader:
         clock.advance(8 * DAY)
         await here.collect()

@@ -62,8 +62,8 @@ class Store(NamedTuple):
         """All of a batch in the middle."""
         offsets, number = [one.message.offset for one in got], len(got)
         items = ([1] * number, [1] * number, offsets, None, [None] * number, [got.lease] * number, [status] * number)
-        tracks = ([self.group], [self.partition], [True])
-        return Call(_SETTLE, (self.now, *tracks, *items, [None] * number, [None] * number), 1 + number, written)
+        positions = ([self.group], [self.partition], [True])
+        return Call(_SETTLE, (self.now, *positions, *items, [None] * number, [None] * number), 1 + number, written)
 
     def renew(self) -> Call:
         """The lease of a batch."""
@@ -110,7 +110,7 @@ async def opened_store(
                 if analyzed:
                     await q.ack_all(first)
                     await connection.execute("analyze")
-                row = await connection.fetchrow("select grp, partition from hark.tracks")
+                row = await connection.fetchrow("select grp, partition from hark.positions")
                 assert row is not None
                 early = Store(clock.now(), row[0], row[1], [first] * (MIDDLE + 1))
                 for name in NAMES if planned_early else ():

@@ -116,7 +116,7 @@ async def test_rule_17_what_one_server_gives_back_is_found_at_once_by_another(
 
 @asynccontextmanager
 async def held_up_between_snapshot_and_lock(pool: Pool) -> AsyncIterator[None]:
-    """The first claim of a shared group that begins in here has read its partition, and has yet to lock its track."""
+    """The first claim of a shared group that begins in here has read its partition but not locked its position."""
     async with pool.connection() as changing:
         await changing.execute("""
             create sequence public.claims;

@@ -54,20 +54,20 @@ GROUPS = (
         ('one', 'all', 'ordered', 'all', null, 0, 0, 0), ('one', 'new', 'ordered', 'new', 200, 1000, 0, 0)
     """,
     """
-    insert into hark.tracks (grp, partition, cursor, settled, lease, lease_until, held)
+    insert into hark.positions (grp, partition, cursor, settled, lease, lease_until, held)
     select g.id, p.id, p.id % 5, '{[9,12),[14,15)}', gen_random_uuid(), p.id % 3 * 1000000, '{[7,9)}'
     from hark.groups g join hark.queues q on q.name = g.queue join hark.partitions p on p.queue = q.id
     where p.id % 3 <> g.id % 3
     """,
     """
     insert into hark.retries (grp, partition, "offset", attempts, due)
-    select t.grp, t.partition, 13, 1, 2000000 from hark.tracks t where t.partition % 2 = 0
+    select t.grp, t.partition, 13, 1, 2000000 from hark.positions t where t.partition % 2 = 0
     """,
-    "update hark.tracks set irregular = true where partition % 2 = 0",
+    "update hark.positions set irregular = true where partition % 2 = 0",
     """
     insert into hark.dead_letters (queue, partition, partition_name, grp, "offset", created_at, payload, attempts,
         error, failed_at)
-    select distinct 'one', t.partition, '', 'all', 10, 0, '{}'::bytea, 1, 'boom', 0 from hark.tracks t
+    select distinct 'one', t.partition, '', 'all', 10, 0, '{}'::bytea, 1, 'boom', 0 from hark.positions t
     where t.partition % 4 = 0
     """,
 )
@@ -184,7 +184,7 @@ async def test_text_that_can_not_be_stored_is_found_nowhere(pool: Pool) -> None:
         assert await views.queue_stats(pool, NOW, where) == QueuePage([], 0)
     assert await views.partition_stats(pool, CODEC, NOW, "one", nul, 10, 0) == []
     assert await views.group_stats(pool, NOW, nul, None) == []
-    assert await views.track_stats(pool, CODEC, NOW, nul, None, 0, 10) == []
+    assert await views.position_stats(pool, CODEC, NOW, nul, None, 0, 10) == []
     assert await browse.dead_letters(pool, CODEC, DeadLetterFilter(ids=[nul])) == DeadLetters([], 0)
     assert await browse.traces(pool, CODEC, None, None, nul, 10, 0) == ([], 0)
 

@@ -237,7 +237,7 @@ async def test_schedules_do_not_grow_with_the_records_of_others(process: Process
     state = process.engine._replica.fold.state
     group = state.groups["orders", "w"]
     sizes = {
-        name: len(getattr(group, name)) for name in ("ready_heap", "waking_heap", "rising_heap", "leases", "tracks")
+        name: len(getattr(group, name)) for name in ("ready_heap", "waking_heap", "rising_heap", "leases", "positions")
     }
     sizes["lease_heap"] = len(state.lease_heap)
     assert group.waking

@@ -74,8 +74,8 @@ async def test_a_batch_is_one_put_to_push_one_to_pop_and_one_to_ack_and_a_survey
     got = await pop_batch(process)
     # Who pushed a payload does not fetch it.
     assert requests.counts == {"put": 2}
-    census, survey = await process.engine.census(), await process.engine.survey()
-    assert (census.queues, sum(census.in_flight.values())) == (1, BATCH)
+    totals, survey = await process.engine.totals(), await process.engine.survey()
+    assert (totals.queues, sum(totals.in_flight.values())) == (1, BATCH)
     assert [depth.messages for depth in survey.depths] == [BATCH, BATCH]
     assert requests.counts == {"put": 2}
     await process.ack_all(got)

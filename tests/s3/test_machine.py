@@ -25,10 +25,10 @@ from hark.broker.engine_calls import VERBS
 from hark.clock import FakeClock
 from hark.engine.api import Engine, KeyListener, Listener, ignore_keys
 from hark.engine.core.loader import Loader
-from hark.engine.core.ordered import Track
-from hark.engine.core.position import NOTHING, AnyTrack
+from hark.engine.core.ordered import OrderedPosition
+from hark.engine.core.position import NOTHING, Position
 from hark.engine.core.push import room_left
-from hark.engine.core.shared import SharedTrack
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Group, State
 from hark.engine.core.transaction import WriteTransaction
@@ -196,15 +196,15 @@ class Comparison:
         other = self.new.groups.get(key)
         if other is None:
             return [(f"group {key}", "is there", "is gone")]
-        self.loader.tracks(other, list(group.tracks))
+        self.loader.positions(other, list(group.positions))
         pairs: list[tuple[str, object, object]] = [
             (f"in flight of {key}", group.in_flight, other.in_flight),
-            (f"in flight of {key}, counted", group.in_flight, sum(one.in_flight for one in group.tracks.values())),
+            (f"in flight of {key}, counted", group.in_flight, sum(one.in_flight for one in group.positions.values())),
             (f"group {key}", _group(group), _group(other)),
         ]
-        for number, track in group.tracks.items():
-            found = other.tracks.get(number)
-            pairs.append((f"track {key} {number}", _track(track), None if found is None else _track(found)))
+        for number, position in group.positions.items():
+            found = other.positions.get(number)
+            pairs.append((f"position {key} {number}", _position(position), None if found is None else _position(found)))
         queue = self.new.queues.get(key[0])
         if group.discovered and queue is not None:
             group.wake_due(self.now)
@@ -219,10 +219,10 @@ class Comparison:
 
     def _has(self, group: Group, partition: int) -> bool:
         """Whether there is, or will be, something to take: who begins believes so of more places than have it."""
-        track = self.loader.track(group, partition)
-        if isinstance(track, SharedTrack):
-            Picker(self.connection, self.now).look(track)
-        return track is not None and track.outlook(self.now) != NOTHING
+        position = self.loader.position(group, partition)
+        if isinstance(position, SharedPosition):
+            Picker(self.connection, self.now).look(position)
+        return position is not None and position.outlook(self.now) != NOTHING
 
 
 def _queues(state: State) -> dict[str, object]:
@@ -242,8 +242,8 @@ def _leases(state: State) -> dict[str, object]:
         lease.id: (
             lease.expires_at,
             {
-                (track.group.id, track.partition.id): (part.handed, part.open, part.last)
-                for track, part in lease.parts.items()
+                (position.group.id, position.partition.id): (part.handed, part.open, part.last)
+                for position, part in lease.parts.items()
             },
         )
         for lease in state.leases.values()
@@ -255,29 +255,29 @@ def _group(group: Group) -> tuple[object, ...]:
     return group.id, group.mode, group.subscription, group.highest_partition, group.paused, group.created_at, limits
 
 
-def _track(track: AnyTrack) -> dict[str, object]:
-    assert track.draft is None
-    if isinstance(track, Track):
-        track.rise_to(track.partition.floor)
+def _position(position: Position) -> dict[str, object]:
+    assert position.draft is None
+    if isinstance(position, OrderedPosition):
+        position.rise_to(position.partition.floor)
         return {
-            "cursor": track.cursor,
-            "ranges": track.ranges,
-            "retries": {at: (one.attempts, one.due, one.error) for at, one in track.retries.items()},
-            "front": {at: probe for at, probe in track.front.items() if at > track.partition.floor},
-            "probed": track.is_probed,
-            "lease": track.lease and track.lease.id,
-            "held": {name: (held[0], held[1].id, held[2], held[3]) for name, held in track.held.items()},
+            "cursor": position.cursor,
+            "ranges": position.ranges,
+            "retries": {at: (one.attempts, one.due, one.error) for at, one in position.retries.items()},
+            "requeued": {at: probe for at, probe in position.requeued.items() if at > position.partition.floor},
+            "probed": position.is_probed,
+            "lease": position.lease and position.lease.id,
+            "held": {name: (held[0], held[1].id, held[2], held[3]) for name, held in position.held.items()},
         }
-    assert isinstance(track, SharedTrack)
+    assert isinstance(position, SharedPosition)
     return {
-        "base": track.base,
+        "base": position.base,
         "entries": {
-            at: (one.attempts, one.available_at, one.error, one.front, one.is_out, one.lease and one.lease.id)
-            for at, one in track.entries.items()
-            if at > track.partition.floor
+            at: (one.attempts, one.available_at, one.error, one.requeued, one.is_out, one.lease and one.lease.id)
+            for at, one in position.entries.items()
+            if at > position.partition.floor
         },
-        "held": {name: (one.offset, one.schedule) for name, one in track.held.items()},
-        "by lease": {lease.id: {*held} for lease, held in track.by_lease.items()},
+        "held": {name: (one.offset, one.schedule) for name, one in position.held.items()},
+        "by lease": {lease.id: {*held} for lease, held in position.by_lease.items()},
     }
 
 

@@ -311,8 +311,8 @@ async def test_who_slept_in_the_middle_of_an_append_acknowledges_only_what_is_in
         sleeper.queue = other.queue = name
         assert await sleeper.push("early") == 201
         answered, pushed = await push_asleep(stub_server, sleeper, other, point, before)
-        hole = found.index("...")
-        expected = [*found[:hole], *pushed, *found[hole + 1 :]]
+        gap = found.index("...")
+        expected = [*found[:gap], *pushed, *found[gap + 1 :]]
         assert (answered, await other.everything()) == (status, expected), name
         assert await sleeper.push("afterwards") == 201
         assert await other.everything() == [*expected, "afterwards"], name

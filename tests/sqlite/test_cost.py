@@ -17,7 +17,7 @@ import pytest
 
 from hark.engine.core import browse, keyvalue, loader, ordered, push, rows, shared, shared_rows, transaction
 from hark.engine.core.groups import conditions
-from hark.engine.core.ordered import Track
+from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.state import State
 from hark.engine.sqlite import SqliteEngine
 from hark.ids import IdCodec
@@ -134,9 +134,9 @@ async def test_an_ack_does_not_look_through_all_requeued_dead_letters(engine: Sq
     await engine.requeue([letter.id for letter in letters.items])
 
     def count(state: State, _now: int) -> CountedTable:
-        [track] = state.groups["orders", "__QUEUE_MODE__"].tracks.values()
-        assert isinstance(track, Track)
-        table = track.front = CountedTable(track.front)
+        [position] = state.groups["orders", "__QUEUE_MODE__"].positions.values()
+        assert isinstance(position, OrderedPosition)
+        table = position.requeued = CountedTable(position.requeued)
         table.seen = 0
         return table
 
@@ -199,7 +199,7 @@ async def test_the_cost_of_finding_a_time_grows_with_the_partitions_that_are_nam
     async def cost() -> int:
         steps = Steps()
         await engine._look(lambda _state, _now: steps._trace(engine._store.reader))
-        await engine._look(lambda _state, _now: browse.positions(engine._store.reader, "orders", 1, "p1"))
+        await engine._look(lambda _state, _now: browse.offsets(engine._store.reader, "orders", 1, "p1"))
         return steps.number
 
     await push_to_all(engine, SPREAD)
@@ -217,22 +217,31 @@ HOT = {
     "finding transaction ids": (push._FIND_TRANSACTION_IDS, ('[[1,"t"]]',)),
     "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
     "loading partitions by number": (loader._PARTITIONS_BY_ID, ("[1]",)),
-    "loading tracks": (loader._TRACKS, (1, "[1]")),
-    "saving tracks": (ordered._SAVE_TRACKS, ("[]",)),
+    "loading positions": (loader._POSITIONS, (1, "[1]")),
+    "saving positions": (ordered._SAVE_POSITIONS, ("[]",)),
     "deleting ranges": (ordered._DELETE_RANGES, ("[]",)),
     "deleting retries": (ordered._DELETE_RETRIES, ("[]",)),
-    "loading places of shared groups": (shared_rows._SHARED_TRACKS, (1, "[1]")),
+    "loading places of shared groups": (shared_rows._SHARED_POSITIONS, (1, "[1]")),
     "reading the first lane": (shared.READ_FIRST, (1, 0, 10, 10)),
     "reading a lane with a priority": (shared.READ_PRIORITY, (1, 5, 0, 10, 10)),
     "reading delayed messages": (shared.READ_DELAYED, (1, 0, 0, 0, 10)),
-    "saving places of shared groups": (shared_rows._SAVE_SHARED_TRACKS, ("[]",)),
-    "deleting exceptions": (shared_rows._DELETE_EXCEPTIONS, ("[]",)),
+    "saving places of shared groups": (shared_rows._SAVE_SHARED_POSITIONS, ("[]",)),
+    "deleting outstanding": (shared_rows._DELETE_OUTSTANDING, ("[]",)),
     "finding what all groups are done with": (transaction._FIND, (1, "[]")),
     "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
 }
-TABLES = {"messages", "message", "first", "next", "place", "queues", "partitions", "partition", "tracks", "ranges"} | {
-    *("retries", "fronts", "lanes", "lane", "exceptions", "holes", "dead_letters")
-}
+TABLES = {
+    "messages",
+    "message",
+    "first",
+    "next",
+    "place",
+    "queues",
+    "partitions",
+    "partition",
+    "positions",
+    "ranges",
+} | {*("retries", "requeued", "lanes", "lane", "outstanding", "gaps", "dead_letters")}
 
 
 def plan_of(engine: SqliteEngine, sql: str, parameters: tuple[Any, ...]) -> list[str]:

@@ -139,7 +139,7 @@ async def test_what_is_handed_out_and_settled_between_two_commits_costs_no_row(e
     for _ in range(10):
         got = await take(engine, 10)
         await settle(engine, got, *numbers(got))
-        assert await rows(engine, "exceptions") == 0
+        assert await rows(engine, "outstanding") == 0
     assert await rows(engine, "lanes") == 1
 
 
@@ -264,8 +264,8 @@ async def test_what_is_removed_in_any_order_leaves_few_rows_behind(engine: Sqlit
         for which in (numbers(got)[::2], numbers(got)[1::2]):
             await settle(engine, got, *which)
     assert await rows(engine, "messages") == 1
-    assert await rows(engine, "holes") == 1
-    assert await rows(engine, "exceptions") == 0
+    assert await rows(engine, "gaps") == 1
+    assert await rows(engine, "outstanding") == 0
 
 
 async def test_settled_once_more_after_the_removal_is_a_success(engine: SqliteEngine) -> None:

@@ -523,7 +523,7 @@ OF_SCHEMA: Mapping[str, Mapping[str, str]] = {
         "warnings": "What an operator should see to, each as a code and a text. Absent if there is nothing.",
         **_OPTIONAL_ERROR,
     },
-    "HeldLease": {
+    "ActiveLease": {
         "leaseId": "Id of the lease. Null: hidden from read-only tokens.",
         "mode": "Mode of the group: `ordered` or `shared`.",
         "messages": "Number of messages in this partition that are still leased.",
@@ -646,8 +646,8 @@ OF_SCHEMA: Mapping[str, Mapping[str, str]] = {
     "ShownPartition": _PARTITION_FIELDS,
     "ShownQueue": {**_ID_OF_QUEUE, "partitions": "A page of the partitions."},
     "ShownSetting": {"name": "Name of the setting.", "value": "Value of the setting. Secrets are hidden."},
-    "ShownTrack": {"totalConsumed": _CURSOR},
-    "ShownTracks": {"partitions": "Positions of the group, by partition."},
+    "ShownPosition": {"totalConsumed": _CURSOR},
+    "ShownPositions": {"partitions": "Positions of the group, by partition."},
     "Status": {
         "throughput": "Throughput by minute. Empty if the request has a filter.",
         "messages": "Message counts and requests.",

@@ -195,8 +195,10 @@ PURGE_GROUP = _write(
 # Groups ------------------------------------------------------------------------------------------------------
 
 LIST_GROUPS = _read("GET", "/api/v1/consumer-groups", Reach.LISTED, lambda: list[types.groups.ListedGroup])
-LIST_LAGGING = _read("GET", "/api/v1/consumer-groups/lagging", Reach.LISTED, lambda: list[types.groups.LaggingTrack])
-SHOW_GROUP = _read("GET", "/api/v1/consumer-groups/{group}", Reach.LISTED, lambda: dict[str, types.groups.ShownTracks])
+LIST_LAGGING = _read("GET", "/api/v1/consumer-groups/lagging", Reach.LISTED, lambda: list[types.groups.LaggingPosition])
+SHOW_GROUP = _read(
+    "GET", "/api/v1/consumer-groups/{group}", Reach.LISTED, lambda: dict[str, types.groups.ShownPositions]
+)
 DELETE_GROUP = _admin("DELETE", "/api/v1/consumer-groups/{group}", Reach.SERVER, lambda: types.groups.DeletedGroup)
 RESUBSCRIBE = _write(
     "POST", "/api/v1/consumer-groups/{group}/subscription", Reach.SERVER, lambda: types.groups.Resubscribed

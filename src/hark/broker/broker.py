@@ -35,7 +35,7 @@ from hark.model import (
     Facts,
     GroupFacts,
     Hint,
-    KeyNews,
+    KeyNotification,
     KeyWrite,
     MessageFacts,
     MessageFilter,
@@ -160,13 +160,13 @@ class Broker:
             self.tallies.touched.add(hint.queue)
         self.delivery.hint(self.engine.hear(hints), "peer")
 
-    def _key_news(self, news: KeyNews) -> None:
+    def _key_news(self, news: KeyNotification) -> None:
         """Keys were changed through this server."""
         self.keyvalue.watchers.tell(news)
         if self._peers is not None:
             self._peers.tell_keys(news)
 
-    def _heard_keys(self, news: KeyNews) -> None:
+    def _heard_keys(self, news: KeyNotification) -> None:
         """Keys were changed through another server."""
         self.keyvalue.watchers.tell(news)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from hark.clock import SECOND, Clock
 from hark.keys import InvalidKey, decode_key, encode_key
-from hark.model import Hint, KeyNews
+from hark.model import Hint, KeyNotification
 
 WINDOW = 1024
 """Sequences of a sender that may overtake each other; what comes later than that counts as repeated."""
@@ -118,7 +118,7 @@ class Packer:
         self._sequence = 0
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def pack(self, hints: Sequence[Hint], keys: KeyNews | None = None) -> Iterator[tuple[bytes, int]]:
+    def pack(self, hints: Sequence[Hint], keys: KeyNotification | None = None) -> Iterator[tuple[bytes, int]]:
         """As few datagrams as it takes, each with the number of its notices."""
         notices: list[msgspec.Raw] = []
         used = 0
@@ -159,8 +159,8 @@ class Packer:
         for ended in self._chunks(hint.ended, room, 0):
             yield _notice(hint, (), ended, ())
 
-    def _key_notices(self, news: KeyNews) -> Iterator[bytes]:
-        """News of keys as bytes that fit; of a key that does not fit alone it is said that any may have changed."""
+    def _key_notices(self, news: KeyNotification) -> Iterator[bytes]:
+        """HintKind of keys as bytes that fit; of a key that does not fit alone it is said that any may have changed."""
         room = _ROOM - len(self._encode(KeysChanged(()))) - _LIST_BYTES
         keys = None if news.keys is None else [encode_key(key) for key in news.keys]
         if keys is None or any(len(self._encode(key)) > room for key in keys):
@@ -194,7 +194,7 @@ class Unpacker:
         self._senders = Senders()
         self._decode = msgspec.msgpack.Decoder(list[MessageAvailable | PartitionFree | KeysChanged]).decode
 
-    def unpack(self, datagram: bytes) -> list[Hint | KeyNews]:
+    def unpack(self, datagram: bytes) -> list[Hint | KeyNotification]:
         """The hints and the news of keys in a datagram; raises `Refusal`."""
         if not _HEAD.size + _SIGNATURE_BYTES < len(datagram) <= MAX_BYTES:
             raise Refusal("size")
@@ -230,8 +230,8 @@ def _notice(
     return PartitionFree(hint.queue, hint.group, partitions, ended, counts)
 
 
-def _key_news(notice: KeysChanged) -> KeyNews:
-    return KeyNews(None if notice.keys is None else tuple(decode_key(key) for key in notice.keys))
+def _key_news(notice: KeysChanged) -> KeyNotification:
+    return KeyNotification(None if notice.keys is None else tuple(decode_key(key) for key in notice.keys))
 
 
 def _hint(notice: MessageAvailable | PartitionFree) -> Hint:

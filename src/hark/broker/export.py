@@ -17,14 +17,14 @@ from hark.model import (
     DeadLetterFilter,
     GroupStats,
     Limits,
-    Position,
+    PartitionOffset,
+    PositionStats,
     QueueFilter,
     QueueOptions,
     QueueStats,
     Read,
     ReadResult,
     StoredMessage,
-    TrackStats,
 )
 from hark.model.export import (
     FORMAT,
@@ -58,8 +58,8 @@ async def export_queue(engine: Engine, sealed: SealedQueues, name: str) -> Async
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
     groups = await engine.group_stats(queue=name)
-    places = {one.partition: one.offset for one in await engine.positions(name, "head")}
-    ends = {one.partition: one.offset for one in await engine.positions(name, "tail")}
+    places = {one.partition: one.offset for one in await engine.offsets(name, "head")}
+    ends = {one.partition: one.offset for one in await engine.offsets(name, "tail")}
     yield _lines([_queue_line(found[0]), *map(_group_line, groups)])
     standings = {group.group: await _standings(engine, name, group) for group in groups}
     counts: Counter[type[msgspec.Struct]] = Counter()
@@ -131,20 +131,22 @@ def _wish(queue: str, partition: str, offset: int) -> Read:
 async def _standings(engine: Engine, queue: str, group: GroupStats) -> dict[str, int]:
     """By partition, the first offset that a group may not be done with; where it is done with all there is nothing."""
     standings = {}
-    for track in await engine.track_stats(group.group, queue, limit=_ALL):
-        if track.lag or track.scheduled:
-            standings[track.partition] = track.cursor + 1
+    for position in await engine.position_stats(group.group, queue, limit=_ALL):
+        if position.lag or position.scheduled:
+            standings[position.partition] = position.cursor + 1
             if group.mode == "shared":
-                standings[track.partition] = await _first_open(engine, track)
+                standings[position.partition] = await _first_open(engine, position)
     return standings
 
 
-async def _first_open(engine: Engine, track: TrackStats) -> int:
+async def _first_open(engine: Engine, position: PositionStats) -> int:
     """A shared group has no cursor that moves: the first message as old as the oldest open one."""
-    if track.oldest_unsettled is None:
-        return track.cursor + 1
-    found: list[Position] = await engine.positions(track.queue, track.oldest_unsettled - 1, track.partition)
-    return max(track.cursor + 1, *(one.offset for one in found))
+    if position.oldest_unsettled is None:
+        return position.cursor + 1
+    found: list[PartitionOffset] = await engine.offsets(
+        position.queue, position.oldest_unsettled - 1, position.partition
+    )
+    return max(position.cursor + 1, *(one.offset for one in found))
 
 
 def _queue_line(stats: QueueStats) -> QueueLine:

@@ -15,7 +15,7 @@ from hark.broker.timers import Timer, Timers
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, Overloaded, Unavailable
-from hark.model import Census, Counts, Depth, GroupStats, QueueFilter, QueueInfo, QueuePage, QueueStats
+from hark.model import Counts, Depth, GroupStats, QueueFilter, QueueInfo, QueuePage, QueueStats, Totals
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -246,14 +246,14 @@ LARGE = 10_000
 class Fold:
     """Takes the entries of a survey in their order; those of one queue follow each other."""
 
-    def __init__(self, census: Census, began: int, most_queues: int = MOST_QUEUES, large: int = LARGE) -> None:
-        self._census = census
+    def __init__(self, totals: Totals, began: int, most_queues: int = MOST_QUEUES, large: int = LARGE) -> None:
+        self._census = totals
         self._began = began
         self._most = most_queues
         self._large_places = large
         self._large: dict[str, LargeQueue] = {}
         self._held: dict[str, int] = {}
-        for (queue, _), number in census.in_flight.items():
+        for (queue, _), number in totals.in_flight.items():
             self._held[queue] = self._held.get(queue, 0) + number
         self._queue: str | None = None
         self._partitions = self._stored = self._scheduled = 0
@@ -552,7 +552,7 @@ class Surveyor:
 
     async def _survey(self) -> None:
         began = self._timers.now()
-        fold = Fold(await self._engine.census(), began)
+        fold = Fold(await self._engine.totals(), began)
         await self._rest(self._timers.now() - began, self._timers.now())
         place: tuple[int, str] | None = (0, "")
         while place is not None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hark.broker.datagrams import MAX_BYTES, Packer, Refusal, Unpacker
 from hark.clock import SECOND, Clock
 from hark.keys import encode_key
-from hark.model import Hint, Key, KeyNews, News
+from hark.model import Hint, HintKind, Key, KeyNotification
 from hark.settings import Address
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ MAX_PARTITIONS = 1000
 MAX_KEYS = 1000
 """Maximum number of keys; above it, peers assume that any key may have changed."""
 
-_Subject = tuple[News, str, str | None]
+_Subject = tuple[HintKind, str, str | None]
 
 
 class Gathering:
@@ -135,7 +135,7 @@ class Gathering:
                 told = self._subjects[subject] = _Told()
             told.add(hint)
 
-    def add_keys(self, news: KeyNews) -> None:
+    def add_keys(self, news: KeyNotification) -> None:
         """Take which keys were changed."""
         if self._keys is None:
             return
@@ -144,12 +144,12 @@ class Gathering:
         if news.keys is None or len(self._keys) > MAX_KEYS:
             self._keys = None
 
-    def take_keys(self) -> KeyNews | None:
+    def take_keys(self) -> KeyNotification | None:
         """The keys that were gathered; then there are none."""
         keys, self._keys = self._keys, {}
         if keys is None:
-            return KeyNews(None)
-        return KeyNews(tuple(keys.values())) if keys else None
+            return KeyNotification(None)
+        return KeyNotification(tuple(keys.values())) if keys else None
 
     def take(self) -> list[Hint]:
         """All hints that were gathered; then there are none."""
@@ -208,7 +208,7 @@ _REMEDIES = {
 }
 
 Heard = Callable[[Sequence[Hint]], None]
-HeardKeys = Callable[[KeyNews], None]
+HeardKeys = Callable[[KeyNotification], None]
 
 
 class Peers:
@@ -270,7 +270,7 @@ class Peers:
         self._gathering.add(hints)
         self._tell_soon()
 
-    def tell_keys(self, news: KeyNews) -> None:
+    def tell_keys(self, news: KeyNotification) -> None:
         """Tell the others soon which keys were changed."""
         if not self._directory or self._packer is None:
             return
@@ -315,7 +315,7 @@ class Peers:
             self._counts["hints_sent"] += notices
 
     def _hear(self, unpacker: Unpacker, heard: Heard, heard_keys: HeardKeys) -> None:
-        news: list[Hint | KeyNews] = []
+        news: list[Hint | KeyNotification] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
                 # One byte more than allowed: a longer datagram is cut off and must not pass for a whole one.
@@ -335,10 +335,10 @@ class Peers:
         if hints:
             heard(hints)
         for one in news:
-            if isinstance(one, KeyNews):
+            if isinstance(one, KeyNotification):
                 heard_keys(one)
 
-    def _believed(self, unpacker: Unpacker, datagram: bytes, address: SocketAddress) -> list[Hint | KeyNews]:
+    def _believed(self, unpacker: Unpacker, datagram: bytes, address: SocketAddress) -> list[Hint | KeyNotification]:
         try:
             return unpacker.unpack(datagram)
         except Refusal as refusal:

@@ -13,7 +13,7 @@ from hark.broker.timers import Timer, Timers
 from hark.clock import MILLISECOND, SECOND
 from hark.errors import Overloaded, Unavailable
 from hark.keys import encode_key
-from hark.model import Key, KeyEntry, KeyNews, KeyRange
+from hark.model import Key, KeyEntry, KeyNotification, KeyRange
 from hark.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ class Watchers:
                 timer.cancel()
             watcher.close()
 
-    def tell(self, news: KeyNews) -> None:
+    def tell(self, news: KeyNotification) -> None:
         """Keys were written or removed, here or by another server."""
         if not self._all:
             return

@@ -122,7 +122,7 @@ async def _dead_rows(pool: Pool) -> Check:
     """Check the number of dead rows."""
     row: Any = await pool.fetchrow(
         "select coalesce(sum(n_dead_tup), 0)::bigint, coalesce(sum(n_live_tup), 0)::bigint"
-        " from pg_stat_user_tables where schemaname = 'hark' and relname in ('partitions', 'tracks')"
+        " from pg_stat_user_tables where schemaname = 'hark' and relname in ('partitions', 'positions')"
     )
     dead, live = row
     detail = f"{dead:,} dead and {live:,} live rows in the tables that Hark updates in place"

@@ -109,15 +109,15 @@ def lagging(
         ("Group", "Queue", "Partition", "Lag", "Lag (s)", "Oldest message", "Last consumed"),
         (
             (
-                track.consumer_group,
-                track.queue_name,
-                track.partition_name,
-                track.offset_lag,
-                track.time_lag_seconds,
-                track.oldest_unconsumed_at,
-                track.last_consumed_at,
+                position.consumer_group,
+                position.queue_name,
+                position.partition_name,
+                position.offset_lag,
+                position.time_lag_seconds,
+                position.oldest_unconsumed_at,
+                position.last_consumed_at,
             )
-            for track in answer.read()
+            for position in answer.read()
         ),
         empty=f"no group lags behind by {seconds} seconds or more",
         spare=("Last consumed", "Oldest message"),
@@ -147,8 +147,8 @@ def show(group: GroupName, url: Url = DEFAULT_URL, as_json: Json = False) -> Non
                 "yes" if t.lease_active else "",
                 t.last_consumed_at,
             )
-            for queue, tracks in queues_of_it.items()
-            for t in tracks.partitions
+            for queue, positions in queues_of_it.items()
+            for t in positions.partitions
         ),
         empty=f"group {group} has no position in any partition yet",
         spare=("Last consumed", "Leased"),

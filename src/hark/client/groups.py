@@ -9,11 +9,11 @@ from hark.api import operations
 from hark.api.types.dead_letters import DeadLetterPage, ListedDeadLetter, RequeuedDeadLetter
 from hark.api.types.groups import (
     DeletedGroup,
-    LaggingTrack,
+    LaggingPosition,
     ListedGroup,
     Resubscribed,
     SeekBody,
-    ShownTrack,
+    ShownPosition,
     SubscriptionBody,
 )
 from hark.client.arguments import moment, optional_moment
@@ -35,12 +35,12 @@ class Groups:
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_GROUPS, query=query)
 
-    async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[ShownTrack, ...]]:
+    async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[ShownPosition, ...]]:
         """The position of a group in each partition, by queue. Empty for an unknown group."""
         queues = await self._caller.ask(operations.SHOW_GROUP, name, query={"limit": limit})
         return {queue: places.partitions for queue, places in queues.items()}
 
-    async def lagging(self, *, min_lag_seconds: int = 3600, limit: int = 1000) -> tuple[LaggingTrack, ...]:
+    async def lagging(self, *, min_lag_seconds: int = 3600, limit: int = 1000) -> tuple[LaggingPosition, ...]:
         """Partitions in which a message has waited at least this many seconds for a group."""
         query = {"minLagSeconds": min_lag_seconds, "limit": limit}
         return tuple(await self._caller.ask(operations.LIST_LAGGING, query=query))

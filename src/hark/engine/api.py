@@ -25,7 +25,6 @@ from hark.errors import HarkError
 from hark.model import (
     BrowseFrom,
     CancelOutcome,
-    Census,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -37,7 +36,7 @@ from hark.model import (
     Hint,
     Key,
     KeyEntry,
-    KeyNews,
+    KeyNotification,
     KeyRange,
     KeyStats,
     KeyWrite,
@@ -50,10 +49,11 @@ from hark.model import (
     NewDeadLetter,
     NewMessage,
     NewTrace,
+    PartitionOffset,
     PartitionStats,
     PopRequest,
     PopResult,
-    Position,
+    PositionStats,
     PushOutcome,
     QueueFilter,
     QueueInfo,
@@ -68,9 +68,9 @@ from hark.model import (
     Settlement,
     SettleOutcome,
     Survey,
+    Totals,
     Trace,
     TraceName,
-    TrackStats,
     Transaction,
     TransactionOutcome,
 )
@@ -78,10 +78,10 @@ from hark.model import (
 T = TypeVar("T")
 Answers = list[T | HarkError]
 Listener = Callable[[Sequence[Hint]], None]
-KeyListener = Callable[[KeyNews], None]
+KeyListener = Callable[[KeyNotification], None]
 
 
-def ignore_keys(news: KeyNews) -> None:
+def ignore_keys(news: KeyNotification) -> None:
     """The key listener if no client watches keys."""
 
 
@@ -223,12 +223,12 @@ class Engine(KeyValueEngine, Protocol):
         queue or partition that does not exist has no messages.
         """
 
-    async def positions(
-        self, queue: str, start: BrowseFrom, partition: str | None = None, touched_since: int | None = None
-    ) -> list[Position]:
+    async def offsets(
+        self, queue: str, start: BrowseFrom, partition: str | None = None, changed_since: int | None = None
+    ) -> list[PartitionOffset]:
         """The start offsets of a queue browser, for each partition of a queue or for the named one; [] if none exists.
 
-        If `start` is a time, the offset is that of the first message created after it. `touched_since` limits the
+        If `start` is a time, the offset is that of the first message created after it. `changed_since` limits the
         result to partitions that may have received messages since that time; it can include some others.
         """
 
@@ -270,7 +270,7 @@ class Engine(KeyValueEngine, Protocol):
         It uses the local view of this server: it applies no due changes first, and sends no billed requests.
         """
 
-    async def census(self) -> Census:
+    async def totals(self) -> Totals:
         """The numbers of queues, dead letters and leased messages, from the local view of this server."""
 
     async def partition_stats(
@@ -307,7 +307,7 @@ class Engine(KeyValueEngine, Protocol):
         The partitions of the queues `uncounted` are not looked at: lag and scheduled messages of their groups are 0.
         """
 
-    async def track_stats(
+    async def position_stats(
         self,
         group: str | None = None,
         queue: str | None = None,
@@ -315,7 +315,7 @@ class Engine(KeyValueEngine, Protocol):
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
-    ) -> list[TrackStats]:
+    ) -> list[PositionStats]:
         """Positions of groups in all partitions, or in the named ones; of one queue, or of several.
 
         `min_lag_seconds` limits the result to positions whose oldest pending message is at least that old.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hark.model import GroupView, Hint, MessageState, MessageView, News
+from hark.model import GroupView, Hint, HintKind, MessageState, MessageView
 
 MAX_REPLY_BYTES = 16 << 20
 """The bytes of payload at which a pop ends: they are encoded in one turn of the event loop."""
@@ -42,7 +42,7 @@ def set_state(view: MessageView, groups: Sequence[GroupView], now: int) -> None:
 
 
 MANY = 1000
-"""News about more partitions than this does not name them."""
+"""HintKind about more partitions than this does not name them."""
 
 
 class HintBook:
@@ -67,7 +67,7 @@ class HintBook:
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str | None, News], dict[str, int] | None] = {}
+        self._places: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
         # A count of 0 stands for none: one look, as in an ordered group.
         self._told: dict[str, tuple[str, ...]] = {}
         self._ended: dict[tuple[str, str], dict[str, None]] = {}
@@ -77,7 +77,7 @@ class HintBook:
         queue: str,
         group: str | None,
         partitions: Iterable[str] | None,
-        news: News = "free",
+        news: HintKind = "free",
         counts: Mapping[str, int] | None = None,
     ) -> None:
         """There may be work for a group in these partitions; None: for any group, anywhere. Counts are summed up."""

@@ -30,7 +30,7 @@ from hark.http.checks import (
     short,
     time_of,
 )
-from hark.ids import has_place
+from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
 from hark.model import (
     DEFAULT_PARTITION,
@@ -260,7 +260,7 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
         text = f"{where}transactionId: {ACK_TEXTS['transactionId']}" if where else "transactionId is required"
         raise InvalidInput(text)
     # A message id contains its partition; a transaction id is unique only within its partition.
-    if not ack.partition_id and not has_place(ack.transaction_id):
+    if not ack.partition_id and not has_location(ack.transaction_id):
         required = "partitionId is required to ensure message uniqueness"
         raise InvalidInput(f"{where}partitionId: {ACK_TEXTS['partitionId']}" if where else required)
     status = check_status(ack.status or "completed", f"{where}status")

@@ -414,7 +414,7 @@ STORE: Mapping[str, Shown] = {
     "dead_tuples": Shown("hark_store_dead_tuples", "Dead rows, estimated by PostgreSQL."),
     "live_tuples": Shown("hark_store_live_tuples", "Live rows, estimated by PostgreSQL."),
     "partitions_dead_tuples": Shown("hark_store_partitions_dead_tuples", "Dead rows of the table partitions."),
-    "tracks_dead_tuples": Shown("hark_store_tracks_dead_tuples", "Dead rows of the table tracks."),
+    "positions_dead_tuples": Shown("hark_store_positions_dead_tuples", "Dead rows of the table positions."),
     "table_bytes": Shown("hark_store_table_bytes", "Size of all tables with their indexes, in bytes."),
     "oldest_xmin_transactions": Shown(
         "hark_store_oldest_snapshot_transactions", "Age of the oldest snapshot, in transactions."

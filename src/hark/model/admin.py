@@ -232,7 +232,7 @@ class Survey(msgspec.Struct, frozen=True):
     """Where the next step continues; None: this was the last step."""
 
 
-class Census(msgspec.Struct, frozen=True):
+class Totals(msgspec.Struct, frozen=True):
     """Counts of queues, dead letters and messages in flight."""
 
     queues: int
@@ -264,7 +264,7 @@ class GroupStats(msgspec.Struct, kw_only=True):
     limits: Limits = Limits()
 
 
-class TrackStats(msgspec.Struct, kw_only=True):
+class PositionStats(msgspec.Struct, kw_only=True):
     """The position of a consumer group in a partition."""
 
     group: str

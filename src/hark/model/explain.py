@@ -214,7 +214,7 @@ class LeaseFilter(msgspec.Struct, frozen=True, kw_only=True):
     offset: int = 0
 
 
-class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
+class LeasePart(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a lease that concerns one partition."""
 
     lease_id: str
@@ -235,5 +235,5 @@ class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
 class Leases(msgspec.Struct, frozen=True):
     """A page of leases, the oldest first, and the number of all matches."""
 
-    items: Sequence[HeldPart]
+    items: Sequence[LeasePart]
     total: int

@@ -52,7 +52,7 @@ def parted(context: str) -> tuple[str, str | None]:
     return traceparent, tracestate or None
 
 
-News = Literal["message", "free"]
+HintKind = Literal["message", "free"]
 """`message`: messages arrived. `free`: something else made messages ready, such as an expired lease or a seek."""
 
 
@@ -64,7 +64,7 @@ class Hint(msgspec.Struct, frozen=True):
     """The group that it concerns; None: every group except those in `told`."""
     partitions: tuple[str, ...] | None = None
     """The partitions that it concerns; None: any partition of the queue."""
-    news: News = "free"
+    news: HintKind = "free"
     told: tuple[str, ...] = ()
     """Groups that it does not concern: they have separate hints, or cannot receive the messages."""
     ended: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class ReadResult(msgspec.Struct, gc=False):
     """Whether there may be more messages after them now."""
 
 
-class Position(msgspec.Struct, frozen=True, gc=False):
+class PartitionOffset(msgspec.Struct, frozen=True, gc=False):
     """The position of a queue browser in a partition."""
 
     partition: str

@@ -75,7 +75,7 @@ class KeyWritten(msgspec.Struct, frozen=True):
     messages: Sequence[PushOutcome] = ()
 
 
-class KeyNews(msgspec.Struct, frozen=True):
+class KeyNotification(msgspec.Struct, frozen=True):
     """A notification that keys changed. A lost notification costs latency, never a change."""
 
     keys: tuple[Key, ...] | None

@@ -350,8 +350,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         live: dict[str, Counter[tuple[str, int]]] = {}
         for lease in threads.state.leases.values():
             held = live.setdefault(lease.id, Counter())
-            for track in lease.parts:
-                held.update((track.partition.uid, one[0]) for one in track.held_by(lease))
+            for position in lease.parts:
+                held.update((position.partition.uid, one[0]) for one in position.held_by(lease))
         return live
 
     def _check_leases(self) -> None:

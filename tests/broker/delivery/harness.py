@@ -23,7 +23,7 @@ from hark.engine.core.calls import Call, Write
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
 from hark.model import Delivery as Message
-from hark.model import Hint, KeyNews, NewMessage, PopRequest, PopResult, Settlement, SettleOutcome, Status
+from hark.model import Hint, KeyNotification, NewMessage, PopRequest, PopResult, Settlement, SettleOutcome, Status
 from hark.settings import Settings
 from hark.testing.server import FakeTimers
 
@@ -72,7 +72,7 @@ class WatchedEngine(SqliteEngine):
         outbox = threads._outbox
         post, deliver = outbox.post, outbox.deliver
 
-        def note(answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
+        def note(answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNotification | None = None) -> None:
             post(answers, hints, keys)
             for call in answers:
                 self._posted.put(call)

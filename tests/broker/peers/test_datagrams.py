@@ -13,7 +13,7 @@ from hark.broker.datagrams import MAX_BYTES, MAX_SENDERS, WINDOW, Packer, Refusa
 from hark.broker.peers import MAX_KEYS, MAX_PARTITIONS, Gathering
 from hark.clock import FakeClock
 from hark.keys import encode_key
-from hark.model import Hint, Key, KeyNews, KeyPart
+from hark.model import Hint, Key, KeyNotification, KeyPart
 
 SECRET = b"a secret that is shared"
 HERE, THERE = b"h" * 16, b"t" * 16
@@ -208,14 +208,14 @@ def test_content_that_is_no_list_of_notices_is_refused(unpacker: Unpacker, packe
     assert refusal(unpacker, signed(packed(packer)[:37] + content)) == "content"
 
 
-# News of keys on their way to the peers: joined, in datagrams of bounded size, and believed only if t ------
+# HintKind of keys on their way to the peers: joined, in datagrams of bounded size, and believed only if t ------
 
 
 parts: st.SearchStrategy[KeyPart] = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.booleans()
 keys: st.SearchStrategy[Key] = st.lists(parts | st.integers(-5, 5), min_size=1, max_size=4).map(tuple)
 
 
-def travelled(news: KeyNews, *hints: Hint) -> list[Hint | KeyNews]:
+def travelled(news: KeyNotification, *hints: Hint) -> list[Hint | KeyNotification]:
     """What arrives of news."""
     clock = FakeClock()
     packer, unpacker = Packer(SECRET, THERE, clock), Unpacker(SECRET, HERE, clock)
@@ -228,7 +228,7 @@ def travelled(news: KeyNews, *hints: Hint) -> list[Hint | KeyNews]:
     return heard
 
 
-def gathered_keys(*news: KeyNews) -> KeyNews | None:
+def gathered_keys(*news: KeyNotification) -> KeyNotification | None:
     """What remains of news."""
     gathering = Gathering()
     for one in news:
@@ -241,31 +241,40 @@ def gathered_keys(*news: KeyNews) -> KeyNews | None:
 
 @given(st.lists(keys, min_size=1, max_size=40).map(tuple))
 def test_keys_arrive_in_datagrams_of_bounded_size(told: tuple[Key, ...]) -> None:
-    heard = [key for news in travelled(KeyNews(told)) if isinstance(news, KeyNews) for key in news.keys or (("any",),)]
+    heard = [
+        key
+        for news in travelled(KeyNotification(told))
+        if isinstance(news, KeyNotification)
+        for key in news.keys or (("any",),)
+    ]
     too_long = any(len(encode_key(key)) > MAX_BYTES - 120 for key in told)
     assert heard == [("any",)] if too_long else [*map(encode_key, heard)] == [*map(encode_key, told)]
 
 
 def test_keys_share_a_datagram_with_hints() -> None:
-    assert travelled(KeyNews((("a",),)), Hint("q")) == [Hint("q"), KeyNews((("a",),))]
+    assert travelled(KeyNotification((("a",),)), Hint("q")) == [Hint("q"), KeyNotification((("a",),))]
 
 
-@pytest.mark.parametrize("news", [KeyNews(None), KeyNews((("a",), ("x" * 1024, "y" * 900)))])
-def test_what_does_not_fit_is_told_as_any_key(news: KeyNews) -> None:
-    assert travelled(news) == [KeyNews(None)]
+@pytest.mark.parametrize("news", [KeyNotification(None), KeyNotification((("a",), ("x" * 1024, "y" * 900)))])
+def test_what_does_not_fit_is_told_as_any_key(news: KeyNotification) -> None:
+    assert travelled(news) == [KeyNotification(None)]
 
 
 def test_keys_are_joined_and_told_once_and_many_become_any_key() -> None:
-    assert gathered_keys(KeyNews((("a",), (1,))), KeyNews(((True,), ("a",)))) == KeyNews((("a",), (1,), (True,)))
+    assert gathered_keys(KeyNotification((("a",), (1,))), KeyNotification(((True,), ("a",)))) == KeyNotification(
+        (("a",), (1,), (True,))
+    )
     many = tuple((number,) for number in range(MAX_KEYS + 1))
-    assert gathered_keys(KeyNews(many[:-1]), KeyNews(many[1:])) == KeyNews(None)
-    assert gathered_keys(KeyNews((("a",),)), KeyNews(None), KeyNews((("b",),))) == KeyNews(None)
+    assert gathered_keys(KeyNotification(many[:-1]), KeyNotification(many[1:])) == KeyNotification(None)
+    assert gathered_keys(
+        KeyNotification((("a",),)), KeyNotification(None), KeyNotification((("b",),))
+    ) == KeyNotification(None)
 
 
 @pytest.mark.parametrize("content", [b"\x91\x92\x03\x91\xc4\x01\x09", b"\x91\x92\x03\x91\xa1a", b"\x91\x92\x03\x05"])
 def test_bytes_that_are_no_key_are_refused(content: bytes) -> None:
     clock = FakeClock()
-    [(datagram, _)] = Packer(SECRET, THERE, clock).pack((), KeyNews(None))
+    [(datagram, _)] = Packer(SECRET, THERE, clock).pack((), KeyNotification(None))
     assert refusal(Unpacker(SECRET, HERE, clock), signed(datagram[:37] + content)) == "content"
 
 

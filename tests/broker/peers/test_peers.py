@@ -13,7 +13,7 @@ import pytest
 from hark.broker.datagrams import MAX_BYTES
 from hark.broker.peers import Directory, Peers, SocketAddress
 from hark.clock import FakeClock
-from hark.model import Hint, KeyNews
+from hark.model import Hint, KeyNotification
 from hark.settings import Address
 from tests.broker.peers.ports import udp_socket
 
@@ -30,7 +30,7 @@ class End:
         self.clock = FakeClock()
         self._sender = name.encode().ljust(16)
         self._hints: asyncio.Queue[Hint] = asyncio.Queue()
-        self.keys: asyncio.Queue[KeyNews] = asyncio.Queue()
+        self.keys: asyncio.Queue[KeyNotification] = asyncio.Queue()
         self.calls = 0
 
     def prepare(self, *others: Address, siblings: Sequence[Address] = ()) -> Peers:
@@ -82,8 +82,8 @@ async def test_a_server_hears_what_another_tells_and_which_keys_it_changed(linke
     one, other = linked
     arrival, free = Hint("q", None, ("a",), "message"), Hint("q", "g", ("a",), ended=("lease",))
     one.peers.tell([arrival, free])
-    one.peers.tell_keys(KeyNews((("user", 1), ("user", True))))
-    one.peers.tell_keys(KeyNews((("user", 1), ("user", "1"))))
+    one.peers.tell_keys(KeyNotification((("user", 1), ("user", True))))
+    one.peers.tell_keys(KeyNotification((("user", 1), ("user", "1"))))
     async with asyncio.timeout(SECONDS):
         assert (await other.keys.get()).keys == (("user", 1), ("user", True), ("user", "1"))
     assert [await other.next(), await other.next()] == [arrival, free]

@@ -42,7 +42,7 @@ class ListedGroup(Answer):
     """Accurate to the hour."""
 
 
-class LaggingTrack(Answer, rename=None):
+class LaggingPosition(Answer, rename=None):
     """A partition in which a consumer group lags."""
 
     consumer_group: str
@@ -58,7 +58,7 @@ class LaggingTrack(Answer, rename=None):
     last_consumed_at: datetime | None
 
 
-class ShownTrack(Answer):
+class ShownPosition(Answer):
     """The position of a consumer group in a partition."""
 
     partition: str
@@ -77,10 +77,10 @@ class ShownTrack(Answer):
     lease_active: bool
 
 
-class ShownTracks(Answer):
+class ShownPositions(Answer):
     """The positions of a consumer group in a queue."""
 
-    partitions: tuple[ShownTrack, ...]
+    partitions: tuple[ShownPosition, ...]
 
 
 class DeletedGroup(Success, omit_defaults=True):

@@ -11,7 +11,7 @@ from hark.api.types.base import Answer, Body, Pagination
 from hark.model import GroupMode, Reason
 
 
-class HeldLease(Answer):
+class ActiveLease(Answer):
     """The messages that an active lease holds in one partition."""
 
     lease_id: str | None
@@ -32,7 +32,7 @@ class HeldLease(Answer):
 class LeasePage(Answer):
     """A page of leases, the oldest first."""
 
-    items: tuple[HeldLease, ...] = msgspec.field(name="leases")
+    items: tuple[ActiveLease, ...] = msgspec.field(name="leases")
     total: int
     pagination: Pagination
 

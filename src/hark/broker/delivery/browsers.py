@@ -48,7 +48,7 @@ class Browser:
 
     async def open(self) -> None:
         """Find its places. What comes after this call began is not missed."""
-        for position in await self._browsers.engine.positions(self.queue, self.start, self.partition):
+        for position in await self._browsers.engine.offsets(self.queue, self.start, self.partition):
             self._next[position.partition] = position.offset
         if self.start != "tail":
             self._unread |= dict.fromkeys(self._next)
@@ -134,13 +134,13 @@ class Browser:
         """Check whether the queue was deleted and created again, after a hint for messages that do not exist."""
         if answer.messages or answer.more:
             return False
-        tails = await self._browsers.engine.positions(self.queue, "tail", partition)
+        tails = await self._browsers.engine.offsets(self.queue, "tail", partition)
         return bool(tails) and tails[0].offset < answer.next_offset
 
     async def catch_up(self, since: int | None) -> bool:
         """Ask the store what came without a word since a time or (None) ever; whether something did."""
         found = False
-        tails = await self._browsers.engine.positions(self.queue, "tail", self.partition, since)
+        tails = await self._browsers.engine.offsets(self.queue, "tail", self.partition, since)
         for position in tails:
             if position.offset != self._next.get(position.partition, 1):
                 self._unread[position.partition] = None

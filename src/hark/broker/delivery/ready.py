@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 
 from hark.broker.delivery.consumers import Work
-from hark.model import News
+from hark.model import HintKind
 
 Piece = tuple[str, str]
 """A queue and a partition of it."""
@@ -180,7 +180,7 @@ class Believed:
         self._mark += 1
         return self._mark - 1
 
-    def hear(self, pieces: Iterable[Piece], news: News) -> bool:
+    def hear(self, pieces: Iterable[Piece], news: HintKind) -> bool:
         """Note that these pieces may be ready. False: there are too many to remember; all lanes must look."""
         known = self._pieces
         if len(known) > MOST_PIECES:

@@ -268,7 +268,7 @@ class Subscription:
     def _is_expecting(self, consumer: Consumer) -> bool:
         return consumer in self._pulled or (self.is_told(consumer) and not self._delivery.suspended)
 
-    # News --------------------------------------------------------------------------------------------------
+    # HintKind --------------------------------------------------------------------------------------------------
 
     def hear(self, hint: Hint, source: Source) -> None:
         """Partitions of a queue may be ready."""

@@ -26,7 +26,7 @@ from hark.model import (
     MessageFilter,
     MessageState,
     MessageView,
-    Position,
+    PartitionOffset,
     Read,
     ReadResult,
     StoredMessage,
@@ -64,7 +64,7 @@ from (
     select partition, offset from messages indexed by messages_delayed
     where deliver_at is not null and deliver_at > :now
     union select partition, offset from retries where due > :now
-    union select partition, offset from exceptions where available_at > :now) as late
+    union select partition, offset from outstanding where available_at > :now) as late
 cross join messages as message on message.partition = late.partition and message.offset = late.offset
 {_PLACE}
 """
@@ -101,14 +101,14 @@ _CONDITIONS = {
 _STATES = {
     "pending": """
 (not exists (select 1 from groups where groups.queue = queues.name)
- or exists (select 1 from groups left join tracks on tracks.grp = groups.id and tracks.partition = place.id
-            where groups.queue = queues.name and message.offset > ifnull(tracks.cursor, 0)))
+ or exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = place.id
+            where groups.queue = queues.name and message.offset > ifnull(positions.cursor, 0)))
 """,
     "completed": """
-not exists (select 1 from groups left join tracks on tracks.grp = groups.id and tracks.partition = place.id
+not exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = place.id
             where groups.queue = queues.name and (message.owner is null or message.owner = groups.id)
-              and iif(tracks.cursor is null, groups.since is null,
-                  groups.mode = 'ordered' and message.offset > tracks.cursor
+              and iif(positions.cursor is null, groups.since is null,
+                  groups.mode = 'ordered' and message.offset > positions.cursor
                   and not exists (select 1 from ranges where ranges.grp = groups.id and ranges.partition = place.id
                                   and message.offset between ranges.first and ranges.last)))
 """,
@@ -118,37 +118,38 @@ not exists (select 1 from groups left join tracks on tracks.grp = groups.id and 
 _EDGES = {
     "pending": f"""iif(
     not exists (select 1 from groups where groups.queue = queues.name)
-    or exists (select 1 from holes where holes.partition = place.id and holes.owner != 0)
+    or exists (select 1 from gaps where gaps.partition = place.id and gaps.owner != 0)
     or exists (
-        select 1 from groups left join tracks as track on track.grp = groups.id and track.partition = place.id
+        select 1 from groups
+        left join positions as position on position.grp = groups.id and position.partition = place.id
         where groups.queue = queues.name and case
-            when track.cursor is null
+            when position.cursor is null
             then groups.since is null or place.id > groups.highest_partition or {LAST_CREATED} > groups.since
-            when groups.mode = 'ordered' then track.cursor < place.last
-                or exists (select 1 from fronts where fronts.grp = groups.id and fronts.partition = place.id)
+            when groups.mode = 'ordered' then position.cursor < place.last
+                or exists (select 1 from requeued where requeued.grp = groups.id and requeued.partition = place.id)
             else {HAS_LANES.format(partition="place.id")}
-                or exists (select 1 from exceptions
-                    where exceptions.grp = groups.id and exceptions.partition = place.id)
-                or place.last > max(track.cursor, ifnull((select cursor from lanes
+                or exists (select 1 from outstanding
+                    where outstanding.grp = groups.id and outstanding.partition = place.id)
+                or place.last > max(position.cursor, ifnull((select cursor from lanes
                     where lanes.grp = groups.id and lanes.partition = place.id and lanes.priority = 0), 0)) end),
     place.last, 0)""",
     "completed": """iif(
-    exists (select 1 from holes where holes.partition = place.id and holes.owner != 0), place.last, (
+    exists (select 1 from gaps where gaps.partition = place.id and gaps.owner != 0), place.last, (
     select min(case
-        when track.cursor is null and (groups.since is null or place.id > groups.highest_partition
+        when position.cursor is null and (groups.since is null or place.id > groups.highest_partition
             or place.created_at > groups.since) then 0
-        when track.cursor is null or groups.mode = 'shared' then place.last
-        else max(track.cursor, ifnull((select ranges.last from ranges
+        when position.cursor is null or groups.mode = 'shared' then place.last
+        else max(position.cursor, ifnull((select ranges.last from ranges
             where ranges.grp = groups.id and ranges.partition = place.id order by ranges.first desc limit 1), 0)) end)
-    from groups left join tracks as track on track.grp = groups.id and track.partition = place.id
+    from groups left join positions as position on position.grp = groups.id and position.partition = place.id
     where groups.queue = queues.name))""",
 }
 # A group that has not been in a partition has completed there what is not newer than its start, and nothing else.
 _STARTS = """ifnull((
     select min(groups.since)
-    from groups left join tracks as track on track.grp = groups.id and track.partition = place.id
-    where groups.queue = queues.name and track.cursor is null and place.id <= groups.highest_partition
-      and not exists (select 1 from holes where holes.partition = place.id and holes.owner != 0)),
+    from groups left join positions as position on position.grp = groups.id and position.partition = place.id
+    where groups.queue = queues.name and position.cursor is null and place.id <= groups.highest_partition
+      and not exists (select 1 from gaps where gaps.partition = place.id and gaps.owner != 0)),
     9223372036854775807)"""
 _ENDS = f"""
 with place as materialized (
@@ -262,9 +263,9 @@ join queues on queues.id = place.queue
 where message.offset > place.floor
 """
 _GROUPS = """
-select groups.id, groups.name, groups.since, groups.highest_partition, track.cursor,
+select groups.id, groups.name, groups.since, groups.highest_partition, position.cursor,
     exists (select 1 from ranges where grp = groups.id and ranges.partition = ?2 and ?3 between first and last),
-    exists (select 1 from fronts where grp = groups.id and fronts.partition = ?2 and fronts.offset = ?3),
+    exists (select 1 from requeued where grp = groups.id and requeued.partition = ?2 and requeued.offset = ?3),
     (select json_array(attempts, error, due) from retries
         where grp = groups.id and retries.partition = ?2 and retries.offset = ?3),
     (select json_array(attempts, error, 0) from dead_letters
@@ -272,10 +273,10 @@ select groups.id, groups.name, groups.since, groups.highest_partition, track.cur
     groups.mode = 'shared' and (?6 is not null or exists (select 1 from lanes
         where lanes.grp = groups.id and lanes.partition = ?2 and lanes.priority = ?4
           and iif(?5 is null, lanes.cursor >= ?3, (lanes.due, lanes.due_offset) >= (?5, ?3)))),
-    (select json_array(attempts, error, available_at) from exceptions
-        where grp = groups.id and exceptions.partition = ?2 and exceptions.offset = ?3)
+    (select json_array(attempts, error, available_at) from outstanding
+        where grp = groups.id and outstanding.partition = ?2 and outstanding.offset = ?3)
 from groups
-left join tracks as track on track.grp = groups.id and track.partition = ?2
+left join positions as position on position.grp = groups.id and position.partition = ?2
 where groups.queue = ?1
 order by groups.name
 """
@@ -367,7 +368,7 @@ class Browser:
 
     def _groups(self, queue: str, message: Stored, created_at: int) -> Iterator[GroupView]:
         partition, offset, _, deliver_at, owner = message
-        for group_id, name, since, highest, cursor, in_range, in_front, retry, dead, passed, exception in rows_of(
+        for group_id, name, since, highest, cursor, in_range, is_requeued, retry, dead, passed, exception in rows_of(
             self._connection, _GROUPS, queue, *message
         ):
             if owner not in (None, group_id):
@@ -375,7 +376,7 @@ class Browser:
             expires_at = self._leases.expiry_of(group_id, partition, offset)
             before_start = cursor is None and since is not None and partition <= highest and created_at <= since
             done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
-            settled = done and not in_front and exception is None
+            settled = done and not is_requeued and exception is None
             attempts, error, due = msgspec.json.decode(dead or retry or exception or b"[0,null,0]")
             due = max(due, deliver_at or 0)
             state: MessageState = "pending"
@@ -662,7 +663,7 @@ def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> StoredMessage:
     )
 
 
-def positions(connection: apsw.Connection, queue: str, start: BrowseFrom, partition: str | None) -> list[Position]:
+def offsets(connection: apsw.Connection, queue: str, start: BrowseFrom, partition: str | None) -> list[PartitionOffset]:
     """Where a browser starts in the partitions of a queue, or in one of them."""
     places = _PLACES if partition is None else f"{_PLACES} and place.name = :partition"
     if start == "head":
@@ -672,4 +673,4 @@ def positions(connection: apsw.Connection, queue: str, start: BrowseFrom, partit
     else:
         sql = _AFTER_TIME.format(places=places)
     rows = connection.execute(sql, {"queue": queue, "partition": partition, "time": start})
-    return [Position(str(name), int(str(offset))) for name, offset in rows]
+    return [PartitionOffset(str(name), int(str(offset))) for name, offset in rows]

@@ -14,7 +14,7 @@ from hark.engine.api import KeyListener, Listener
 from hark.engine.core.state import State
 from hark.engine.core.transaction import WriteTransaction
 from hark.errors import DiskFull, EngineFailure, HarkError
-from hark.model import Expired, Hint, KeyNews, PopRequest, PopResult
+from hark.model import Expired, Hint, KeyNotification, PopRequest, PopResult
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ class Outbox:
         self._listener = listener
         self._key_listener = key_listener
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Sequence[Call], Sequence[Hint], KeyNews | None]] = deque()
+        self._waiting: deque[tuple[Sequence[Call], Sequence[Hint], KeyNotification | None]] = deque()
 
-    def post(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNews | None = None) -> None:
+    def post(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNotification | None = None) -> None:
         """Put in answers and hints; by who holds the state, so that no answer is older than a hint before it."""
         if answers or hints or keys is not None:
             self._waiting.append((answers, hints, keys))

@@ -16,10 +16,10 @@ from hark.engine.core.groups import Contact
 from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, SharedFetch
 from hark.engine.core.loader import Loader
 from hark.engine.core.notifications import tell_left
-from hark.engine.core.ordered import Track
-from hark.engine.core.position import AnyTrack, Lease
+from hark.engine.core.ordered import OrderedPosition
+from hark.engine.core.position import Lease, Position
 from hark.engine.core.rows import SELECT_MESSAGES, decode_messages
-from hark.engine.core.shared import Entry, SharedTrack
+from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Allowance, Group, Queue, State
 from hark.engine.core.store import scalar
@@ -41,9 +41,9 @@ class Claimer:
         self._state = state
         self._now = now
         self._loader = Loader(connection, state)
-        self._reserved: set[AnyTrack] = set()
-        self._taken: set[AnyTrack] = set()
-        self._picked: list[tuple[SharedTrack, Entry]] = []
+        self._reserved: set[Position] = set()
+        self._taken: set[Position] = set()
+        self._picked: list[tuple[SharedPosition, Entry]] = []
         self._allowance = Allowance(now)
         self._round_left = 0
         """Messages that may still be read in this round."""
@@ -131,7 +131,7 @@ class Claimer:
 
     def tell_rest(self, hints: HintBook) -> None:
         """Tell others of what this call made ready and did not take."""
-        tracks = dict.fromkeys(track for track, _ in self._picked)
+        positions = dict.fromkeys(position for position, _ in self._picked)
         for group, found in self._found.items():
             if found is None:
                 if group.next_ready() is not None:
@@ -139,16 +139,16 @@ class Claimer:
                 continue
             left = []
             for one in found & group.ready.keys():
-                track = group.tracks.get(one)
-                if isinstance(track, SharedTrack):
-                    track.fell_due = True
-                    tracks[track] = None
+                position = group.positions.get(one)
+                if isinstance(position, SharedPosition):
+                    position.fell_due = True
+                    positions[position] = None
                 else:
                     left.append(self._state.partitions[one].name)
             if left:
                 hints.add(group.queue_name, group.name, left)
         self._found.clear()
-        for shared in tracks:
+        for shared in positions:
             tell_left(hints, shared, self._now)
         self._picked.clear()
 
@@ -176,7 +176,7 @@ class Claimer:
                 fetches = [fetch for job in active for fetch in self._plan(job)]
                 self._read(fetches)
                 for fetch in fetches:
-                    self._allowance.spend(fetch.queue, fetch.track.group, self.hand_out.accept(fetch))
+                    self._allowance.spend(fetch.queue, fetch.position.group, self.hand_out.accept(fetch))
                 self._allowance.release()
                 self._reserved.clear()
                 active = [job for job in active if not job.done]
@@ -192,13 +192,13 @@ class Claimer:
             if entry.offset in shared.entries:
                 shared.let_go(entry)
                 shared.add(entry)
-        for track in self._taken:
-            if isinstance(track, Track) and track.lease in leases:
-                track.lease = None
-                for transaction_id in [key for key, held in track.held.items() if held[1] in leases]:
-                    del track.held[transaction_id]
-            if track.group.refresh(track, self._now):
-                self._note_found(track.group, [track.partition.id])
+        for position in self._taken:
+            if isinstance(position, OrderedPosition) and position.lease in leases:
+                position.lease = None
+                for transaction_id in [key for key, held in position.held.items() if held[1] in leases]:
+                    del position.held[transaction_id]
+            if position.group.refresh(position, self._now):
+                self._note_found(position.group, [position.partition.id])
         self._taken.clear()
         self._reserved.clear()
 
@@ -209,7 +209,7 @@ class Claimer:
                 self.settled_at_once[job.lease.id] = job.lease
             else:
                 self._state.add_lease(job.lease)
-            return PopResult(job.messages, job.lease.id, job.tracks, expires_at=job.lease.expires_at)
+            return PopResult(job.messages, job.lease.id, job.positions, expires_at=job.lease.expires_at)
         if job.met_dirty:
             return None
         for queue, group in job.groups:
@@ -226,7 +226,7 @@ class Claimer:
     def _plan(self, job: Job) -> list[Fetch]:
         request = job.request
         need = request.batch - len(job.messages)
-        room = (1 if request.partition is not None else request.partitions) - job.tracks
+        room = (1 if request.partition is not None else request.partitions) - job.positions
         fetches: list[Fetch] = []
         while need > 0 and room > 0 and job.bytes < job.max_bytes:
             if self._must_wait(job):
@@ -241,14 +241,14 @@ class Claimer:
                 continue
             fetches.append(fetch)
             need -= fetch.planned
-            room -= not job.holds(fetch.track)
+            room -= not job.holds(fetch.position)
         while not fetches and need > 0 and job.more and job.bytes < job.max_bytes:
-            # What other tracks promised was not there, but the ones that it has go on.
+            # What other positions promised was not there, but the ones that it has go on.
             if self._must_wait(job):
                 return []
-            queue, track, after = job.more.pop()
-            if not self._is_closed(job, queue, track.group):
-                fetch = self._fetch(job, queue, track, need, after)
+            queue, position, after = job.more.pop()
+            if not self._is_closed(job, queue, position.group):
+                fetch = self._fetch(job, queue, position, need, after)
                 fetches += [] if fetch is None else [fetch]
         job.done = not fetches
         return fetches
@@ -257,49 +257,51 @@ class Claimer:
         """Whether enough is being read, or what is left for a job depends on what others get of it."""
         return self._round_left <= 0 or any(self._allowance.is_unsure(*pair) for pair in job.groups)
 
-    def _fetch(self, job: Job, queue: Queue, track: AnyTrack, need: int, after: int = 0) -> Fetch | None:
-        """What a job may get of a track that it has taken, bounded by what its group may still take."""
-        room = self._allowance.room(queue, track.group, auto_ack=job.request.auto_ack).left
+    def _fetch(self, job: Job, queue: Queue, position: Position, need: int, after: int = 0) -> Fetch | None:
+        """What a job may get of a position that it has taken, bounded by what its group may still take."""
+        room = self._allowance.room(queue, position.group, auto_ack=job.request.auto_ack).left
         if room < need:
-            self._note_blocked(queue, track.group)
+            self._note_blocked(queue, position.group)
         need = min(need, room)
         fetch: Fetch | None = None
-        if isinstance(track, SharedTrack):
-            fetch = self._pick(job, queue, track, min(need, self._round_left))
-        elif isinstance(track, Track):
-            intervals, planned = track.intervals(min(need * job.look, self._round_left), after)
+        if isinstance(position, SharedPosition):
+            fetch = self._pick(job, queue, position, min(need, self._round_left))
+        elif isinstance(position, OrderedPosition):
+            intervals, planned = position.intervals(min(need * job.look, self._round_left), after)
             if intervals:
-                self._reserved.add(track)
-                fetch = OrderedFetch(job, queue, track, intervals, min(need, planned))
+                self._reserved.add(position)
+                fetch = OrderedFetch(job, queue, position, intervals, min(need, planned))
                 fetch.planned = planned
         if fetch is not None:
-            self._allowance.reserve(queue, track.group, fetch.room, exact=isinstance(fetch, SharedFetch))
+            self._allowance.reserve(queue, position.group, fetch.room, exact=isinstance(fetch, SharedFetch))
             self._round_left -= fetch.planned
         return fetch
 
-    def _pick(self, job: Job, queue: Queue, track: SharedTrack, need: int) -> SharedFetch | None:
-        group, partition = track.group, track.partition
+    def _pick(self, job: Job, queue: Queue, position: SharedPosition, need: int) -> SharedFetch | None:
+        group, partition = position.group, position.partition
         group.ready.pop(partition.id, None)
-        due = None if job.holds(track) else self.picker.window_due(track)
+        due = None if job.holds(position) else self.picker.window_due(position)
         if due is not None:
             job.reason = "window_buffer"
             group.wake_at(partition.id, due, "window_buffer")
             return None
-        entries = self.picker.pick(track, need)
-        clear = self.picker.look(track)
+        entries = self.picker.pick(position, need)
+        clear = self.picker.look(position)
         if not entries:
             if clear:
-                group.refresh(track, self._now)
-                job.reason = "waiting" if partition.id in group.waking else "lease_held" if track.held else job.reason
+                group.refresh(position, self._now)
+                job.reason = (
+                    "waiting" if partition.id in group.waking else "lease_held" if position.held else job.reason
+                )
             job.met_dirty = job.met_dirty or not clear  # Ready again when what is in the way is published.
             return None
-        track.served = self._state.next_turn()
-        group.refresh(track, self._now)
-        self._picked += [(track, entry) for entry in entries]
-        return SharedFetch(job, queue, track, entries)
+        position.served = self._state.next_turn()
+        group.refresh(position, self._now)
+        self._picked += [(position, entry) for entry in entries]
+        return SharedFetch(job, queue, position, entries)
 
-    def _take(self, job: Job) -> tuple[Queue, AnyTrack] | None:
-        """The next track for a job: highest queue priority, then message priority, then served longest ago (rule 9).
+    def _take(self, job: Job) -> tuple[Queue, Position] | None:
+        """The next position for a job: highest queue priority, then message priority, then served longest ago (rule 9).
 
         The priorities of queues compete only within a namespace (rule 27).
         """
@@ -320,14 +322,14 @@ class Claimer:
                 return None
             _, queue, group = min(best.values(), key=lambda one: one[0][1:])
             partition_id = group.take_ready()
-            track = self._track(group, partition_id)
-            if track is not None and self._may_take(job, track):
-                return queue, track
+            position = self._position(group, partition_id)
+            if position is not None and self._may_take(job, position):
+                return queue, position
 
-    def _take_named(self, job: Job) -> tuple[Queue, AnyTrack] | None:
+    def _take_named(self, job: Job) -> tuple[Queue, Position] | None:
         name = job.request.partition
         assert name is not None
-        if job.tracks or not job.groups:
+        if job.positions or not job.groups:
             if not job.groups:
                 job.reason = "partition_not_found"
             return None
@@ -343,11 +345,15 @@ class Claimer:
         if partition.id in group.waking:
             job.reason = group.waking[partition.id][1]
             return None
-        track = self._track(group, partition.id)
-        if track is None or not self._may_take(job, track) or (isinstance(track, Track) and not track.has_work):
+        position = self._position(group, partition.id)
+        if (
+            position is None
+            or not self._may_take(job, position)
+            or (isinstance(position, OrderedPosition) and not position.has_work)
+        ):
             return None
         group.ready.pop(partition.id, None)
-        return queue, track
+        return queue, position
 
     def _is_closed(self, job: Job, queue: Queue, group: Group) -> bool:
         if queue.info.paused or group.paused:
@@ -367,23 +373,23 @@ class Claimer:
         for bounds in (queue.bounds, group.bounds):
             bounds.blocked = bool(bounds.limits.max_in_flight)
 
-    def _may_take(self, job: Job, track: AnyTrack) -> bool:
-        self._taken.add(track)
-        if track.draft is not None and track.draft.blocks:
+    def _may_take(self, job: Job, position: Position) -> bool:
+        self._taken.add(position)
+        if position.draft is not None and position.draft.blocks:
             job.met_dirty = True  # Ready again, if it still is, when its transaction is published.
             return False
-        if isinstance(track, Track) and (track.lease is not None or track in self._reserved):
+        if isinstance(position, OrderedPosition) and (position.lease is not None or position in self._reserved):
             job.reason = "lease_held"
             return False
         return True
 
-    def _track(self, group: Group, partition_id: int) -> AnyTrack | None:
-        track = group.tracks.get(partition_id)
-        if track is None:
-            ahead = [near for *_, near in group.ready_heap[:_LOAD_AHEAD] if near not in group.tracks]
-            self._loader.tracks(group, [partition_id, *(near for near in ahead if near != partition_id)])
-            track = group.tracks.get(partition_id)
-        return track
+    def _position(self, group: Group, partition_id: int) -> Position | None:
+        position = group.positions.get(partition_id)
+        if position is None:
+            ahead = [near for *_, near in group.ready_heap[:_LOAD_AHEAD] if near not in group.positions]
+            self._loader.positions(group, [partition_id, *(near for near in ahead if near != partition_id)])
+            position = group.positions.get(partition_id)
+        return position
 
     def _read(self, fetches: list[Fetch]) -> None:
         """The messages of all fetches, in one step of SQLite."""
@@ -392,7 +398,7 @@ class Claimer:
         for fetch in fetches:
             for first, last in fetch.intervals:
                 owners.append(fetch)
-                wanted.append((fetch.track.partition.id, first, last))
+                wanted.append((fetch.position.partition.id, first, last))
         if not wanted:
             return
         text = scalar(self._connection, SELECT_MESSAGES, _encode(wanted).decode())

@@ -16,10 +16,10 @@ import apsw
 import msgspec
 
 from hark.clock import SECOND
-from hark.engine.core.browse import positions
+from hark.engine.core.browse import offsets
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.position import Stored
-from hark.engine.core.queues import leave_hole, settle_removed
+from hark.engine.core.queues import leave_gap, settle_removed
 from hark.engine.core.rows import extra_of
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import for_each, rows_of, run, scalar
@@ -56,7 +56,7 @@ select {COLUMNS} from messages indexed by messages_delayed where partition = ?1 
 and priority = ?4 and deliver_at is not null and (deliver_at, offset) {{}} (?5, ?6)
 """
 _PASSED, _AHEAD = _DELAYED.format("<="), _DELAYED.format(">")
-_OWNED = f"{BETWEEN} and offset in (select first from holes where partition = ?1 and first > ?2 and owner != 0)"
+_OWNED = f"{BETWEEN} and offset in (select first from gaps where partition = ?1 and first > ?2 and owner != 0)"
 _EXCEPTED = f"{BETWEEN} and offset in (select offset from {{}} where grp = ?4 and partition = ?1)"
 _LEVELS = range(10)
 
@@ -116,10 +116,10 @@ class Group(NamedTuple):
 
     def cursor(self, connection: apsw.Connection, place: Place) -> int:
         """Up to where the group is done with a partition; where it has not been yet, where it will start."""
-        sql = "select cursor from tracks where grp = ?1 and partition = ?2"
+        sql = "select cursor from positions where grp = ?1 and partition = ?2"
         cursor: int | None = scalar(connection, sql, self.id, place.id)
         if cursor is None and self.since is not None and place.id <= self.highest_partition:
-            cursor = positions(connection, place.queue, self.since, place.name)[0].offset - 1
+            cursor = offsets(connection, place.queue, self.since, place.name)[0].offset - 1
         return max(place.floor, cursor or 0)
 
 
@@ -178,7 +178,9 @@ class Standing:
         )
 
     def _is_excepted(self, offset: int) -> bool:
-        tables = chain((("fronts", one) for one in self._ordered), (("exceptions", one.group) for one in self._shared))
+        tables = chain(
+            (("requeued", one) for one in self._ordered), (("outstanding", one.group) for one in self._shared)
+        )
         sql = "select 1 from {} where grp = ?1 and partition = ?2 and offset = ?3"
         return any(
             scalar(self._connection, sql.format(table), group, self._place.id, offset) for table, group in tables
@@ -212,9 +214,9 @@ class Standing:
         first = int(min(last, self._slowest, *(one.plain(0) for one in self._shared), last))
         yield from self._rows(BETWEEN, first, last)
         for group in self._ordered:
-            yield from self._rows(_EXCEPTED.format("fronts"), floor, first, group)
+            yield from self._rows(_EXCEPTED.format("requeued"), floor, first, group)
         for one in self._shared:
-            yield from self._rows(_EXCEPTED.format("exceptions"), floor, first, one.group)
+            yield from self._rows(_EXCEPTED.format("outstanding"), floor, first, one.group)
             for level in _LEVELS:
                 yield from self._rows(_PRIORITY, one.plain(level), first, level)
                 yield from self._rows(_AHEAD, one.base, first, level, *one.delayed(level))
@@ -224,18 +226,18 @@ class Standing:
             yield from self._connection.execute(sql, (self._place.id, after, last, *values))
 
 
-class Position(NamedTuple):
+class SearchPosition(NamedTuple):
     """Where a search goes on: the number of a queue and the name of a partition."""
 
     queue: int
     partition: str
 
-    def step(self) -> Position:
+    def step(self) -> SearchPosition:
         """The next one."""
-        return Position(self.queue, self.partition + "\0")
+        return SearchPosition(self.queue, self.partition + "\0")
 
 
-START = Position(0, "")
+START = SearchPosition(0, "")
 
 
 class Overdue(NamedTuple):
@@ -245,7 +247,7 @@ class Overdue(NamedTuple):
     """By their `seq`."""
     more: bool
     """It ended at the limit."""
-    position: Position
+    position: SearchPosition
     """Where it ended."""
     swept: int | None
     """The flag `sweep`, if the search has found the rest of what was purged."""
@@ -268,7 +270,7 @@ class Search:
         self._active_since = active_since
         self._found: dict[int, None] = {}
 
-    def run(self, start: Position) -> Overdue:
+    def run(self, start: SearchPosition) -> Overdue:
         """Look from a position on."""
         swept = None
         if start == START:
@@ -283,7 +285,7 @@ class Search:
             rules = Rules.of(decode_options(options), self._completed_seconds)
             stopped = self._search_queue(queue_id, name, rules, start.partition if queue_id == start.queue else "")
             if stopped is not None:
-                return Overdue(list(self._found), True, Position(queue_id, stopped), swept)
+                return Overdue(list(self._found), True, SearchPosition(queue_id, stopped), swept)
         return Overdue(list(self._found), False, START, swept)
 
     def _search_queue(self, queue_id: int, queue: str, rules: Rules, after: str) -> str | None:
@@ -306,7 +308,7 @@ class Search:
         for limit, rows in ways:
             if limit == inf:
                 continue
-            last = positions(self._connection, place.queue, self._now - int(limit), place.name)[0].offset - 1
+            last = offsets(self._connection, place.queue, self._now - int(limit), place.name)[0].offset - 1
             for seq, created_at, text, *rest in rows(last):
                 message, age = Stored(*rest), self._now - created_at
                 if not self._is_held(message) and (
@@ -358,24 +360,26 @@ class Keeper:
         cursors = [(one.cursor(connection, place), one.active) for one in ordered]
         self._slowest_active = min((cursor for cursor, active in cursors if active), default=None)
         self._fastest = max((cursor for cursor, _ in cursors), default=0)
-        fronts = rows_of(connection, f"select offset from fronts where {_OF_GROUPS}", queue.name, partition.id)
-        self._fronts = {offset for (offset,) in fronts}
+        requeued = rows_of(connection, f"select offset from requeued where {_OF_GROUPS}", queue.name, partition.id)
+        self._requeued = {offset for (offset,) in requeued}
         shared = [group for group in queue.groups.values() if group.mode == "shared"]
-        tracks = [(group, transaction.loader.track(group, partition.id)) for group in shared]
-        self._shared = [(track, group.last_seen >= policy.active_since) for group, track in tracks if track is not None]
+        positions = [(group, transaction.loader.position(group, partition.id)) for group in shared]
+        self._shared = [
+            (position, group.last_seen >= policy.active_since) for group, position in positions if position is not None
+        ]
 
     def is_settled(self, message: Stored) -> bool:
         """Whether every group that still counts is done with a message."""
-        active = [track for track, active in self._shared if active]
+        active = [position for position, active in self._shared if active]
         if self._slowest_active is None:
-            return bool(active) and all(track.is_settled(message) for track in active)
-        if message.offset > self._slowest_active or message.offset in self._fronts:
+            return bool(active) and all(position.is_settled(message) for position in active)
+        if message.offset > self._slowest_active or message.offset in self._requeued:
             return False
-        return all(track.is_settled(message) for track in active)
+        return all(position.is_settled(message) for position in active)
 
     def was_passed(self, message: Stored) -> bool:
         """Whether some group has been at a message, or behind it."""
-        return message.offset <= self._fastest or any(track.is_settled(message) for track, _ in self._shared)
+        return message.offset <= self._fastest or any(position.is_settled(message) for position, _ in self._shared)
 
 
 class Collector:
@@ -497,17 +501,17 @@ def _raise_floor(transaction: WriteTransaction, partition_id: int, removed: list
         partition.tail,
         partition_id,
     )
-    for table in ("retries", "fronts"):
+    for table in ("retries", "requeued"):
         sql = f"delete from {table} where {_OF_GROUPS} and offset <= ?3"
         run(connection, sql, partition.queue.name, partition_id, floor)
-    run(connection, "delete from holes where partition = ?1 and last <= ?2", partition_id, floor)
+    run(connection, "delete from gaps where partition = ?1 and last <= ?2", partition_id, floor)
     partition.floor = floor
     transaction.note_removal(partition)
     for offset in removed:
         if offset > floor:
-            leave_hole(transaction, partition, offset)
+            leave_gap(transaction, partition, offset)
         else:
-            _settle_exceptions(transaction, partition, offset)
+            _settle_outstanding(transaction, partition, offset)
     transaction.on_commit(lambda: _look_behind(transaction, partition))
 
 
@@ -517,19 +521,19 @@ def _finish_sweep(transaction: WriteTransaction, swept: int) -> None:
         select id from partitions
         where queue = 0 and not exists (select 1 from messages where messages.partition = partitions.id)
     """
-    for table in ("tracks", "ranges", "retries", "fronts", "lanes", "exceptions", "holes"):
+    for table in ("positions", "ranges", "retries", "requeued", "lanes", "outstanding", "gaps"):
         run(connection, f"delete from {table} where partition in ({gone})")
     run(connection, f"delete from partitions where id in ({gone})")
     # Unless another one was wanted meanwhile.
     run(connection, "delete from meta where key = 'sweep' and value = ?1", swept)
 
 
-def _settle_exceptions(transaction: WriteTransaction, partition: Partition, offset: int) -> None:
-    """What is below the floor counts as settled by itself, but for exceptions of shared groups."""
+def _settle_outstanding(transaction: WriteTransaction, partition: Partition, offset: int) -> None:
+    """What is below the floor counts as settled by itself, but for outstanding of shared groups."""
     for group in partition.queue.groups.values():
-        track = transaction.loader.track(group, partition.id) if group.mode == "shared" else None
-        if track is not None and track.keeps(offset):
-            settle_removed(transaction, track, offset)
+        position = transaction.loader.position(group, partition.id) if group.mode == "shared" else None
+        if position is not None and position.keeps(offset):
+            settle_removed(transaction, position, offset)
 
 
 def _look_behind(transaction: WriteTransaction, partition: Partition) -> None:

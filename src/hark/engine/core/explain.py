@@ -10,10 +10,10 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core.loader import Loader
-from hark.engine.core.ordered import Track
-from hark.engine.core.position import AnyTrack, Lease, Retry, Stored
+from hark.engine.core.ordered import OrderedPosition
+from hark.engine.core.position import Lease, Position, Retry, Stored
 from hark.engine.core.rows import Extra, extra_of
-from hark.engine.core.shared import NEVER, SharedDraft, SharedTrack
+from hark.engine.core.shared import NEVER, SharedDraft, SharedPosition
 from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Group, Partition, State, reached_limit
 from hark.engine.core.store import rows_of
@@ -25,8 +25,8 @@ from hark.model import (
     Facts,
     GroupFacts,
     Held,
-    HeldPart,
     LeaseFilter,
+    LeasePart,
     Leases,
     MessageFacts,
     Renewal,
@@ -48,12 +48,12 @@ class LeaseView:
         self._by_group: dict[int, int] = {}
         self._messages_by_group: dict[int, int] = {}
         for lease in state.leases.values():
-            for track in lease.parts:
-                place = (track.group.id, track.partition.id)
-                offsets = track.live_offsets(lease)
+            for position in lease.parts:
+                place = (position.group.id, position.partition.id)
+                offsets = position.live_offsets(lease)
                 if not offsets:
                     continue
-                if track.group.mode == "ordered":
+                if position.group.mode == "ordered":
                     self._leases[place] = (lease.id, lease.expires_at)
                 self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
                 self._messages_by_group[place[0]] = self._messages_by_group.get(place[0], 0) + len(offsets)
@@ -87,28 +87,28 @@ class LeaseView:
 def page(state: State, where: LeaseFilter) -> Leases:
     """A page of what live leases hold, oldest first."""
     found = [
-        (lease, track)
+        (lease, position)
         for lease in state.leases.values()
-        for track in lease.parts
-        if where.queue in (None, track.group.queue_name)
-        and where.group in (None, track.group.name)
-        and where.partition in (None, track.partition.name)
-        and track.is_kept_by(lease)
+        for position in lease.parts
+        if where.queue in (None, position.group.queue_name)
+        and where.group in (None, position.group.name)
+        and where.partition in (None, position.partition.name)
+        and position.is_kept_by(lease)
     ]
     found.sort(key=lambda pair: (pair[0].since, pair[0].id))
     shown = found[where.offset : where.offset + where.limit]
-    return Leases([_held_part(state, lease, track) for lease, track in shown], len(found))
+    return Leases([_held_part(state, lease, position) for lease, position in shown], len(found))
 
 
-def _held_part(state: State, lease: Lease, track: AnyTrack) -> HeldPart:
-    offsets, partition = track.live_offsets(lease), track.partition
-    return HeldPart(
+def _held_part(state: State, lease: Lease, position: Position) -> LeasePart:
+    offsets, partition = position.live_offsets(lease), position.partition
+    return LeasePart(
         lease_id=lease.id,
-        queue=track.group.queue_name,
+        queue=position.group.queue_name,
         partition=partition.name,
         partition_id=partition.uid,
-        group=track.group.name,
-        mode=track.group.mode,
+        group=position.group.name,
+        mode=position.group.mode,
         consumer=lease.consumer,
         since=lease.since or None,
         until=lease.expires_at,
@@ -276,8 +276,8 @@ class Explainer:
     ) -> GroupFacts:
         group = partition.queue.groups.get(name)
         letter = None if dead is None else DeadFacts(*dead[:4])
-        track = None if group is None else self._loader.track(group, partition.id)
-        if group is None or track is None:
+        position = None if group is None else self._loader.position(group, partition.id)
+        if group is None or position is None:
             return GroupFacts(group=name, dead=letter)
         stored = None if row is None else Stored(partition.id, offset, row.priority, row.deliver_at, row.owner)
         facts = GroupFacts(
@@ -286,86 +286,86 @@ class Explainer:
             paused=group.paused,
             last_seen=group.last_seen,
             begins_after=_begins_after(group, partition, row),
-            settled=stored is None or track.is_settled(stored),
-            settled_at=track.settled_at,
+            settled=stored is None or position.is_settled(stored),
+            settled_at=position.settled_at,
             dead=letter,
             ending=self._state.endings.get((group.id, partition.id, offset)),
         )
         if facts.settled or row is None or row.owner not in (None, group.id):
             return facts
-        waiting = self._ordered(track, row) if isinstance(track, Track) else self._shared(track, row)
+        waiting = self._ordered(position, row) if isinstance(position, OrderedPosition) else self._shared(position, row)
         limited = reached_limit(partition.queue, group, self._now)
         return msgspec.structs.replace(facts, limited=limited, **waiting)
 
-    def _shared(self, track: AnyTrack, row: _Row) -> dict[str, object]:
-        assert isinstance(track, SharedTrack)
-        held = track.held_at(row.offset)
-        retry = (track.draft or SharedDraft(track)).retry_of(row.offset)
-        delay = track.partition.queue.info.options.delayed_processing * SECOND
+    def _shared(self, position: Position, row: _Row) -> dict[str, object]:
+        assert isinstance(position, SharedPosition)
+        held = position.held_at(row.offset)
+        retry = (position.draft or SharedDraft(position)).retry_of(row.offset)
+        delay = position.partition.queue.info.options.delayed_processing * SECOND
         # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
         came = max(row.deliver_at or 0, row.created_at + delay)
         is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
         return {
             "held": None if held is None else _held(held[1]),
             "retry": _retrying(retry) if is_retry else None,
-            "window_until": Picker(self._connection, self._now).window_until(track),
+            "window_until": Picker(self._connection, self._now).window_until(position),
         }
 
-    def _ordered(self, track: Track, row: _Row) -> dict[str, object]:
-        draft = track.draft
-        lease = None if draft is not None and (draft.released or draft.voided) else track.lease
-        own = track.held_at(row.offset)
-        retry = (draft or track).retries.get(row.offset)
+    def _ordered(self, position: OrderedPosition, row: _Row) -> dict[str, object]:
+        draft = position.draft
+        lease = None if draft is not None and (draft.released or draft.voided) else position.lease
+        own = position.held_at(row.offset)
+        retry = (draft or position).retries.get(row.offset)
         facts: dict[str, object] = {"retry": _retrying(retry)}
         if own is not None and own[1] is lease:
             return facts | {"held": _held(lease)}
-        before, number = _before(track, row.offset)
+        before, number = _before(position, row.offset)
         facts["ahead_messages"] = number
         if lease is not None:
-            return facts | {"ahead": self._leased(track, lease)}
-        head = self._first(track, [*before, (row.offset, row.offset)])
-        facts["window_until"] = self._window(track, head)
-        blocker = self._blocker(track, before)
+            return facts | {"ahead": self._leased(position, lease)}
+        head = self._first(position, [*before, (row.offset, row.offset)])
+        facts["window_until"] = self._window(position, head)
+        blocker = self._blocker(position, before)
         if blocker is not None:
-            facts["ahead"] = self._waiting(track, blocker)
+            facts["ahead"] = self._waiting(position, blocker)
         elif head is not None and head.offset != row.offset:
-            facts["ahead"] = Ahead(message_id=self._id(track, head.offset), offset=head.offset)
+            facts["ahead"] = Ahead(message_id=self._id(position, head.offset), offset=head.offset)
         return facts
 
-    def _id(self, track: Track, offset: int) -> str:
-        return self._state.codec.with_prefix(track.partition.prefix, offset)
+    def _id(self, position: OrderedPosition, offset: int) -> str:
+        return self._state.codec.with_prefix(position.partition.prefix, offset)
 
-    def _leased(self, track: Track, lease: Lease) -> Ahead | None:
+    def _leased(self, position: OrderedPosition, lease: Lease) -> Ahead | None:
         """The first message that a lease holds; between two of its commits it may hold none."""
-        first = min(track.live_offsets(lease), default=None)
-        return None if first is None else Ahead(message_id=self._id(track, first), offset=first, held=_held(lease))
+        first = min(position.live_offsets(lease), default=None)
+        return None if first is None else Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
 
-    def _first(self, track: Track, ranges: Sequence[tuple[int, int]]) -> _Row | None:
+    def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> _Row | None:
         for first, last in ranges:
-            for found in rows_of(self._connection, _FIRST, track.partition.id, first, last):
+            for found in rows_of(self._connection, _FIRST, position.partition.id, first, last):
                 return _row(found)
         return None
 
-    def _window(self, track: Track, head: _Row | None) -> int | None:
+    def _window(self, position: OrderedPosition, head: _Row | None) -> int | None:
         """See `HandOut._window_due`."""
-        window = track.partition.queue.info.options.window_buffer * SECOND
+        window = position.partition.queue.info.options.window_buffer * SECOND
         if not window or head is None:
             return None
-        young = head.created_at + track.partition.queue.info.options.delayed_processing * SECOND
-        retry = (track.draft or track).retries.get(head.offset)
+        young = head.created_at + position.partition.queue.info.options.delayed_processing * SECOND
+        retry = (position.draft or position).retries.get(head.offset)
         since = max(young, head.deliver_at or 0, 0 if retry is None else retry.due)
-        due = min(track.partition.last_created + window, since + 10 * window)
+        due = min(position.partition.last_created + window, since + 10 * window)
         return due if due > self._now else None
 
-    def _blocker(self, track: Track, before: Sequence[tuple[int, int]]) -> _Row | None:
+    def _blocker(self, position: OrderedPosition, before: Sequence[tuple[int, int]]) -> _Row | None:
         """The first message of these ranges that may not be delivered yet."""
-        options = track.partition.queue.info.options
-        retries = (track.draft or track).retries
+        options = position.partition.queue.info.options
+        retries = (position.draft or position).retries
         waiting = [offset for offset, retry in retries.items() if retry.due > self._now]
         found = rows_of(
             self._connection,
             _BLOCKER,
-            track.partition.id,
+            position.partition.id,
             _encode(before).decode(),
             self._now,
             self._now - options.delayed_processing * SECOND if options.delayed_processing else NEVER,
@@ -374,13 +374,13 @@ class Explainer:
         )
         return _row(found[0]) if found else None
 
-    def _waiting(self, track: Track, row: _Row) -> Ahead:
-        delay = track.partition.queue.info.options.delayed_processing * SECOND
+    def _waiting(self, position: OrderedPosition, row: _Row) -> Ahead:
+        delay = position.partition.queue.info.options.delayed_processing * SECOND
         old_enough = row.created_at + delay if delay else 0
         return Ahead(
-            message_id=self._id(track, row.offset),
+            message_id=self._id(position, row.offset),
             offset=row.offset,
-            retry=_retrying((track.draft or track).retries.get(row.offset)),
+            retry=_retrying((position.draft or position).retries.get(row.offset)),
             deliver_at=max(row.deliver_at or 0, old_enough) or None,
         )
 
@@ -416,24 +416,24 @@ def _begins_after(group: Group, partition: Partition, row: _Row | None) -> int |
     return since if row.created_at <= since else None
 
 
-def _before(track: Track, offset: int) -> tuple[list[tuple[int, int]], int]:
+def _before(position: OrderedPosition, offset: int) -> tuple[list[tuple[int, int]], int]:
     """The first unsettled offsets before a message in the order of delivery, as ranges; and how many there are."""
     ranges: list[tuple[int, int]] = []
     number = 0
-    for first, last in _until(track, offset):
+    for first, last in _until(position, offset):
         if number < _LOOK_AT_MOST:
             ranges.append((first, min(last, first + _LOOK_AT_MOST - number - 1)))
         number += last - first + 1
     return ranges, number
 
 
-def _until(track: Track, offset: int) -> Iterator[tuple[int, int]]:
-    is_front = offset in (track.draft or track).front
-    for first, last in track.open_intervals():
+def _until(position: OrderedPosition, offset: int) -> Iterator[tuple[int, int]]:
+    is_requeued = offset in (position.draft or position).requeued
+    for first, last in position.open_intervals():
         if first <= offset <= last:
             if first < offset:
                 yield first, offset - 1
             return
-        if not is_front and first > offset and first not in (track.draft or track).front:
+        if not is_requeued and first > offset and first not in (position.draft or position).requeued:
             return
         yield first, last

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from hark.engine.core.loader import adopt_group, make_group
-from hark.engine.core.position import AnyTrack
+from hark.engine.core.position import Position
 from hark.engine.core.push import extra_text, find_message, find_partitions, note_largest
-from hark.engine.core.queues import drop_leases, leave_hole, look_again, move
+from hark.engine.core.queues import drop_leases, leave_gap, look_again, move
 from hark.engine.core.rows import LAST_CREATED, encode_extra, extra_of
 from hark.engine.core.state import Group, Label, Partition, Queue
 from hark.engine.core.store import Value, rows_of, run, scalar
@@ -139,17 +139,17 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
         raise NotFound(f"queue {request.queue!r} does not exist", code="queue_not_found")
     first_contact(transaction, [Contact(queue.name, request.group)])
     group = transaction.state.groups[queue.name, request.group]
-    tracks = _tracks(transaction, queue, group, request.partition)
+    positions = _positions(transaction, queue, group, request.partition)
     cursor = None
-    for track in tracks:
-        cursor = _target(transaction, request, track)
-        move(transaction, track, cursor)
+    for position in positions:
+        cursor = _target(transaction, request, position)
+        move(transaction, position, cursor)
     transaction.settled_many(queue)
     transaction.on_commit(lambda: transaction.state.forget_endings(group.id))
-    return SeekOutcome(len(tracks), None if cursor is None else cursor + 1)
+    return SeekOutcome(len(positions), None if cursor is None else cursor + 1)
 
 
-def _tracks(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[AnyTrack]:
+def _positions(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[Position]:
     if partition is not None:
         transaction.loader.partitions([(queue, partition)])
         found = queue.partitions.get(partition)
@@ -159,12 +159,12 @@ def _tracks(transaction: WriteTransaction, queue: Queue, group: Group, partition
     else:
         rows = rows_of(transaction.connection, "select id from partitions where queue = ?1", queue.id)
         ids = [row[0] for row in rows]
-    transaction.loader.tracks(group, ids)
-    return [group.tracks[partition_id] for partition_id in ids]
+    transaction.loader.positions(group, ids)
+    return [group.positions[partition_id] for partition_id in ids]
 
 
-def _target(transaction: WriteTransaction, request: Seek, track: AnyTrack) -> int:
-    partition = track.partition
+def _target(transaction: WriteTransaction, request: Seek, position: Position) -> int:
+    partition = position.partition
     if request.to_end:
         return partition.next_tail
     if request.timestamp is not None:
@@ -197,8 +197,8 @@ def delete_group(transaction: WriteTransaction, name: str, queue: str | None, fo
         transaction.on_commit(transaction.state.labels.clear)  # Loaded again when next asked for.
     partitions = 0
     for group_id, queue_name in rows:
-        partitions += int(scalar(connection, "select count(*) from tracks where grp = ?1", group_id))
-        for table in ("tracks", "ranges", "retries", "fronts", "lanes", "exceptions", "completions"):
+        partitions += int(scalar(connection, "select count(*) from positions where grp = ?1", group_id))
+        for table in ("positions", "ranges", "retries", "requeued", "lanes", "outstanding", "completions"):
             run(connection, f"delete from {table} where grp = ?1", group_id)
         if forget:
             run(connection, "delete from groups where id = ?1", group_id)
@@ -242,7 +242,7 @@ def resubscribe(transaction: WriteTransaction, name: str, since: int) -> int:
         group = transaction.state.groups.get((queue_name, name))
         transaction.hints.add(queue_name, name, None)
         if group is not None:
-            stored = rows_of(connection, "select partition from tracks where grp = ?1", group_id)
+            stored = rows_of(connection, "select partition from positions where grp = ?1", group_id)
             _restart(transaction, group, Subscription("timestamp", since), highest, {row[0] for row in stored})
     return len(rows)
 
@@ -254,9 +254,9 @@ def _restart(
 
     def restart() -> None:
         group.subscription, group.highest_partition, group.discovered = subscription, highest, False
-        for partition_id, track in list(group.tracks.items()):
-            if partition_id not in stored and track.is_idle:
-                del group.tracks[partition_id]
+        for partition_id, position in list(group.positions.items()):
+            if partition_id not in stored and position.is_idle:
+                del group.positions[partition_id]
         look_again(group, transaction.now)
 
     transaction.on_commit(restart)
@@ -332,8 +332,8 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     partition = find_partitions(transaction, [place])[place]
     first_contact(transaction, [Contact(queue_name, group_name)])
     group = state.groups[queue_name, group_name]
-    track = transaction.loader.track(group, partition.id)
-    assert track is not None
+    position = transaction.loader.position(group, partition.id)
+    assert position is not None
     offset = partition.next_tail = partition.next_tail + 1
     created_at = partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
     options = msgspec.structs.replace(extra_of(extra), x=0, a=0)
@@ -352,8 +352,8 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
         payload,
     )
     transaction.note_requeued(partition)
-    leave_hole(transaction, partition, offset, but_for=group)
-    transaction.draft(track).add_front(offset, priority, transaction.now)
+    leave_gap(transaction, partition, offset, but_for=group)
+    transaction.draft(position).add_requeued(offset, priority, transaction.now)
     run(connection, "delete from dead_letters where id = ?1", row_id)
     queue = partition.queue
     transaction.on_commit(lambda: setattr(queue, "open", None))
@@ -409,7 +409,7 @@ def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_
     offset = partition.next_tail = partition.next_tail + 1
     run(transaction.connection, "update partitions set tail = max(tail, ?1) where id = ?2", offset, partition.id)
     transaction.note_requeued(partition)
-    leave_hole(transaction, partition, offset)
+    leave_gap(transaction, partition, offset)
     return offset
 
 

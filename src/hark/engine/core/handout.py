@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hark.clock import MILLISECOND, SECOND
-from hark.engine.core.ordered import MAX_RANGES, Draft, Track
-from hark.engine.core.position import AnyTrack, Lease, Part
+from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
+from hark.engine.core.position import Lease, Part, Position
 from hark.engine.core.rows import NO_EXTRA, MessageRow, payload_of, size_of
-from hark.engine.core.shared import Entry, SharedTrack
+from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Queue, State
 from hark.ids import IdSource
 from hark.model import Delivery, EmptyReason, Ending, PopRequest
@@ -25,9 +25,9 @@ class Job:
         self.lease: Lease | None = None
         self.messages: list[Delivery] = []
         self.bytes = 0
-        self.tracks = 0
-        self.more: list[tuple[Queue, AnyTrack, int]] = []
-        """Tracks that it holds and that may go on behind an offset."""
+        self.positions = 0
+        self.more: list[tuple[Queue, Position, int]] = []
+        """Positions that it holds and that may go on behind an offset."""
         self.look = 1
         """How many times what it needs it looks at: more after each look at messages that were all gone."""
         self.reason: EmptyReason = "nothing_ready"
@@ -35,18 +35,18 @@ class Job:
         self.met_dirty = False
         self.done = False
 
-    def holds(self, track: AnyTrack) -> bool:
-        """Whether it got some of a track in an earlier look."""
-        return self.lease is not None and track in self.lease.parts
+    def holds(self, position: Position) -> bool:
+        """Whether it got some of a position in an earlier look."""
+        return self.lease is not None and position in self.lease.parts
 
 
 class Fetch:
-    """A track that a job has taken, and the ranges it wants of it, with room for so many messages."""
+    """A position that a job has taken, and the ranges it wants of it, with room for so many messages."""
 
-    def __init__(self, job: Job, queue: Queue, track: AnyTrack, intervals: list[tuple[int, int]], room: int) -> None:
+    def __init__(self, job: Job, queue: Queue, position: Position, intervals: list[tuple[int, int]], room: int) -> None:
         self.job = job
         self.queue = queue
-        self.track = track
+        self.position = position
         self.intervals = intervals
         self.room = room
         """How many it may hand out at most."""
@@ -58,22 +58,22 @@ class Fetch:
 class OrderedFetch(Fetch):
     """Of an ordered group."""
 
-    track: Track
+    position: OrderedPosition
 
 
 class SharedFetch(Fetch):
     """Of a shared group: these messages, in their order."""
 
-    track: SharedTrack
+    position: SharedPosition
 
-    def __init__(self, job: Job, queue: Queue, track: SharedTrack, entries: list[Entry]) -> None:
+    def __init__(self, job: Job, queue: Queue, position: SharedPosition, entries: list[Entry]) -> None:
         ranges: list[tuple[int, int]] = []
         for entry in entries:
             if ranges and ranges[-1][1] == entry.offset - 1:
                 ranges[-1] = (ranges[-1][0], entry.offset)
             else:
                 ranges.append((entry.offset, entry.offset))
-        super().__init__(job, queue, track, ranges, len(entries))
+        super().__init__(job, queue, position, ranges, len(entries))
         self.entries = entries
 
 
@@ -84,8 +84,8 @@ class HandOut:
         self._state = state
         self._now = now
         self._ids = ids
-        self.stepped: dict[AnyTrack, set[int]] = {}
-        """Tracks that moved over what is not there any more, with the ranges that changed; worth saving, not
+        self.stepped: dict[Position, set[int]] = {}
+        """Positions that moved over what is not there any more, with the ranges that changed; worth saving, not
         worth waiting for."""
         self.expired: dict[str, int] = {}
         """Messages stepped over because their time to live was over, by queue."""
@@ -101,36 +101,36 @@ class HandOut:
 
     def _accept_shared(self, fetch: SharedFetch) -> None:
         """Hand out what is there, in the order in which it was picked."""
-        job, track = fetch.job, fetch.track
+        job, position = fetch.job, fetch.position
         rows = {row.offset: row for row in fetch.rows}
         handed = 0
         for entry in fetch.entries:
             row = rows.get(entry.offset)
             if row is None or self._is_gone(fetch, row):
                 if entry.saved:
-                    track.dropped.append(entry.offset)
-                track.drop(entry)
-                self.stepped.setdefault(track, set())
+                    position.dropped.append(entry.offset)
+                position.drop(entry)
+                self.stepped.setdefault(position, set())
             elif job.bytes >= job.max_bytes:
-                track.add(entry)
+                position.add(entry)
             else:
                 job.bytes += size_of(row.payload, row.extra)
                 handed += 1
                 lease = self._lease(job, fetch.queue)
                 delivery = self._deliver(fetch, row, entry.attempts)
-                track.hold(entry, lease, delivery.transaction_id, (row.extra or NO_EXTRA).b)
+                position.hold(entry, lease, delivery.transaction_id, (row.extra or NO_EXTRA).b)
         if handed:
             self._add_part(fetch, handed, 0)
-        track.group.refresh(track, self._now)
-        if track.partition.id in track.group.ready:
-            job.more.append((fetch.queue, track, 0))
+        position.group.refresh(position, self._now)
+        if position.partition.id in position.group.ready:
+            job.more.append((fetch.queue, position, 0))
 
     def _accept_ordered(self, fetch: OrderedFetch) -> None:
         """Hand out what is really there and due; step over what is not there any more."""
-        job, track = fetch.job, fetch.track
-        group = track.group
-        holds = track.lease is not None
-        """It got some of this track in an earlier look."""
+        job, position = fetch.job, fetch.position
+        group = position.group
+        holds = position.lease is not None
+        """It got some of this position in an earlier look."""
         window = 0 if holds else fetch.queue.info.options.window_buffer * SECOND
         reason: EmptyReason = "waiting"
         due: int | None = None
@@ -156,25 +156,25 @@ class HandOut:
             self._hand_out(fetch, deliverable)
         if deliverable or holds:
             end = fetch.intervals[-1][1]
-            more = stop is None and end < track.partition.tail
-            if more and not (track.front or track.is_probed or len(track.ranges) > MAX_RANGES):
-                job.more.append((fetch.queue, track, end))
+            more = stop is None and end < position.partition.tail
+            if more and not (position.requeued or position.is_probed or len(position.ranges) > MAX_RANGES):
+                job.more.append((fetch.queue, position, end))
         elif due is not None:
             job.reason = reason
-            group.wake_at(track.partition.id, due, reason)
+            group.wake_at(position.partition.id, due, reason)
         else:  # All of it was gone: look again at what is behind, and at more of it.
             job.look = min(job.look * 4, _LOOK_AT_MOST)
-            group.refresh(track, self._now)
+            group.refresh(position, self._now)
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
         """Whether a message is not, or no longer, for this group."""
-        if row.owner is not None and row.owner != fetch.track.group.id:
+        if row.owner is not None and row.owner != fetch.position.group.id:
             return True
         expiry = self._expiry(fetch, row)
         if expiry is None or expiry > self._now:
             return False
         self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
-        self._state.note_ending(fetch.track, row.offset, Ending("expired", expiry))
+        self._state.note_ending(fetch.position, row.offset, Ending("expired", expiry))
         return True
 
     def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
@@ -195,7 +195,7 @@ class HandOut:
         delayed = fetch.queue.info.options.delayed_processing
         if delayed:
             due = max(due, row.created_at + delayed * SECOND)
-        retry = fetch.track.retries.get(row.offset)
+        retry = fetch.position.retries.get(row.offset)
         return due if retry is None else max(due, retry.due)
 
     def _before_expiry(self, fetch: Fetch, row: MessageRow, due: int) -> int:
@@ -205,7 +205,7 @@ class HandOut:
     def _window_due(self, fetch: OrderedFetch, row: MessageRow, window: int) -> int | None:
         """When a partition with a window buffer may be delivered, whose first message is ready; None: now (rule 11)."""
         since = max(row.created_at, self._since(fetch, row))
-        due = min(fetch.track.partition.last_created + window, since + 10 * window)
+        due = min(fetch.position.partition.last_created + window, since + 10 * window)
         return self._before_expiry(fetch, row, due) if due > self._now else None
 
     def _step_over(self, fetch: OrderedFetch, kept: set[int], stop: int | None) -> None:
@@ -216,21 +216,21 @@ class HandOut:
         gone = [offset for offset in looked_at if offset not in kept]
         if not gone:
             return
-        track = fetch.track
-        draft = Draft(track)
+        position = fetch.position
+        draft = Draft(position)
         for offset in gone:
             draft.finish(offset)
-        track.draft = draft
-        track.publish(self._now)
-        self.stepped.setdefault(track, set()).update(draft.touched_ranges)
+        position.draft = draft
+        position.publish(self._now)
+        self.stepped.setdefault(position, set()).update(draft.touched_ranges)
 
-    def _supersede(self, track: Track, lease: Lease) -> None:
+    def _supersede(self, position: OrderedPosition, lease: Lease) -> None:
         """A message is handed out again: the lease it was under has one less, and ends with the last."""
-        part = lease.parts.get(track)
+        part = lease.parts.get(position)
         if part is not None:
             part.open -= 1
             if part.open <= 0:
-                self._state.end_part(lease, track)
+                self._state.end_part(lease, position)
 
     def _lease(self, job: Job, queue: Queue) -> Lease:
         """The lease of a request, which ends when the first of its queues wants it to."""
@@ -243,27 +243,27 @@ class HandOut:
         return job.lease
 
     def _hand_out(self, fetch: OrderedFetch, rows: list[MessageRow]) -> None:
-        job, track = fetch.job, fetch.track
+        job, position = fetch.job, fetch.position
         lease = self._lease(job, fetch.queue)
-        held, retries = track.held, track.retries
+        held, retries = position.held, position.retries
         handed_out_before = bool(held)
         for row in rows:
             retry = retries.get(row.offset) if retries else None
             transaction_id = self._deliver(fetch, row, 0 if retry is None else retry.attempts).transaction_id
             if handed_out_before and transaction_id in held:
-                self._supersede(track, held[transaction_id][1])
+                self._supersede(position, held[transaction_id][1])
             held[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
         # A requeued message has a high offset but was not behind the others.
         last = rows[-1].offset
-        if track.front:
-            last = max((row.offset for row in rows if row.offset not in track.front), default=0)
+        if position.requeued:
+            last = max((row.offset for row in rows if row.offset not in position.requeued), default=0)
         if self._add_part(fetch, len(rows), last):
-            track.lease = lease
-            track.served = self._state.next_turn()
-        track.group.note_in_flight(track)
+            position.lease = lease
+            position.served = self._state.next_turn()
+        position.group.note_in_flight(position)
 
     def _deliver(self, fetch: Fetch, row: MessageRow, attempts: int) -> Delivery:
-        partition = fetch.track.partition
+        partition = fetch.position.partition
         message_id = self._state.codec.with_prefix(partition.prefix, row.offset)
         extra = row.extra or NO_EXTRA
         delivery = Delivery(
@@ -286,12 +286,12 @@ class HandOut:
         return delivery
 
     def _add_part(self, fetch: Fetch, handed: int, last: int) -> bool:
-        """Note what a lease has of a track; True: it is the first."""
+        """Note what a lease has of a position; True: it is the first."""
         job, lease = fetch.job, fetch.job.lease
         assert lease is not None
-        if fetch.track in lease.parts:
-            lease.parts[fetch.track].extend(handed, last)
+        if fetch.position in lease.parts:
+            lease.parts[fetch.position].extend(handed, last)
             return False
-        lease.parts[fetch.track] = Part(handed, last)
-        job.tracks += 1
+        lease.parts[fetch.position] = Part(handed, last)
+        job.positions += 1
         return True

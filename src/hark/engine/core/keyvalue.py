@@ -11,7 +11,17 @@ from hark.clock import MILLISECOND
 from hark.engine.core.store import rows_of, run, scalar
 from hark.engine.keyvalue import TOLD_ONE_BY_ONE, Misfit, bounds, combine, failed_check, misfit
 from hark.keys import decode_key, encode_key, prefix_bounds
-from hark.model import Key, KeyEntry, KeyMutation, KeyNews, KeyRange, KeyStats, KeyWrite, KeyWritten, TransactionOutcome
+from hark.model import (
+    Key,
+    KeyEntry,
+    KeyMutation,
+    KeyNotification,
+    KeyRange,
+    KeyStats,
+    KeyWrite,
+    KeyWritten,
+    TransactionOutcome,
+)
 
 _LIVE = "(expires_at is null or expires_at > {now})"
 _SAVE = """
@@ -65,11 +75,11 @@ class KeyBook:
         self._changed: dict[bytes, None] = {}
         self._any = False
 
-    def news(self) -> KeyNews | None:
+    def news(self) -> KeyNotification | None:
         """Which keys were changed."""
         if self._any:
-            return KeyNews(None)
-        return KeyNews(tuple(decode_key(key) for key in self._changed)) if self._changed else None
+            return KeyNotification(None)
+        return KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
 
     def write(self, request: KeyWrite) -> KeyWritten | TransactionOutcome:
         """Do what a request says of keys, whole or not at all; a `TransactionOutcome` says why not."""

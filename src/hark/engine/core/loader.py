@@ -9,8 +9,8 @@ import apsw
 import msgspec
 
 from hark.engine.core import shared_rows
-from hark.engine.core.ordered import Track
-from hark.engine.core.position import AnyTrack, Retry
+from hark.engine.core.ordered import OrderedPosition
+from hark.engine.core.position import Position, Retry
 from hark.engine.core.state import Group, Label, Partition, PartitionRow, Queue, State
 from hark.engine.core.store import rows_of, scalar
 from hark.model import Limits, QueueInfo, QueueOptions, Subscription
@@ -44,36 +44,36 @@ select id, queue, name, mode, subscription, since, highest_partition, paused, cr
 from groups where queue = ?1
 """
 
-_TRACKS = """
+_POSITIONS = """
 select json_group_array(json_array(
     wanted.value,
-    json((select json_array(cursor, probe, settled_at) from tracks where grp = ?1 and partition = wanted.value)),
+    json((select json_array(cursor, probe, settled_at) from positions where grp = ?1 and partition = wanted.value)),
     json((select json_group_array(json_array(first, last)) from
         (select first, last from ranges where grp = ?1 and partition = wanted.value order by first))),
     json((select json_group_array(json_array(offset, attempts, due, error)) from retries
         where grp = ?1 and partition = wanted.value)),
     json((select json_group_array(json_array(offset, probe)) from
-        (select offset, probe from fronts where grp = ?1 and partition = wanted.value order by offset))),
+        (select offset, probe from requeued where grp = ?1 and partition = wanted.value order by offset))),
     json((select json_group_array(json_array(first, last)) from
-        (select first, last from holes where partition = wanted.value and owner != ?1 order by first)))))
+        (select first, last from gaps where partition = wanted.value and owner != ?1 order by first)))))
 from json_each(?2) as wanted
 """
 
-# Partitions with something unsettled. Where the group has no track yet and does not want old messages, only those
+# Partitions with something unsettled. Where the group has no position yet and does not want old messages, only those
 # that got a message after its start, or that are younger than the group.
 _DISCOVER = """
 select json_group_array(json_array(id, 0, 0)) from (
     select partition.id
     from partitions as partition
-    left join tracks as track on track.grp = ?1 and track.partition = partition.id
+    left join positions as position on position.grp = ?1 and position.partition = partition.id
     where partition.queue = ?2
       and max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))
-          > max(partition.floor, ifnull(track.cursor, 0))
-      and (track.cursor is not null or ?3 is null or partition.id > ?4
+          > max(partition.floor, ifnull(position.cursor, 0))
+      and (position.cursor is not null or ?3 is null or partition.id > ?4
            or ifnull((select created_at from messages where messages.partition = partition.id
                       order by offset desc limit 1), 0) > ?3)
     union
-    select fronts.partition from fronts where fronts.grp = ?1
+    select requeued.partition from requeued where requeued.grp = ?1
 )
 """
 
@@ -102,18 +102,18 @@ class _PartitionRow(msgspec.Struct, array_like=True):
         return self.id, self.name, self.created_at, self.floor, self.tail, self.last_created
 
 
-class _TrackRow(msgspec.Struct, array_like=True):
+class _PositionRow(msgspec.Struct, array_like=True):
     partition: int
-    track: tuple[int, int, int | None] | None
+    position: tuple[int, int, int | None] | None
     ranges: list[tuple[int, int]]
     retries: list[tuple[int, int, int, str | None]]
-    front: list[tuple[int, int]]
-    holes: list[tuple[int, int]]
+    requeued: list[tuple[int, int]]
+    gaps: list[tuple[int, int]]
 
 
 _decode_queues = msgspec.json.Decoder(list[_QueueRow]).decode
 _decode_partitions = msgspec.json.Decoder(list[_PartitionRow]).decode
-_decode_tracks = msgspec.json.Decoder(list[_TrackRow]).decode
+_decode_positions = msgspec.json.Decoder(list[_PositionRow]).decode
 _decode_ready = msgspec.json.Decoder(list[tuple[int, int, bool]], strict=False).decode
 _decode_limits = msgspec.json.Decoder(Limits).decode
 _encode = msgspec.json.Encoder().encode
@@ -240,7 +240,7 @@ class Loader:
             text = scalar(self._connection, _DISCOVER, *start)
         found = _decode_ready(text)
         # Where a group begins later than the partition, what is before that must not count.
-        self.tracks(
+        self.positions(
             group,
             [
                 partition_id
@@ -251,60 +251,62 @@ class Loader:
             ],
         )
         for partition_id, priority, _ in found:
-            if partition_id not in group.tracks:
+            if partition_id not in group.positions:
                 group.make_ready(partition_id, priority)
             elif partition_id not in group.waking:
-                group.refresh(group.tracks[partition_id], now)
+                group.refresh(group.positions[partition_id], now)
         return True
 
-    def tracks(self, group: Group, ids: Sequence[int]) -> None:
+    def positions(self, group: Group, ids: Sequence[int]) -> None:
         """A group's places in partitions; where it has none yet, its start is resolved (rule 20)."""
-        missing = [partition_id for partition_id in ids if partition_id not in group.tracks]
+        missing = [partition_id for partition_id in ids if partition_id not in group.positions]
         if not missing:
             return
         self.partitions_by_id(missing)
         if group.mode == "shared":
-            self._shared_tracks(group, missing)
+            self._shared_positions(group, missing)
             return
-        text = scalar(self._connection, _TRACKS, group.id, _encode(missing).decode())
-        for row in _decode_tracks(text):
+        text = scalar(self._connection, _POSITIONS, group.id, _encode(missing).decode())
+        for row in _decode_positions(text):
             partition = self._own_partition(group, row.partition)
             if partition is None:
                 continue
-            track = Track(group, partition)
-            track.served = self._state.turns.get((group.id, row.partition), 0)
-            if row.track is None:
-                track.begin(self._start(group, partition), row.holes)
+            position = OrderedPosition(group, partition)
+            position.served = self._state.turns.get((group.id, row.partition), 0)
+            if row.position is None:
+                position.begin(self._start(group, partition), row.gaps)
             else:
-                track.cursor, track.probe, track.settled_at = row.track
-                track.ranges = row.ranges
-            track.rise_to(partition.floor)
-            track.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
-            track.front.update((offset, bool(probe)) for offset, probe in row.front if offset > partition.floor)
-            group.tracks[row.partition] = track
+                position.cursor, position.probe, position.settled_at = row.position
+                position.ranges = row.ranges
+            position.rise_to(partition.floor)
+            position.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
+            position.requeued.update(
+                (offset, bool(probe)) for offset, probe in row.requeued if offset > partition.floor
+            )
+            group.positions[row.partition] = position
 
-    def _shared_tracks(self, group: Group, ids: Sequence[int]) -> None:
+    def _shared_positions(self, group: Group, ids: Sequence[int]) -> None:
         for row in shared_rows.load(self._connection, group, [(partition_id, 0) for partition_id in ids]):
             partition = self._own_partition(group, row.partition)
             if partition is None:
                 continue
-            base = self._start(group, partition) if row.track is None else 0
+            base = self._start(group, partition) if row.position is None else 0
             if base > partition.floor:
                 [row] = shared_rows.load(self._connection, group, [(partition.id, base)])
-            track = group.tracks[row.partition] = shared_rows.make_track(group, partition, row, base)
-            track.served = self._state.turns.get((group.id, row.partition), 0)
+            position = group.positions[row.partition] = shared_rows.make_position(group, partition, row, base)
+            position.served = self._state.turns.get((group.id, row.partition), 0)
 
     def _own_partition(self, group: Group, partition_id: int) -> Partition | None:
         partition = self._state.partitions.get(partition_id)
         return None if partition is None or partition.queue.name != group.queue_name else partition
 
-    def track(self, group: Group, partition_id: int) -> AnyTrack | None:
+    def position(self, group: Group, partition_id: int) -> Position | None:
         """A group's place in one partition."""
-        track = group.tracks.get(partition_id)
-        if track is None:
-            self.tracks(group, [partition_id])
-            track = group.tracks.get(partition_id)
-        return track
+        position = group.positions.get(partition_id)
+        if position is None:
+            self.positions(group, [partition_id])
+            position = group.positions.get(partition_id)
+        return position
 
     def _start(self, group: Group, partition: Partition) -> int:
         since = group.subscription.since
@@ -314,9 +316,9 @@ class Loader:
             return partition.floor
         return self.last_offset_at(partition, since)
 
-    def holes(self, group: Group, partition: Partition) -> list[tuple[int, int]]:
+    def gaps(self, group: Group, partition: Partition) -> list[tuple[int, int]]:
         """Ranges of offsets of a partition that have no message for a group."""
-        sql = "select first, last from holes where partition = ?1 and owner != ?2 order by first"
+        sql = "select first, last from gaps where partition = ?1 and owner != ?2 order by first"
         return rows_of(self._connection, sql, partition.id, group.id)
 
     def last_offset_at(self, partition: Partition, time: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import apsw
 
 from hark.engine.core.loader import Loader
-from hark.engine.core.position import AnyTrack
-from hark.engine.core.shared import SharedTrack
+from hark.engine.core.position import Position
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Bounds, Group, Partition, Queue, State
 from hark.engine.hints import HintBook
 
@@ -52,29 +52,29 @@ class Teller:
         self._state = state
         self._now = now
 
-    def changed(self, track: AnyTrack) -> None:
+    def changed(self, position: Position) -> None:
         """A place was changed by the transaction."""
-        group, name = track.group, track.partition.name
-        told = track.publish(self._now)
-        ready = group.refresh(track, self._now)
-        if not isinstance(track, SharedTrack):
+        group, name = position.group, position.partition.name
+        told = position.publish(self._now)
+        ready = group.refresh(position, self._now)
+        if not isinstance(position, SharedPosition):
             if ready:
                 self._hints.add(group.queue_name, group.name, (name,))
         elif told:
             self._hints.add(group.queue_name, group.name, (name,), counts={name: told})
 
-    def restarted(self, track: SharedTrack) -> None:
+    def restarted(self, position: SharedPosition) -> None:
         """A place of a shared group was loaded anew, after a seek."""
-        group, name = track.group, track.partition.name
-        if group.refresh(track, self._now) or track.partition.id in group.waking:
-            self._hints.add(group.queue_name, group.name, (name,), counts={name: track.count_ready(TOLD_AT_MOST)})
+        group, name = position.group, position.partition.name
+        if group.refresh(position, self._now) or position.partition.id in group.waking:
+            self._hints.add(group.queue_name, group.name, (name,), counts={name: position.count_ready(TOLD_AT_MOST)})
 
     def arrived(
         self,
         queue: Queue,
         arrived: dict[Partition, int],
         arrivals: dict[Partition, Arrivals],
-        changed: dict[AnyTrack, None],
+        changed: dict[Position, None],
     ) -> None:
         """Messages came to partitions of a queue; the same transaction changed some of its positions.
 
@@ -96,10 +96,10 @@ class Teller:
             if offered:
                 self._hints.add(queue.name, group.name, offered, "message", offered if group.mode == "shared" else None)
 
-    def _offer(self, group: Group, partition: Partition, changed: dict[AnyTrack, None]) -> bool:
+    def _offer(self, group: Group, partition: Partition, changed: dict[Position, None]) -> bool:
         """Whether a group may take what came to a partition; if a lease or a time is in the way, that is told of."""
-        track = group.tracks.get(partition.id)
-        if track is not None and (track in changed or track.outlook(self._now).priority is None):
+        position = group.positions.get(partition.id)
+        if position is not None and (position in changed or position.outlook(self._now).priority is None):
             return False
         if partition.id in group.waking:
             return False
@@ -110,20 +110,20 @@ class Teller:
         """About how many of the messages that came to a partition a group may take; 1: or when it may take one."""
         if not came.plain and not came.due:
             return 0
-        track = group.tracks.get(partition.id)
+        position = group.positions.get(partition.id)
         number = sum(came.plain.values())
-        if not isinstance(track, SharedTrack):
+        if not isinstance(position, SharedPosition):
             group.make_ready(partition.id, max(came.plain, default=0))
-            late = Loader(self._connection, self._state).track(group, partition.id) if came.due else None
+            late = Loader(self._connection, self._state).position(group, partition.id) if came.due else None
             if late is not None:  # Its rank changes with time.
                 group.refresh(late, self._now)
             return max(1, number)
-        known = track.outlook(self._now)
-        track.arrived(came.plain, came.due)
+        known = position.outlook(self._now)
+        position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
-        group.refresh(track, self._now)
-        found = track.outlook(self._now)
+        group.refresh(position, self._now)
+        found = position.outlook(self._now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing
             return number if number and not young else int(known.priority is None)
@@ -138,7 +138,7 @@ class Teller:
             groups = [one for one in groups if one.bounds.blocked and _has_room(one.bounds, one.in_flight)]
         for group in groups:
             group.bounds.blocked = False
-            known = [group.tracks[one].partition.name for one in group.ready if one in group.tracks]
+            known = [group.positions[one].partition.name for one in group.ready if one in group.positions]
             if not group.ready:
                 continue
             if len(known) < len(group.ready) or len(known) > _NAMED_AT_MOST:
@@ -152,14 +152,14 @@ def _has_room(bounds: Bounds, in_flight: int) -> bool:
     return not bounds.limits.max_in_flight or in_flight < bounds.limits.max_in_flight
 
 
-def tell_left(hints: HintBook, track: SharedTrack, now: int) -> None:
+def tell_left(hints: HintBook, position: SharedPosition, now: int) -> None:
     """Of what fell due and a pop did not take; and of when the next will, if nobody has learned that time yet."""
-    group, partition = track.group, track.partition
+    group, partition = position.group, position.partition
     count = 0
     if partition.id in group.ready:
-        count = track.count_ready(TOLD_AT_MOST) if track.fell_due else 0
+        count = position.count_ready(TOLD_AT_MOST) if position.fell_due else 0
     elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
         count = 1
     if count:
         hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: count})
-    track.fell_due = False
+    position.fell_due = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from hark.engine.core.position import NOTHING, AnyDraft, AnyTrack, Held, Lease, Outlook, Overlay, Retry, Stored
+from hark.engine.core.position import NOTHING, AnyDraft, Held, Lease, Outlook, Overlay, Position, Retry, Stored
 from hark.engine.core.store import Value, for_each, run
 from hark.ids import IdCodec
 
@@ -21,37 +21,37 @@ MAX_RANGES = 10_000
 
 
 class Draft(AnyDraft):
-    """A track of an ordered group as the running transaction leaves it."""
+    """A position of an ordered group as the running transaction leaves it."""
 
     __slots__ = (
-        "_track",
+        "_position",
         "cursor",
-        "front",
         "gone",
         "probe",
         "ranges",
         "released",
+        "requeued",
         "retries",
         "touched_ranges",
         "wiped",
     )
 
-    def __init__(self, track: Track) -> None:
-        super().__init__(track.settled_at)
-        self._track = track
-        self.cursor = track.cursor
-        self.ranges = list(track.ranges)
-        self.retries = Overlay(track.retries)
-        self.front = Overlay(track.front)
-        self.probe = track.probe
+    def __init__(self, position: OrderedPosition) -> None:
+        super().__init__(position.settled_at)
+        self._position = position
+        self.cursor = position.cursor
+        self.ranges = list(position.ranges)
+        self.retries = Overlay(position.retries)
+        self.requeued = Overlay(position.requeued)
+        self.probe = position.probe
         self.released = False
         """The lease no longer blocks the partition."""
         self.gone: set[str] = set()
         """Transaction ids that are no longer held."""
-        self.touched_ranges: set[int] = set(track.unsaved)
+        self.touched_ranges: set[int] = set(position.unsaved)
         """First offsets of ranges that were added, changed or removed."""
         self.wiped = False
-        """Nothing that is stored about the track beyond its cursor counts any more."""
+        """Nothing that is stored about the position beyond its cursor counts any more."""
 
     def settle(self, first: int, last: int) -> None:
         """Mark offsets as done: the cursor moves over them when they continue it, else they are kept as a range."""
@@ -86,11 +86,11 @@ class Draft(AnyDraft):
 
     def open_messages(self) -> int:
         """How many messages are not settled."""
-        return sum(last - first + 1 for first, last in self._track.open_intervals())
+        return sum(last - first + 1 for first, last in self._position.open_intervals())
 
     def finish(self, offset: int) -> None:
         """See `AnyDraft.finish`."""
-        if self.front.pop(offset, None) is None:
+        if self.requeued.pop(offset, None) is None:
             self.settle(offset, offset)
         self.retries.pop(offset, None)
 
@@ -112,27 +112,27 @@ class Draft(AnyDraft):
 
     def end_part(self, lease: Lease) -> None:
         """See `AnyDraft.end_part`."""
-        self.released = self.released or self._track.lease is lease
+        self.released = self.released or self._position.lease is lease
 
     def is_free_of(self, lease: Lease) -> bool:
         """See `AnyDraft.is_free_of`: whether it blocks this partition no more."""
-        return self.released or self._track.lease is not lease
+        return self.released or self._position.lease is not lease
 
     def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
         """See `AnyDraft.expire`: a batch costs nothing, but is looked through one by one (rule 16)."""
         self.gone.update(one[3] for one in held)
-        if self._track.lease is not lease or self.voided:
+        if self._position.lease is not lease or self.voided:
             return ()  # A failure or a retry gave the partition back before.
         self.released = True
-        part = lease.parts[self._track]
+        part = lease.parts[self._position]
         if part.handed <= 1:
             return held
         if self.cursor < part.last:
             self.probe = max(self.probe, part.last)
         for offset, *_ in held:
             # Requeued messages have offsets beyond all others, so these are marked one by one.
-            if offset in self.front:
-                self.front[offset] = True
+            if offset in self.requeued:
+                self.requeued[offset] = True
         return ()
 
     def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
@@ -140,16 +140,16 @@ class Draft(AnyDraft):
         self.gone.update(one[3] for one in held)
         self.end_part(lease)
 
-    def add_front(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # these order shared ones
-        """See `AnyDraft.add_front`."""
-        self.front[offset] = False
+    def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # these order shared ones
+        """See `AnyDraft.add_requeued`."""
+        self.requeued[offset] = False
         self.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.
 
 
-class Track(AnyTrack):
+class OrderedPosition(Position):
     """A place of an ordered group: one lease at a time on the whole partition."""
 
-    __slots__ = ("_by_offset", "cursor", "draft", "front", "held", "lease", "probe", "ranges", "retries", "unsaved")
+    __slots__ = ("_by_offset", "cursor", "draft", "held", "lease", "probe", "ranges", "requeued", "retries", "unsaved")
 
     def __init__(self, group: Group, partition: Partition) -> None:
         super().__init__(group, partition)
@@ -158,20 +158,20 @@ class Track(AnyTrack):
         self.cursor = 0
         self.ranges: list[tuple[int, int]] = []
         self.retries: dict[int, Retry] = {}
-        self.front: OrderedDict[int, bool] = OrderedDict()
+        self.requeued: OrderedDict[int, bool] = OrderedDict()
         """Requeued messages in their order; True: of a batch whose lease ran out."""
         self.probe = 0
         self.lease: Lease | None = None
         self.held: dict[str, Held] = {}
         self.draft: Draft | None = None
         self.unsaved: set[int] = set()
-        """First offsets of ranges that are not stored yet, because the track itself is not."""
+        """First offsets of ranges that are not stored yet, because the position itself is not."""
 
-    def begin(self, cursor: int, holes: list[tuple[int, int]]) -> None:
+    def begin(self, cursor: int, gaps: list[tuple[int, int]]) -> None:
         """Start where the group has not been before; where there is no message it is done already."""
         self.cursor = cursor
         draft = Draft(self)
-        for first, last in holes:
+        for first, last in gaps:
             draft.settle(first, last)
         self.cursor, self.ranges = draft.cursor, draft.ranges
         self.unsaved = {first for first, _ in self.ranges}
@@ -179,36 +179,36 @@ class Track(AnyTrack):
     @property
     def has_work(self) -> bool:
         """Whether something is unsettled, ready or not."""
-        return self.cursor < self.partition.tail or bool(self.front)
+        return self.cursor < self.partition.tail or bool(self.requeued)
 
     @property
     def is_probed(self) -> bool:
         """Whether messages are handed out one at a time, because of a batch whose lease ran out (rule 16)."""
         # A batch begins with what is in front, so if one of these was in it, the first was.
-        return self.probe > self.cursor or next(iter(self.front.values()), False)
+        return self.probe > self.cursor or next(iter(self.requeued.values()), False)
 
     @property
     def in_flight(self) -> int:
-        """See `AnyTrack.in_flight`."""
+        """See `Position.in_flight`."""
         part = None if self.lease is None else self.lease.parts.get(self)
         return 0 if part is None else part.open
 
     @property
     def is_idle(self) -> bool:
-        """See `AnyTrack.is_idle`."""
+        """See `Position.is_idle`."""
         return self.lease is None and not self.held
 
     def outlook(self, now: int) -> Outlook:  # noqa: ARG002  # what waits is found when somebody looks at it
-        """See `AnyTrack.outlook`."""
+        """See `Position.outlook`."""
         return Outlook(0) if self.lease is None and self.has_work else NOTHING
 
     def new_draft(self) -> Draft:
-        """See `AnyTrack.new_draft`."""
+        """See `Position.new_draft`."""
         self.draft = Draft(self)
         return self.draft
 
     def find_held(self, name: str, codec: IdCodec) -> Held | None:
-        """See `AnyTrack.find_held`."""
+        """See `Position.find_held`."""
         held = self.held.get(name)
         if held is not None:
             return self._seen(held)
@@ -216,7 +216,7 @@ class Track(AnyTrack):
         return None if offset is None else self.held_at(offset)
 
     def held_at(self, offset: int) -> Held | None:
-        """See `AnyTrack.held_at`."""
+        """See `Position.held_at`."""
         held = self._by_offset.get(offset)
         if held is None or self.held.get(held[3]) is not held:
             # Made once for a batch that is settled by ids, and not for what is settled by keys.
@@ -229,42 +229,42 @@ class Track(AnyTrack):
         return None if draft is not None and (draft.voided or held[3] in draft.gone) else held
 
     def keeps(self, offset: int) -> bool:
-        """See `AnyTrack.keeps`: all that is not settled, as the cursor has to get over it."""
+        """See `Position.keeps`: all that is not settled, as the cursor has to get over it."""
         return not self._is_done(offset)
 
     def held_by(self, lease: Lease) -> list[Held]:
-        """See `AnyTrack.held_by`."""
+        """See `Position.held_by`."""
         gone = () if self.draft is None else self.draft.gone
         return [held for held in self.held.values() if held[1] is lease and held[3] not in gone]
 
     def live_offsets(self, lease: Lease) -> list[int]:
-        """See `AnyTrack.live_offsets`."""
+        """See `Position.live_offsets`."""
         return [held[0] for held in self.held.values() if held[1] is lease] if self.lease is lease else []
 
     def is_kept_by(self, lease: Lease) -> bool:
-        """See `AnyTrack.is_kept_by`."""
+        """See `Position.is_kept_by`."""
         return self.lease is lease and any(held[1] is lease for held in self.held.values())
 
     def leases(self) -> set[Lease]:
-        """See `AnyTrack.leases`."""
+        """See `Position.leases`."""
         return {held[1] for held in self.held.values()} | ({self.lease} if self.lease else set())
 
     def attempts_of(self, offset: int) -> int:
-        """See `AnyTrack.attempts_of`."""
+        """See `Position.attempts_of`."""
         retry = (self.draft or self).retries.get(offset)
         return 0 if retry is None else retry.attempts
 
     def is_settled(self, message: Stored) -> bool:
-        """See `AnyTrack.is_settled`."""
+        """See `Position.is_settled`."""
         return self._is_done(message.offset)
 
     def _is_done(self, offset: int) -> bool:
-        cursor, ranges, front = (
-            (self.draft.cursor, self.draft.ranges, self.draft.front)
+        cursor, ranges, requeued = (
+            (self.draft.cursor, self.draft.ranges, self.draft.requeued)
             if self.draft is not None
-            else (self.cursor, self.ranges, self.front)
+            else (self.cursor, self.ranges, self.requeued)
         )
-        if offset in front:
+        if offset in requeued:
             return False
         if offset <= cursor:
             return True
@@ -280,15 +280,15 @@ class Track(AnyTrack):
     def open_intervals(self) -> Iterator[tuple[int, int]]:
         """Unsettled offsets in order of delivery, requeued ones first, as the running transaction sees them."""
         seen = self.draft or self
-        for offset in seen.front:
+        for offset in seen.requeued:
             yield offset, offset
-        position = max(seen.cursor, self.partition.floor) + 1
+        start = max(seen.cursor, self.partition.floor) + 1
         for first, last in seen.ranges:
-            if position < first:
-                yield position, first - 1
-            position = max(position, last + 1)
-        if position <= self.partition.tail:
-            yield position, self.partition.tail
+            if start < first:
+                yield start, first - 1
+            start = max(start, last + 1)
+        if start <= self.partition.tail:
+            yield start, self.partition.tail
 
     def intervals(self, need: int, after: int = 0) -> tuple[list[tuple[int, int]], int]:
         """What may be handed out behind an offset, as far as memory knows, and how much that is."""
@@ -310,7 +310,7 @@ class Track(AnyTrack):
         return intervals, planned
 
     def publish(self, now: int) -> int:  # noqa: ARG002  # see `outlook`
-        """See `AnyTrack.publish`."""
+        """See `Position.publish`."""
         draft = self.draft
         if draft is None:
             return 0
@@ -318,7 +318,7 @@ class Track(AnyTrack):
         self.cursor, self.ranges = draft.cursor, draft.ranges
         self.probe, self.settled_at = draft.probe, draft.settled_at
         draft.retries.publish()
-        draft.front.publish()
+        draft.requeued.publish()
         self.unsaved = set()
         if draft.voided:
             self.held.clear()
@@ -329,8 +329,8 @@ class Track(AnyTrack):
         return 0
 
 
-_SAVE_TRACKS = """
-insert into tracks (grp, partition, cursor, probe, settled_at)
+_SAVE_POSITIONS = """
+insert into positions (grp, partition, cursor, probe, settled_at)
 select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 from json_each(?1) where true
 on conflict (grp, partition) do update
 set cursor = excluded.cursor, probe = excluded.probe, settled_at = excluded.settled_at
@@ -353,12 +353,12 @@ select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->
 on conflict (grp, partition, offset) do update
 set attempts = excluded.attempts, due = excluded.due, error = excluded.error
 """
-_DELETE_FRONTS = """
-delete from fronts where (grp, partition, offset) in
+_DELETE_REQUEUED = """
+delete from requeued where (grp, partition, offset) in
     (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
 """
-_SAVE_FRONTS = """
-insert into fronts (grp, partition, offset, probe)
+_SAVE_REQUEUED = """
+insert into requeued (grp, partition, offset, probe)
 select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1) where true
 on conflict (grp, partition, offset) do update set probe = excluded.probe
 """
@@ -366,17 +366,17 @@ on conflict (grp, partition, offset) do update set probe = excluded.probe
 Row = tuple[Value, ...]
 
 
-def save_ordered(connection: apsw.Connection, changed: Iterable[Track]) -> None:
+def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]) -> None:
     """Write the drafts of a transaction. Only it can change them, so this needs no lock."""
-    tracks: list[Row] = []
+    positions: list[Row] = []
     gone: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
     kept: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
-    for track in changed:
-        draft, key = track.draft, (track.group.id, track.partition.id)
+    for position in changed:
+        draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
-        tracks.append((*key, draft.cursor, draft.probe, draft.settled_at))
+        positions.append((*key, draft.cursor, draft.probe, draft.settled_at))
         if draft.wiped:
-            for table in ("ranges", "retries", "fronts"):
+            for table in ("ranges", "retries", "requeued"):
                 run(connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)
         if draft.touched_ranges:
             gone[0].extend((*key, first) for first in draft.touched_ranges)
@@ -385,10 +385,10 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[Track]) -> None:
         kept[1].extend(
             (*key, offset, retry.attempts, retry.due, retry.error) for offset, retry in draft.retries.changed.items()
         )
-        gone[2].extend((*key, offset) for offset in draft.front.gone)
-        kept[2].extend((*key, offset, int(probe)) for offset, probe in draft.front.changed.items())
-    for_each(connection, _SAVE_TRACKS, tracks)
-    statements = ((_DELETE_RANGES, _SAVE_RANGES), (_DELETE_RETRIES, _SAVE_RETRIES), (_DELETE_FRONTS, _SAVE_FRONTS))
+        gone[2].extend((*key, offset) for offset in draft.requeued.gone)
+        kept[2].extend((*key, offset, int(probe)) for offset, probe in draft.requeued.changed.items())
+    for_each(connection, _SAVE_POSITIONS, positions)
+    statements = ((_DELETE_RANGES, _SAVE_RANGES), (_DELETE_RETRIES, _SAVE_RETRIES), (_DELETE_REQUEUED, _SAVE_REQUEUED))
     for (delete, save), old, new in zip(statements, gone, kept, strict=True):
         if old:
             for_each(connection, delete, old)

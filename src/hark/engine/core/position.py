@@ -108,7 +108,7 @@ class Lease:
         """When it was given; 0: not known."""
         self.whole = 0
         """When it would end if it had not been shortened; 0: it was not."""
-        self.parts: dict[AnyTrack, Part] = {}
+        self.parts: dict[Position, Part] = {}
 
 
 Held = tuple[int, Lease, "tuple[int, ...] | None", str]
@@ -145,7 +145,7 @@ class AnyDraft(ABC):
     def __init__(self, settled_at: int | None) -> None:
         self.settled_at = settled_at
         self.voided = False
-        """All leases on the track are void."""
+        """All leases on the position are void."""
 
     @property
     @abstractmethod
@@ -189,11 +189,11 @@ class AnyDraft(ABC):
         """What a lease held is as if it had never been handed out."""
 
     @abstractmethod
-    def add_front(self, offset: int, priority: int, now: int) -> None:
+    def add_requeued(self, offset: int, priority: int, now: int) -> None:
         """A requeued message comes before all others."""
 
 
-class AnyTrack(ABC):
+class Position(ABC):
     """A group's place in a partition, whatever its mode."""
 
     __slots__ = ("group", "noted", "partition", "served", "settled_at")

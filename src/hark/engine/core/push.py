@@ -149,7 +149,7 @@ _COUNT_OPEN = f"""
 with at as materialized (
     select {PLACE} from groups
     join partitions as place on place.queue = ?1
-    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    left join positions as position on position.grp = groups.id and position.partition = place.id
     where groups.queue = ?2 and {WANTS_PLACE})
 select grp, total({OPEN}) from at group by grp
 """

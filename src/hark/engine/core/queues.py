@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hark.engine.core.ordered import Draft
-from hark.engine.core.position import AnyTrack
+from hark.engine.core.position import Position
 from hark.engine.core.push import encode_options, find_message, find_partitions, insert_queue, stored_at
 from hark.engine.core.rows import SHARED_OPEN_HERE
 from hark.engine.core.shared import Entry, SharedDraft
@@ -20,46 +20,46 @@ from hark.model import DEFAULT_PARTITION, CancelOutcome, NewTrace, QueueInfo, Qu
 
 # Requeued for the group itself: in no lane, and no longer in front.
 _OWN = """
-select message.offset, message.priority, message.created_at from holes
-join messages as message on message.partition = holes.partition and message.offset = holes.first
-where holes.partition = ?1 and holes.owner = ?2 and holes.first > ?3
+select message.offset, message.priority, message.created_at from gaps
+join messages as message on message.partition = gaps.partition and message.offset = gaps.first
+where gaps.partition = ?1 and gaps.owner = ?2 and gaps.first > ?3
 """
 
 
-def move(transaction: WriteTransaction, track: AnyTrack, cursor: int) -> None:
+def move(transaction: WriteTransaction, position: Position, cursor: int) -> None:
     """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
-    draft, partition = transaction.draft(track), track.partition
+    draft, partition = transaction.draft(position), position.partition
     start = max(cursor, partition.floor)
-    transaction.forget_completed(track)
+    transaction.forget_completed(position)
     if isinstance(draft, SharedDraft):
-        own = rows_of(transaction.connection, _OWN, partition.id, track.group.id, start)
+        own = rows_of(transaction.connection, _OWN, partition.id, position.group.id, start)
         now = transaction.now
         draft.restart(start, [Entry(offset, level, created, min(created, now)) for offset, level, created in own])
     elif isinstance(draft, Draft):
         draft.wiped = True
         draft.cursor, draft.ranges, draft.probe = start, [], 0
         draft.retries.clear()
-        draft.front.clear()
-        for first, last in transaction.loader.holes(track.group, partition):
+        draft.requeued.clear()
+        for first, last in transaction.loader.gaps(position.group, partition):
             draft.settle(first, last)
-    transaction.void_leases(track)
+    transaction.void_leases(position)
 
 
-def settle_all(transaction: WriteTransaction, track: AnyTrack) -> int:
+def settle_all(transaction: WriteTransaction, position: Position) -> int:
     """Settle whatever a group has open in a partition; how many messages."""
-    draft, partition = transaction.draft(track), track.partition
+    draft, partition = transaction.draft(position), position.partition
     settled = 0
     if isinstance(draft, SharedDraft):
         if not draft.voided:
-            stored = scalar(transaction.connection, SHARED_OPEN_HERE, track.group.id, partition.id)
+            stored = scalar(transaction.connection, SHARED_OPEN_HERE, position.group.id, partition.id)
             settled = int(stored) + partition.next_tail - partition.tail - draft.settled
         draft.restart(partition.next_tail, ())
     elif isinstance(draft, Draft):
         settled = draft.open_messages()
-        draft.front.clear()
+        draft.requeued.clear()
         draft.retries.clear()
         draft.settle(draft.cursor + 1, partition.next_tail)
-    transaction.void_leases(track)
+    transaction.void_leases(position)
     return settled
 
 
@@ -155,8 +155,8 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
     """Forget what is leased of a group that is gone."""
     state = transaction.state
     for lease in list(state.leases.values()):
-        for track in [track for track in lease.parts if track.group is group]:
-            transaction.end_part(lease, track)
+        for position in [position for position in lease.parts if position.group is group]:
+            transaction.end_part(lease, position)
 
 
 def pause(transaction: WriteTransaction, queue_name: str, group_name: str | None, paused: bool) -> bool:
@@ -195,9 +195,9 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
         return 0 if group is None else _settle_all(transaction, group, ids)
     transaction.want_sweep()
     for group in queue.groups.values():
-        _settle_all(transaction, group, list(group.tracks))
+        _settle_all(transaction, group, list(group.positions))
     inside = "partition in (select id from partitions where queue = ?1)"
-    for table in ("ranges", "retries", "fronts", "exceptions", "holes"):
+    for table in ("ranges", "retries", "requeued", "outstanding", "gaps"):
         run(transaction.connection, f"delete from {table} where {inside}", queue.id)
     removed = 0
     for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
@@ -217,8 +217,8 @@ def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None
 
 
 def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int]) -> int:
-    transaction.loader.tracks(group, ids)
-    return sum(settle_all(transaction, group.tracks[partition_id]) for partition_id in ids)
+    transaction.loader.positions(group, ids)
+    return sum(settle_all(transaction, group.positions[partition_id]) for partition_id in ids)
 
 
 def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
@@ -246,12 +246,12 @@ def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
         return "not_found"
     transaction.loader.groups(partition.queue.name)
     for group in partition.queue.groups.values():
-        track = transaction.loader.track(group, partition.id)
-        if track is None or message.owner not in (None, group.id):
+        position = transaction.loader.position(group, partition.id)
+        if position is None or message.owner not in (None, group.id):
             continue
-        if track.is_settled(message):
+        if position.is_settled(message):
             return "settled"
-        if track.held_at(place.offset) is not None or track.attempts_of(place.offset):
+        if position.held_at(place.offset) is not None or position.attempts_of(place.offset):
             return "leased"
     return "cancelled" if _delete_message(transaction, place) else "not_found"
 
@@ -267,41 +267,41 @@ def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
     delete_traces(transaction, place)
-    leave_hole(transaction, partition, place.offset)
+    leave_gap(transaction, partition, place.offset)
     queue = partition.queue
     transaction.on_commit(lambda: setattr(queue, "open", None))
     return True
 
 
-def leave_hole(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
+def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
     """There is no message at an offset (any more): every group is done with it, also those to come."""
     if but_for is None:
         dig(transaction.connection, partition.id, offset, offset)
     else:
-        sql = "insert into holes (partition, first, last, owner) values (?1, ?2, ?2, ?3)"
+        sql = "insert into gaps (partition, first, last, owner) values (?1, ?2, ?2, ?3)"
         run(transaction.connection, sql, partition.id, offset, but_for.id)
     transaction.note_removal(partition)
     transaction.loader.groups(partition.queue.name)
     for group in list(partition.queue.groups.values()):
-        track = None if group is but_for else transaction.loader.track(group, partition.id)
-        if track is None:
+        position = None if group is but_for else transaction.loader.position(group, partition.id)
+        if position is None:
             continue
         # Where a group starts can't be found by the message's time any more: keep it.
-        draft = transaction.draft(track)
+        draft = transaction.draft(position)
         if isinstance(draft, SharedDraft):
             draft.removes = True
-        if track.keeps(offset):
-            settle_removed(transaction, track, offset)
+        if position.keeps(offset):
+            settle_removed(transaction, position, offset)
 
 
-def settle_removed(transaction: WriteTransaction, track: AnyTrack, offset: int) -> None:
+def settle_removed(transaction: WriteTransaction, position: Position, offset: int) -> None:
     """A group is done with a message that is gone, and so is who holds it."""
-    held = track.held_at(offset)
-    transaction.settle(track, offset)
+    held = position.held_at(offset)
+    transaction.settle(position, offset)
     if held is not None:
-        transaction.state.note_removed(track, [held])
-        transaction.draft(track).forget(held)
-        transaction.let_go(track, held[1])
+        transaction.state.note_removed(position, [held])
+        transaction.draft(position).forget(held)
+        transaction.let_go(position, held[1])
 
 
 def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None:

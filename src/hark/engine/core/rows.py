@@ -18,7 +18,7 @@ ifnull((select created_at from messages where messages.partition = place.id orde
 """When a partition's last message was created."""
 
 CURSOR = """
-max(place.floor, ifnull(track.cursor,
+max(place.floor, ifnull(position.cursor,
     case when groups.since is null or place.id > groups.highest_partition then 0 else ifnull(
         (select offset from messages where messages.partition = place.id and created_at <= groups.since
          order by offset desc limit 1), 0) end))
@@ -26,13 +26,13 @@ max(place.floor, ifnull(track.cursor,
 """Up to where a group is done with a partition; where it has not been yet, where it will start."""
 
 WANTS_PLACE = f"""
-(track.cursor is not null or groups.since is null or place.id > groups.highest_partition
+(position.cursor is not null or groups.since is null or place.id > groups.highest_partition
     or {LAST_CREATED} > groups.since)
 """
 """Whether a group has anything to do with a partition: not when it started after the partition's end."""
 
 PLACE = f"""
-groups.id as grp, groups.mode = 'shared' as shared, place.id as partition, track.cursor is not null as tracked,
+groups.id as grp, groups.mode = 'shared' as shared, place.id as partition, position.cursor is not null as tracked,
 {TAIL} as tail, {CURSOR} as cursor
 """
 """The columns of `at`: where a group stands in a partition. What follows reads them often, so materialize them."""
@@ -41,11 +41,11 @@ _ORDERED_OPEN = """
 (at.tail - at.cursor
 - ifnull((select sum(last - first + 1) from ranges
           where ranges.grp = at.grp and ranges.partition = at.partition and first > at.cursor), 0)
-- iif(at.tracked, 0, ifnull((select sum(last - first + 1) from holes
-          where holes.partition = at.partition and holes.first > at.cursor and holes.owner != at.grp), 0))
-+ (select count(*) from fronts where fronts.grp = at.grp and fronts.partition = at.partition))
+- iif(at.tracked, 0, ifnull((select sum(last - first + 1) from gaps
+          where gaps.partition = at.partition and gaps.first > at.cursor and gaps.owner != at.grp), 0))
++ (select count(*) from requeued where requeued.grp = at.grp and requeued.partition = at.partition))
 """
-"""Holes are among the ranges of those with a track."""
+"""Gaps are among the ranges of those with a position."""
 
 PRIORITIES = "json_each('[0,1,2,3,4,5,6,7,8,9]')"
 _HAS_DELAYED = """
@@ -65,8 +65,8 @@ max(at.cursor, ifnull((select cursor from lanes
 # What is in no other lane is in the first: so that can be counted along indexes alone.
 _SHARED_OPEN = f"""
 ((select count(*) from messages where messages.partition = at.partition and offset > {_FIRST_LANE})
-- (select count(*) from holes where holes.partition = at.partition and owner != 0 and first > {_FIRST_LANE})
-+ (select count(*) from exceptions where exceptions.grp = at.grp and exceptions.partition = at.partition)
+- (select count(*) from gaps where gaps.partition = at.partition and owner != 0 and first > {_FIRST_LANE})
++ (select count(*) from outstanding where outstanding.grp = at.grp and outstanding.partition = at.partition)
 + iif({HAS_LANES.format(partition="at.partition")}, (select sum(
     (select count(*) from messages indexed by messages_priority where messages.partition = at.partition
         and messages.priority = level.value and messages.priority > 0 and deliver_at is null and owner is null
@@ -89,15 +89,15 @@ SHARED_OPEN_HERE = f"""
 with at as materialized (
     select {PLACE} from groups
     join partitions as place on place.id = ?2
-    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    left join positions as position on position.grp = groups.id and position.partition = place.id
     where groups.id = ?1)
 select {_SHARED_OPEN} from at
 """
 """The same for a shared group and a partition by their numbers."""
 
 STORED = f"""
-({TAIL} - place.floor - ifnull((select sum(last - first + 1) from holes
-    where holes.partition = place.id and first > place.floor and owner = 0), 0))
+({TAIL} - place.floor - ifnull((select sum(last - first + 1) from gaps
+    where gaps.partition = place.id and first > place.floor and owner = 0), 0))
 """
 """How many messages a partition has."""
 
@@ -119,8 +119,8 @@ message.offset > at.cursor and not exists (select 1 from ranges
 """
 SCHEDULED = f"""
 iif(at.shared,
-    (select count(*) from exceptions
-     where exceptions.grp = at.grp and exceptions.partition = at.partition and available_at > :now)
+    (select count(*) from outstanding
+     where outstanding.grp = at.grp and outstanding.partition = at.partition and available_at > :now)
     + {_DELAYED.format(partition="at.partition", open=_IN_LANES)},
     (select count(*) from retries
      where retries.grp = at.grp and retries.partition = at.partition and due > :now)

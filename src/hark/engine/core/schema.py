@@ -94,8 +94,8 @@ create table labels (
 create unique index labels_key on labels (grp, ifnull(namespace, ''), ifnull(task, ''));
 
 -- A group's place in a partition. probe: up to that offset messages are handed out one at a time. In a shared group
--- the cursor is where it began: what it has passed since is in lanes, what of that is not settled in exceptions.
-create table tracks (
+-- the cursor is where it began: what it has passed since is in lanes, what of that is not settled in outstanding.
+create table positions (
     grp integer not null,
     partition integer not null,
     cursor integer not null check (cursor >= 0),
@@ -103,7 +103,7 @@ create table tracks (
     settled_at integer,
     primary key (grp, partition)
 ) without rowid;
-create index tracks_partition on tracks (partition);
+create index positions_partition on positions (partition);
 
 -- Settled beyond the cursor; disjoint and not adjacent.
 create table ranges (
@@ -137,21 +137,22 @@ create table lanes (
     primary key (grp, partition, priority)
 ) without rowid;
 
--- Messages that a shared group has passed and not settled: in flight, or waiting for a retry. front: requeued.
-create table exceptions (
+-- Messages that a shared group has passed and not settled: in flight, or waiting for a retry.
+-- requeued: a dead letter that was requeued.
+create table outstanding (
     grp integer not null,
     partition integer not null,
     offset integer not null,
     available_at integer not null,
     attempts integer not null check (attempts >= 0),
     error text,
-    front integer not null default 0,
+    requeued integer not null default 0,
     primary key (grp, partition, offset)
 ) without rowid;
 
 -- Requeued dead letters, to be delivered before anything else of the partition. probe: while it is there, messages are
 -- handed out one at a time.
-create table fronts (
+create table requeued (
     grp integer not null,
     partition integer not null,
     offset integer not null,
@@ -161,7 +162,7 @@ create table fronts (
 
 -- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
 -- Disjoint; those without an owner are not adjacent.
-create table holes (
+create table gaps (
     partition integer not null,
     first integer not null,
     last integer not null check (last >= first),

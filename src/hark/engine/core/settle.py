@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hark.clock import MILLISECOND
-from hark.engine.core.position import AnyTrack, Held, Lease, Retry, Stored
+from hark.engine.core.position import Held, Lease, Position, Retry, Stored
 from hark.engine.core.push import (
     NOT_YET,
     find_duplicates,
@@ -36,7 +36,7 @@ DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to de
 class Verdict(NamedTuple):
     """Whether a settlement counts, and for what."""
 
-    track: AnyTrack | None
+    position: Position | None
     held: Held | None
     """None with no refusal: completed already."""
     refusal: tuple[str, str] | None
@@ -50,35 +50,35 @@ class Judge:
         self._transaction = transaction
         self._required = frozenset(required_leases or ())
         self._is_strict = required_leases is not None
-        self._tracks: dict[tuple[str, str], AnyTrack | None] = {}
+        self._positions: dict[tuple[str, str], Position | None] = {}
 
     def judge(self, item: Settlement) -> Verdict:
         """Whether a settlement counts."""
-        track = self._track(item)
-        if track is None:
-            return self._without_track(item)
+        position = self._position(item)
+        if position is None:
+            return self._without_position(item)
         state = self._transaction.state
-        held = track.find_held(item.transaction_id, state.codec)
+        held = position.find_held(item.transaction_id, state.codec)
         if held is None:
-            return self._not_held(track, item)
+            return self._not_held(position, item)
         lease = held[1]
         if item.lease_id:
             if lease.id != item.lease_id:
-                return self._not_held(track, item)
+                return self._not_held(position, item)
         elif self._required and lease.id not in self._required:
-            return Verdict(track, None, SUPERSEDED)
+            return Verdict(position, None, SUPERSEDED)
         if lease.expires_at <= self._transaction.now or lease.id not in state.leases:
-            return Verdict(track, None, EXPIRED)
-        return Verdict(track, held, None)
+            return Verdict(position, None, EXPIRED)
+        return Verdict(position, held, None)
 
-    def _track(self, item: Settlement) -> AnyTrack | None:
+    def _position(self, item: Settlement) -> Position | None:
         if not item.partition_id:
-            return self._find_track(item)
+            return self._find_position(item)
         key = (item.partition_id, item.group)
-        track = self._tracks.get(key)
-        if track is None and key not in self._tracks:
-            track = self._tracks[key] = self._find_track(item)
-        return track
+        position = self._positions.get(key)
+        if position is None and key not in self._positions:
+            position = self._positions[key] = self._find_position(item)
+        return position
 
     def _partition(self, item: Settlement) -> Partition | None:
         """The partition of a message; its own id says that too."""
@@ -87,7 +87,7 @@ class Judge:
             return None
         return self._transaction.loader.partition(place.partition)
 
-    def _find_track(self, item: Settlement) -> AnyTrack | None:
+    def _find_position(self, item: Settlement) -> Position | None:
         state = self._transaction.state
         partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
         if partition is None:
@@ -98,55 +98,55 @@ class Judge:
             group = state.groups.get((partition.queue.name, item.group))
             if group is None:
                 return None
-        return group.tracks.get(partition.id) or self._transaction.loader.track(group, partition.id)
+        return group.positions.get(partition.id) or self._transaction.loader.position(group, partition.id)
 
-    def _without_track(self, item: Settlement) -> Verdict:
+    def _without_position(self, item: Settlement) -> Verdict:
         partition = self._transaction.state.partitions_by_uid.get(item.partition_id) or self._partition(item)
         known = partition is not None and self._message(partition, item.transaction_id) is not None
         return Verdict(None, None, NOT_LEASED if known else NOT_FOUND)
 
-    def _not_held(self, track: AnyTrack, item: Settlement) -> Verdict:
+    def _not_held(self, position: Position, item: Settlement) -> Verdict:
         """The slow path: a lease that ended, a message settled before, or one that never was."""
-        message = self._message(track.partition, item.transaction_id)
+        message = self._message(position.partition, item.transaction_id)
         if message is None:
-            return self._removed(track, item)
-        if track.is_settled(message):
-            if self._is_dead(track, message.offset):
-                return Verdict(track, None, DEAD)
-            if item.status == "completed" and self._may_repeat(track, message.offset, item.lease_id):
-                return Verdict(track, None, None)
+            return self._removed(position, item)
+        if position.is_settled(message):
+            if self._is_dead(position, message.offset):
+                return Verdict(position, None, DEAD)
+            if item.status == "completed" and self._may_repeat(position, message.offset, item.lease_id):
+                return Verdict(position, None, None)
         if not item.lease_id:
-            return Verdict(track, None, NOT_LEASED)
+            return Verdict(position, None, NOT_LEASED)
         expired = item.lease_id in self._transaction.state.expired_leases
-        return Verdict(track, None, EXPIRED if expired else SUPERSEDED)
+        return Verdict(position, None, EXPIRED if expired else SUPERSEDED)
 
-    def _removed(self, track: AnyTrack, item: Settlement) -> Verdict:
+    def _removed(self, position: Position, item: Settlement) -> Verdict:
         """A message that is not there; its id says whether it ever was."""
         place = self._transaction.state.codec.decode(item.transaction_id)
-        if place is None or place.partition != track.partition.id or not 0 < place.offset <= track.partition.tail:
-            return Verdict(track, None, NOT_FOUND)
-        if self._is_dead(track, place.offset):
-            return Verdict(track, None, DEAD)
-        taken_away = (track.group.id, *place) in self._transaction.state.removed
+        if place is None or place.partition != position.partition.id or not 0 < place.offset <= position.partition.tail:
+            return Verdict(position, None, NOT_FOUND)
+        if self._is_dead(position, place.offset):
+            return Verdict(position, None, DEAD)
+        taken_away = (position.group.id, *place) in self._transaction.state.removed
         if item.status != "completed" or taken_away:
-            return Verdict(track, None, NOT_FOUND)
-        return Verdict(track, None, None if self._may_repeat(track, place.offset, item.lease_id) else SUPERSEDED)
+            return Verdict(position, None, NOT_FOUND)
+        return Verdict(position, None, None if self._may_repeat(position, place.offset, item.lease_id) else SUPERSEDED)
 
-    def _may_repeat(self, track: AnyTrack, offset: int, lease_id: str | None) -> bool:
+    def _may_repeat(self, position: Position, offset: int, lease_id: str | None) -> bool:
         """Whether it is a success to complete again what is completed: in a transaction only under the same lease."""
         if not self._is_strict:
             return True
-        lease = self._transaction.completed_under(track, offset)
+        lease = self._transaction.completed_under(position, offset)
         return lease is not None and (lease == lease_id or (lease_id is None and lease in self._required))
 
     def _message(self, partition: Partition, name: str) -> Stored | None:
         message = find_message(self._transaction, partition.id, name)
         return None if message is None or message.offset <= partition.floor else message
 
-    def _is_dead(self, track: AnyTrack, offset: int) -> bool:
+    def _is_dead(self, position: Position, offset: int) -> bool:
         self._transaction.save_dead_letters()  # It may have died in this very transaction.
         sql = "select 1 from dead_letters where partition = ?1 and offset = ?2 and grp = ?3"
-        return scalar(self._transaction.connection, sql, track.partition.id, offset, track.group.name) is not None
+        return scalar(self._transaction.connection, sql, position.partition.id, offset, position.group.name) is not None
 
 
 def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement]]) -> list[list[SettleOutcome]]:
@@ -161,29 +161,29 @@ def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement
 
 def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> SettleOutcome:
     """Carry a settlement out."""
-    track = verdict.track
-    if verdict.refusal is not None or track is None:
+    position = verdict.position
+    if verdict.refusal is not None or position is None:
         code, text = verdict.refusal or NOT_FOUND
-        names = (None, None) if track is None else (track.group.queue_name, track.partition.name)
+        names = (None, None) if position is None else (position.group.queue_name, position.partition.name)
         return SettleOutcome(item.transaction_id, False, code, text, *names)
-    partition = track.partition
-    outcome = SettleOutcome(item.transaction_id, True, None, None, track.group.queue_name, partition.name)
+    partition = position.partition
+    outcome = SettleOutcome(item.transaction_id, True, None, None, position.group.queue_name, partition.name)
     held = verdict.held
-    draft = track.draft or transaction.draft(track)
+    draft = position.draft or transaction.draft(position)
     if held is None or draft.is_gone(held):
         # Completed before, or said twice in one request: the first word counts.
         return outcome
     offset, lease, _, _ = held
     outcome.lease_id = lease.id
     if item.status == "completed":
-        transaction.settle(track, offset)
-        transaction.note_completed(track, offset, lease.id)
+        transaction.settle(position, offset)
+        transaction.note_completed(position, offset, lease.id)
     elif item.status == "dlq":
         retry = draft.retry_of(offset)
         attempts = (retry.attempts if retry else 0) + 1
         text = item.error or "Sent to the dead letters by its consumer"
         outcome.dead_lettered = transaction.bury(
-            track, offset, attempts, text, transaction.now, exhausted=False, always=item.damaged
+            position, offset, attempts, text, transaction.now, exhausted=False, always=item.damaged
         )
     elif item.status == "retry":
         retry = draft.retry_of(offset)
@@ -191,29 +191,29 @@ def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> 
         draft.wait(offset, Retry(retry.attempts if retry else 0, due, retry.error if retry else None))
     else:
         error = item.error or "Failed without an error text"
-        outcome.dead_lettered = fail(transaction, track, held, error, transaction.now, item.delay_ms)
+        outcome.dead_lettered = fail(transaction, position, held, error, transaction.now, item.delay_ms)
     if item.status != "completed":
         draft.end_part(lease)  # However a failure ends, nothing waits for the end of the lease (rule 14).
     draft.forget(held)
-    transaction.let_go(track, lease)
+    transaction.let_go(position, lease)
     outcome.lease_released = draft.is_free_of(lease)
     return outcome
 
 
 def fail(
-    transaction: WriteTransaction, track: AnyTrack, held: Held, error: str, at: int, delay_ms: int | None = None
+    transaction: WriteTransaction, position: Position, held: Held, error: str, at: int, delay_ms: int | None = None
 ) -> bool:
     """Use one attempt of a message: it waits for its next one, or is buried. True: it is a dead letter (rule 14).
 
     A delay that is given replaces what the schedule says.
     """
-    draft = transaction.draft(track)
+    draft = transaction.draft(position)
     offset, _, schedule, _ = held
-    delays = track.partition.queue.schedule if schedule is None else schedule
+    delays = position.partition.queue.schedule if schedule is None else schedule
     retry = draft.retry_of(offset)
     attempts = (retry.attempts if retry else 0) + 1
     if attempts > len(delays):
-        return transaction.bury(track, offset, attempts, error, at, exhausted=True)
+        return transaction.bury(position, offset, attempts, error, at, exhausted=True)
     delay = delays[attempts - 1] if delay_ms is None else delay_ms
     draft.wait(offset, Retry(attempts, at + delay * MILLISECOND, error))
     return False
@@ -256,8 +256,8 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
             outcome = apply(transaction, operation, verdict)
             results.append(outcome)
             if operation.status == "completed" and outcome.lease_id is not None:
-                assert verdict.track is not None and verdict.held is not None
-                transaction.keep_completed(verdict.track, verdict.held[0], outcome.lease_id)
+                assert verdict.position is not None and verdict.held is not None
+                transaction.keep_completed(verdict.position, verdict.held[0], outcome.lease_id)
         else:
             place = places[operation.queue, operation.partition]
             results += push_all(transaction, [operation], [place], known)
@@ -267,7 +267,8 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
 def _holds(lease: Lease) -> bool:
     """Whether a lease still holds something, as the running transaction sees it."""
     return any(
-        part.open > 0 and not (track.draft is not None and track.draft.voided) for track, part in lease.parts.items()
+        part.open > 0 and not (position.draft is not None and position.draft.voided)
+        for position, part in lease.parts.items()
     )
 
 
@@ -326,11 +327,11 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
         # Not live from here on: what settles later in this transaction must be refused.
         transaction.state.note_expired(lease)
         transaction.end_lease(lease)
-        for track in lease.parts:
-            for held in transaction.draft(track).expire(lease, track.held_by(lease)):
-                if fail(transaction, track, held, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
+        for position in lease.parts:
+            for held in transaction.draft(position).expire(lease, position.held_by(lease)):
+                if fail(transaction, position, held, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
                     transaction.state.expiries_buried += 1
-            transaction.state.expiring.add(track.group)
+            transaction.state.expiring.add(position.group)
         transaction.expired += 1
 
 
@@ -341,13 +342,13 @@ def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:
         if lease is None:
             continue
         transaction.end_lease(lease)
-        for track in lease.parts:
-            transaction.draft(track).give_back(lease, track.held_by(lease))
+        for position in lease.parts:
+            transaction.draft(position).give_back(lease, position.held_by(lease))
 
 
-def settle_held(transaction: WriteTransaction, lease: Lease, track: AnyTrack) -> None:
-    """Complete everything that a lease holds on a track, at once (auto-ack)."""
-    held = track.held_by(lease)
-    transaction.draft(track).give_back(lease, held)
+def settle_held(transaction: WriteTransaction, lease: Lease, position: Position) -> None:
+    """Complete everything that a lease holds on a position, at once (auto-ack)."""
+    held = position.held_by(lease)
+    transaction.draft(position).give_back(lease, held)
     for offset, *_ in held:
-        transaction.settle(track, offset)
+        transaction.settle(position, offset)

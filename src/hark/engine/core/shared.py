@@ -11,7 +11,7 @@ import apsw
 import msgspec
 
 from hark.clock import SECOND
-from hark.engine.core.position import AnyDraft, AnyTrack, Held, Lease, Outlook, Retry, Stored
+from hark.engine.core.position import AnyDraft, Held, Lease, Outlook, Position, Retry, Stored
 from hark.engine.core.state import Partition
 from hark.engine.core.store import scalar
 from hark.ids import IdCodec
@@ -29,7 +29,7 @@ class Entry(msgspec.Struct, eq=False):
     available_at: int
     attempts: int = 0
     error: str | None = None
-    front: bool = False
+    requeued: bool = False
     """A requeued dead letter: before all others."""
     is_out: bool = False
     """Held, or on its way to a consumer."""
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, eq=False):
 
     def changed(self, attempts: int, available_at: int, error: str | None) -> Entry:
         """A copy that says how it will be."""
-        return Entry(self.offset, self.priority, self.created_at, available_at, attempts, error, self.front)
+        return Entry(self.offset, self.priority, self.created_at, available_at, attempts, error, self.requeued)
 
 
 # A lane is the messages of one priority, either the plain ones, in the order of their offsets, or those that were
@@ -216,22 +216,22 @@ class DelayedLane:
 # Memory is ahead of the disk: lanes move on with every claim, and what claims hand out is an exception in memory
 # alone. A
 # transaction that touches the place writes down how it stands at that moment: the positions of the lanes, and the
-# exceptions below them that are not stored yet. So at every commit what is passed is settled or a stored exception,
+# outstanding below them that are not stored yet. So at every commit what is passed is settled or a stored exception,
 # and
 # what is handed out and settled between two commits costs no row. A claim need not wait for a commit: it moves lanes
-# forward and takes exceptions that nobody holds, a transaction settles or frees what is held.
+# forward and takes outstanding that nobody holds, a transaction settles or frees what is held.
 
 
 Turn = tuple[int, int, int]
-"""The order of exceptions that are due: -priority, available at, offset."""
+"""The order of outstanding that are due: -priority, available at, offset."""
 
 
-class SharedTrack(AnyTrack):
+class SharedPosition(Position):
     """See the module's text."""
 
     __slots__ = (
-        "_fronts",
         "_ready",
+        "_requeued",
         "_waiting",
         "base",
         "by_lease",
@@ -259,11 +259,11 @@ class SharedTrack(AnyTrack):
         self.unsaved: dict[int, Entry] = {}
         """Exceptions that are not stored yet."""
         self.dropped: list[int] = []
-        """Stored exceptions that turned out to be gone."""
+        """Stored outstanding that turned out to be gone."""
         self.draft: SharedDraft | None = None
         self.fell_due = False
         """Whether something became ready by the passing of time, so that nobody was told of it."""
-        self._fronts: list[Turn] = []
+        self._requeued: list[Turn] = []
         self._ready: list[Turn] = []
         self._waiting: list[tuple[int, int]] = []
 
@@ -280,7 +280,7 @@ class SharedTrack(AnyTrack):
     # What may be taken -------------------------------------------------------------------------------------
 
     def due_entries(self, now: int) -> tuple[Entry | None, Entry | None]:
-        """The first of the requeued messages that may be taken, and the first of the other exceptions."""
+        """The first of the requeued messages that may be taken, and the first of the other outstanding."""
         delay = self.partition.queue.info.options.delayed_processing * SECOND
         while self._waiting and self._waiting[0][0] <= now:
             due, offset = heapq.heappop(self._waiting)
@@ -292,13 +292,13 @@ class SharedTrack(AnyTrack):
                 heapq.heappush(self._waiting, (entry.available_at, offset))
             else:
                 self.fell_due = True
-                heapq.heappush(self._fronts if entry.front else self._ready, entry.turn)
-        return self._first(self._fronts), self._first(self._ready)
+                heapq.heappush(self._requeued if entry.requeued else self._ready, entry.turn)
+        return self._first(self._requeued), self._first(self._ready)
 
     def due_since(self, now: int) -> list[int]:
-        """When those exceptions became available that may be taken."""
+        """When those outstanding became available that may be taken."""
         self.due_entries(now)
-        found = ((turn, self.entries.get(turn[2])) for turn in (*self._fronts, *self._ready))
+        found = ((turn, self.entries.get(turn[2])) for turn in (*self._requeued, *self._ready))
         return [turn[1] for turn, entry in found if entry is not None and not entry.is_out and entry.turn == turn]
 
     def _first(self, heap: list[Turn]) -> Entry | None:
@@ -346,7 +346,7 @@ class SharedTrack(AnyTrack):
         self.unsaved.pop(entry.offset, None)
 
     def outlook(self, now: int) -> Outlook:
-        """See `AnyTrack.outlook`."""
+        """See `Position.outlook`."""
         ready = [entry.priority for entry in self.due_entries(now) if entry is not None]
         due = [self._waiting[0][0]] if self._waiting else []
         delay = self.partition.queue.info.options.delayed_processing * SECOND
@@ -370,7 +370,7 @@ class SharedTrack(AnyTrack):
     def count_ready(self, at_most: int) -> int:
         """About how many messages may be taken, as far as memory knows."""
         known = sum(len(lane.items) for lane in self.lanes)
-        known += len(self._ready) + len(self._fronts)
+        known += len(self._ready) + len(self._requeued)
         behind = self.partition.tail - self.plain[0].scanned if self.plain[0].more else 0
         return max(1, min(known + behind, at_most))
 
@@ -393,21 +393,21 @@ class SharedTrack(AnyTrack):
 
     @property
     def in_flight(self) -> int:
-        """See `AnyTrack.in_flight`."""
+        """See `Position.in_flight`."""
         return len(self.held)
 
     @property
     def is_idle(self) -> bool:
-        """See `AnyTrack.is_idle`."""
+        """See `Position.is_idle`."""
         return not self.held
 
     def new_draft(self) -> SharedDraft:
-        """See `AnyTrack.new_draft`."""
+        """See `Position.new_draft`."""
         self.draft = SharedDraft(self)
         return self.draft
 
     def find_held(self, name: str, codec: IdCodec) -> Held | None:
-        """See `AnyTrack.find_held`."""
+        """See `Position.find_held`."""
         entry = self.held.get(name)
         if entry is None and self.held:
             place = codec.decode(name)
@@ -422,41 +422,41 @@ class SharedTrack(AnyTrack):
         return entry.offset, lease, entry.schedule, entry.transaction_id
 
     def held_at(self, offset: int) -> Held | None:
-        """See `AnyTrack.held_at`."""
+        """See `Position.held_at`."""
         entry = self.entries.get(offset)
         return None if entry is None else self._as_held(entry)
 
     def keeps(self, offset: int) -> bool:
-        """See `AnyTrack.keeps`: exceptions; lanes find out by themselves."""
+        """See `Position.keeps`: outstanding; lanes find out by themselves."""
         draft = self.draft
         if draft is not None and (draft.voided or offset in draft.changes or offset in draft.added):
             return offset in draft.added or draft.changes.get(offset) is not SETTLED
         return offset in self.entries
 
     def held_by(self, lease: Lease) -> list[Held]:
-        """See `AnyTrack.held_by`."""
+        """See `Position.held_by`."""
         found = [self._as_held(entry) for entry in self.by_lease.get(lease, {}).values()]
         return [held for held in found if held is not None]
 
     def live_offsets(self, lease: Lease) -> list[int]:
-        """See `AnyTrack.live_offsets`."""
+        """See `Position.live_offsets`."""
         return list(self.by_lease.get(lease, ()))
 
     def is_kept_by(self, lease: Lease) -> bool:
-        """See `AnyTrack.is_kept_by`."""
+        """See `Position.is_kept_by`."""
         return lease in self.by_lease
 
     def leases(self) -> set[Lease]:
-        """See `AnyTrack.leases`."""
+        """See `Position.leases`."""
         return set(self.by_lease)
 
     def attempts_of(self, offset: int) -> int:
-        """See `AnyTrack.attempts_of`."""
+        """See `Position.attempts_of`."""
         retry = (self.draft or SharedDraft(self)).retry_of(offset)
         return 0 if retry is None else retry.attempts
 
     def is_settled(self, message: Stored) -> bool:
-        """See `AnyTrack.is_settled`."""
+        """See `Position.is_settled`."""
         offset, draft = message.offset, self.draft
         if draft is not None:
             if draft.voided or offset in draft.added:
@@ -476,7 +476,7 @@ class SharedTrack(AnyTrack):
     # Commits -----------------------------------------------------------------------------------------------
 
     def publish(self, now: int) -> int:
-        """See `AnyTrack.publish`."""
+        """See `Position.publish`."""
         draft, self.draft = self.draft, None
         if draft is None:
             return 0
@@ -513,16 +513,16 @@ SETTLED = None
 class SharedDraft(AnyDraft):
     """A place of a shared group as the running transaction leaves it."""
 
-    __slots__ = ("_track", "added", "base", "changes", "removes")
+    __slots__ = ("_position", "added", "base", "changes", "removes")
 
-    def __init__(self, track: SharedTrack) -> None:
-        super().__init__(track.settled_at)
-        self._track = track
-        self.base = track.base
+    def __init__(self, position: SharedPosition) -> None:
+        super().__init__(position.settled_at)
+        self._position = position
+        self.base = position.base
         self.changes: dict[int, Entry | None] = {}
-        """What becomes of exceptions, by offset."""
+        """What becomes of outstanding, by offset."""
         self.added: dict[int, Entry] = {}
-        """New exceptions: requeued messages."""
+        """New outstanding: requeued messages."""
         self.removes = False
         """Messages that lanes may be at are being removed."""
 
@@ -532,7 +532,7 @@ class SharedDraft(AnyDraft):
         return self.voided or self.removes
 
     def restart(self, base: int, entries: Sequence[Entry]) -> None:
-        """Begin anew behind an offset, with these exceptions."""
+        """Begin anew behind an offset, with these outstanding."""
         self.voided = True
         self.base = base
         self.changes = {}
@@ -550,12 +550,12 @@ class SharedDraft(AnyDraft):
 
     def retry_of(self, offset: int) -> Retry | None:
         """See `AnyDraft.retry_of`."""
-        entry = self.changes.get(offset) or self._track.entries.get(offset)
+        entry = self.changes.get(offset) or self._position.entries.get(offset)
         return None if entry is None else Retry(entry.attempts, entry.available_at, entry.error)
 
     def wait(self, offset: int, retry: Retry) -> None:
         """See `AnyDraft.wait`."""
-        self.changes[offset] = self._track.entries[offset].changed(retry.attempts, retry.due, retry.error)
+        self.changes[offset] = self._position.entries[offset].changed(retry.attempts, retry.due, retry.error)
 
     def is_gone(self, held: Held) -> bool:
         """See `AnyDraft.is_gone`."""
@@ -578,10 +578,10 @@ class SharedDraft(AnyDraft):
     def give_back(self, lease: Lease, held: Sequence[Held]) -> None:  # noqa: ARG002  # each by itself
         """See `AnyDraft.give_back`."""
         for offset, *_ in held:
-            entry = self._track.entries[offset]
+            entry = self._position.entries[offset]
             self.changes[offset] = entry.changed(entry.attempts, entry.available_at, entry.error)
 
-    def add_front(self, offset: int, priority: int, now: int) -> None:
-        """See `AnyDraft.add_front`."""
+    def add_requeued(self, offset: int, priority: int, now: int) -> None:
+        """See `AnyDraft.add_requeued`."""
         entry = self.added[offset] = Entry(offset, priority, now, now)
-        entry.front = True
+        entry.requeued = True

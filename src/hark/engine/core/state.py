@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import Literal, NamedTuple
 
 from hark.clock import SECOND
-from hark.engine.core.position import AnyTrack, Held, Lease
+from hark.engine.core.position import Held, Lease, Position
 from hark.engine.retries import compile_schedule
 from hark.ids import IdCodec
 from hark.model import EmptyReason, Ending, GroupMode, Limited, Limits, QueueInfo, Subscription
@@ -114,9 +114,9 @@ def _next_token(bounds: Bounds) -> int:
 
 
 # All of it but the leases is a cache of committed rows, loaded when first touched. Only who holds the lock of
-# `threads.py` touches it. A write verb never changes these objects before its commit: it works on a track's `Draft`,
-# which is taken over when the commit is through. A track of an ordered group with a draft is "dirty" and is not handed
-# out meanwhile; what a draft of a shared one concerns is in somebody's hands.
+# `threads.py` touches it. A write verb never changes these objects before its commit: it works on a position's `Draft`,
+# which is taken over when the commit is through. A position of an ordered group with a draft is "dirty" and is not
+# handed out meanwhile; what a draft of a shared one concerns is in somebody's hands.
 
 
 _NEVER = (-1, "")
@@ -208,7 +208,7 @@ PartitionRow = tuple[int, str, int, int, int, int]
 
 
 class Group:
-    """A group of a queue: its tracks, which of them are ready, and which will be when."""
+    """A group of a queue: its positions, which of them are ready, and which will be when."""
 
     __slots__ = (
         "bounds",
@@ -224,13 +224,13 @@ class Group:
         "name",
         "paused",
         "pending",
+        "positions",
         "queue_name",
         "ready",
         "ready_heap",
         "rising",
         "rising_heap",
         "subscription",
-        "tracks",
         "waking",
         "waking_heap",
     )
@@ -252,7 +252,7 @@ class Group:
         """How many messages it has on leases."""
         self.learned = 0
         """The time at which a pop that found nothing will look again."""
-        self.tracks: dict[int, AnyTrack] = {}
+        self.positions: dict[int, Position] = {}
         self.discovered = False
         """Whether `ready` holds the partitions that had work when the group was first touched."""
         self.ready: dict[int, tuple[int, int]] = {}
@@ -276,8 +276,8 @@ class Group:
 
     def _set_ready(self, partition: int, priority: int) -> None:
         self.waking.pop(partition, None)
-        track = self.tracks.get(partition)
-        rank = (-priority, track.served if track is not None else 0)
+        position = self.positions.get(partition)
+        rank = (-priority, position.served if position is not None else 0)
         if self.ready.get(partition) == rank:
             return
         self.ready[partition] = rank
@@ -298,26 +298,26 @@ class Group:
                 self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
                 heapq.heapify(self.waking_heap)
 
-    def note_in_flight(self, track: AnyTrack) -> None:
-        """Count what leases hold of a track."""
-        in_flight = track.in_flight
-        self.in_flight += in_flight - track.noted
-        track.noted = in_flight
+    def note_in_flight(self, position: Position) -> None:
+        """Count what leases hold of a position."""
+        in_flight = position.in_flight
+        self.in_flight += in_flight - position.noted
+        position.noted = in_flight
 
-    def refresh(self, track: AnyTrack, now: int) -> bool:
-        """Put a track where it belongs after it changed; True when it may be taken now."""
-        self.note_in_flight(track)
-        priority, due = track.outlook(now)
+    def refresh(self, position: Position, now: int) -> bool:
+        """Put a position where it belongs after it changed; True when it may be taken now."""
+        self.note_in_flight(position)
+        priority, due = position.outlook(now)
         if priority is not None:
-            self._set_ready(track.partition.id, priority)
-            self._rise_at(track.partition.id, due)
+            self._set_ready(position.partition.id, priority)
+            self._rise_at(position.partition.id, due)
             return True
-        self.rising.pop(track.partition.id, None)
+        self.rising.pop(position.partition.id, None)
         if due is not None:
-            self.wake_at(track.partition.id, due)
+            self.wake_at(position.partition.id, due)
         else:
-            self.ready.pop(track.partition.id, None)
-            self.waking.pop(track.partition.id, None)
+            self.ready.pop(position.partition.id, None)
+            self.waking.pop(position.partition.id, None)
         return False
 
     def _rise_at(self, partition: int, due: int | None) -> None:
@@ -329,9 +329,9 @@ class Group:
 
     def reconsider(self, partition: int, now: int) -> bool:
         """Check again whether a partition is ready; True if it can be leased now."""
-        track = self.tracks.get(partition)
-        if track is not None:
-            return self.refresh(track, now)
+        position = self.positions.get(partition)
+        if position is not None:
+            return self.refresh(position, now)
         self.make_ready(partition)
         return True
 
@@ -419,7 +419,7 @@ class State:
     def remember_turns(self) -> None:
         """Keep who was served when over a `clear`."""
         for group in self.groups.values():
-            self.turns |= {(group.id, one.partition.id): one.served for one in group.tracks.values() if one.served}
+            self.turns |= {(group.id, one.partition.id): one.served for one in group.positions.values() if one.served}
 
     def clear(self) -> None:
         """Forget everything; the object stays, as others hold it."""
@@ -460,7 +460,7 @@ class State:
         """Note a lease's (new) end."""
         entry = (lease.expires_at, self.next_turn(), lease)
         self._push_expiry(self.lease_heap, entry)
-        for group in {track.group for track in lease.parts}:
+        for group in {position.group for position in lease.parts}:
             self._push_expiry(group.leases, entry)
 
     def _push_expiry(self, heap: list[tuple[int, int, Lease]], entry: tuple[int, int, Lease]) -> None:
@@ -503,10 +503,10 @@ class State:
         if len(self.expired_leases) > _EXPIRED_REMEMBERED:
             del self.expired_leases[next(iter(self.expired_leases))]
 
-    def note_removed(self, track: AnyTrack, held: Iterable[Held]) -> None:
+    def note_removed(self, position: Position, held: Iterable[Held]) -> None:
         """Messages were taken out of their consumers' hands."""
         for one in held:
-            self.removed[track.group.id, track.partition.id, one[0]] = None
+            self.removed[position.group.id, position.partition.id, one[0]] = None
             if len(self.removed) > _EXPIRED_REMEMBERED:
                 del self.removed[next(iter(self.removed))]
 
@@ -517,9 +517,9 @@ class State:
         while len(known) > _EXPIRED_REMEMBERED:
             del known[next(iter(known))]
 
-    def note_ending(self, track: AnyTrack, offset: int, ending: Ending) -> None:
+    def note_ending(self, position: Position, offset: int, ending: Ending) -> None:
         """Note that a group settled a message that no consumer completed."""
-        self.endings[track.group.id, track.partition.id, offset] = ending
+        self.endings[position.group.id, position.partition.id, offset] = ending
         if len(self.endings) > _EXPIRED_REMEMBERED:
             del self.endings[next(iter(self.endings))]
 
@@ -528,7 +528,7 @@ class State:
         self.endings = {place: ending for place, ending in self.endings.items() if place[0] != group}
         self.completed = {place: lease for place, lease in self.completed.items() if place[0] != group}
 
-    def end_part(self, lease: Lease, track: AnyTrack) -> bool:
-        """A lease has nothing to do with a track any more; True: it was the last one, and the lease is over."""
-        lease.parts.pop(track, None)
+    def end_part(self, lease: Lease, position: Position) -> bool:
+        """A lease has nothing to do with a position any more; True: it was the last one, and the lease is over."""
+        lease.parts.pop(position, None)
         return not lease.parts and self.leases.pop(lease.id, None) is not None

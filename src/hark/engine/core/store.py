@@ -285,11 +285,11 @@ class Store:
         if version and self.writer.pragma("application_id") != schema.APPLICATION_ID:
             raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
         # quick_check reads everything; a damaged schema or index root shows here at no cost that grows with history.
-        for table in ("queues", "partitions", "messages", "groups", "tracks") if version else ():
+        for table in ("queues", "partitions", "messages", "groups", "positions") if version else ():
             self.writer.execute(
                 f"select * from {table} order by rowid desc limit 1"
-                if table != "tracks"
-                else "select * from tracks limit 1"
+                if table != "positions"
+                else "select * from positions limit 1"
             ).fetchall()
 
     def _tag(self) -> int:

@@ -11,10 +11,10 @@ from hark.clock import SECOND
 from hark.engine.core.keyvalue import KeyBook
 from hark.engine.core.loader import Loader
 from hark.engine.core.notifications import Arrivals, Teller
-from hark.engine.core.ordered import Track, save_ordered
-from hark.engine.core.position import AnyDraft, AnyTrack, Lease, Stored
+from hark.engine.core.ordered import OrderedPosition, save_ordered
+from hark.engine.core.position import AnyDraft, Lease, Position, Stored
 from hark.engine.core.rows import Elsewhere, decode_extra, encode_extra
-from hark.engine.core.shared import SharedTrack
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.shared_rows import Picker, SharedRows
 from hark.engine.core.state import Group, Partition, Queue, State
 from hark.engine.core.store import Value, for_each, insert_messages, rows_of, run, scalar
@@ -56,7 +56,7 @@ def place_payloads(flat: list[Value], place: Place) -> None:
 
 
 _BEFORE = """
-select first, last from holes where partition = ?1 and first < ?2 and owner = 0 order by first desc limit 1
+select first, last from gaps where partition = ?1 and first < ?2 and owner = 0 order by first desc limit 1
 """
 _WANTED = "in (select value ->> 0, value ->> 1 from json_each(?1))"
 _FIND = """
@@ -67,16 +67,16 @@ cross join messages as message where message.partition = ?1 and message.offset =
 
 def dig(connection: apsw.Connection, partition: int, first: int, last: int) -> None:
     """There is no message between these offsets (any more): one range with those beside it."""
-    run(connection, "delete from holes where partition = ?1 and first between ?2 and ?3", partition, first, last)
+    run(connection, "delete from gaps where partition = ?1 and first between ?2 and ?3", partition, first, last)
     for before in rows_of(connection, _BEFORE, partition, first):
         if before[1] >= first - 1:
             first, last = before[0], max(last, before[1])
-    behind = "select last from holes where partition = ?1 and first = ?2 and owner = 0"
+    behind = "select last from gaps where partition = ?1 and first = ?2 and owner = 0"
     reach = scalar(connection, behind, partition, last + 1)
     if reach is not None:
-        run(connection, "delete from holes where partition = ?1 and first = ?2", partition, last + 1)
+        run(connection, "delete from gaps where partition = ?1 and first = ?2", partition, last + 1)
         last = int(reach)
-    run(connection, "insert or replace into holes (partition, first, last) values (?1, ?2, ?3)", partition, first, last)
+    run(connection, "insert or replace into gaps (partition, first, last) values (?1, ?2, ?3)", partition, first, last)
 
 
 class Drops:
@@ -115,7 +115,7 @@ class Drops:
             floor = self._floors[partition] = max(partition.floor, tail if lowest is None else lowest - 1)
             sql = "update partitions set floor = ?1, tail = ?2 where id = ?3"
             run(connection, sql, floor, tail, partition.id)
-            run(connection, "delete from holes where partition = ?1 and last <= ?2", partition.id, floor)
+            run(connection, "delete from gaps where partition = ?1 and last <= ?2", partition.id, floor)
             for first, last in _runs(offset for offset in offsets if offset > floor):
                 dig(connection, partition.id, first, last)
 
@@ -127,11 +127,11 @@ class Drops:
 
 def _settled_by_all(transaction: WriteTransaction, partition: Partition, offsets: list[int]) -> Iterator[int]:
     groups = list(partition.queue.groups.values())
-    tracks = [transaction.loader.track(group, partition.id) for group in groups]
+    positions = [transaction.loader.position(group, partition.id) for group in groups]
     wanted = msgspec.json.encode(offsets).decode()
     for row in rows_of(transaction.connection, _FIND, partition.id, wanted):
         message = Stored(*row)
-        if all(track is None or track.is_settled(message) for track in tracks):
+        if all(position is None or position.is_settled(message) for position in positions):
             yield message.offset
 
 
@@ -193,9 +193,9 @@ class WriteTransaction:
         self.expired = 0
         """Leases whose expiry it applied."""
         self._arrivals: dict[Partition, Arrivals] = {}
-        self._drafted: dict[AnyTrack, None] = {}
+        self._drafted: dict[Position, None] = {}
         # What a plain push needs none of is made when a verb first needs it.
-        self._ordered: list[Track] = []
+        self._ordered: list[OrderedPosition] = []
         self._shared_rows: SharedRows | None = None
         self._drops: Drops | None = None
         self.keys: KeyBook | None = None
@@ -227,12 +227,12 @@ class WriteTransaction:
 
     # What verbs say ----------------------------------------------------------------------------------------
 
-    def draft(self, track: AnyTrack) -> AnyDraft:
-        """The track as this transaction changes it."""
-        draft = track.draft
+    def draft(self, position: Position) -> AnyDraft:
+        """The position as this transaction changes it."""
+        draft = position.draft
         if draft is None:
-            draft = track.new_draft()
-            self._drafted[track] = None
+            draft = position.new_draft()
+            self._drafted[position] = None
         return draft
 
     def note_lane(self, partition: Partition, priority: int, deliver_at: int | None) -> None:
@@ -253,33 +253,33 @@ class WriteTransaction:
         """Note the removal of messages that a lane may have read ahead."""
         self._thinned[partition] = None
 
-    def settle(self, track: AnyTrack, offset: int) -> None:
+    def settle(self, position: Position, offset: int) -> None:
         """The group is done with an offset, for whatever reason."""
-        draft = track.draft or self.draft(track)
+        draft = position.draft or self.draft(position)
         draft.finish(offset)
         draft.settled_at = self.now
-        if track.partition.queue.info.options.drop_settled:
+        if position.partition.queue.info.options.drop_settled:
             self._drops = self._drops or Drops()
-            self._drops.note(track.partition, offset)
-        self._settled_count[track.group] = self._settled_count.get(track.group, 0) + 1
+            self._drops.note(position.partition, offset)
+        self._settled_count[position.group] = self._settled_count.get(position.group, 0) + 1
 
-    def note_completed(self, track: AnyTrack, offset: int, lease_id: str) -> None:
+    def note_completed(self, position: Position, offset: int, lease_id: str) -> None:
         """Note under which lease a message was completed."""
-        self._completed[track.group.id, track.partition.id, offset] = lease_id
+        self._completed[position.group.id, position.partition.id, offset] = lease_id
 
-    def keep_completed(self, track: AnyTrack, offset: int, lease_id: str) -> None:
+    def keep_completed(self, position: Position, offset: int, lease_id: str) -> None:
         """Store it too: a consumer that gets no answer may repeat its transaction, even after a restart."""
-        self._kept.append((track.group.id, track.partition.id, offset, lease_id, self.now))
+        self._kept.append((position.group.id, position.partition.id, offset, lease_id, self.now))
 
-    def forget_completed(self, track: AnyTrack) -> None:
+    def forget_completed(self, position: Position) -> None:
         """What a group completed here may be delivered again: under whatever lease that was, it is not done."""
-        place = (track.group.id, track.partition.id)
+        place = (position.group.id, position.partition.id)
         self._kept = [one for one in self._kept if one[:2] != place]
         run(self.connection, "delete from completions where grp = ?1 and partition = ?2", *place)
 
-    def completed_under(self, track: AnyTrack, offset: int) -> str | None:
+    def completed_under(self, position: Position, offset: int) -> str | None:
         """The lease under which a message was completed, if that is still known."""
-        key = (track.group.id, track.partition.id, offset)
+        key = (position.group.id, position.partition.id, offset)
         lease: str | None = self._completed.get(key) or self.state.completed.get(key)
         if lease is None:
             sql = "select lease from completions where grp = ?1 and partition = ?2 and offset = ?3"
@@ -288,7 +288,7 @@ class WriteTransaction:
 
     def bury(
         self,
-        track: AnyTrack,
+        position: Position,
         offset: int,
         attempts: int,
         error: str,
@@ -298,15 +298,15 @@ class WriteTransaction:
         always: bool = False,
     ) -> bool:
         """Settle a message that can't be delivered, as a dead letter if the queue keeps them, or always (rule 18)."""
-        partition = track.partition
+        partition = position.partition
         options = partition.queue.info.options
-        self.settle(track, offset)
+        self.settle(position, offset)
         self.key_book().set_undelivered(partition.id, offset, partition.queue.name)
         keeps = always or (options.dead_letter_queue and (options.dlq_after_max_retries or not exhausted))
         if not keeps:
             self.count(partition.queue.name, "discarded")
             ending = Ending("discarded", failed_at, attempts, error)
-            self.on_commit(lambda: self.state.note_ending(track, offset, ending))
+            self.on_commit(lambda: self.state.note_ending(position, offset, ending))
             return False
         self._dead.append(
             (
@@ -314,7 +314,7 @@ class WriteTransaction:
                 partition.queue.name,
                 partition.id,
                 partition.name,
-                track.group.name,
+                position.group.name,
                 offset,
                 attempts,
                 error,
@@ -324,7 +324,7 @@ class WriteTransaction:
         return True
 
     @property
-    def changed(self) -> list[AnyTrack]:
+    def changed(self) -> list[Position]:
         """The places that it changes, so far."""
         return list(self._drafted)
 
@@ -334,9 +334,9 @@ class WriteTransaction:
 
     def discard(self, group: Group) -> None:
         """A group is removed: nothing that was to be written of it may be."""
-        for track in [track for track in self._drafted if track.group is group]:
-            del self._drafted[track]
-            self.on_commit(lambda track=track: setattr(track, "draft", None))  # type: ignore[misc]
+        for position in [position for position in self._drafted if position.group is group]:
+            del self._drafted[position]
+            self.on_commit(lambda position=position: setattr(position, "draft", None))  # type: ignore[misc]
 
     def save_dead_letters(self) -> None:
         """Copy what died so far; to be done before any message is removed, or there is nothing left to copy."""
@@ -351,35 +351,35 @@ class WriteTransaction:
         """Add to one of a queue's counters."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
-    def let_go(self, track: AnyTrack, lease: Lease) -> None:
-        """One message of a lease is no longer open; with the last one the lease frees the track."""
-        part = lease.parts.get(track)
+    def let_go(self, position: Position, lease: Lease) -> None:
+        """One message of a lease is no longer open; with the last one the lease frees the position."""
+        part = lease.parts.get(position)
         if part is None:
             return
         part.open -= 1
         if part.open <= 0:
-            (track.draft or self.draft(track)).end_part(lease)
-            self.on_commit(lambda: self.end_part(lease, track))
+            (position.draft or self.draft(position)).end_part(lease)
+            self.on_commit(lambda: self.end_part(lease, position))
 
-    def end_part(self, lease: Lease, track: AnyTrack) -> None:
-        """A lease has nothing to do with a track any more; with its last one it is over."""
-        if self.state.end_part(lease, track):
-            self.hints.ended(track.group.queue_name, track.group.name, lease.id)
+    def end_part(self, lease: Lease, position: Position) -> None:
+        """A lease has nothing to do with a position any more; with its last one it is over."""
+        if self.state.end_part(lease, position):
+            self.hints.ended(position.group.queue_name, position.group.name, lease.id)
 
     def end_lease(self, lease: Lease) -> None:
         """A lease is over as a whole."""
-        for track in lease.parts:
-            self.hints.ended(track.group.queue_name, track.group.name, lease.id)
+        for position in lease.parts:
+            self.hints.ended(position.group.queue_name, position.group.name, lease.id)
 
-    def void_leases(self, track: AnyTrack) -> None:
-        """What is held on a track is held no more."""
-        leases = track.leases()
-        self.state.note_removed(track, [held for lease in leases for held in track.held_by(lease)])
-        self.draft(track).voided = True
+    def void_leases(self, position: Position) -> None:
+        """What is held on a position is held no more."""
+        leases = position.leases()
+        self.state.note_removed(position, [held for lease in leases for held in position.held_by(lease)])
+        self.draft(position).voided = True
 
         def end() -> None:
             for lease in leases:
-                self.end_part(lease, track)
+                self.end_part(lease, position)
 
         self.on_commit(end)
 
@@ -406,12 +406,12 @@ class WriteTransaction:
         """All verbs have spoken: take down, under the lock, what memory will not keep still for."""
         if self._drops is not None:
             self._drops.decide(self)
-        for track in self._drafted:
-            if isinstance(track, SharedTrack):
+        for position in self._drafted:
+            if isinstance(position, SharedPosition):
                 self._shared_rows = self._shared_rows or SharedRows()
-                self._shared_rows.note(track)
-            elif isinstance(track, Track):
-                self._ordered.append(track)
+                self._shared_rows.note(position)
+            elif isinstance(position, OrderedPosition):
+                self._ordered.append(position)
         if self._shared_rows is not None and self._shared_rows.latest_due > self.state.latest_due:
             # Time never goes back behind what was due: not even when the clock does, over a restart.
             self.state.latest_due = self._shared_rows.latest_due
@@ -460,7 +460,7 @@ class WriteTransaction:
             self._look_anew()
         teller = Teller(self.hints, self.connection, self.state, self.now)
         if self._drafted:
-            self._publish_tracks(teller)
+            self._publish_positions(teller)
         queues: dict[Queue, dict[Partition, int]] = {}
         for partition, number in numbers.items():
             queues.setdefault(partition.queue, {})[partition] = number
@@ -472,33 +472,33 @@ class WriteTransaction:
         """What shared groups have read ahead may be gone."""
         picker = Picker(self.connection, self.now)
         for partition in self._thinned:
-            tracks = [group.tracks.get(partition.id) for group in partition.queue.groups.values()]
-            for track in tracks:
-                if isinstance(track, SharedTrack):
-                    track.forget_ahead()
-                    picker.look(track)
-                    track.group.refresh(track, self.now)
+            positions = [group.positions.get(partition.id) for group in partition.queue.groups.values()]
+            for position in positions:
+                if isinstance(position, SharedPosition):
+                    position.forget_ahead()
+                    picker.look(position)
+                    position.group.refresh(position, self.now)
 
-    def _publish_tracks(self, teller: Teller) -> None:
+    def _publish_positions(self, teller: Teller) -> None:
         changed: dict[str, list[Group]] = {}
-        for track in self._drafted:
-            changed.setdefault(track.group.queue_name, []).append(track.group)
-            if isinstance(track, SharedTrack) and track.draft is not None and track.draft.voided:
-                self._restart(teller, track)
+        for position in self._drafted:
+            changed.setdefault(position.group.queue_name, []).append(position.group)
+            if isinstance(position, SharedPosition) and position.draft is not None and position.draft.voided:
+                self._restart(teller, position)
             else:
-                teller.changed(track)
+                teller.changed(position)
         for name, groups in changed.items():
             queue = self.state.queues.get(name)
             if queue is not None and (queue.bounds.blocked or any(group.bounds.blocked for group in groups)):
                 teller.room(queue, list(dict.fromkeys(groups)))
 
-    def _restart(self, teller: Teller, track: SharedTrack) -> None:
+    def _restart(self, teller: Teller, position: SharedPosition) -> None:
         """A place that was moved is loaded again: what it had in memory is void."""
-        group = track.group
-        if group.tracks.pop(track.partition.id, None) is not track:
+        group = position.group
+        if group.positions.pop(position.partition.id, None) is not position:
             return
-        group.in_flight -= track.noted
-        anew = self.loader.track(group, track.partition.id)
-        if isinstance(anew, SharedTrack):
-            anew.served = track.served
+        group.in_flight -= position.noted
+        anew = self.loader.position(group, position.partition.id)
+        if isinstance(anew, SharedPosition):
+            anew.served = position.served
             teller.restarted(anew)

@@ -22,7 +22,7 @@ from hark.engine.core.explain import Explainer, LeaseView
 from hark.engine.core.groups import note_seen
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft
-from hark.engine.core.position import AnyTrack
+from hark.engine.core.position import Position
 from hark.engine.core.state import Group, State
 from hark.engine.core.store import rows_of, run
 from hark.engine.core.transaction import WriteTransaction
@@ -32,7 +32,6 @@ from hark.ids import IdCodec
 from hark.model import (
     BrowseFrom,
     CancelOutcome,
-    Census,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -55,10 +54,11 @@ from hark.model import (
     NewDeadLetter,
     NewMessage,
     NewTrace,
+    PartitionOffset,
     PartitionStats,
     PopRequest,
     PopResult,
-    Position,
+    PositionStats,
     PushOutcome,
     QueueFilter,
     QueueInfo,
@@ -73,9 +73,9 @@ from hark.model import (
     Settlement,
     SettleOutcome,
     Survey,
+    Totals,
     Trace,
     TraceName,
-    TrackStats,
     Transaction,
     TransactionOutcome,
 )
@@ -85,7 +85,7 @@ class Notes:
     """Places that moved over what is gone, messages whose time to live was over, groups that were seen."""
 
     def __init__(self) -> None:
-        self._stepped: dict[AnyTrack, set[int]] = {}
+        self._stepped: dict[Position, set[int]] = {}
         self._expired: dict[str, int] = {}
         self._seen: dict[Group, None] = {}
         self.waiting = False
@@ -93,9 +93,9 @@ class Notes:
 
     def add(self, claimer: Claimer) -> None:
         """Take over what a claimer has noted."""
-        for track, touched in claimer.hand_out.stepped.items():
-            self._stepped.setdefault(track, set()).update(touched)
-        self._stepped.update({track: set() for track in claimer.picker.stepped if track not in self._stepped})
+        for position, touched in claimer.hand_out.stepped.items():
+            self._stepped.setdefault(position, set()).update(touched)
+        self._stepped.update({position: set() for position in claimer.picker.stepped if position not in self._stepped})
         for queue, number in (*claimer.hand_out.expired.items(), *claimer.picker.expired.items()):
             self._expired[queue] = self._expired.get(queue, 0) + number
         self._seen.update(claimer.seen)
@@ -104,12 +104,12 @@ class Notes:
 
     def save(self, transaction: WriteTransaction, state: State) -> None:
         """Write all of it down, and forget it."""
-        for track, touched in self._stepped.items():
-            if track.group.tracks.get(track.partition.id) is track:
-                draft = transaction.draft(track)
+        for position, touched in self._stepped.items():
+            if position.group.positions.get(position.partition.id) is position:
+                draft = transaction.draft(position)
                 if isinstance(draft, Draft):
                     draft.touched_ranges.update(touched)
-            queue = state.queues.get(track.group.queue_name)
+            queue = state.queues.get(position.group.queue_name)
             if queue is not None:
                 queue.open = None
         for name, number in self._expired.items():
@@ -293,15 +293,15 @@ class TableVerbs(KeyVerbs):
             await self._read_committed(lambda connection: browse.read(connection, self._codec, requests)),
         )
 
-    async def positions(
+    async def offsets(
         self,
         queue: str,
         start: BrowseFrom,
         partition: str | None = None,
-        touched_since: int | None = None,  # noqa: ARG002  # for those who share a store
-    ) -> list[Position]:
-        """See `Engine.positions`."""
-        return await self._read_committed(lambda connection: browse.positions(connection, queue, start, partition))
+        changed_since: int | None = None,  # noqa: ARG002  # for those who share a store
+    ) -> list[PartitionOffset]:
+        """See `Engine.offsets`."""
+        return await self._read_committed(lambda connection: browse.offsets(connection, queue, start, partition))
 
     async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
         """See `Engine.cancel`."""
@@ -348,10 +348,10 @@ class TableVerbs(KeyVerbs):
         """See `Engine.survey`."""
         return await self._read_committed(lambda connection: views.survey(connection, self._clock.now(), after, limit))
 
-    async def census(self) -> Census:
-        """See `Engine.census`."""
+    async def totals(self) -> Totals:
+        """See `Engine.totals`."""
         held = await self._look(lambda state, _: views.held_messages(state))
-        return await self._read_committed(lambda connection: views.census(connection, held))
+        return await self._read_committed(lambda connection: views.totals(connection, held))
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
@@ -396,7 +396,7 @@ class TableVerbs(KeyVerbs):
             lambda connection, held: views.group_stats(connection, held, group, queue, queues, uncounted)
         )
 
-    async def track_stats(
+    async def position_stats(
         self,
         group: str | None = None,
         queue: str | None = None,
@@ -404,11 +404,11 @@ class TableVerbs(KeyVerbs):
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
-    ) -> list[TrackStats]:
-        """See `Engine.track_stats`."""
+    ) -> list[PositionStats]:
+        """See `Engine.position_stats`."""
         before = self._clock.now() - min_lag_seconds * SECOND if min_lag_seconds else None
         return await self._read(
-            lambda connection, held: views.track_stats(
+            lambda connection, held: views.position_stats(
                 connection, held, self._codec, group, queue, before, limit, partitions, queues
             )
         )

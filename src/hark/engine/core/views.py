@@ -13,12 +13,12 @@ from hark.engine.core.state import State
 from hark.engine.core.store import Value, rows_of, scalar
 from hark.ids import IdCodec
 from hark.model import (
-    Census,
     Counts,
     Depth,
     GroupStats,
     Limits,
     PartitionStats,
+    PositionStats,
     QueueFilter,
     QueueInfo,
     QueueOptions,
@@ -26,7 +26,7 @@ from hark.model import (
     QueueStats,
     Subscription,
     Survey,
-    TrackStats,
+    Totals,
 )
 
 # Places are chosen first: what is open there costs more to tell.
@@ -35,7 +35,7 @@ select groups.id as grp, place.id as partition
 from groups
 join queues on queues.name = groups.queue
 join partitions as place on place.queue = queues.id
-left join tracks as track on track.grp = groups.id and track.partition = place.id
+left join positions as position on position.grp = groups.id and position.partition = place.id
 where (:queue is null or queues.name = :queue)
   and (:queues is null or queues.name in (select value from json_each(:queues)))
   and (:group is null or groups.name = :group) and {WANTS_PLACE}
@@ -43,12 +43,13 @@ where (:queue is null or queues.name = :queue)
 # One row per chosen partition and group: where the group stands and what it has open.
 _OPEN = f"""
 at as materialized (
-    select queues.name as queue, groups.name as group_name, place.name as name, track.settled_at as settled_at, {PLACE}
+    select queues.name as queue, groups.name as group_name, place.name as name,
+        position.settled_at as settled_at, {PLACE}
     from chosen
     cross join groups on groups.id = chosen.grp
     cross join partitions as place on place.id = chosen.partition
     cross join queues on queues.id = place.queue
-    left join tracks as track on track.grp = groups.id and track.partition = place.id),
+    left join positions as position on position.grp = groups.id and position.partition = place.id),
 open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
 """
 
@@ -61,7 +62,7 @@ at as materialized (
     select {PLACE}
     from page as place
     join groups on groups.queue = :queue
-    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    left join positions as position on position.grp = groups.id and position.partition = place.id
     where {WANTS_PLACE}),
 open as materialized (select grp, partition, {OPEN} as open, {SCHEDULED} as scheduled from at)
 select place.id, place.name, place.created_at, {STORED},
@@ -70,7 +71,7 @@ select place.id, place.name, place.created_at, {STORED},
     {DELAYED},
     (select count(*) from dead_letters where dead_letters.partition = place.id),
     (select count(*) from retries where retries.partition = place.id and retries.attempts > 0)
-    + (select count(*) from exceptions where exceptions.partition = place.id and exceptions.attempts > 0),
+    + (select count(*) from outstanding where outstanding.partition = place.id and outstanding.attempts > 0),
     (select created_at from messages where messages.partition = place.id and offset > place.floor
         order by offset limit 1),
     (select created_at from messages where messages.partition = place.id and offset > place.floor
@@ -105,16 +106,16 @@ _LEVELS = f"""
 from {PRIORITIES} as level
 left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
 """
-# The same in a shared group, from the first of each lane and the exceptions.
+# The same in a shared group, from the first of each lane and the outstanding.
 _FIRSTS = """
 select (select created_at from messages where partition = {partition}
     and offset > max({cursor}, ifnull((select cursor from lanes
         where lanes.grp = {grp} and lanes.partition = {partition} and priority = 0), 0))
     and priority = 0 and deliver_at is null and owner is null order by offset limit 1) as time
 union all
-select min(created_at) from exceptions
-cross join messages on messages.partition = exceptions.partition and messages.offset = exceptions.offset
-where exceptions.grp = {grp} and exceptions.partition = {partition} and available_at <= {until}
+select min(created_at) from outstanding
+cross join messages on messages.partition = outstanding.partition and messages.offset = outstanding.offset
+where outstanding.grp = {grp} and outstanding.partition = {partition} and available_at <= {until}
 """
 _LANES = f"""
 union all
@@ -152,7 +153,7 @@ with chosen as ({_CHOSEN} and queues.name not in (select value from json_each(:u
 select grp, sum(open - scheduled), sum(open > scheduled), sum(scheduled), min({OLDEST_OPEN})
 from open where open > 0 group by grp
 """
-_TRACKS = f"""
+_POSITIONS = f"""
 with chosen as (
     {_CHOSEN} {{named}} order by queues.name, place.name, groups.id limit iif(:before is null, :limit, -1)),
 {_OPEN}
@@ -162,8 +163,8 @@ from (select *, iif(open > scheduled, {OLDEST_OPEN}, null) as oldest from open) 
 where :before is null or oldest <= :before
 order by queue, name, grp limit :limit
 """
-_ALL_TRACKS = _TRACKS.format(named="")
-_NAMED_TRACKS = _TRACKS.format(named="and place.name in (select value from json_each(:names))")
+_ALL_POSITIONS = _POSITIONS.format(named="")
+_NAMED_POSITIONS = _POSITIONS.format(named="and place.name in (select value from json_each(:names))")
 _decode_limits = msgspec.json.Decoder(Limits).decode
 _encode_names = msgspec.json.Encoder().encode
 
@@ -210,7 +211,7 @@ def counts_from(total: int, open_: int, scheduled: int, processing: int, failed:
     )
 
 
-def track_stats(
+def position_stats(
     connection: apsw.Connection,
     leases: LeaseView,
     codec: IdCodec,
@@ -220,10 +221,10 @@ def track_stats(
     limit: int,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
-) -> list[TrackStats]:
+) -> list[PositionStats]:
     """Places of groups in partitions; those with something open that was created before a time, if one is given."""
     stats = []
-    sql = _ALL_TRACKS if partitions is None else _NAMED_TRACKS
+    sql = _ALL_POSITIONS if partitions is None else _NAMED_POSITIONS
     named: dict[str, Value] = {
         "queue": queue,
         "group": group,
@@ -237,7 +238,7 @@ def track_stats(
         queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, scheduled, oldest, first = row
         lease = leases.lease_of(group_id, partition)
         stats.append(
-            TrackStats(
+            PositionStats(
                 group=group_name,
                 queue=queue_name,
                 partition=name,
@@ -321,7 +322,7 @@ at as materialized (
     from counted as queues
     cross join groups on groups.queue = queues.name
     cross join partitions as place on place.queue = queues.id
-    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    left join positions as position on position.grp = groups.id and position.partition = place.id
     where {WANTS_PLACE}),
 open as materialized (
     select queue, grp, sum({OPEN}) as open, sum({SCHEDULED}) as scheduled from at group by queue, grp),
@@ -337,8 +338,8 @@ select page.uid, page.name, page.namespace, page.task, page.options, page.create
     (select count(*) from dead_letters where dead_letters.queue = page.name),
     (select count(*) from groups cross join retries on retries.grp = groups.id
         where groups.queue = page.name and retries.attempts > 0)
-    + (select count(*) from groups cross join exceptions on exceptions.grp = groups.id
-        where groups.queue = page.name and exceptions.attempts > 0)
+    + (select count(*) from groups cross join outstanding on outstanding.grp = groups.id
+        where groups.queue = page.name and outstanding.attempts > 0)
 from page
 left join sizes on sizes.queue = page.id
 left join worst on worst.queue = page.id and worst.place = 1
@@ -426,7 +427,7 @@ at as materialized (
     from step as place
     cross join queues on queues.id = place.queue
     cross join groups on groups.queue = queues.name
-    left join tracks as track on track.grp = groups.id and track.partition = place.id
+    left join positions as position on position.grp = groups.id and position.partition = place.id
     where {WANTS_PLACE}),
 open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
 select queue_name, group_name, count(*), sum(open - scheduled), min(iif(open > scheduled, {OLDEST_OPEN}, null)),
@@ -446,9 +447,9 @@ def survey(connection: apsw.Connection, now: int, after: Place, limit: int) -> S
     return Survey(depths, (queue, name) if partitions == limit else None)
 
 
-def census(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Census:
+def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Totals:
     """How many queues and dead letters there are."""
-    return Census(
+    return Totals(
         int(scalar(connection, "select count(*) from queues")),
         dict(rows_of(connection, "select queue, count(*) from dead_letters group by queue")),
         held,
@@ -459,7 +460,7 @@ def held_messages(state: State) -> dict[tuple[str, str], int]:
     """How many messages are on leases, by queue and group."""
     held: dict[tuple[str, str], int] = {}
     for lease in state.leases.values():
-        for track in lease.parts:
-            key = (track.group.queue_name, track.group.name)
-            held[key] = held.get(key, 0) + len(track.live_offsets(lease))
+        for position in lease.parts:
+            key = (position.group.queue_name, position.group.name)
+            held[key] = held.get(key, 0) + len(position.live_offsets(lease))
     return {key: number for key, number in held.items() if number}

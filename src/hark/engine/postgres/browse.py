@@ -22,7 +22,7 @@ from hark.model import (
     GroupView,
     MessageFilter,
     MessageView,
-    Position,
+    PartitionOffset,
     Read,
     ReadResult,
     StoredMessage,
@@ -85,16 +85,16 @@ def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessa
     )
 
 
-async def positions(
-    pool: Pool, queue: str, start: BrowseFrom, partition: str | None, touched_since: int | None
-) -> list[Position]:
+async def offsets(
+    pool: Pool, queue: str, start: BrowseFrom, partition: str | None, changed_since: int | None
+) -> list[PartitionOffset]:
     """Where a browser starts in the partitions of a queue, or in one of them."""
     if not can_be_stored(queue, partition):
         return []
     time = start if isinstance(start, int) else None
-    touched = None if touched_since is None else touched_since // BUCKET
+    touched = None if changed_since is None else changed_since // BUCKET
     rows = await pool.fetch(POSITIONS, queue, partition, start == "tail", time, touched)
-    return [Position(name, offset) for name, offset in rows]
+    return [PartitionOffset(name, offset) for name, offset in rows]
 
 
 # Dead letters ----------------------------------------------------------------------------------------------
@@ -271,12 +271,12 @@ _GROUPS = f"""(
         'group', grp.name,
         'state', case
             when dead.id is not null then 'dead_letter'
-            when front."offset" is null and case
-                when track.grp is null then grp.since is not null and message.partition <= grp.highest_partition
+            when requeued."offset" is null and case
+                when position.grp is null then grp.since is not null and message.partition <= grp.highest_partition
                     and message.created_at <= grp.since
-                when track.plain is not null then exception."offset" is null and (message.owner is not null
-                    or hark.passed_v1(track, message."offset", message.priority, message.deliver_at))
-                else message."offset" <= track.cursor or track.settled @> message."offset"
+                when position.plain is not null then exception."offset" is null and (message.owner is not null
+                    or hark.passed_v1(position, message."offset", message.priority, message.deliver_at))
+                else message."offset" <= position.cursor or position.settled @> message."offset"
             end then 'completed'
             when holding.until is not null then 'processing'
             when late.due is not null then 'scheduled'
@@ -288,20 +288,20 @@ _GROUPS = f"""(
         'error', case when dead.id is null then coalesce(retry.error, exception.error) else dead.error end,
         'lease_expires_at', holding.until) order by grp.name)
     from hark.groups as grp
-    left join hark.tracks as track on track.grp = grp.id and track.partition = message.partition
+    left join hark.positions as position on position.grp = grp.id and position.partition = message.partition
     left join hark.retries as retry
         on retry.grp = grp.id and retry.partition = message.partition and retry."offset" = message."offset"
-    left join hark.exceptions as exception
+    left join hark.outstanding as exception
         on exception.grp = grp.id and exception.partition = message.partition
         and exception."offset" = message."offset"
-    left join hark.fronts as front
-        on front.grp = grp.id and front.partition = message.partition and front."offset" = message."offset"
+    left join hark.requeued
+        on requeued.grp = grp.id and requeued.partition = message.partition and requeued."offset" = message."offset"
     left join hark.dead_letters as dead
         on dead.partition = message.partition and dead."offset" = message."offset" and dead.grp = grp.name
     cross join lateral (
         select case
             when exception.until > {NOW} then exception.until
-            when track.held @> message."offset" and track.lease_until > {NOW} then track.lease_until
+            when position.held @> message."offset" and position.lease_until > {NOW} then position.lease_until
         end
     ) as holding (until)
     left join lateral (

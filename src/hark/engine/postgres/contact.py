@@ -50,7 +50,7 @@ class Job:
         """The partition that it names."""
         self.messages: list[Delivery] = []
         self.bytes = 0
-        self.tracks = 0
+        self.positions = 0
         self.tried_place = False
         self.discovered = False
         self.locked: list[tuple[Group, int]] = []
@@ -146,7 +146,7 @@ class Job:
     def room(self) -> int:
         """How many more partitions it may take from."""
         full = len(self.messages) >= self.request.batch or self.bytes >= self.max_bytes
-        return 0 if full else (1 if self.place is not None else self.request.partitions) - self.tracks
+        return 0 if full else (1 if self.place is not None else self.request.partitions) - self.positions
 
 
 class Candidate:

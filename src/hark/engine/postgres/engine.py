@@ -25,7 +25,6 @@ from hark.errors import EngineFailure
 from hark.ids import IdCodec, IdSource
 from hark.model import (
     BrowseFrom,
-    Census,
     Collected,
     DeadLetterFilter,
     DeadLetters,
@@ -34,17 +33,18 @@ from hark.model import (
     Facts,
     GroupStats,
     Hint,
-    KeyNews,
+    KeyNotification,
     LeaseFilter,
     Leases,
     MessageFilter,
     MessageView,
     NewMessage,
     NewTrace,
+    PartitionOffset,
     PartitionStats,
     PopRequest,
     PopResult,
-    Position,
+    PositionStats,
     PushOutcome,
     QueueFilter,
     QueueInfo,
@@ -56,9 +56,9 @@ from hark.model import (
     Settlement,
     SettleOutcome,
     Survey,
+    Totals,
     Trace,
     TraceName,
-    TrackStats,
     Transaction,
     TransactionOutcome,
 )
@@ -105,10 +105,10 @@ class LookingVerbs(ABC):
         now = self._now
         return await self._looks.share(("survey", after, limit), lambda: views.survey(self._pool, now, after, limit))
 
-    async def census(self) -> Census:
-        """See `Engine.census`."""
+    async def totals(self) -> Totals:
+        """See `Engine.totals`."""
         now = self._now
-        return await self._looks.share("census", lambda: views.census(self._pool, now))
+        return await self._looks.share("totals", lambda: views.totals(self._pool, now))
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
@@ -138,7 +138,7 @@ class LookingVerbs(ABC):
             lambda now: views.group_stats(self._pool, now, group, queue, queues, uncounted),
         )
 
-    async def track_stats(
+    async def position_stats(
         self,
         group: str | None = None,
         queue: str | None = None,
@@ -146,12 +146,12 @@ class LookingVerbs(ABC):
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
-    ) -> list[TrackStats]:
-        """See `Engine.track_stats`."""
+    ) -> list[PositionStats]:
+        """See `Engine.position_stats`."""
         return await self._list(
-            "track_stats",
+            "position_stats",
             (group, queue, min_lag_seconds, limit, partitions, queues),
-            lambda now: views.track_stats(
+            lambda now: views.position_stats(
                 self._pool, self._codec, now, group, queue, min_lag_seconds, limit, partitions, queues
             ),
         )
@@ -310,7 +310,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         for group in self._directory.groups.values():
             group.ready.forget()
         self._hint(Hint(group.queue, group.name) for group in self._directory.groups.values())
-        self._key_listener(KeyNews(None))
+        self._key_listener(KeyNotification(None))
 
     def _to_local(self, time: int) -> int:
         return self._expirer.to_local(time)
@@ -417,13 +417,13 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         self._check_open()
         return cast("Answers[ReadResult]", await browse.read(self._pool, self._codec, requests))
 
-    async def positions(
-        self, queue: str, start: BrowseFrom, partition: str | None = None, touched_since: int | None = None
-    ) -> list[Position]:
-        """See `Engine.positions`."""
+    async def offsets(
+        self, queue: str, start: BrowseFrom, partition: str | None = None, changed_since: int | None = None
+    ) -> list[PartitionOffset]:
+        """See `Engine.offsets`."""
         self._check_open()
-        since = None if touched_since is None else self._late.since(self._expirer.from_local(touched_since))
-        return await browse.positions(self._pool, queue, start, partition, since)
+        since = None if changed_since is None else self._late.since(self._expirer.from_local(changed_since))
+        return await browse.offsets(self._pool, queue, start, partition, since)
 
     async def _applied(self) -> int | None:
         """The time for those who look, after everything that is due has been applied."""

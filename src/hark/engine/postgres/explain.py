@@ -21,8 +21,8 @@ from hark.model import (
     Facts,
     GroupFacts,
     Held,
-    HeldPart,
     LeaseFilter,
+    LeasePart,
     Leases,
     Limited,
     MessageFacts,
@@ -276,8 +276,8 @@ def _before(group: Any, offset: int) -> tuple[list[tuple[int, int]], int]:
 
 
 def _until(group: Any, offset: int) -> Iterator[tuple[int, int]]:
-    fronts = [(one.lower, one.upper - 1) for one in group["fronts"]]
-    for first, last in fronts:
+    requeued = [(one.lower, one.upper - 1) for one in group["requeued"]]
+    for first, last in requeued:
         if first <= offset <= last:
             if first < offset:
                 yield first, offset - 1
@@ -291,16 +291,16 @@ def _until(group: Any, offset: int) -> Iterator[tuple[int, int]]:
 
 # Leases ----------------------------------------------------------------------------------------------------
 
-# What leases hold: of ordered groups in their tracks, of shared ones message by message. Those that gave their
+# What leases hold: of ordered groups in their positions, of shared ones message by message. Those that gave their
 # partition back (claims) hold nobody up.
 _HELD = f"""
 with held as (
-    select track.lease, track.grp, track.partition, track.lease_until as until,
-        hark.size_v1(track.held)::integer as messages, lower(track.held) as first
-    from hark.tracks as track where track.lease_until > {NOW} and not isempty(track.held)
+    select position.lease, position.grp, position.partition, position.lease_until as until,
+        hark.size_v1(position.held)::integer as messages, lower(position.held) as first
+    from hark.positions as position where position.lease_until > {NOW} and not isempty(position.held)
     union all
     select one.lease, one.grp, one.partition, max(one.until), count(*)::integer, min(one."offset")
-    from hark.exceptions as one where one.until > {NOW} and one.lease is not null
+    from hark.outstanding as one where one.until > {NOW} and one.lease is not null
     group by one.lease, one.grp, one.partition
 )
 select held.*, queue.name as queue, place.name as place, grp.name as group_name, grp.mode, lease.since,
@@ -327,8 +327,8 @@ async def leases(pool: Pool, codec: IdCodec, now: int | None, where: LeaseFilter
     return Leases([_part(row, codec) for row in rows], total)
 
 
-def _part(row: asyncpg.Record, codec: IdCodec) -> HeldPart:
-    return HeldPart(
+def _part(row: asyncpg.Record, codec: IdCodec) -> LeasePart:
+    return LeasePart(
         lease_id=str(row["lease"]),
         queue=row["queue"],
         partition=row["place"],

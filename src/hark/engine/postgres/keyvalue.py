@@ -14,7 +14,17 @@ from hark.engine.keyvalue import StatsMemory, bounds, failed_check, misfit, mism
 from hark.engine.postgres.pool import Pool
 from hark.errors import HarkError
 from hark.keys import decode_key, encode_key, prefix_bounds
-from hark.model import Key, KeyEntry, KeyNews, KeyRange, KeyStats, KeyWrite, KeyWritten, Transaction, TransactionOutcome
+from hark.model import (
+    Key,
+    KeyEntry,
+    KeyNotification,
+    KeyRange,
+    KeyStats,
+    KeyWrite,
+    KeyWritten,
+    Transaction,
+    TransactionOutcome,
+)
 
 CHECK_FAILED, MISFIT = 5, 6
 """Codes of `transact_v1`."""
@@ -75,12 +85,12 @@ class KeyWrites:
         return {encode_key(mutation.key): mutation.key for mutation in self._request.mutations}
 
 
-def news_of(told: Sequence[str]) -> KeyNews:
+def news_of(told: Sequence[str]) -> KeyNotification:
     """What `tell_keys_v1` said."""
     if _ANY in told:
-        return KeyNews(None)
+        return KeyNotification(None)
     encoded = dict.fromkeys(key for text in told for key in text.split(","))
-    return KeyNews(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
+    return KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
 
 
 async def read_keys(pool: Pool, given: int | None, keys: Sequence[Key], to_local: ToLocal) -> list[KeyEntry | None]:
@@ -186,7 +196,7 @@ class KeyVerbs(ABC):
         """Keys were written by a call that has come back."""
         keys = tuple(changed)
         if keys:
-            self._key_listener(KeyNews(keys))
+            self._key_listener(KeyNotification(keys))
 
     def _told_keys(self, told: Sequence[str]) -> None:
         """The database said which keys a call changed besides."""

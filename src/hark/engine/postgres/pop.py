@@ -84,7 +84,7 @@ class Handing:
                     extra.c,
                 )
             )
-        job.tracks += 1
+        job.positions += 1
         if not job.request.auto_ack:
             job.until = until if job.until is None else min(job.until, until)
             named = [(t, o) for t, o in zip(transaction_ids, offsets, strict=True) if t is not None]
@@ -466,8 +466,8 @@ class Popper:
         job.give_up_rest()
         if job.messages:
             if job.request.auto_ack:
-                return PopResult(job.messages, "", job.tracks)
-            return PopResult(job.messages, job.lease, job.tracks, expires_at=job.until)
+                return PopResult(job.messages, "", job.positions)
+            return PopResult(job.messages, job.lease, job.positions, expires_at=job.until)
         if job.error is not None:
             return job.error
         for _, group in job.groups:

@@ -86,9 +86,9 @@ class Expirer:
         self.buried += row["o_buried"]
         return Expired(row["o_leases"], None if next_due is None else self.to_local(next_due)), hints
 
-    def free(self, tracks: Iterable[Any]) -> list[Hint]:
-        """Tracks or messages that nobody holds any more, with the leases that are over, may be taken; whom to tell."""
-        found = list(tracks)
+    def free(self, positions: Iterable[Any]) -> list[Hint]:
+        """The hints for positions and messages that are free again, with the leases that ended."""
+        found = list(positions)
         if not found:
             return []
         groups: dict[int, Group] = {group.id: group for group in self._directory.groups.values()}
@@ -148,7 +148,7 @@ _METRICS = """
 with tables as (
     select coalesce(sum(n_dead_tup), 0) as dead, coalesce(sum(n_live_tup), 0) as live,
         coalesce(sum(n_dead_tup) filter (where relname = 'partitions'), 0) as dead_partitions,
-        coalesce(sum(n_dead_tup) filter (where relname = 'tracks'), 0) as dead_tracks,
+        coalesce(sum(n_dead_tup) filter (where relname = 'positions'), 0) as dead_positions,
         coalesce(sum(pg_total_relation_size(relid)), 0) as bytes
     from pg_stat_user_tables where schemaname = 'hark'
 ), sessions as (
@@ -163,7 +163,7 @@ with tables as (
     select max(age(xmin)) as transactions from pg_replication_slots
 )
 select t.dead::float8 as dead_tuples, t.live::float8 as live_tuples,
-    t.dead_partitions::float8 as partitions_dead_tuples, t.dead_tracks::float8 as tracks_dead_tuples,
+    t.dead_partitions::float8 as partitions_dead_tuples, t.dead_positions::float8 as positions_dead_tuples,
     t.bytes::float8 as table_bytes,
     greatest(s.transactions, p.transactions, r.transactions, 0)::float8 as oldest_xmin_transactions,
     greatest(extract(epoch from greatest(s.time, p.time)), 0)::float8 as oldest_xmin_seconds,

@@ -202,12 +202,12 @@ class Settlements:
         self._codec = codec
         self.items: list[Settlement] = []
         self.places: list[Place | None] = []
-        self.tracks: list[tuple[int, int]] = []
+        self.positions: list[tuple[int, int]] = []
         """Group and partition, each pair once."""
         self.groups: list[Group | None] = []
         self._positions: dict[tuple[int, int], int] = {}
         self.request: list[int] = []
-        self.track: list[int] = []
+        self.position: list[int] = []
         self.offset: list[int | None] = []
         self.transaction_id: list[str | None] = []
         self.own: list[int | None] = []
@@ -219,21 +219,21 @@ class Settlements:
         """Whether an item was completed under its lease before, as far as this server knows."""
         self.released = Released()
         self._freed: set[int] = set()
-        """Positions of tracks that a lease let go of."""
+        """Positions of positions that a lease let go of."""
         self._settled: set[int] = set()
-        """Positions of tracks where something was settled."""
+        """Positions of positions where something was settled."""
 
     def add(self, request: int, items: Iterable[Settlement]) -> None:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
         deliveries, decode = self._deliveries, self._codec.decode
         for item in items:
             place = self._directory.places_by_id.get(partition_of(item, self._codec))
-            number = self._track(place, item.group)
-            partition = self.tracks[number][1]
+            number = self._position(place, item.group)
+            partition = self.positions[number][1]
             self.items.append(item)
             self.places.append(place)
             self.request.append(request)
-            self.track.append(number + 1)
+            self.position.append(number + 1)
             transaction_id, lease = item.transaction_id, item.lease_id
             own = decode(transaction_id)
             own_offset = own.offset if own is not None and own.partition == partition else None
@@ -249,24 +249,24 @@ class Settlements:
             self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
             self.known.append(deliveries.was_completed(item))
 
-    def _track(self, place: Place | None, group_name: str) -> int:
+    def _position(self, place: Place | None, group_name: str) -> int:
         group = None if place is None else self._directory.groups.get((place.queue, group_name))
         key = (_NOWHERE if group is None else group.id, _NOWHERE if place is None else place.id)
         number = self._positions.get(key)
         if number is None:
-            number = self._positions[key] = len(self.tracks)
-            self.tracks.append(key)
+            number = self._positions[key] = len(self.positions)
+            self.positions.append(key)
             self.groups.append(group)
         return number
 
     def arguments(self) -> tuple[object, ...]:
         """Those of `settle_v1` after the time."""
         return (
-            [group for group, _ in self.tracks],
-            [partition for _, partition in self.tracks],
+            [group for group, _ in self.positions],
+            [partition for _, partition in self.positions],
             [group is not None and group.shared is not None for group in self.groups],
             self.request,
-            self.track,
+            self.position,
             self.offset,
             self.transaction_id if None in self.offset else None,
             self.own,
@@ -287,46 +287,48 @@ class Settlements:
         answers = []
         settled: dict[str, int] = {}
         let_go: dict[str, Group] = {}
-        for item, place, track, code, free, buried, holder in zip(
-            self.items, self.places, self.track, codes, released, dead, holders, strict=True
+        for item, place, position, code, free, buried, holder in zip(
+            self.items, self.places, self.position, codes, released, dead, holders, strict=True
         ):
             lease = None if holder is None or code else str(holder)
-            answers.append(self._outcome(item, place, track, code, free, buried, lease))
+            answers.append(self._outcome(item, place, position, code, free, buried, lease))
             if lease is None:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
                 self._deliveries.completed(item)
-            group = self.groups[track - 1]
+            group = self.groups[position - 1]
             if free and group is not None:
-                self._freed.add(track - 1)
+                self._freed.add(position - 1)
                 let_go[lease] = group
         over = {lease for lease, number in settled.items() if self._deliveries.settled(lease, number)}
         for lease, group in let_go.items():
             self.released.add(lease, group, over=lease in over or group.shared is not None)
-        self._settled = {track - 1 for track, holder in zip(self.track, holders, strict=True) if holder is not None}
+        self._settled = {
+            position - 1 for position, holder in zip(self.position, holders, strict=True) if holder is not None
+        }
         return answers
 
     def _outcome(
         self,
         item: Settlement,
         place: Place | None,
-        track: int,
+        position: int,
         code: int,
         released: bool,
         dead: bool,
         lease: str | None,
     ) -> SettleOutcome:
         refusal, text = REFUSALS[code] if code else (None, None)
-        if place is None or self.groups[track - 1] is None:
+        if place is None or self.groups[position - 1] is None:
             return SettleOutcome(item.transaction_id, not code, refusal, text)
         return SettleOutcome(
             item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead, lease
         )
 
     def tell(self, ready: Sequence[bool], counts: Sequence[int], dues: Sequence[int | None], telling: Telling) -> None:
-        """Tracks that can be taken again, and those that leases let go of; after `outcomes`."""
-        for number, ((_, partition), group) in enumerate(zip(self.tracks, self.groups, strict=True)):
+        """Positions that can be taken again, and those that leases let go of; after `outcomes`."""
+        for number, ((_, partition), group) in enumerate(zip(self.positions, self.groups, strict=True)):
             if group is None:
                 continue
             if group.shared is not None:

@@ -136,7 +136,7 @@ class _Ends:
     """Where in the arrays of the call the part of each transaction ends."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
-        self.tracks = list(accumulate(len(part.settlements.tracks) for part in parts))
+        self.positions = list(accumulate(len(part.settlements.positions) for part in parts))
         self.items = list(accumulate(len(part.settlements.items) for part in parts))
         self.leases = list(accumulate(len(part.required) for part in parts))
         self.places = list(accumulate(len(part.pushes.names) for part in parts))
@@ -154,9 +154,9 @@ class _Answer:
             return row[name][at[number - 1] if number else 0 : at[number]]
 
         self.settled = tuple(cut(name, ends.items) for name in ("o_item_codes", "o_released", "o_dead", "o_holders"))
-        self.ready = cut("o_ready", ends.tracks)
-        self.counts = cut("o_counts", ends.tracks)
-        self.dues = cut("o_dues", ends.tracks)
+        self.ready = cut("o_ready", ends.positions)
+        self.counts = cut("o_counts", ends.positions)
+        self.dues = cut("o_dues", ends.positions)
         self.pushed = cut("o_offsets", ends.messages), cut("o_outcomes", ends.messages)
         self.places = cut("o_places", ends.places)
 
@@ -166,13 +166,13 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
     ends = _Ends(parts)
     settlements = [part.settlements.arguments() for part in parts]
     pushes = [part.pushes.arguments() for part in parts]
-    tracks = [_joined(settlements, n, ends.tracks) for n in (0, 1, 2)]
+    positions = [_joined(settlements, n, ends.positions) for n in (0, 1, 2)]
     items = [_joined(settlements, n, ends.items) for n in range(4, len(settlements[0]))]
     places = [_joined(pushes, n, ends.places) for n in range(PLACES)]
     messages = [_joined(pushes, n, ends.messages) for n in range(PLACES, len(pushes[0]) - OPTIONS)]
     options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - OPTIONS, len(pushes[0]))]
     leases = [lease_uuid(lease) for part in parts for lease in part.required]
-    bounds = (ends.tracks, ends.items, ends.leases, ends.places, ends.messages, ends.options)
+    bounds = (ends.positions, ends.items, ends.leases, ends.places, ends.messages, ends.options)
     keys = [
         list(chain.from_iterable(arrays)) for arrays in zip(*(part.keys.arguments() for part in parts), strict=True)
     ]
@@ -180,7 +180,7 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
     known = [one for part in parts for one in part.settlements.known]
     return (
         *bounds,
-        *tracks,
+        *positions,
         *items,
         known,
         leases,

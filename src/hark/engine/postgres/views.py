@@ -11,24 +11,24 @@ from hark.engine.postgres.admin import info_of
 from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
 from hark.ids import IdCodec
 from hark.model import (
-    Census,
     Counts,
     Depth,
     GroupStats,
     Limits,
     PartitionStats,
+    PositionStats,
     QueueFilter,
     QueuePage,
     QueueStats,
     Subscription,
     Survey,
-    TrackStats,
+    Totals,
 )
 
 # How many messages a group holds at a place.
 PROCESSING = f"""case
     when standing.shared then (
-        select count(*) from hark.exceptions as exception
+        select count(*) from hark.outstanding as exception
         where exception.grp = standing.grp and exception.partition = standing.partition and exception.until > {NOW})
     when standing.lease_until > {NOW} then hark.size_v1(standing.held)
     else 0
@@ -45,7 +45,7 @@ left join lateral (
     select message.created_at as oldest from hark.messages as message
     where message.partition = standing.partition and message."offset" = case
         when standing.shared then (select min(open) from hark.unsettled_v1(standing.t, standing.p) as open)
-        else lower(standing.open + coalesce(standing.fronts, int8multirange()))
+        else lower(standing.open + coalesce(standing.requeued, int8multirange()))
     end
     limit 1
 ) as unsettled on true
@@ -57,7 +57,7 @@ _OLDEST = f"""case when standing.regular then (
     where message.partition = standing.partition and message."offset" = lower(standing.open)
     limit 1
 ) else hark.oldest_waiting_v1(
-    {NOW}, standing.open + coalesce(standing.fronts, int8multirange()), standing.t, standing.p
+    {NOW}, standing.open + coalesce(standing.requeued, int8multirange()), standing.t, standing.p
 ) end"""
 OLDEST = f"left join lateral (select {_OLDEST} as oldest) as waiting on true"
 
@@ -69,7 +69,7 @@ _START = """(
         where message.partition = place.id and message."offset" > place.floor and message.created_at <= grp.since
         order by message."offset" desc limit 1
     ) end
-    where track.grp is null and place.id <= grp.highest_partition and grp.since is not null
+    where position.grp is null and place.id <= grp.highest_partition and grp.since is not null
 )"""
 
 # What each of the groups `member` has yet to settle in each of the partitions `places`. Most places are simple: there
@@ -78,29 +78,29 @@ _PLACES = f"""
 uncommon as (
     select grp, partition from hark.retries where due > {NOW}
     union
-    select grp, partition from hark.fronts
+    select grp, partition from hark.requeued
     union
-    select grp, partition from hark.exceptions
+    select grp, partition from hark.outstanding
 ),
 place as materialized (
     select grp.id as grp, place.id as partition, began.cursor + 1 as first,
         place.tail - began.cursor
-            - case when isempty(track.settled) is false then hark.size_v1(track.settled) else 0 end as open,
-        case when track.lease_until > {NOW} then hark.size_v1(track.held) else 0 end as processing,
+            - case when isempty(position.settled) is false then hark.size_v1(position.settled) else 0 end as open,
+        case when position.lease_until > {NOW} then hark.size_v1(position.held) else 0 end as processing,
         place.special <= began.cursor and uncommon.grp is null and case
-            when track.plain is null and track.grp is not null
-            then isempty(track.settled) or track.cursor >= place.floor
+            when position.plain is null and position.grp is not null
+            then isempty(position.settled) or position.cursor >= place.floor
             else place.lanes is null and not grp.drop_settled
-                and not exists (select 1 from hark.holes where holes.partition = place.id)
+                and not exists (select 1 from hark.gaps where gaps.partition = place.id)
         end as simple
     from member as grp
     join {{places}} as place on place.queue = grp.queue_id
-    left join hark.tracks as track on track.grp = grp.id and track.partition = place.id
+    left join hark.positions as position on position.grp = grp.id and position.partition = place.id
     left join uncommon on uncommon.grp = grp.id and uncommon.partition = place.id
     cross join lateral (
-        select greatest(place.floor, track.cursor, track.plain[1], {_START}) as cursor offset 0
+        select greatest(place.floor, position.cursor, position.plain[1], {_START}) as cursor offset 0
     ) as began
-    where track.grp is not null or grp.since is null or place.id > grp.highest_partition
+    where position.grp is not null or grp.since is null or place.id > grp.highest_partition
         or place.last_created > grp.since
 ),
 open as (
@@ -135,7 +135,7 @@ behind as (
 """
 
 # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
-_TRACKS = f"""
+_POSITIONS = f"""
 select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.unsettled,
     standing.settled_at, standing.lease, standing.lease_until, waiting.oldest, unsettled.oldest as oldest_unsettled,
     {SCHEDULED} as scheduled,
@@ -163,8 +163,8 @@ with chosen as materialized (
     from hark.groups as grp
     join hark.queues as queue on queue.name = grp.queue
     join hark.partitions as place on place.queue = queue.id
-    left join hark.tracks as track on track.grp = grp.id and track.partition = place.id
-    where (track.grp is not null or grp.since is null or place.id > grp.highest_partition
+    left join hark.positions as position on position.grp = grp.id and position.partition = place.id
+    where (position.grp is not null or grp.since is null or place.id > grp.highest_partition
         or place.last_created > grp.since) and {where}
     order by grp.queue, place.name, grp.id
     limit $2
@@ -208,8 +208,8 @@ async def partition_stats(
                 where queues.id = page.queue and retries.attempts > 0)
             + (select count(*) from hark.queues
                 join hark.groups on groups.queue = queues.name
-                join hark.exceptions on exceptions.grp = groups.id and exceptions.partition = page.id
-                where queues.id = page.queue and exceptions.attempts > 0) as failed,
+                join hark.outstanding on outstanding.grp = groups.id and outstanding.partition = page.id
+                where queues.id = page.queue and outstanding.attempts > 0) as failed,
             {_edge("asc")} as oldest, {_edge("desc")} as newest
         from page
         left join worst on worst.partition = page.id
@@ -236,8 +236,8 @@ def stored(queue: str, place: str) -> str:
         select count(*) from hark.messages as message
         where message.partition = {place}.id and message."offset" > {place}.floor
     ) else {place}.tail - {place}.floor - case when {place}.special > {place}.floor then (
-        select count(*) from hark.holes as hole
-        where hole.partition = {place}.id and hole."offset" > {place}.floor and hole.owner = 0
+        select count(*) from hark.gaps as gap
+        where gap.partition = {place}.id and gap."offset" > {place}.floor and gap.owner = 0
     ) else 0 end end"""
 
 
@@ -272,7 +272,7 @@ def counts_of(row: asyncpg.Record) -> Counts:
     )
 
 
-async def track_stats(
+async def position_stats(
     pool: Pool,
     codec: IdCodec,
     now: int | None,
@@ -282,7 +282,7 @@ async def track_stats(
     limit: int,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
-) -> list[TrackStats]:
+) -> list[PositionStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
     named = None if partitions is None else list(filter(can_be_stored, partitions))
     where = Where(now, limit)
@@ -296,12 +296,12 @@ async def track_stats(
     late = Where(*where.args)
     late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND or None)
     if min_lag_seconds:
-        sql = _TRACKS.format(places=where, late=late)
+        sql = _POSITIONS.format(places=where, late=late)
     else:
-        sql = _CHOSEN.format(where=where) + _TRACKS.format(places=_FIRST_PLACES, late=late)
+        sql = _CHOSEN.format(where=where) + _POSITIONS.format(places=_FIRST_PLACES, late=late)
     rows = await pool.fetch(sql, *late.args)
     return [
-        TrackStats(
+        PositionStats(
             group=row["group_name"],
             queue=row["queue"],
             partition=row["name"],
@@ -359,12 +359,12 @@ async def group_stats(
         from chosen
         left join behind on behind.grp = chosen.id
         left join (
-            select track.grp, count(*) as leases, sum(hark.size_v1(track.held))::bigint as messages
-            from hark.tracks as track where track.lease_until > {NOW} group by track.grp
+            select position.grp, count(*) as leases, sum(hark.size_v1(position.held))::bigint as messages
+            from hark.positions as position where position.lease_until > {NOW} group by position.grp
         ) as held on held.grp = chosen.id
         cross join lateral (
             select count(distinct exception.lease) as leases, count(*) as messages
-            from hark.exceptions as exception where exception.grp = chosen.id and exception.until > {NOW}
+            from hark.outstanding as exception where exception.grp = chosen.id and exception.until > {NOW}
         ) as single
         order by chosen.name, chosen.queue
         """,
@@ -443,14 +443,14 @@ select place.queue, place.name from hark.partitions as place
 where place.queue > 0 and (place.queue, place.name) > ($1::integer, $2::text)
 order by place.queue, place.name limit 1 offset $3::bigint - 1
 """
-# Tracks have no index on what changes with every pop.
+# Positions have no index on what changes with every pop.
 _HELD = f"""
 select queue, name, sum(messages)::bigint from (
-    select groups.queue, groups.name, hark.size_v1(track.held) as messages
-    from hark.tracks as track join hark.groups on groups.id = track.grp where track.lease_until > {NOW}
+    select groups.queue, groups.name, hark.size_v1(position.held) as messages
+    from hark.positions as position join hark.groups on groups.id = position.grp where position.lease_until > {NOW}
     union all
     select groups.queue, groups.name, 1
-    from hark.exceptions as exception join hark.groups on groups.id = exception.grp where exception.until > {NOW}
+    from hark.outstanding as exception join hark.groups on groups.id = exception.grp where exception.until > {NOW}
 ) as held
 group by queue, name having sum(messages) > 0
 """
@@ -493,8 +493,8 @@ async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueueP
             (select count(*) from hark.dead_letters where dead_letters.queue = chosen.name) as dead_letter,
             (select count(*) from hark.groups join hark.retries on retries.grp = groups.id
                 where groups.queue = chosen.name and retries.attempts > 0)
-            + (select count(*) from hark.groups join hark.exceptions on exceptions.grp = groups.id
-                where groups.queue = chosen.name and exceptions.attempts > 0) as failed
+            + (select count(*) from hark.groups join hark.outstanding on outstanding.grp = groups.id
+                where groups.queue = chosen.name and outstanding.attempts > 0) as failed
         from chosen
         left join sizes on sizes.queue = chosen.id
         left join worst on worst.queue_id = chosen.id
@@ -546,9 +546,9 @@ async def survey(pool: Pool, now: int | None, after: tuple[int, str], limit: int
     return Survey(depths, None if last is None else (last["queue"], last["name"]))
 
 
-async def census(pool: Pool, now: int | None) -> Census:
+async def totals(pool: Pool, now: int | None) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
     queues = await pool.fetchval("select count(*) from hark.queues")
     dead = await pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
     held = await pool.fetch(_HELD, now)
-    return Census(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in held})
+    return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in held})

@@ -12,9 +12,9 @@ import apsw
 from hark.engine.core.calls import Call, Claim, Expire, Write
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
-from hark.engine.core.position import AnyTrack
+from hark.engine.core.position import Position
 from hark.engine.core.settle import expire, settle_held
-from hark.engine.core.shared import SharedTrack
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import State
 from hark.engine.core.store import run
 from hark.engine.core.transaction import WriteTransaction, place_payloads
@@ -25,7 +25,7 @@ from hark.engine.s3.bucket import Stored
 from hark.engine.s3.leases import LeaseRows
 from hark.engine.s3.objects import PAYLOADS_AT
 from hark.ids import IdSource
-from hark.model import Hint, Key, KeyNews, PopResult
+from hark.model import Hint, Key, KeyNotification, PopResult
 
 
 class Renew(Call):
@@ -184,8 +184,8 @@ class Flush:
         self._ids = ids
         self._lease_rows = lease_rows
         self._notes = Notes()
-        self._touched: dict[AnyTrack, None] = {}
-        self._taken: dict[AnyTrack, None] = {}
+        self._touched: dict[Position, None] = {}
+        self._taken: dict[Position, None] = {}
         self._renewed: list[str] = []
         self._keys: list[Key] | None = []
         self._expired = False
@@ -200,11 +200,11 @@ class Flush:
         """Whether somebody was refused, or found nothing, who has to be certain of that."""
 
     @property
-    def news(self) -> KeyNews | None:
+    def news(self) -> KeyNotification | None:
         """Which keys were changed."""
         if self._keys is None:
-            return KeyNews(None)
-        return KeyNews(tuple(self._keys)) if self._keys else None
+            return KeyNotification(None)
+        return KeyNotification(tuple(self._keys)) if self._keys else None
 
     def is_due(self) -> bool:
         """Whether leases are to be expired by now."""
@@ -253,7 +253,7 @@ class Flush:
             self._tell_keys(transaction.keys.news())
         return result
 
-    def _tell_keys(self, news: KeyNews | None) -> None:
+    def _tell_keys(self, news: KeyNotification | None) -> None:
         if news is None or self._keys is None:
             return
         # Not as a set: Python takes keys such as (1,) and (True,) for the same.
@@ -325,8 +325,8 @@ class Flush:
         def body(transaction: WriteTransaction) -> None:
             for lease in at_once.values():
                 self._taken |= dict.fromkeys(lease.parts)
-                for track in list(lease.parts):
-                    settle_held(transaction, lease, track)
+                for position in list(lease.parts):
+                    settle_held(transaction, lease, position)
 
         self._transact(body)
         for answer in answers:
@@ -337,14 +337,14 @@ class Flush:
 
     def close(self) -> None:
         """Write down what claims did: where lanes are, what is held, what is left of rates."""
-        lanes = [track for track in self._taken if isinstance(track, SharedTrack) and track.unsaved]
+        lanes = [position for position in self._taken if isinstance(position, SharedPosition) and position.unsaved]
         if lanes or self._notes.waiting:
 
             def body(transaction: WriteTransaction) -> None:
                 self._notes.save(transaction, self._state)
-                for track in lanes:
-                    if track.group.tracks.get(track.partition.id) is track:
-                        transaction.draft(track)
+                for position in lanes:
+                    if position.group.positions.get(position.partition.id) is position:
+                        transaction.draft(position)
 
             self._transact(body)
         self._touched |= self._taken

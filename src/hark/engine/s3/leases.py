@@ -9,10 +9,10 @@ import apsw
 import msgspec
 
 from hark.engine.core.loader import Loader
-from hark.engine.core.ordered import Track
-from hark.engine.core.position import AnyTrack, Lease, Part
+from hark.engine.core.ordered import OrderedPosition
+from hark.engine.core.position import Lease, Part, Position
 from hark.engine.core.rows import Extra
-from hark.engine.core.shared import SharedTrack
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Bounds, Group, State
 from hark.engine.core.store import for_each, rows_of, scalar
 from hark.keys import decode_key
@@ -22,7 +22,7 @@ Place = tuple[int, int]
 """A group's number and a partition's."""
 
 # Tables that say where groups are: their keys begin with (group, partition).
-_PLACES = frozenset({"tracks", "ranges", "retries", "fronts", "lanes", "exceptions"})
+_PLACES = frozenset({"positions", "ranges", "retries", "requeued", "lanes", "outstanding"})
 # Columns that memory does not keep, or does not need at once: what a queue has lost, when a group was seen.
 _QUIET = {"queues": frozenset({8, 9}), "groups": frozenset({9})}
 
@@ -66,7 +66,7 @@ class Touched:
             self.places.add((key, second))
         elif table == "leases":
             self.leases.add(key)
-        elif table in ("partitions", "holes"):
+        elif table in ("partitions", "gaps"):
             self.partitions.add(key)
         elif table == "kv":
             self.keys.append(decode_key(key))
@@ -95,15 +95,15 @@ on conflict (kind, owner) do update set tokens = excluded.tokens, filled_at = ex
 Owner = tuple[str, int]
 
 
-def save(connection: apsw.Connection, state: State, taken: Iterable[AnyTrack]) -> None:
+def save(connection: apsw.Connection, state: State, taken: Iterable[Position]) -> None:
     """Write down what is left of the rates of those whose messages were taken."""
     found: dict[Owner, Bounds] = {}
-    for track in taken:
-        queue = state.queues.get(track.group.queue_name)
+    for position in taken:
+        queue = state.queues.get(position.group.queue_name)
         if queue is not None and queue.bounds.limits.rate_limit:
             found["queue", queue.id] = queue.bounds
-        if track.group.bounds.limits.rate_limit:
-            found["group", track.group.id] = track.group.bounds
+        if position.group.bounds.limits.rate_limit:
+            found["group", position.group.id] = position.group.bounds
     rows = [(*owner, one.tokens, one.filled_at) for owner, one in found.items() if one.tokens is not None]
     for_each(connection, _SAVE_RATES, rows)
 
@@ -191,14 +191,14 @@ class LeaseRows:
         self._at: dict[Place, set[str]] = {}
         """Which leases hold something of a place."""
 
-    def save(self, connection: apsw.Connection, touched: Iterable[AnyTrack], renewed: Iterable[str] = ()) -> None:
+    def save(self, connection: apsw.Connection, touched: Iterable[Position], renewed: Iterable[str] = ()) -> None:
         """Write down what became of leases on these places, and of those that were renewed or are over."""
         live = self._state.leases
         anew = dict.fromkeys(renewed)
         names = dict(anew)
-        for track in touched:
-            names |= dict.fromkeys(self._at.get((track.group.id, track.partition.id), ()))
-            names |= dict.fromkeys(lease.id for lease in track.leases())
+        for position in touched:
+            names |= dict.fromkeys(self._at.get((position.group.id, position.partition.id), ()))
+            names |= dict.fromkeys(lease.id for lease in position.leases())
         # Also where a queue or group was deleted, which is no change of a place.
         shrunk = (one for one, row in self._stored.items() if one in live and len(live[one].parts) != len(row.places))
         names |= dict.fromkeys(shrunk)
@@ -224,7 +224,7 @@ class LeaseRows:
 
     def _remember(self, lease: Lease, expires_at: int, writer: str, parts: str) -> None:
         self.forget(lease.id)
-        places = frozenset((track.group.id, track.partition.id) for track in lease.parts)
+        places = frozenset((position.group.id, position.partition.id) for position in lease.parts)
         self._stored[lease.id] = _Row(lease.expires_at, expires_at, writer, parts, places)
         for place in places:
             self._at.setdefault(place, set()).add(lease.id)
@@ -268,29 +268,29 @@ class LeaseRows:
             lease.whole = max((one.whole for one in stored), default=0)
             for part in stored:
                 group = groups.find(part.group)
-                track = None if group is None else loader.track(group, part.partition)
-                if track is not None:
-                    self._hold(connection, lease, track, part)
+                position = None if group is None else loader.position(group, part.partition)
+                if position is not None:
+                    self._hold(connection, lease, position, part)
             self._remember(lease, expires_at, writer, parts)
             self._state.add_lease(lease)
 
-    def _hold(self, connection: apsw.Connection, lease: Lease, track: AnyTrack, stored: _Part) -> None:
-        part = lease.parts[track] = Part(stored.handed, stored.last)
+    def _hold(self, connection: apsw.Connection, lease: Lease, position: Position, stored: _Part) -> None:
+        part = lease.parts[position] = Part(stored.handed, stored.last)
         part.open = stored.open
         text = scalar(connection, _MESSAGES, stored.partition, _encode(stored.held).decode())
-        prefix = track.partition.prefix
+        prefix = position.partition.prefix
         for offset, transaction_id, extra in _decode_messages(text):
             name = transaction_id or self._state.codec.with_prefix(prefix, offset)
             schedule = None if extra is None else extra.b
-            if isinstance(track, Track):
-                track.held[name] = (offset, lease, schedule, name)
-            elif isinstance(track, SharedTrack) and offset in track.entries:
-                entry = track.entries[offset]
+            if isinstance(position, OrderedPosition):
+                position.held[name] = (offset, lease, schedule, name)
+            elif isinstance(position, SharedPosition) and offset in position.entries:
+                entry = position.entries[offset]
                 entry.is_out = True
-                track.hold(entry, lease, name, schedule)
-        if isinstance(track, Track) and stored.blocks:
-            track.lease = lease
-        track.group.note_in_flight(track)
+                position.hold(entry, lease, name, schedule)
+        if isinstance(position, OrderedPosition) and stored.blocks:
+            position.lease = lease
+        position.group.note_in_flight(position)
 
 
 class _Groups:
@@ -317,14 +317,14 @@ class _Groups:
 
 def _parts_of(lease: Lease) -> list[_Part]:
     parts = []
-    for track, part in lease.parts.items():
-        if isinstance(track, Track):
-            blocks = track.lease is lease
-            offsets = sorted(held[0] for held in track.held.values() if held[1] is lease)
+    for position, part in lease.parts.items():
+        if isinstance(position, OrderedPosition):
+            blocks = position.lease is lease
+            offsets = sorted(held[0] for held in position.held.values() if held[1] is lease)
         else:
             blocks = False
-            offsets = sorted(track.live_offsets(lease))
-        place = (track.group.id, track.partition.id)
+            offsets = sorted(position.live_offsets(lease))
+        place = (position.group.id, position.partition.id)
         numbers = (part.handed, part.open, part.last)
         parts.append(_Part(*place, *numbers, blocks, _ranges(offsets), lease.consumer, lease.since, lease.whole))
     return parts

@@ -18,7 +18,7 @@ from hark.engine.s3.objects import Record
 from hark.engine.s3.scratch import Scratch
 from hark.errors import StoreUnusable
 from hark.ids import IdCodec, IdSource
-from hark.model import Hint, KeyNews
+from hark.model import Hint, KeyNotification
 
 Holders = dict[str, list[tuple[str, str]]]
 """Leases with the queues and groups that they are of."""
@@ -28,7 +28,7 @@ def holders(state: State, touched: Touched) -> Holders:
     """Whose leases are touched, before that happens: some of them may be over then."""
     found = (state.leases.get(lease_id) for lease_id in touched.leases)
     return {
-        lease.id: list({(track.group.queue_name, track.group.name): None for track in lease.parts})
+        lease.id: list({(position.group.queue_name, position.group.name): None for position in lease.parts})
         for lease in found
         if lease is not None
     }
@@ -61,9 +61,9 @@ def _tell_room(book: HintBook, state: State, name: str) -> None:
         book.add(name, None, None)
 
 
-def key_news(touched: Touched) -> KeyNews | None:
+def key_news(touched: Touched) -> KeyNotification | None:
     """Which keys were changed."""
-    return KeyNews(tuple(touched.keys)) if touched.keys else None
+    return KeyNotification(tuple(touched.keys)) if touched.keys else None
 
 
 def _tell_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[int, int]) -> None:
@@ -135,13 +135,13 @@ class Memory:
         places, leases = self._closed(touched, places)
         wanted = self._drop(places, leases, groups)
         for group, partitions in wanted.items():
-            loader.tracks(group, sorted(partitions))
+            loader.positions(group, sorted(partitions))
         self._leases.load(writer, leases)
         for group, partitions in wanted.items():
             for partition in partitions:
-                track = group.tracks.get(partition)
-                if track is not None:
-                    group.refresh(track, now)
+                position = group.positions.get(partition)
+                if position is not None:
+                    group.refresh(position, now)
         for queue in queues:
             queue.open = None  # To be counted anew, when somebody next asks.
 
@@ -182,14 +182,14 @@ class Memory:
             group = groups.get(number)
             if group is None:
                 continue
-            track = group.tracks.pop(partition, None)
-            if track is not None:
-                group.in_flight -= track.noted
-                if track.served:
-                    state.turns[number, partition] = track.served
+            position = group.positions.pop(partition, None)
+            if position is not None:
+                group.in_flight -= position.noted
+                if position.served:
+                    state.turns[number, partition] = position.served
             for known in (group.ready, group.waking, group.rising):
                 known.pop(partition, None)
-            if group.discovered or track is not None:
+            if group.discovered or position is not None:
                 wanted.setdefault(group, set()).add(partition)
         return wanted
 
@@ -227,7 +227,7 @@ class Change(NamedTuple):
     """What applying records made of the state: whom to tell."""
 
     hints: Sequence[Hint] = ()
-    keys: KeyNews | None = None
+    keys: KeyNotification | None = None
 
 
 class Fold:

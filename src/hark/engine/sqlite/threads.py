@@ -192,12 +192,12 @@ class StoreThreads:
 
     def _serve_claim(self, claim: Claim, now: int) -> bool:
         claimer = Claimer(self._store.reader, self.state, now, self._ids)
-        positions = claim.open
-        if any(claimer.contacts(claim.requests[position]) for position in positions):
+        numbers = claim.open
+        if any(claimer.contacts(claim.requests[number]) for number in numbers):
             # First contact has to be on stable storage before the answer: through a transaction.
             self._writes.put(claim)
             return False
-        requests = [claim.requests[position] for position in positions]
+        requests = [claim.requests[number] for number in numbers]
         try:
             answers = claimer.serve(requests)
         except Exception:
@@ -207,8 +207,8 @@ class StoreThreads:
             answers = [self._serve_alone(claimer, request) for request in requests]
         self._notes.add(claimer)
         claimer.tell_rest(self._claimed)
-        for position, answer in zip(positions, answers, strict=True):
-            claim.answers[position] = answer
+        for number, answer in zip(numbers, answers, strict=True):
+            claim.answers[number] = answer
         if claim.open:
             self._parked.append(claim)
             return False
@@ -316,18 +316,18 @@ class StoreThreads:
         claimer = Claimer(self._store.reader, self.state, transaction.now, self._ids)
         first_contact(
             transaction,
-            [contact for position in claim.open for contact in claimer.contacts(claim.requests[position])],
+            [contact for number in claim.open for contact in claimer.contacts(claim.requests[number])],
         )
-        positions = [position for position in claim.open if claim.requests[position].auto_ack]
-        answers = claimer.serve([claim.requests[position] for position in positions])
+        numbers = [number for number in claim.open if claim.requests[number].auto_ack]
+        answers = claimer.serve([claim.requests[number] for number in numbers])
         self._notes.add(claimer)
         transaction.on_commit(lambda: claimer.tell_rest(transaction.hints))
-        claim.uncommitted = dict(zip(positions, answers, strict=True))
+        claim.uncommitted = dict(zip(numbers, answers, strict=True))
         for answer in answers:
             if isinstance(answer, PopResult) and answer.lease_id:
                 lease = claimer.settled_at_once[answer.lease_id]
-                for track in lease.parts:
-                    settle_held(transaction, lease, track)
+                for position in lease.parts:
+                    settle_held(transaction, lease, position)
                 answer.lease_id, answer.expires_at = "", None
 
     def _write_down(self, transaction: WriteTransaction) -> None:
@@ -349,8 +349,8 @@ class StoreThreads:
         answered: list[Call] = []
         for write in writes:
             if isinstance(write, Claim):
-                for position, answer in write.uncommitted.items():
-                    write.answers[position] = answer
+                for number, answer in write.uncommitted.items():
+                    write.answers[number] = answer
                 if write.open:
                     self.submit(write)
                     continue
@@ -417,8 +417,8 @@ class StoreThreads:
         for queue in self.state.queues:
             hints.add(queue, None, None)
         for lease in lost:
-            for track in lease.parts:
-                hints.ended(track.group.queue_name, track.group.name, lease.id)
+            for position in lease.parts:
+                hints.ended(position.group.queue_name, position.group.name, lease.id)
         self._outbox.post([], hints.hints())
 
 

@@ -69,7 +69,7 @@ from hark.http.routes.table import (
     paging,
     table,
 )
-from hark.ids import has_place
+from hark.ids import has_location
 from hark.model import DeadLetter, DeadLetterFilter, NewDeadLetter
 
 _PAGE = paging()
@@ -287,7 +287,7 @@ def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
 def _check_uuid(text: str, field: str) -> str:
     """Return the id of a dead letter. It must not look like the id of a message."""
     try:
-        if str(uuid.UUID(text)) == text and not has_place(text):
+        if str(uuid.UUID(text)) == text and not has_location(text):
             return text
     except ValueError:
         pass

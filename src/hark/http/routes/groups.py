@@ -10,13 +10,13 @@ from hark.access.identity import Identity
 from hark.api import operations
 from hark.api.types.groups import (
     DeletedGroup,
-    LaggingTrack,
+    LaggingPosition,
     ListedGroup,
     Resubscribed,
     SeekBody,
     ShownLimits,
-    ShownTrack,
-    ShownTracks,
+    ShownPosition,
+    ShownPositions,
     SoughtPartition,
     SoughtQueue,
     SubscriptionBody,
@@ -40,7 +40,7 @@ from hark.http.routes.requests import (
     reply,
 )
 from hark.http.routes.table import MAX_LIST, BoolParam, Failure, IntParam, NameParam, Table, bind, paging, table
-from hark.model import GroupStats, Limits, Seek, SeekOutcome, TrackStats
+from hark.model import GroupStats, Limits, PositionStats, Seek, SeekOutcome
 
 LAGGING_SECONDS = 300
 DEAD_SECONDS = 86_400
@@ -51,7 +51,7 @@ _QUEUE = NameParam("queue", "Return only consumer groups of this queue.")
 _MIN_LAG = IntParam(
     "minLagSeconds", "Minimum age of the oldest unsettled message, in seconds.", 3600, 0, MAX_NUMBER // SECOND
 )
-_TRACKS = paging(1000, MAX_LIST).limit
+_POSITIONS = paging(1000, MAX_LIST).limit
 _FORGET = BoolParam("deleteMetadata", "Also delete the stored start position of the group.", True)
 
 
@@ -70,30 +70,30 @@ async def list_lagging(request: Request) -> Response:
     Returns the partitions in which the oldest unsettled message of a consumer group is older than `minLagSeconds`.
     """
     query = query_of(request)
-    tracks = await _tracks(request, None, _MIN_LAG.of(query))
+    positions = await _positions(request, None, _MIN_LAG.of(query))
     moment = now(request)
-    return reply([_lagging(track, moment, identity_of(request)) for track in tracks])
+    return reply([_lagging(position, moment, identity_of(request)) for position in positions])
 
 
 async def show_group(request: Request) -> Response:
     """Get a consumer group. Returns the position of the group in each partition, by queue name."""
     group = name_in_path(request, "group")
     moment = now(request)
-    queues: dict[str, list[ShownTrack]] = {}
-    for track in await _tracks(request, group):
-        shown = _track(track, moment, identity_of(request))
-        queues.setdefault(track.queue, []).append(shown)
-    return reply({queue: ShownTracks(tuple(found)) for queue, found in queues.items()})
+    queues: dict[str, list[ShownPosition]] = {}
+    for position in await _positions(request, group):
+        shown = _position(position, moment, identity_of(request))
+        queues.setdefault(position.queue, []).append(shown)
+    return reply({queue: ShownPositions(tuple(found)) for queue, found in queues.items()})
 
 
-async def _tracks(request: Request, group: str | None, min_lag_seconds: int = 0) -> list[TrackStats]:
+async def _positions(request: Request, group: str | None, min_lag_seconds: int = 0) -> list[PositionStats]:
     """Return positions of groups in partitions of permitted queues, up to the limit."""
-    limit = _TRACKS.of(query_of(request))
+    limit = _POSITIONS.of(query_of(request))
     broker, queues = broker_of(request), await queues_of(request)
     if min_lag_seconds and (skipped := broker.observed.counts.caught_up(now(request) - min_lag_seconds * SECOND)):
         names = [info.name for info in await broker.engine.queue_infos(queues)]
         queues = [name for name in names if name not in skipped]
-    return await broker.engine.track_stats(group, min_lag_seconds=min_lag_seconds, limit=limit, queues=queues)
+    return await broker.engine.position_stats(group, min_lag_seconds=min_lag_seconds, limit=limit, queues=queues)
 
 
 async def delete_group(request: Request) -> Response:
@@ -198,34 +198,34 @@ def _group(stats: GroupStats, moment: int) -> ListedGroup:
     )
 
 
-def _lagging(track: TrackStats, moment: int, identity: Identity) -> LaggingTrack:
-    age = _age_seconds(track.oldest_waiting, moment)
-    return LaggingTrack(
-        consumer_group=track.group,
-        queue_name=track.queue,
-        partition_name=track.partition,
-        partition_id=track.partition_id,
-        worker_id=shown_lease(identity, track.lease_id),
-        offset_lag=track.lag,
-        scheduled=track.scheduled,
+def _lagging(position: PositionStats, moment: int, identity: Identity) -> LaggingPosition:
+    age = _age_seconds(position.oldest_waiting, moment)
+    return LaggingPosition(
+        consumer_group=position.group,
+        queue_name=position.queue,
+        partition_name=position.partition,
+        partition_id=position.partition_id,
+        worker_id=shown_lease(identity, position.lease_id),
+        offset_lag=position.lag,
+        scheduled=position.scheduled,
         time_lag_seconds=int(age),
         lag_hours=round(age / 3600, 2),
-        oldest_unconsumed_at=time_of(track.oldest_waiting),
-        last_consumed_at=time_of(track.last_settled),
+        oldest_unconsumed_at=time_of(position.oldest_waiting),
+        last_consumed_at=time_of(position.last_settled),
     )
 
 
-def _track(track: TrackStats, moment: int, identity: Identity) -> ShownTrack:
-    return ShownTrack(
-        partition=track.partition,
-        partition_id=track.partition_id,
-        worker_id=shown_lease(identity, track.lease_id),
-        last_consumed_at=time_of(track.last_settled),
-        total_consumed=track.cursor,
-        offset_lag=track.lag,
-        scheduled=track.scheduled,
-        time_lag_seconds=int(_age_seconds(track.oldest_waiting, moment)),
-        lease_active=track.lease_id is not None,
+def _position(position: PositionStats, moment: int, identity: Identity) -> ShownPosition:
+    return ShownPosition(
+        partition=position.partition,
+        partition_id=position.partition_id,
+        worker_id=shown_lease(identity, position.lease_id),
+        last_consumed_at=time_of(position.last_settled),
+        total_consumed=position.cursor,
+        offset_lag=position.lag,
+        scheduled=position.scheduled,
+        time_lag_seconds=int(_age_seconds(position.oldest_waiting, moment)),
+        lease_active=position.lease_id is not None,
     )
 
 
@@ -335,8 +335,8 @@ _NO_PARTITION = Failure(404, "partition_not_found")
 
 TABLE: Table = table(
     bind(operations.LIST_GROUPS, list_groups, query=(*_PAGE, _QUEUE)),
-    bind(operations.LIST_LAGGING, list_lagging, query=(_MIN_LAG, _TRACKS)),
-    bind(operations.SHOW_GROUP, show_group, query=(_TRACKS,)),
+    bind(operations.LIST_LAGGING, list_lagging, query=(_MIN_LAG, _POSITIONS)),
+    bind(operations.SHOW_GROUP, show_group, query=(_POSITIONS,)),
     bind(operations.DELETE_GROUP, delete_group, query=(_FORGET,)),
     bind(operations.RESUBSCRIBE, resubscribe, body=SubscriptionBody),
     bind(operations.DELETE_GROUP_OF_QUEUE, delete_group_of_queue, query=(_FORGET,)),

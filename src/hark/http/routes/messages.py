@@ -12,7 +12,7 @@ from starlette.responses import Response
 from hark.access.identity import Identity
 from hark.api import operations
 from hark.api.types.base import Pagination, extended
-from hark.api.types.leases import ExplainedMessage, ExtendedLeases, ExtendManyBody, GroupReason, HeldLease, LeasePage
+from hark.api.types.leases import ActiveLease, ExplainedMessage, ExtendedLeases, ExtendManyBody, GroupReason, LeasePage
 from hark.api.types.messages import (
     BusStatus,
     DeletedMessage,
@@ -46,8 +46,8 @@ from hark.model import (
     QUEUE_MODE,
     Explanation,
     GroupView,
-    HeldPart,
     LeaseFilter,
+    LeasePart,
     MessageFilter,
     MessageState,
     MessageView,
@@ -111,8 +111,8 @@ async def list_leases(request: Request) -> Response:
     )
 
 
-def _lease(identity: Identity, held: HeldPart) -> HeldLease:
-    return HeldLease(
+def _lease(identity: Identity, held: LeasePart) -> ActiveLease:
+    return ActiveLease(
         lease_id=shown_lease(identity, held.lease_id),
         queue=held.queue,
         partition=held.partition,

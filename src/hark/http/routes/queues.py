@@ -50,7 +50,7 @@ from hark.http.routes.table import (
     paging,
     table,
 )
-from hark.model import Counts, GroupStats, PartitionStats, QueueFilter, QueueSpec, QueueStats, TrackStats
+from hark.model import Counts, GroupStats, PartitionStats, PositionStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 
 log = logging.getLogger(__name__)
@@ -266,8 +266,8 @@ async def show_depth(request: Request) -> Response:
     stats = await stats_of(request, name)
     if group is not None and (known := await broker_of(request).observed.counts.group_stats(group, name)):
         pending, scheduled, partitions = known[0].lag, known[0].scheduled, known[0].partitions_with_lag
-        tracks = await engine.track_stats(group, name, limit=limit)
-        depths = [(track.partition, track.lag) for track in tracks]
+        positions = await engine.position_stats(group, name, limit=limit)
+        depths = [(position.partition, position.lag) for position in positions]
     else:
         # An unknown group would start at the first message, unless its first pop chooses another position.
         seen = [
@@ -397,21 +397,23 @@ async def places_of(request: Request, queue: str, partitions: Sequence[str]) -> 
     """Return the positions of all groups in partitions of a queue, by partition."""
     places: dict[str, list[Place]] = {name: [] for name in partitions}
     moment = now(request)
-    for track in await broker_of(request).engine.track_stats(queue=queue, limit=MAX_NUMBER, partitions=list(places)):
-        places[track.partition].append(_place(track, moment, identity_of(request)))
+    for position in await broker_of(request).engine.position_stats(
+        queue=queue, limit=MAX_NUMBER, partitions=list(places)
+    ):
+        places[position.partition].append(_place(position, moment, identity_of(request)))
     return {name: tuple(found) for name, found in places.items()}
 
 
-def _place(track: TrackStats, moment: int, identity: Identity) -> Place:
-    waited = 0 if track.oldest_waiting is None else max(0, moment - track.oldest_waiting)
+def _place(position: PositionStats, moment: int, identity: Identity) -> Place:
+    waited = 0 if position.oldest_waiting is None else max(0, moment - position.oldest_waiting)
     return Place(
-        consumer_group=track.group,
-        cursor=track.cursor,
-        lag=track.lag,
-        scheduled=track.scheduled,
+        consumer_group=position.group,
+        cursor=position.cursor,
+        lag=position.lag,
+        scheduled=position.scheduled,
         time_lag_seconds=waited // SECOND,
-        lease_id=shown_lease(identity, track.lease_id),
-        lease_until=time_of(track.lease_expires_at),
+        lease_id=shown_lease(identity, position.lease_id),
+        lease_until=time_of(position.lease_expires_at),
     )
 
 

@@ -1,7 +1,7 @@
 -- The tables of the PostgreSQL store.
 --
 -- Times are microseconds since the epoch, durations say their unit. Rows that change with every push, pop or
--- settlement (partitions, tracks) have room on their page and no index on what changes: they are updated in place
+-- settlement (partitions, positions) have room on their page and no index on what changes: they are updated in place
 -- (HOT), and vacuum leaves little behind. Messages and leases are only ever inserted; they leave when the child table
 -- that they are in is emptied (rotate.sql). No table is ever rewritten or truncated that an older snapshot may read.
 --
@@ -157,7 +157,7 @@ create table hark.labels (
 create unique index labels_key on hark.labels (grp, coalesce(namespace, ''), coalesce(task, ''));
 
 -- A group's place in a partition, and the lease on it.
-create table hark.tracks (
+create table hark.positions (
     grp integer not null,
     partition bigint not null,
     cursor bigint not null check (cursor >= 0),
@@ -181,23 +181,23 @@ create table hark.tracks (
     check (lease is not null or isempty(held)),
     check (isempty(settled) or lower(settled) > cursor + 1)
 ) with (fillfactor = 40);
-comment on column hark.tracks.settled is 'What is settled beyond the cursor.';
-comment on column hark.tracks.probe is 'Up to this offset messages are handed out one at a time.';
-comment on column hark.tracks.irregular is 'There may be rows in retries, fronts or claims.';
-comment on column hark.tracks.held is 'Offsets that the lease was the last to hand out and that are not settled.';
-comment on column hark.tracks.plain is
+comment on column hark.positions.settled is 'What is settled beyond the cursor.';
+comment on column hark.positions.probe is 'Up to this offset messages are handed out one at a time.';
+comment on column hark.positions.irregular is 'There may be rows in retries, requeued or claims.';
+comment on column hark.positions.held is 'Offsets that the lease was the last to hand out and that are not settled.';
+comment on column hark.positions.plain is
     'In a shared group: how far it has passed the plain messages of each priority; the cursor is where it started.';
-comment on column hark.tracks.delayed_at is
+comment on column hark.positions.delayed_at is
     'In a shared group: how far it has passed the delayed messages of each priority, by time, then by delayed_offset.';
-comment on column hark.tracks.seen is 'In a shared group: delayed messages beyond this offset have not been passed.';
-comment on column hark.tracks.handed is 'How many messages the lease handed out; lease_last: the last of them.';
-create index tracks_partition on hark.tracks (partition, grp);
-create index tracks_touched on hark.tracks ((grp::bigint << 32 | touched));
+comment on column hark.positions.seen is 'In a shared group: delayed messages beyond this offset have not been passed.';
+comment on column hark.positions.handed is 'How many messages the lease handed out; lease_last: the last of them.';
+create index positions_partition on hark.positions (partition, grp);
+create index positions_touched on hark.positions ((grp::bigint << 32 | touched));
 
--- A track as it was before something was listed of it, and as it is when all of that is taken; with what else is known.
+-- A position as it was before something was listed of it, and as it is when all of that is taken; with what else is known.
 create type hark.listed as (
-    before hark.tracks,
-    after hark.tracks,
+    before hark.positions,
+    after hark.positions,
     place hark.partitions,
     queue integer,
     ttl bigint,
@@ -205,7 +205,7 @@ create type hark.listed as (
     lock_duration bigint
 );
 
--- Where a lease is, and when to look whether it is over. The tracks say whether it still is.
+-- Where a lease is, and when to look whether it is over. The positions say whether it still is.
 create table hark.leases (
     slot smallint not null,
     id uuid not null,
@@ -278,7 +278,7 @@ create table hark.retries (
 );
 
 -- Messages that a shared group has passed and not settled: on a lease, waiting for an attempt, or to be taken again.
-create table hark.exceptions (
+create table hark.outstanding (
     grp integer not null,
     partition bigint not null,
     "offset" bigint not null,
@@ -291,11 +291,11 @@ create table hark.exceptions (
     primary key (grp, partition, "offset"),
     check ((lease is null) = (until is null))
 ) with (fillfactor = 70);
-comment on column hark.exceptions.lane is 'Its priority; 10 more for a requeued dead letter, which is in front of all.';
-comment on column hark.exceptions.due is 'When it became available, or will; a lease does not change it.';
-create index exceptions_due on hark.exceptions ((partition << 5 | lane), (grp::bigint), due, "offset")
+comment on column hark.outstanding.lane is 'Its priority; 10 more for a requeued dead letter, which is in front of all.';
+comment on column hark.outstanding.due is 'When it became available, or will; a lease does not change it.';
+create index outstanding_due on hark.outstanding ((partition << 5 | lane), (grp::bigint), due, "offset")
     where lease is null;
-create index exceptions_lease on hark.exceptions (partition, until, lease) where lease is not null;
+create index outstanding_lease on hark.outstanding (partition, until, lease) where lease is not null;
 
 -- What queues and groups with a rate may still deliver, as of a time; grp 0: the queue as a whole. Whoever claims under
 -- a limit, of a rate or of messages in flight, locks the row first.
@@ -319,18 +319,18 @@ create table hark.in_flight (
 );
 
 -- Requeued dead letters, to be delivered before anything else of the partition.
-create table hark.fronts (
+create table hark.requeued (
     grp integer not null,
     partition bigint not null,
     "offset" bigint not null,
     probe boolean not null default false,
     primary key (grp, partition, "offset")
 );
-comment on column hark.fronts.probe is 'While it is there, messages are handed out one at a time.';
-create index fronts_partition on hark.fronts (partition, grp, "offset");
+comment on column hark.requeued.probe is 'While it is there, messages are handed out one at a time.';
+create index requeued_partition on hark.requeued (partition, grp, "offset");
 
 -- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
-create table hark.holes (
+create table hark.gaps (
     partition bigint not null,
     "offset" bigint not null,
     owner integer not null default 0,
@@ -418,7 +418,7 @@ create index kv_expiry on hark.kv (expires_at) where expires_at is not null;
 -- Small tables that change all the time: vacuum early, without pauses, and without the lock that shortens a table.
 alter table hark.partitions set (
     autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
-alter table hark.tracks set (
+alter table hark.positions set (
     autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
-alter table hark.exceptions set (
+alter table hark.outstanding set (
     autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);

@@ -1,8 +1,8 @@
 -- Shared groups: every message has a state of its own.
 --
--- Beyond the place where the group started (the cursor of its track) each message is in a lane: plain or delayed, of a
+-- Beyond the place where the group started (the cursor of its position) each message is in a lane: plain or delayed, of a
 -- priority. A group has a position in each lane. What is at or before that has been passed, and is settled, unless it
--- is among the exceptions: on a lease, or to be taken again. So a claim reads from the positions on and looks at
+-- is among the outstanding: on a lease, or to be taken again. So a claim reads from the positions on and looks at
 -- neither what is settled nor what is not due. Positions are in arrays by priority, from 1 for priority 0.
 --
 -- A delayed message may arrive with a time that the group has passed already: its push committed late, or a clock
@@ -10,7 +10,7 @@
 -- and becomes an exception if the positions would pass it unseen (see list_v1).
 
 -- Whether a shared group has passed a message.
-create or replace function hark.passed_v1(t hark.tracks, p_offset bigint, p_priority smallint, p_deliver_at bigint)
+create or replace function hark.passed_v1(t hark.positions, p_offset bigint, p_priority smallint, p_deliver_at bigint)
 returns boolean
 language sql immutable as $$
     select p_offset <= t.cursor or case
@@ -24,22 +24,22 @@ $$;
 create or replace function hark.begin_lanes_v1(p_grp integer, p_partition bigint, p_cursor bigint) returns void
 language plpgsql as $$
 begin
-    update hark.tracks k
+    update hark.positions k
     set plain = array_fill(p_cursor, array[10]), delayed_at = array_fill(0::bigint, array[10]),
         delayed_offset = array_fill(0::bigint, array[10]), seen = p.tail
     from hark.partitions p
     where k.grp = p_grp and k.partition = p_partition and p.id = k.partition;
     -- What was requeued for this group is in no lane.
-    insert into hark.exceptions (grp, partition, "offset", lane, due)
+    insert into hark.outstanding (grp, partition, "offset", lane, due)
     select p_grp, p_partition, m."offset", coalesce(m.priority, 0), m.created_at
-    from hark.holes h
+    from hark.gaps h
     join hark.messages m on m.partition = h.partition and m."offset" = h."offset"
     where h.partition = p_partition and h."offset" > p_cursor and h.owner = p_grp
     on conflict do nothing;
 end $$;
 
 -- The offsets that a shared group has yet to settle.
-create or replace function hark.unsettled_v1(t hark.tracks, p hark.partitions) returns setof bigint
+create or replace function hark.unsettled_v1(t hark.positions, p hark.partitions) returns setof bigint
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -47,7 +47,7 @@ declare
     v_from bigint := greatest(t.cursor, p.floor);
 begin
     return query
-    select e."offset" from hark.exceptions e
+    select e."offset" from hark.outstanding e
     where e.grp = t.grp and e.partition = t.partition and e."offset" > p.floor;
     return query
     select m."offset" from hark.messages m
@@ -81,7 +81,7 @@ begin
 end $$;
 
 -- How many those are. Where only plain messages of one priority are left, they need not be counted.
-create or replace function hark.lag_v1(t hark.tracks, p hark.partitions) returns bigint
+create or replace function hark.lag_v1(t hark.positions, p hark.partitions) returns bigint
 language plpgsql as $$
 declare
     v_from bigint := greatest(t.plain[1], p.floor);
@@ -90,8 +90,8 @@ begin
         and not exists (select 1 from hark.queues q where q.id = p.queue and q.drop_settled)
     then
         return greatest(0, p.tail - v_from)
-            - (select count(*) from hark.holes h where h.partition = p.id and h."offset" > v_from)
-            + (select count(*) from hark.exceptions e
+            - (select count(*) from hark.gaps h where h.partition = p.id and h."offset" > v_from)
+            + (select count(*) from hark.outstanding e
                where e.grp = t.grp and e.partition = t.partition and e."offset" > p.floor);
     end if;
     return (select count(*) from hark.unsettled_v1(t, p));
@@ -111,7 +111,7 @@ begin
     made_ready := 0;
     ended := '{}';
     for e in
-        select x."offset", x.lease, x.until from hark.exceptions x
+        select x."offset", x.lease, x.until from hark.outstanding x
         where x.partition = p_partition and x.until <= p_now and x.lease is not null and x.grp + 0 = p_grp
             and (p_leases is null or x.lease = any (p_leases))
         order by x."offset" for update
@@ -132,7 +132,7 @@ begin
 end $$;
 
 -- Removes those of some messages that every group of their queue is done with, if the queue keeps none of these. No
--- hole is noted: there may be very many, and nobody wants them back.
+-- gap is noted: there may be very many, and nobody wants them back.
 create or replace function hark.drop_settled_v1(p_partition bigint, p_offsets bigint[]) returns void
 language plpgsql as $$
 declare
@@ -171,9 +171,9 @@ begin
             select m."offset" from hark.messages m
             where m.partition = p_partition
                 and m."offset" > (select p.floor from hark.partitions p where p.id = p_partition)
-                and m."offset" <= (select max(t.cursor) from hark.tracks t where t.partition = p_partition)
+                and m."offset" <= (select max(t.cursor) from hark.positions t where t.partition = p_partition)
                 and not exists (
-                    select 1 from hark.tracks t
+                    select 1 from hark.positions t
                     where t.partition = p_partition and not hark.is_done_v1(t.grp, t.partition, m."offset"))));
     end if;
 end $$;
@@ -182,21 +182,21 @@ end $$;
 create or replace function hark.is_done_v1(p_grp integer, p_partition bigint, p_offset bigint) returns boolean
 language plpgsql as $$
 declare
-    t hark.tracks;
+    t hark.positions;
     m hark.messages;
 begin
     select * into m from hark.messages x where x.partition = p_partition and x."offset" = p_offset;
     if not found or m.owner <> p_grp then
         return true;
     end if;
-    select * into t from hark.tracks where grp = p_grp and partition = p_partition;
+    select * into t from hark.positions where grp = p_grp and partition = p_partition;
     if not found then
         return p_offset <= hark.start_v1(p_grp, p_partition);
     elsif t.plain is null then
         return (p_offset <= t.cursor or p_offset <@ t.settled) and not (t.irregular and exists (
-            select 1 from hark.fronts f where f.grp = p_grp and f.partition = p_partition and f."offset" = p_offset));
+            select 1 from hark.requeued f where f.grp = p_grp and f.partition = p_partition and f."offset" = p_offset));
     end if;
     return (m.owner is not null or hark.passed_v1(t, p_offset, m.priority, m.deliver_at)) and not exists (
-        select 1 from hark.exceptions e
+        select 1 from hark.outstanding e
         where e.grp = p_grp and e.partition = p_partition and e."offset" = p_offset);
 end $$;

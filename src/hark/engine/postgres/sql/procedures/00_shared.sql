@@ -101,19 +101,19 @@ begin
             where m.partition = p_partition and m."offset" > p_cursor and (m.owner is null or m.owner = p_grp)), '{}');
     end if;
     return coalesce((
-        select range_agg(int8range(h."offset", h."offset" + 1)) from hark.holes h
+        select range_agg(int8range(h."offset", h."offset" + 1)) from hark.gaps h
         where h.partition = p_partition and h."offset" > p_cursor and h.owner <> p_grp), '{}');
 end $$;
 
 -- A group's place in a partition, made where there is none. Offsets without a message are done from the start.
-create or replace function hark.make_tracks_v1(p_grps integer[], p_partitions bigint[]) returns void
+create or replace function hark.make_positions_v1(p_grps integer[], p_partitions bigint[]) returns void
 language plpgsql as $$
 declare
     v_shared record;
 begin
     for v_shared in
         with made as (
-            insert into hark.tracks (grp, partition, cursor, settled, plain, seen)
+            insert into hark.positions (grp, partition, cursor, settled, plain, seen)
             select w.grp, p.id, a.cursor, a.settled, case when g.mode = 'shared' then '{}'::bigint[] end,
                 case when g.mode = 'shared' then 0 end
             from unnest(p_grps, p_partitions) as w(grp, partition)
@@ -122,10 +122,10 @@ begin
             cross join lateral (select hark.start_v1(g.id, p.id) as cursor) as s
             cross join lateral hark.advance_v1(s.cursor, case when g.mode = 'shared' then '{}'
                 else hark.gaps_v1(g.id, p.id, s.cursor) end) as a
-            where not exists (select 1 from hark.tracks t where t.grp = w.grp and t.partition = w.partition)
+            where not exists (select 1 from hark.positions t where t.grp = w.grp and t.partition = w.partition)
             order by w.grp, p.id
             on conflict do nothing
-            returning tracks.grp, tracks.partition, tracks.cursor, tracks.plain
+            returning positions.grp, positions.partition, positions.cursor, positions.plain
         )
         select * from made where plain is not null
     loop
@@ -232,16 +232,16 @@ declare
     v_delays bigint[] := hark.delays_v1(p_partition, p_offset);
     v_attempts integer;
 begin
-    select attempts + 1 into v_attempts from hark.exceptions
+    select attempts + 1 into v_attempts from hark.outstanding
     where grp = p_grp and partition = p_partition and "offset" = p_offset;
     buried := v_attempts > coalesce(cardinality(v_delays), 0);
     dead := false;
     if buried then
         dead := hark.bury_v1(p_grp, p_partition, p_offset, v_attempts, p_error, p_at, true);
-        delete from hark.exceptions where grp = p_grp and partition = p_partition and "offset" = p_offset;
+        delete from hark.outstanding where grp = p_grp and partition = p_partition and "offset" = p_offset;
         return;
     end if;
-    update hark.exceptions
+    update hark.outstanding
     set attempts = v_attempts, due = p_at + coalesce(p_delay, v_delays[v_attempts] * 1000), error = p_error,
         lease = null, until = null
     where grp = p_grp and partition = p_partition and "offset" = p_offset;
@@ -255,17 +255,17 @@ create or replace function hark.settle_offsets_v1(
 language plpgsql as $$
 declare
     v_rest int8multirange := p_offsets;
-    v_front int8multirange;
+    v_requeued int8multirange;
 begin
     if p_irregular then
         with gone as (
-            delete from hark.fronts f
+            delete from hark.requeued f
             where f.grp = p_grp and f.partition = p_partition and f."offset" <@ p_offsets
                 and f."offset" >= lower(p_offsets) and f."offset" < upper(p_offsets)  -- For the index.
             returning f."offset"
         )
-        select hark.ranges_v1(array_agg("offset")) into v_front from gone;
-        v_rest := p_offsets - v_front;
+        select hark.ranges_v1(array_agg("offset")) into v_requeued from gone;
+        v_rest := p_offsets - v_requeued;
         delete from hark.retries r
         where r.grp = p_grp and r.partition = p_partition and r."offset" <@ p_offsets
             and r."offset" >= lower(p_offsets) and r."offset" < upper(p_offsets);
@@ -280,19 +280,19 @@ begin
     end if;
 end $$;
 
--- Applies the end of a lease to the track that it is on, as of the time it was due (rule 16). The caller holds the
--- track's lock. A lease on one message costs it an attempt; after a lease on several they come one at a time.
-create or replace function hark.expire_track_v1(p_grp integer, p_partition bigint, p_now bigint) returns boolean
+-- Applies the end of a lease to the position that it is on, as of the time it was due (rule 16). The caller holds the
+-- position's lock. A lease on one message costs it an attempt; after a lease on several they come one at a time.
+create or replace function hark.expire_position_v1(p_grp integer, p_partition bigint, p_now bigint) returns boolean
 language plpgsql as $$
 declare
-    t hark.tracks;
+    t hark.positions;
     v_failed record;
     v_gone bigint[];
     v_cursor bigint;
     v_settled int8multirange;
 begin
     delete from hark.claims where grp = p_grp and partition = p_partition and until <= p_now;
-    select * into t from hark.tracks where grp = p_grp and partition = p_partition;
+    select * into t from hark.positions where grp = p_grp and partition = p_partition;
     if t.lease is null or t.lease_until > p_now then
         return false;
     end if;
@@ -304,7 +304,7 @@ begin
         end if;
         if t.irregular then
             -- Requeued messages have offsets beyond all others: those of the batch come one at a time too.
-            update hark.fronts f set probe = true
+            update hark.requeued f set probe = true
             where f.grp = p_grp and f.partition = p_partition and f."offset" <@ t.held;
         end if;
     elsif not isempty(t.held) then
@@ -319,7 +319,7 @@ begin
         end if;
     end if;
     update hark.leases set expired = true where id = t.lease;
-    update hark.tracks
+    update hark.positions
     set cursor = v_cursor, settled = v_settled, settled_at = t.settled_at, irregular = t.irregular,
         probe = case when v_cursor >= t.probe then 0 else t.probe end,
         lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',

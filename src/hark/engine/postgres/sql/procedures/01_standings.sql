@@ -1,23 +1,23 @@
 -- Where the groups of a queue stand in its partitions: one row per group and partition, been there or not.
 --
--- cursor: where the group will start if it has no track yet. open: what it has yet to settle beyond that; requeued
--- messages are apart (fronts), but unsettled counts them. wanted: false for a partition whose end the group started
+-- cursor: where the group will start if it has no position yet. open: what it has yet to settle beyond that; requeued
+-- messages are apart (requeued), but unsettled counts them. wanted: false for a partition whose end the group started
 -- after. regular: none of it can be scheduled (rule 28).
 -- What costs more than reading a column is behind `offset 0`, or it would be worked out once per mention.
 create or replace view hark.standings_v1 as
 select g.queue, g.id as grp, g.name as group_name, p.id as partition, p.name, p.last_created,
     t.grp is not null or g.since is null or p.id > g.highest_partition or p.last_created > g.since as wanted,
-    c.cursor, o.open, f.fronts, t.settled_at, t.lease, t.lease_until, t.held, t.plain is not null as shared, t, p,
+    c.cursor, o.open, f.requeued, t.settled_at, t.lease, t.lease_until, t.held, t.plain is not null as shared, t, p,
     t.plain is null and not coalesce(t.irregular, false) and p.special <= c.cursor as regular,
     case
         when t.plain is not null then hark.lag_v1(t, p)
         when isempty(s.settled) then p.tail - c.cursor
         else hark.size_v1(o.open)
-    end + case when f.fronts is null then 0 else hark.size_v1(f.fronts) end as unsettled
+    end + case when f.requeued is null then 0 else hark.size_v1(f.requeued) end as unsettled
 from hark.groups g
 join hark.queues q on q.name = g.queue
 join hark.partitions p on p.queue = q.id
-left join hark.tracks t on t.grp = g.id and t.partition = p.id
+left join hark.positions t on t.grp = g.id and t.partition = p.id
 cross join lateral (
     select greatest(p.floor, case
         when t.grp is not null then t.cursor
@@ -37,15 +37,15 @@ cross join lateral (
 ) as o
 cross join lateral (
     select case when t.irregular then (
-        select range_agg(int8range(r."offset", r."offset" + 1)) from hark.fronts r
+        select range_agg(int8range(r."offset", r."offset" + 1)) from hark.requeued r
         where r.grp = g.id and r.partition = p.id and r."offset" > p.floor
-    ) end as fronts
+    ) end as requeued
     offset 0
 ) as f;
 
 -- The offsets of what a group has yet to settle that are delayed or wait for a retry (rule 28). p_open: what an ordered
 -- group has open, or a group that has not been there yet; all that is stored, where a queue has no group.
-create or replace function hark.scheduled_v1(p_now bigint, p_open int8multirange, t hark.tracks, p hark.partitions)
+create or replace function hark.scheduled_v1(p_now bigint, p_open int8multirange, t hark.positions, p hark.partitions)
 returns setof bigint
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off
@@ -53,7 +53,7 @@ as $$
 begin
     if t.plain is not null then
         return query
-        select e."offset" from hark.exceptions e
+        select e."offset" from hark.outstanding e
         where e.grp = t.grp and e.partition = t.partition and e.lease is null and e.due > p_now
             and e."offset" > p.floor;
         if p.lanes is null then
@@ -77,7 +77,7 @@ begin
 end $$;
 
 create or replace function hark.scheduled_ranges_v1(
-    p_now bigint, p_open int8multirange, t hark.tracks, p hark.partitions
+    p_now bigint, p_open int8multirange, t hark.positions, p hark.partitions
 ) returns int8multirange
 language sql volatile as $$
     select coalesce(range_agg(int8range(o, o + 1)), '{}') from hark.scheduled_v1(p_now, p_open, t, p) o
@@ -87,7 +87,7 @@ $$;
 -- since it was created, or since it became deliverable if it was delayed. Times never decrease with the offset, so only
 -- behind a delayed message may be one that has waited longer.
 create or replace function hark.oldest_waiting_v1(
-    p_now bigint, p_open int8multirange, t hark.tracks, p hark.partitions
+    p_now bigint, p_open int8multirange, t hark.positions, p hark.partitions
 ) returns bigint
 language plpgsql as $$
 declare

@@ -11,7 +11,7 @@ language sql stable as $$
         where p.id = any (p_partitions)
     ),
     standing as materialized (
-        select s.partition, case when s.shared then x.open else s.open + coalesce(s.fronts, '{}') end as open,
+        select s.partition, case when s.shared then x.open else s.open + coalesce(s.requeued, '{}') end as open,
             case when s.shared then x.held when s.lease_until > p_now then s.held else '{}' end as held,
             case when s.regular then '{}' else hark.scheduled_ranges_v1(p_now, s.open, s.t, s.p) end as scheduled
         from hark.standings_v1 s
@@ -36,7 +36,7 @@ language sql stable as $$
         from (
             select s.partition, r from standing s cross join lateral unnest(s.open - s.held - s.scheduled) as r
             union all
-            select h.partition, int8range(h."offset", h."offset" + 1) from hark.holes h
+            select h.partition, int8range(h."offset", h."offset" + 1) from hark.gaps h
             where h.partition = any (p_partitions) and h.owner <> 0
               and not exists (select 1 from hark.groups g where g.id = h.owner)
         ) as u
@@ -72,7 +72,7 @@ language sql stable as $$
 $$;
 
 -- What a shared group has yet to settle, and what of it is on leases.
-create or replace function hark.shared_ranges_v1(p_now bigint, t hark.tracks, p hark.partitions,
+create or replace function hark.shared_ranges_v1(p_now bigint, t hark.positions, p hark.partitions,
     out open int8multirange, out held int8multirange
 )
 language plpgsql stable as $$
@@ -81,7 +81,7 @@ begin
         return;
     end if;
     select coalesce(range_agg(int8range(u, u + 1)), '{}') into open from hark.unsettled_v1(t, p) u;
-    select coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into held from hark.exceptions e
+    select coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into held from hark.outstanding e
     where e.grp = t.grp and e.partition = t.partition and e.until > p_now;
 end $$;
 
@@ -104,10 +104,10 @@ as $$
         union all
         select * from hark.partitions a where a.queue = any (p_queues) and a.name = p_partition
     ),
-    track as (
-        select t.* from hark.tracks t where p_partition is null and t.grp in (select grp.id from grp)
+    position as (
+        select t.* from hark.positions t where p_partition is null and t.grp in (select grp.id from grp)
         union all
-        select t.* from hark.partitions a join hark.tracks t on t.partition = a.id
+        select t.* from hark.partitions a join hark.positions t on t.partition = a.id
         where a.queue = any (p_queues) and a.name = p_partition
     ),
     -- passed: all of these groups are done with what is up to here. last: one of them is done with nothing beyond.
@@ -116,16 +116,16 @@ as $$
             min(case when t.plain is null then coalesce(upper(t.settled) - 1, t.cursor) end) as last,
             bool_and(isempty(t.settled) and not t.irregular and coalesce(t.lease_until <= p_now, true)) as simple,
             bool_or(t.irregular) as irregular, bool_or(t.plain is not null) as shared
-        from track t group by t.partition
+        from position t group by t.partition
     ),
     uncommon as (
         select u.partition, bool_or(u.owned) as owned, bool_or(u.excepted) as excepted
         from (
             select distinct d.partition, false as owned, false as excepted from hark.dead_letters d
             union all
-            select distinct h.partition, h.owner <> 0, false from hark.holes h
+            select distinct h.partition, h.owner <> 0, false from hark.gaps h
             union all
-            select distinct e.partition, false, true from hark.exceptions e
+            select distinct e.partition, false, true from hark.outstanding e
         ) as u
         group by u.partition
     ),
@@ -209,16 +209,16 @@ begin
         v_only := array(select distinct d.partition from hark.dead_letters d);
     elsif p_state = 'processing' then
         v_only := array(
-            select t.partition from hark.tracks t where t.lease_until > p_now
+            select t.partition from hark.positions t where t.lease_until > p_now
             union
-            select e.partition from hark.exceptions e where e.until > p_now);
+            select e.partition from hark.outstanding e where e.until > p_now);
     elsif p_state = 'scheduled' then
         v_only := array(
             select p.id from hark.partitions p where p.special > p.floor
             union
             select r.partition from hark.retries r where r.due > p_now
             union
-            select e.partition from hark.exceptions e where e.due > p_now and e.lease is null);
+            select e.partition from hark.outstanding e where e.due > p_now and e.lease is null);
     elsif p_state is not null then
         select array_agg(w.id), array_agg(w.newest), array_agg(w.offsets), array_agg(w.until)
         into v_places, v_newest, v_offsets, v_untils

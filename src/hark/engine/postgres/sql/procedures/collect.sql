@@ -1,6 +1,6 @@
 -- One bounded step of retention (rule 23): goes through partitions from a place on, and removes messages whose time
 -- is over. Those at the beginning of a partition leave together, by raising its floor; their rows go when their child
--- table is emptied (see rotate.sql). Single ones further on leave a hole.
+-- table is emptied (see rotate.sql). Single ones further on leave a gap.
 --
 -- p_after and p_offset: where the last step stopped. p_expired: up to which time messages with a time to live of
 -- their own have been dealt with. Pushes wait for partitions that a step has changed, so it ends after p_milliseconds,
@@ -112,7 +112,7 @@ declare
     v_held int8multirange;
     v_shared integer[];
     v_last bigint;
-    v_fronts bigint[];
+    v_requeued bigint[];
     v_ages boolean;
     v_floor bigint;
     v_before bigint;
@@ -150,23 +150,23 @@ begin
         select greatest(p.floor, coalesce(t.cursor, hark.start_v1(g.id, p.id))) as cursor,
             g.last_seen >= p_now - p_idle_seconds * c_second as active
         from hark.groups g
-        left join hark.tracks t on t.grp = g.id and t.partition = p.id
+        left join hark.positions t on t.grp = g.id and t.partition = p.id
         where g.queue = q.name and g.mode = 'ordered'
     ) as s;
     v_last := coalesce(p_offsets[cardinality(p_offsets)], hark.last_offset_at_v1(p.id, v_youngest));
     if (not v_ages and v_slowest <= p.floor) or v_last <= greatest(p.floor, p_offset) then
         return;
     end if;
-    -- Under the locks of the tracks nothing can be leased that is about to be removed.
+    -- Under the locks of the positions nothing can be leased that is about to be removed.
     perform 1 from (
-        select 1 from hark.tracks where partition = p.id order by grp, partition for update) as locked;
+        select 1 from hark.positions where partition = p.id order by grp, partition for update) as locked;
     select * into p from hark.partitions where id = p_partition;  -- Another server may have been here meanwhile.
     select coalesce(range_agg(h.held), '{}') into v_held
-    from hark.tracks t cross join lateral unnest(t.held) as h(held)
+    from hark.positions t cross join lateral unnest(t.held) as h(held)
     where t.partition = p.id and t.lease_until > p_now;
     select v_held + coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into v_held
-    from hark.exceptions e where e.partition = p.id and e.until > p_now and e.lease is not null;
-    select coalesce(array_agg(f."offset"), '{}') into v_fronts from hark.fronts f where f.partition = p.id;
+    from hark.outstanding e where e.partition = p.id and e.until > p_now and e.lease is not null;
+    select coalesce(array_agg(f."offset"), '{}') into v_requeued from hark.requeued f where f.partition = p.id;
     v_floor := p.floor;
     v_before := greatest(p.floor, p_offset);
     if p_offset > p.floor then
@@ -195,7 +195,7 @@ begin
             coalesce(v_expiry <= p_now, false)
             or (q.retention_enabled and q.retention_seconds > 0
                 and m.created_at <= p_now - q.retention_seconds * c_second)
-            or case when m."offset" <= v_slowest and m."offset" <> all (v_fronts) and (
+            or case when m."offset" <= v_slowest and m."offset" <> all (v_requeued) and (
                     cardinality(v_shared) = 0 or (select bool_and(hark.is_done_v1(g, p.id, m."offset")) from unnest(v_shared) g))
                 then m.created_at <= p_now - v_completed
                 else q.max_wait_time_seconds > 0 and m.created_at <= p_now - q.max_wait_time_seconds * c_second end);
@@ -205,7 +205,7 @@ begin
         end if;
         removed := removed + 1;
         if v_expiry <= p_now and m."offset" > v_fastest and not exists (
-            select 1 from hark.tracks t where t.partition = p.id and t.plain is not null
+            select 1 from hark.positions t where t.partition = p.id and t.plain is not null
                 and hark.passed_v1(t, m."offset", m.priority, m.deliver_at))
         then
             v_expired := v_expired + 1;  -- Nobody has stepped over it, and so nobody has counted it.
@@ -247,11 +247,11 @@ begin
     where p.id = p_partition;
     delete from hark.retries r using hark.partitions p
     where p.id = p_partition and r.partition = p.id and r."offset" <= p.floor;
-    delete from hark.fronts f using hark.partitions p
+    delete from hark.requeued f using hark.partitions p
     where p.id = p_partition and f.partition = p.id and f."offset" <= p.floor;
-    delete from hark.exceptions e using hark.partitions p, hark.tracks t
+    delete from hark.outstanding e using hark.partitions p, hark.positions t
     where p.id = p_partition and t.partition = p.id and e.grp = t.grp and e.partition = p.id and e."offset" <= p.floor;
-    delete from hark.holes h using hark.partitions p
+    delete from hark.gaps h using hark.partitions p
     where p.id = p_partition and h.partition = p.id and h."offset" <= p.floor;
     delete from hark.trace_names n using hark.traces t, hark.partitions p
     where p.id = p_partition and t.id = n.trace and t.partition = p.id and t."offset" <= p.floor;
@@ -266,12 +266,12 @@ language plpgsql as $$
 begin
     delete from hark.trace_names n using hark.traces t where t.id = n.trace and t.partition = p_partition;
     delete from hark.traces where partition = p_partition;
-    delete from hark.holes where partition = p_partition;
-    delete from hark.fronts where partition = p_partition;
+    delete from hark.gaps where partition = p_partition;
+    delete from hark.requeued where partition = p_partition;
     delete from hark.withdrawn where partition = p_partition;
     delete from hark.endings where partition = p_partition;
-    delete from hark.exceptions e using hark.tracks t
+    delete from hark.outstanding e using hark.positions t
     where t.partition = p_partition and e.grp = t.grp and e.partition = t.partition;
-    delete from hark.tracks where partition = p_partition;
+    delete from hark.positions where partition = p_partition;
     delete from hark.partitions where id = p_partition;
 end $$;

@@ -24,10 +24,10 @@ begin
         array_fill(p_queue, array[cardinality(l_uid)]), l_partition, array_fill(null::text, array[cardinality(l_uid)]),
         array_fill(null::text, array[cardinality(l_uid)]));
     -- A group without a place here would later find its start by times: all get one first.
-    perform hark.make_tracks_v1(array_agg(g.id), array_agg(w.id))
+    perform hark.make_positions_v1(array_agg(g.id), array_agg(w.id))
     from hark.groups g cross join (select distinct unnest(v_places) as id) as w where g.queue = p_queue;
     perform 1 from (
-        select 1 from hark.tracks where partition = any (v_places) order by grp, partition for update) as locked;
+        select 1 from hark.positions where partition = any (v_places) order by grp, partition for update) as locked;
     perform 1 from (
         select 1 from hark.partitions where id = any (v_places) order by id for no key update) as locked;
     if exists (select 1 from hark.partitions where id = any (v_places) and queue = 0) then
@@ -48,7 +48,7 @@ begin
             set tail = p.tail + 1, special = p.tail + 1, touched = greatest(p.touched, hark.bucket_v1(v_now))
             where p.id = v_places[n]
             returning p.tail into v_offset;
-            perform hark.leave_hole_v1(v_now, v_places[n], v_offset, 0);
+            perform hark.leave_gap_v1(v_now, v_places[n], v_offset, 0);
         end if;
         insert into hark.dead_letters (uid, queue, partition, partition_name, grp, "offset", transaction_id, created_at,
             payload, backoff, priority, sealed, trace_id, producer, undelivered, trace_context, attempts, error, failed_at)
@@ -76,7 +76,7 @@ declare
     v_created bigint;
     v_done record;
     d hark.dead_letters;
-    t hark.tracks;
+    t hark.positions;
 begin
     if p_uid is not null then
         select array_agg(x.id) into v_ids from (
@@ -98,9 +98,9 @@ begin
     o_partition := (hark.places_v1(v_now, array[null::bigint], array[d.queue], array[d.partition_name],
         null, null))[1];
     -- A group without a place here would later find its start by times: all get one first.
-    perform hark.make_tracks_v1(array_agg(g.id), array_agg(o_partition)) from hark.groups g where g.queue = d.queue;
+    perform hark.make_positions_v1(array_agg(g.id), array_agg(o_partition)) from hark.groups g where g.queue = d.queue;
     perform 1 from (
-        select 1 from hark.tracks where partition = o_partition order by grp, partition for update) as locked;
+        select 1 from hark.positions where partition = o_partition order by grp, partition for update) as locked;
     update hark.partitions p
     set tail = p.tail + 1, special = p.tail + 1, last_created = greatest(v_now, p.last_created, q.created_floor),
         touched = greatest(p.touched, hark.bucket_v1(v_now))
@@ -114,20 +114,20 @@ begin
         -- The transaction id stays with the message that died, if that is still there: it is a key of the partition.
         case when hark.find_message_v1(o_partition, d.transaction_id, null) is null then d.transaction_id end,
         d.backoff, d.priority, d.sealed, o_grp, d.trace_id, d.producer, d.undelivered, d.trace_context;
-    perform hark.leave_hole_v1(v_now, o_partition, o_offset, o_grp);
-    select * into t from hark.tracks where grp = o_grp and partition = o_partition;
+    perform hark.leave_gap_v1(v_now, o_partition, o_offset, o_grp);
+    select * into t from hark.positions where grp = o_grp and partition = o_partition;
     -- Delivered from the front, so not again where the cursor meets it.
     select * into v_done from hark.settle_offsets_v1(o_grp, o_partition,
         int8multirange(int8range(o_offset, o_offset + 1)), false, t.cursor, t.settled);
     if t.plain is not null then
-        insert into hark.exceptions (grp, partition, "offset", lane, due)
+        insert into hark.outstanding (grp, partition, "offset", lane, due)
         values (o_grp, o_partition, o_offset, 10 + coalesce(d.priority, 0), v_created);
-        update hark.tracks set touched = greatest(touched, hark.bucket_v1(v_now))
+        update hark.positions set touched = greatest(touched, hark.bucket_v1(v_now))
         where grp = o_grp and partition = o_partition;
         return;
     end if;
-    insert into hark.fronts (grp, partition, "offset") values (o_grp, o_partition, o_offset);
-    update hark.tracks
+    insert into hark.requeued (grp, partition, "offset") values (o_grp, o_partition, o_offset);
+    update hark.positions
     set cursor = v_done.cursor, settled = v_done.settled, irregular = true,
         touched = greatest(touched, hark.bucket_v1(v_now))
     where grp = o_grp and partition = o_partition;

@@ -2,26 +2,26 @@
 
 -- What one group, or each of a queue, knows of the message at a place. settled: it is done with it. held: on a live
 -- lease (`lease`, `lease_until`, and who has it since when). blocked: an ordered group has a live lease on the partition,
--- whose first message is first_held. open, fronts: what it has yet to settle, and what comes before all of that.
+-- whose first message is first_held. open, requeued: what it has yet to settle, and what comes before all of that.
 create or replace function hark.explain_v1(p_now bigint, p_partition bigint, p_offset bigint, p_group text)
 returns table (
     grp integer, name text, mode text, paused boolean, last_seen bigint, begins_after bigint, settled boolean,
     settled_at bigint, held boolean, blocked boolean, lease uuid, lease_until bigint, since bigint, consumer text,
-    first_held bigint, attempts integer, due bigint, error text, open int8multirange, fronts int8multirange,
+    first_held bigint, attempts integer, due bigint, error text, open int8multirange, requeued int8multirange,
     ending text, ended_at bigint, ended_attempts integer, ended_error text, window_until bigint
 )
 language sql volatile as $$
     select g.id, g.name, g.mode, g.paused, g.last_seen,
         case when g.subscription <> 'all' and m.created_at <= g.since and s.partition <= g.highest_partition
             then g.since end,
-        m."offset" is null or (f.is_front is null and case
+        m."offset" is null or (f.is_requeued is null and case
             when s.shared then x."offset" is null and (m.owner is not null
                 or hark.passed_v1(s.t, p_offset, m.priority, m.deliver_at))
             else not s.open @> p_offset
         end),
         s.settled_at, h.held, h.blocked, h.lease, h.lease_until, l.since, coalesce(l.consumer, ''), lower(s.held),
         coalesce(r.attempts, x.attempts), coalesce(r.due, x.due), coalesce(r.error, x.error), s.open,
-        coalesce(s.fronts, '{}'), e.kind, e.at, e.attempts, e.error,
+        coalesce(s.requeued, '{}'), e.kind, e.at, e.attempts, e.error,
         case when g.mode = 'shared' and q.window_buffer > 0 then case
             when s.shared then hark.window_v1(p_now, s.t, s.p, q.window_buffer, q.ttl, q.delayed_processing)
             -- A group that has not been here yet.
@@ -41,8 +41,8 @@ language sql volatile as $$
         where y.partition = p_partition and y."offset" = p_offset and y."offset" > (s.p).floor offset 0
     ) as m on true
     left join hark.retries r on r.grp = s.grp and r.partition = p_partition and r."offset" = p_offset
-    left join hark.exceptions x on x.grp = s.grp and x.partition = p_partition and x."offset" = p_offset
-    left join lateral (select true as is_front where s.fronts @> p_offset) as f on true
+    left join hark.outstanding x on x.grp = s.grp and x.partition = p_partition and x."offset" = p_offset
+    left join lateral (select true as is_requeued where s.requeued @> p_offset) as f on true
     cross join lateral (
         select case when s.shared then x.until > p_now else s.lease_until > p_now and s.held @> p_offset end as held,
             not s.shared and s.lease_until > p_now as blocked,

@@ -119,24 +119,24 @@ begin
     with candidate as (
         select p.id from hark.partitions p where (p.queue::bigint << 32 | p.touched) between (p_queue::bigint << 32 | v_since) and (p_queue::bigint << 32 | 2147483647)
         union
-        select t.partition from hark.tracks t where (t.grp::bigint << 32 | t.touched) between (p_grp::bigint << 32 | v_since) and (p_grp::bigint << 32 | 2147483647)
+        select t.partition from hark.positions t where (t.grp::bigint << 32 | t.touched) between (p_grp::bigint << 32 | v_since) and (p_grp::bigint << 32 | 2147483647)
     )
     select p.id, case when t.plain is not null then s.due when t.lease_until > v_now then t.lease_until end,
         t.plain is null or s.leased, p.lanes is not null
     from candidate c
     join hark.partitions p on p.id = c.id
-    left join hark.tracks t on t.grp = p_grp and t.partition = p.id
+    left join hark.positions t on t.grp = p_grp and t.partition = p.id
     cross join lateral hark.shared_state_v1(v_now, t, p) as s
     where p.queue = p_queue and s.open
         and (t.plain is not null or p.tail > greatest(p.floor, coalesce(t.cursor, 0))
-            or (t.irregular and exists (select 1 from hark.fronts f where f.grp = p_grp and f.partition = p.id)))
+            or (t.irregular and exists (select 1 from hark.requeued f where f.grp = p_grp and f.partition = p.id)))
         and (t.cursor is not null or g.since is null or p.id > g.highest_partition or p.last_created > g.since)
     order by p.id;
 end $$;
 
 -- Whether there is something that a shared group may take in a partition, or will at a time, maybe when a lease ends. Not
 -- exact: a pop is.
-create or replace function hark.shared_state_v1(p_now bigint, t hark.tracks, p hark.partitions,
+create or replace function hark.shared_state_v1(p_now bigint, t hark.positions, p hark.partitions,
     out open boolean, out due bigint, out leased boolean
 )
 language plpgsql as $$
@@ -154,7 +154,7 @@ begin
     end if;
     v_lanes := hark.free_lanes_v1(t.grp, t.partition);
     if exists (
-        select 1 from unnest(v_lanes) as w(lane) join hark.exceptions e
+        select 1 from unnest(v_lanes) as w(lane) join hark.outstanding e
             on (e.partition << 5 | e.lane) = (t.partition << 5 | w.lane) and e.grp::bigint = t.grp::bigint
             and e.lease is null and e.due <= p_now)
         or (p.lanes is not null and (
@@ -209,9 +209,9 @@ begin
         return;
     end if;
     o_number := coalesce(cardinality(o_partitions), 0);
-    perform hark.make_tracks_v1(array_fill(o_grp, array[o_number]), o_partitions);
+    perform hark.make_positions_v1(array_fill(o_grp, array[o_number]), o_partitions);
     perform 1 from (
-        select 1 from hark.tracks where grp = o_grp and partition = any (o_partitions)
+        select 1 from hark.positions where grp = o_grp and partition = any (o_partitions)
         order by partition for update
     ) as locked;
     for p in select x.* from hark.partitions x where x.id = any (o_partitions) order by x.id loop
@@ -220,7 +220,7 @@ begin
             when p_time is not null then hark.last_offset_at_v1(p.id, p_time)
             else least(greatest(p_offset - 1, p.floor), p.tail) end;
         v_cursor := greatest(v_cursor, p.floor);
-        perform hark.move_track_v1(o_grp, p.id, v_cursor, p_now);
+        perform hark.move_position_v1(o_grp, p.id, v_cursor, p_now);
         perform hark.drop_passed_v1(p.id);
         o_next := v_cursor + 1;
         o_left := p.tail - v_cursor;
@@ -228,41 +228,41 @@ begin
 end $$;
 
 -- Sets a cursor and forgets everything beyond it, leases included. Offsets without a message are done again.
-create or replace function hark.move_track_v1(p_grp integer, p_partition bigint, p_cursor bigint, p_now bigint)
+create or replace function hark.move_position_v1(p_grp integer, p_partition bigint, p_cursor bigint, p_now bigint)
 returns void
 language plpgsql as $$
 declare
     a record;
 begin
     delete from hark.retries where grp = p_grp and partition = p_partition;
-    delete from hark.fronts where grp = p_grp and partition = p_partition;
+    delete from hark.requeued where grp = p_grp and partition = p_partition;
     delete from hark.claims where grp = p_grp and partition = p_partition;
     delete from hark.completions where grp = p_grp and partition = p_partition;
     delete from hark.endings where grp = p_grp and partition = p_partition;
-    if (select plain is not null from hark.tracks where grp = p_grp and partition = p_partition) then
-        perform hark.forget_exceptions_v1(p_grp, p_partition);
+    if (select plain is not null from hark.positions where grp = p_grp and partition = p_partition) then
+        perform hark.forget_outstanding_v1(p_grp, p_partition);
         perform hark.begin_lanes_v1(p_grp, p_partition, p_cursor);
-        update hark.tracks
+        update hark.positions
         set cursor = p_cursor, touched = greatest(touched, hark.bucket_v1(hark.time_v1(p_now)))
         where grp = p_grp and partition = p_partition;
         return;
     end if;
     select * into a from hark.advance_v1(p_cursor, hark.gaps_v1(p_grp, p_partition, p_cursor));
-    update hark.tracks
+    update hark.positions
     set cursor = a.cursor, settled = a.settled, probe = 0, irregular = false,
         lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
         touched = greatest(touched, hark.bucket_v1(hark.time_v1(p_now)))
     where grp = p_grp and partition = p_partition;
 end $$;
 
--- Removes the exceptions of a group in a partition, in the order in which others lock them.
-create or replace function hark.forget_exceptions_v1(p_grp integer, p_partition bigint) returns void
+-- Removes the outstanding of a group in a partition, in the order in which others lock them.
+create or replace function hark.forget_outstanding_v1(p_grp integer, p_partition bigint) returns void
 language plpgsql as $$
 begin
     perform 1 from (
-        select 1 from hark.exceptions where grp = p_grp and partition = p_partition order by "offset" for update
+        select 1 from hark.outstanding where grp = p_grp and partition = p_partition order by "offset" for update
     ) as locked;
-    delete from hark.exceptions where grp = p_grp and partition = p_partition;
+    delete from hark.outstanding where grp = p_grp and partition = p_partition;
 end $$;
 
 -- Drops a group's places in one queue or all of them, and its start if asked.
@@ -273,13 +273,13 @@ language plpgsql as $$
 begin
     select array_agg(id), array_agg(queue) into o_groups, o_queues from hark.groups
     where name = p_group and (p_queue is null or queue = p_queue);
-    select count(*) into o_partitions from hark.tracks where grp = any (o_groups);
-    delete from hark.tracks where grp = any (o_groups);
+    select count(*) into o_partitions from hark.positions where grp = any (o_groups);
+    delete from hark.positions where grp = any (o_groups);
     delete from hark.retries where grp = any (o_groups);
-    delete from hark.fronts where grp = any (o_groups);
+    delete from hark.requeued where grp = any (o_groups);
     delete from hark.claims where grp = any (o_groups);
     delete from hark.completions where grp = any (o_groups);
-    delete from hark.exceptions where grp = any (o_groups);
+    delete from hark.outstanding where grp = any (o_groups);
     delete from hark.endings where grp = any (o_groups);
     delete from hark.in_flight where grp = any (o_groups);
     if p_forget then

@@ -1,12 +1,12 @@
 -- What a shared group may be handed out of a partition, in order; see 00_lanes.sql.
 
 -- The first messages that can be taken now, up to p_wanted: requeued ones, then by priority, then by the time that they
--- became available, then by offset. The caller holds the track's lock. Answers the track as it would be if all of them
--- were taken (save what list_v1 itself changed in the exceptions); pass_v1 stores how many really were. sources: 0 from
--- a plain lane, 1 from a delayed one, 2 from the exceptions; used: attempts that were used before. due: when there will
+-- became available, then by offset. The caller holds the position's lock. Answers the position as it would be if all of them
+-- were taken (save what list_v1 itself changed in the outstanding); pass_v1 stores how many really were. sources: 0 from
+-- a plain lane, 1 from a delayed one, 2 from the outstanding; used: attempts that were used before. due: when there will
 -- be more, known only where less was found than wanted.
 create or replace function hark.list_v1(
-    p_now bigint, inout t hark.tracks, p hark.partitions, p_ttl bigint, p_delayed integer, p_wanted integer,
+    p_now bigint, inout t hark.positions, p hark.partitions, p_ttl bigint, p_delayed integer, p_wanted integer,
     out offsets bigint[], out lanes smallint[], out dues bigint[], out sources smallint[], out used integer[],
     out sizes bigint[], out due bigint
 )
@@ -81,7 +81,7 @@ begin
     end if;
 end $$;
 
--- The lanes in which exceptions of a group are free, due or not.
+-- The lanes in which outstanding of a group are free, due or not.
 create or replace function hark.free_lanes_v1(p_grp integer, p_partition bigint) returns smallint[]
 language plpgsql as $$
 declare
@@ -89,7 +89,7 @@ declare
     v_lanes smallint[] := '{}';
 begin
     loop
-        select e.partition << 5 | e.lane into v_key from hark.exceptions e
+        select e.partition << 5 | e.lane into v_key from hark.outstanding e
         where (e.partition << 5 | e.lane) < v_key and (e.partition << 5 | e.lane) >= p_partition << 5
             and e.lease is null
         order by (e.partition << 5 | e.lane) desc limit 1;
@@ -99,8 +99,8 @@ begin
     return v_lanes;
 end $$;
 
--- Takes notice of delayed messages that have come: those that the positions would pass unseen become exceptions.
-create or replace function hark.see_v1(inout t hark.tracks, p hark.partitions)
+-- Takes notice of delayed messages that have come: those that the positions would pass unseen become outstanding.
+create or replace function hark.see_v1(inout t hark.positions, p hark.partitions)
 language plpgsql as $$
 declare
     c_many constant bigint := 200000;
@@ -111,7 +111,7 @@ begin
     if v_to <= t.seen then
         return;
     elsif v_last > t.seen and 0 < any (t.delayed_at) then
-        insert into hark.exceptions (grp, partition, "offset", lane, due)
+        insert into hark.outstanding (grp, partition, "offset", lane, due)
         select t.grp, t.partition, m."offset", coalesce(m.priority, 0), m.deliver_at from hark.messages m
         where m.partition = t.partition and m."offset" > greatest(t.seen, t.cursor, p.floor) and m."offset" <= v_to
             and m.deliver_at is not null and (m.deliver_at, m."offset")
@@ -125,8 +125,8 @@ begin
 end $$;
 
 -- With `delayedProcessing` a delayed message may have to wait longer than it says: those whose own time has come become
--- exceptions, which have the time that counts.
-create or replace function hark.hold_back_v1(inout t hark.tracks, p hark.partitions, p_now bigint, p_delayed integer)
+-- outstanding, which have the time that counts.
+create or replace function hark.hold_back_v1(inout t hark.positions, p hark.partitions, p_now bigint, p_delayed integer)
 language plpgsql as $$
 declare
     m record;
@@ -143,7 +143,7 @@ begin
         where p.lanes[x.priority + 11] > greatest(t.cursor, p.floor)
     loop
         if m."offset" > greatest(t.cursor, p.floor) then
-            insert into hark.exceptions (grp, partition, "offset", lane, due)
+            insert into hark.outstanding (grp, partition, "offset", lane, due)
             values (t.grp, t.partition, m."offset", m.priority,
                 greatest(m.deliver_at, m.created_at + p_delayed * 1000000::bigint))
             on conflict do nothing;
@@ -203,7 +203,7 @@ end $$;
 -- Exceptions of a lane that are due, but whose message has outlived its time, are done with; those that are younger than
 -- `delayedProcessing` asks for now have to wait.
 create or replace function hark.sort_out_v1(
-    p_now bigint, t hark.tracks, p_queue integer, p_lane integer, p_ttl bigint, p_delayed integer
+    p_now bigint, t hark.positions, p_queue integer, p_lane integer, p_ttl bigint, p_delayed integer
 ) returns void
 language plpgsql as $$
 declare
@@ -211,7 +211,7 @@ declare
     v_expired bigint[];
 begin
     with old as (
-        delete from hark.exceptions e using hark.messages m
+        delete from hark.outstanding e using hark.messages m
         where (e.partition << 5 | e.lane) = (t.partition << 5 | p_lane) and e.grp::bigint = t.grp::bigint
             and e.lease is null and e.due <= p_now and m.partition = t.partition and m."offset" = e."offset"
             and coalesce(m.expires_at, case when p_ttl > 0 and m.owner is null
@@ -220,18 +220,18 @@ begin
     )
     select array_agg(old."offset") into v_expired from old;
     perform hark.note_expired_v1(p_now, p_queue, t.grp, t.partition, hark.ranges_v1(v_expired));
-    update hark.exceptions e set due = m.created_at + v_extra
+    update hark.outstanding e set due = m.created_at + v_extra
     from hark.messages m
     where v_extra > 0 and (e.partition << 5 | e.lane) = (t.partition << 5 | p_lane) and e.grp::bigint = t.grp::bigint
         and e.lease is null and e.due <= p_now and m.partition = t.partition and m."offset" = e."offset"
         and m.created_at + v_extra > p_now;
 end $$;
 
--- Sorts the plain messages, the delayed and the free exceptions of one lane into each other, those that are due; up to
+-- Sorts the plain messages, the delayed and the free outstanding of one lane into each other, those that are due; up to
 -- p_wanted of them. rest: the first plain message that is not among these; delayed_at and delayed_offset: where
 -- the delayed lane is when these are taken.
 create or replace function hark.merge_v1(
-    p_now bigint, t hark.tracks, p_from bigint, p_lane integer, p_ttl bigint, p_offsets bigint[], p_dues bigint[],
+    p_now bigint, t hark.positions, p_from bigint, p_lane integer, p_ttl bigint, p_offsets bigint[], p_dues bigint[],
     p_sizes bigint[], p_wanted integer,
     out offsets bigint[], out dues bigint[], out sources smallint[], out used integer[], out sizes bigint[],
     out rest bigint, out delayed_at bigint, out delayed_offset bigint
@@ -256,7 +256,7 @@ begin
     ), exceptional as (
         select e."offset", e.due, 2::smallint as source, e.attempts as used, m.size
         from (
-            select x."offset", x.due, x.attempts from hark.exceptions x
+            select x."offset", x.due, x.attempts from hark.outstanding x
             where (x.partition << 5 | x.lane) = (t.partition << 5 | p_lane) and x.grp::bigint = t.grp::bigint
                 and x.lease is null and x.due <= p_now
             order by x.due, x."offset" limit p_wanted
@@ -296,7 +296,7 @@ end $$;
 
 -- When there will be more to take, where all that is due is taken.
 create or replace function hark.next_due_v1(
-    p_now bigint, t hark.tracks, p hark.partitions, p_lanes smallint[], p_end bigint, p_delayed integer
+    p_now bigint, t hark.positions, p hark.partitions, p_lanes smallint[], p_end bigint, p_delayed integer
 ) returns bigint
 language plpgsql as $$
 declare
@@ -306,7 +306,7 @@ begin
     if cardinality(p_lanes) > 0 then
         select min(e.due) into v_due from unnest(p_lanes) as w(lane)
         cross join lateral (
-            select x.due from hark.exceptions x
+            select x.due from hark.outstanding x
             where (x.partition << 5 | x.lane) = (t.partition << 5 | w.lane) and x.grp::bigint = t.grp::bigint
                 and x.lease is null and x.due > p_now
             order by x.due limit 1
@@ -339,8 +339,8 @@ create or replace function hark.pass_v1(
 ) returns void
 language plpgsql as $$
 declare
-    before hark.tracks := (p_listed).before;
-    t hark.tracks := (p_listed).after;
+    before hark.positions := (p_listed).before;
+    t hark.positions := (p_listed).after;
     p hark.partitions := (p_listed).place;
     v_from bigint := greatest(before.cursor, p.floor);
 begin
@@ -366,7 +366,7 @@ begin
     then
         return;
     end if;
-    update hark.tracks k
+    update hark.positions k
     set plain = t.plain, delayed_at = t.delayed_at, delayed_offset = t.delayed_offset, seen = t.seen
     where k.grp = t.grp and k.partition = t.partition;
     if (p_listed).ttl > 0 or p.special > v_from then
@@ -377,7 +377,7 @@ end $$;
 
 -- Which of the messages that a group passed had outlived their time.
 create or replace function hark.expired_v1(
-    p_now bigint, before hark.tracks, t hark.tracks, p_from bigint, p_ttl bigint
+    p_now bigint, before hark.positions, t hark.positions, p_from bigint, p_ttl bigint
 ) returns int8multirange
 language sql volatile as $$
     select coalesce(range_agg(int8range(x."offset", x."offset" + 1)), '{}') from (

@@ -13,7 +13,7 @@ declare
     s record;
 begin
     perform 1 from (
-        select 1 from hark.tracks t
+        select 1 from hark.positions t
         join (
             select p.grp, p.partition from hark.leases l
             cross join lateral unnest(l.grps, l.partitions) as p(grp, partition) where l.id = any (p_leases)
@@ -27,7 +27,7 @@ begin
             continue;
         end if;
         v_until := v_now + p_seconds[n] * 1000000;
-        update hark.tracks t set lease_until = greatest(t.lease_until, v_until, l.whole)
+        update hark.positions t set lease_until = greatest(t.lease_until, v_until, l.whole)
         from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = p_leases[n] and t.grp = p.grp and t.partition = p.partition and t.lease = l.id;
         update hark.claims c set until = greatest(c.until, v_until, l.whole)
@@ -38,7 +38,7 @@ begin
             cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
             where l.id = p_leases[n] and l.until < greatest(v_until, l.whole)
         loop
-            update hark.exceptions e set until = s.later
+            update hark.outstanding e set until = s.later
             where e.partition = s.partition and e.until = s.until and e.lease = p_leases[n] and e.lease is not null
                 and e.grp + 0 = s.grp;
         end loop;
@@ -63,7 +63,7 @@ declare
     v_before bigint;
 begin
     perform 1 from (
-        select 1 from hark.tracks t
+        select 1 from hark.positions t
         join (
             select p.grp, p.partition from hark.leases l
             cross join lateral unnest(l.grps, l.partitions) as p(grp, partition) where l.id = any (p_leases)
@@ -99,11 +99,11 @@ begin
         select max(coalesce(t.lease_until, c.until, e.until)) as until
         from hark.leases l
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
-        left join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id
+        left join hark.positions t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id
             and t.lease_until > v_now
         left join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id and c.until > v_now
         left join lateral (
-            select x.until from hark.exceptions x
+            select x.until from hark.outstanding x
             where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null and x.grp + 0 = p.grp
                 and x.until > v_now limit 1
         ) as e on true
@@ -135,7 +135,7 @@ begin
         select e.grp, e.partition, array_agg(e."offset") as offsets from hark.leases l
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         cross join lateral (
-            select x.grp, x.partition, x."offset" from hark.exceptions x
+            select x.grp, x.partition, x."offset" from hark.outstanding x
             where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null
                 and x.grp + 0 = p.grp and x.until > v_now
             offset 0
@@ -146,16 +146,16 @@ begin
     loop
         return query
         select h.grp, h.partition, k.lease, count(*)::integer from (
-            select x.lease from hark.exceptions x
+            select x.lease from hark.outstanding x
             where x.grp = h.grp and x.partition = h.partition and x."offset" = any (h.offsets)
                 and (x.lease = any (p_leases)) is true and x.until + 0 > v_now
             order by x."offset" for update
         ) as k
         group by k.lease;
-        update hark.exceptions x set lease = null, until = null
+        update hark.outstanding x set lease = null, until = null
         where x.grp = h.grp and x.partition = h.partition and x."offset" = any (h.offsets)
             and (x.lease = any (p_leases)) is true and x.until + 0 > v_now;
-        update hark.tracks t set touched = hark.bucket_v1(v_now)
+        update hark.positions t set touched = hark.bucket_v1(v_now)
         where t.grp = h.grp and t.partition = h.partition and t.touched < hark.bucket_v1(v_now);
     end loop;
     return query
@@ -164,7 +164,7 @@ begin
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = any (p_leases)
     ), locked as (
-        select t.grp, t.partition, t.lease from hark.tracks t
+        select t.grp, t.partition, t.lease from hark.positions t
         join place p on t.grp = p.grp and t.partition = p.partition and t.lease = p.id
         where t.lease_until > v_now
         order by t.grp, t.partition for no key update of t
@@ -172,7 +172,7 @@ begin
         delete from hark.claims c using place p
         where c.grp = p.grp and c.partition = p.partition and c.lease = p.id
     )
-    update hark.tracks t
+    update hark.positions t
     set lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
         touched = greatest(t.touched, hark.bucket_v1(v_now))
     from locked k
@@ -214,7 +214,7 @@ begin
 end $$;
 
 -- Ends leases whose time is up (rule 16): at most p_limit of those due after p_after (and
--- of those due then, after p_after_id), the earliest first. Answers the tracks that this call freed, of which leases,
+-- of those due then, after p_after_id), the earliest first. Answers the positions that this call freed, of which leases,
 -- how many messages of a shared group, how many dead letters that made, how many leases it looked at, and the end of the
 -- last of them.
 create or replace function hark.expire_v1(p_now bigint, p_after bigint, p_after_id uuid, p_limit integer,
@@ -233,7 +233,7 @@ begin
     o_grps := '{}'; o_partitions := '{}'; o_ended := '{}'; o_counts := '{}'; o_examined := 0; o_leases := 0;
     o_buried := 0;
     o_last := p_after; o_last_id := p_after_id;
-    -- Most leases in the list were settled long ago: only tracks that still are under one are locked, in order.
+    -- Most leases in the list were settled long ago: only positions that still are under one are locked, in order.
     for w in
         with due as materialized (
             select l.id, l.until, l.grps, l.partitions from hark.leases l
@@ -249,13 +249,13 @@ begin
         left join (
             select t.grp, t.partition, array[t.lease] as leases, false as shared from due
             cross join lateral unnest(due.grps, due.partitions) as p(grp, partition)
-            join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = due.id
+            join hark.positions t on t.grp = p.grp and t.partition = p.partition and t.lease = due.id
             where t.lease_until <= o_now
             union all
             select e.grp, e.partition, array_agg(distinct e.lease), true from due
             cross join lateral unnest(due.grps, due.partitions) as p(grp, partition)
             cross join lateral (
-                select x.grp, x.partition, x.lease from hark.exceptions x
+                select x.grp, x.partition, x.lease from hark.outstanding x
                 where x.partition = p.partition and x.until = due.until and x.lease = due.id and x.lease is not null
                     and x.grp + 0 = p.grp
                 offset 0
@@ -278,12 +278,12 @@ begin
                 o_ended := o_ended || v_shared.ended[n];
                 o_counts := o_counts || case when n = 1 then v_shared.made_ready else 0 end;
             end loop;
-            update hark.tracks t set touched = hark.bucket_v1(o_now)
+            update hark.positions t set touched = hark.bucket_v1(o_now)
             where t.grp = w.grp and t.partition = w.partition and t.touched < hark.bucket_v1(o_now);
             continue;
         end if;
-        perform 1 from hark.tracks t where t.grp = w.grp and t.partition = w.partition for update;
-        if hark.expire_track_v1(w.grp, w.partition, o_now) then
+        perform 1 from hark.positions t where t.grp = w.grp and t.partition = w.partition for update;
+        if hark.expire_position_v1(w.grp, w.partition, o_now) then
             o_grps := o_grps || w.grp;
             o_partitions := o_partitions || w.partition;
             o_ended := o_ended || w.leases;

@@ -59,13 +59,13 @@ begin
         select f.queue, f.grp, f.partition, f.lease, coalesce(o.number, s.number, 0) as number
         from hark.in_flight f
         left join lateral (
-            select hark.size_v1(t.held) as number from hark.tracks t
+            select hark.size_v1(t.held) as number from hark.positions t
             where t.grp = f.grp and t.partition = f.partition and t.lease = f.lease and t.lease_until > p_now
         ) as o on true
         left join lateral (
             select sum(x.number)::bigint as number from hark.leases l
             cross join lateral (
-                select count(*) as number from hark.exceptions e
+                select count(*) as number from hark.outstanding e
                 where e.partition = f.partition and e.until = l.until and e.lease = l.id and e.lease is not null
                     and e.grp + 0 = f.grp and e.until > p_now
             ) as x
@@ -102,11 +102,11 @@ create or replace function hark.list_in_flight_v1(p_queue integer) returns void
 language sql volatile as $$
     insert into hark.in_flight (queue, grp, partition, lease)
     select p_queue, t.grp, t.partition, t.lease from hark.partitions p
-    join hark.tracks t on t.partition = p.id
+    join hark.positions t on t.partition = p.id
     where p.queue = p_queue and t.lease is not null
     union
     select p_queue, e.grp, e.partition, e.lease from hark.partitions p
-    join hark.exceptions e on e.partition = p.id and e.until > 0 and e.lease is not null
+    join hark.outstanding e on e.partition = p.id and e.until > 0 and e.lease is not null
     where p.queue = p_queue
     on conflict do nothing;
 $$;

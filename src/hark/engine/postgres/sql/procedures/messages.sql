@@ -6,7 +6,7 @@ declare
     v_removed boolean[] := '{}';
 begin
     perform 1 from (
-        select 1 from hark.tracks where partition = any (p_partitions) order by grp, partition for update
+        select 1 from hark.positions where partition = any (p_partitions) order by grp, partition for update
     ) as locked;
     for n in 1..cardinality(p_partitions) loop
         v_removed[n] := hark.remove_message_v1(p_now, p_partitions[n], p_offsets[n]);
@@ -22,11 +22,11 @@ declare
     v_now bigint := hark.time_v1(p_now);
     v_codes smallint[] := '{}';
 begin
-    perform hark.make_missing_tracks_v1(array_agg(g.id), array_agg(p.id))
+    perform hark.make_missing_positions_v1(array_agg(g.id), array_agg(p.id))
     from hark.partitions p join hark.queues q on q.id = p.queue join hark.groups g on g.queue = q.name
     where p.id = any (p_partitions);
     perform 1 from (
-        select 1 from hark.tracks where partition = any (p_partitions) order by grp, partition for update
+        select 1 from hark.positions where partition = any (p_partitions) order by grp, partition for update
     ) as locked;
     for n in 1..cardinality(p_partitions) loop
         v_codes[n] := hark.cancellable_v1(v_now, p_partitions[n], p_offsets[n]);
@@ -43,9 +43,9 @@ language sql volatile as $$
     select case
         when m."offset" is null then 1
         when exists (
-            select 1 from hark.tracks t
+            select 1 from hark.positions t
             left join hark.retries r on r.grp = t.grp and r.partition = t.partition and r."offset" = p_offset
-            left join hark.exceptions e on e.grp = t.grp and e.partition = t.partition and e."offset" = p_offset
+            left join hark.outstanding e on e.grp = t.grp and e.partition = t.partition and e."offset" = p_offset
             where t.partition = p_partition and ((t.lease_until > p_now and p_offset <@ t.held)
                 or greatest(r.attempts, e.attempts) > 0 or e.lease is not null)) then 2
         when exists (
@@ -61,12 +61,12 @@ language sql volatile as $$
     ) as m on true
 $$;
 
--- Removes one message. The caller holds the locks of the partition's tracks.
+-- Removes one message. The caller holds the locks of the partition's positions.
 create or replace function hark.remove_message_v1(p_now bigint, p_partition bigint, p_offset bigint) returns boolean
 language plpgsql as $$
 begin
     -- A group that has no place here yet would find its start by the message's time: it gets one first.
-    perform hark.make_tracks_v1(array_agg(g.id), array_agg(p.id))
+    perform hark.make_positions_v1(array_agg(g.id), array_agg(p.id))
     from hark.partitions p join hark.queues q on q.id = p.queue join hark.groups g on g.queue = q.name
     where p.id = p_partition and p_offset > p.floor;
     delete from hark.messages m using hark.partitions p
@@ -79,9 +79,9 @@ begin
     where t.id = n.trace and t.partition = p_partition and t."offset" = p_offset;
     delete from hark.traces where partition = p_partition and "offset" = p_offset;
     perform hark.withdraw_v1(p_partition, p_offset);
-    -- A group that makes its place here at this moment can't know of the hole: then it must look before it takes.
+    -- A group that makes its place here at this moment can't know of the gap: then it must look before it takes.
     update hark.partitions set special = greatest(special, p_offset) where id = p_partition;
-    perform hark.leave_hole_v1(p_now, p_partition, p_offset, 0);
+    perform hark.leave_gap_v1(p_now, p_partition, p_offset, 0);
     return true;
 end $$;
 
@@ -89,13 +89,13 @@ end $$;
 create or replace function hark.withdraw_v1(p_partition bigint, p_offset bigint) returns void
 language sql volatile as $$
     insert into hark.withdrawn (partition, "offset", grp, until)
-    select p_partition, o, t.grp, t.lease_until from hark.tracks t
+    select p_partition, o, t.grp, t.lease_until from hark.positions t
     cross join lateral unnest(t.held) as r
     cross join lateral generate_series(lower(r), upper(r) - 1) as o
     where t.partition = p_partition and t.lease is not null and (p_offset is null or o = p_offset)
     union
-    select p_partition, e."offset", e.grp, e.until from hark.tracks t
-    join hark.exceptions e on e.grp = t.grp and e.partition = t.partition
+    select p_partition, e."offset", e.grp, e.until from hark.positions t
+    join hark.outstanding e on e.grp = t.grp and e.partition = t.partition
     where t.partition = p_partition and t.plain is not null and e.lease is not null
         and (p_offset is null or e."offset" = p_offset)
     on conflict do nothing
@@ -103,35 +103,35 @@ $$;
 
 -- There is no message at an offset (any more), but for p_owner's group: every other group is done with it, those to
 -- come as well.
-create or replace function hark.leave_hole_v1(p_now bigint, p_partition bigint, p_offset bigint, p_owner integer)
+create or replace function hark.leave_gap_v1(p_now bigint, p_partition bigint, p_offset bigint, p_owner integer)
 returns void
 language plpgsql as $$
 declare
-    v_hole int8multirange := int8multirange(int8range(p_offset, p_offset + 1));
+    v_gap int8multirange := int8multirange(int8range(p_offset, p_offset + 1));
     v_done record;
-    t hark.tracks;
+    t hark.positions;
 begin
-    insert into hark.holes (partition, "offset", owner) values (p_partition, p_offset, p_owner)
+    insert into hark.gaps (partition, "offset", owner) values (p_partition, p_offset, p_owner)
     on conflict (partition, "offset") do update set owner = excluded.owner;
-    for t in select * from hark.tracks k where k.partition = p_partition and k.grp <> p_owner order by k.grp
+    for t in select * from hark.positions k where k.partition = p_partition and k.grp <> p_owner order by k.grp
         for update
     loop
         if t.plain is not null then
-            delete from hark.exceptions e
+            delete from hark.outstanding e
             where e.grp = t.grp and e.partition = t.partition and e."offset" = p_offset;
             continue;
         end if;
         select * into v_done
-        from hark.settle_offsets_v1(t.grp, t.partition, v_hole, t.irregular, t.cursor, t.settled);
+        from hark.settle_offsets_v1(t.grp, t.partition, v_gap, t.irregular, t.cursor, t.settled);
         delete from hark.claims c
-        where t.irregular and c.grp = t.grp and c.partition = t.partition and isempty(c.held - v_hole);
-        update hark.claims c set held = c.held - v_hole
+        where t.irregular and c.grp = t.grp and c.partition = t.partition and isempty(c.held - v_gap);
+        update hark.claims c set held = c.held - v_gap
         where t.irregular and c.grp = t.grp and c.partition = t.partition and p_offset <@ c.held;
-        if isempty(t.held - v_hole) then
+        if isempty(t.held - v_gap) then
             t.lease := null; t.lease_until := null; t.handed := 0; t.lease_last := 0;
         end if;
-        update hark.tracks k
-        set cursor = v_done.cursor, settled = v_done.settled, held = t.held - v_hole, lease = t.lease,
+        update hark.positions k
+        set cursor = v_done.cursor, settled = v_done.settled, held = t.held - v_gap, lease = t.lease,
             lease_until = t.lease_until, handed = t.handed, lease_last = t.lease_last,
             probe = case when v_done.cursor >= t.probe then 0 else t.probe end,
             touched = greatest(k.touched, hark.bucket_v1(hark.time_v1(p_now)))

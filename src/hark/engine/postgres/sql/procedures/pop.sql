@@ -51,12 +51,12 @@ declare
     r integer;
     s record;
 begin
-    perform hark.make_missing_tracks_v1(c_grp, c_partition);
+    perform hark.make_missing_positions_v1(c_grp, c_partition);
     select * into v_limits from hark.limits_v1(v_now, c_grp);
     v_spent := array_fill(0::bigint, array[coalesce(cardinality(v_limits.o_queues), 0)]);
     if true = any (c_wait) then
         perform 1 from (
-            select 1 from hark.tracks k
+            select 1 from hark.positions k
             join unnest(c_grp, c_partition, c_wait) as c(grp, partition, wait)
                 on k.grp = c.grp and k.partition = c.partition
             where c.wait order by k.grp, k.partition for update of k
@@ -74,7 +74,7 @@ begin
                 and k.cursor >= p.special and q.ttl = 0 and q.delayed_processing = 0 and q.window_buffer = 0
                 and not q.drop_settled as plain
         from unnest(c_grp, c_partition) with ordinality as c(grp, partition, n)
-        join hark.tracks k on k.grp = c.grp and k.partition = c.partition
+        join hark.positions k on k.grp = c.grp and k.partition = c.partition
         left join hark.partitions p on p.id = k.partition
         left join hark.groups g on g.id = k.grp
         left join hark.queues q on q.id = p.queue and q.name = g.queue
@@ -85,7 +85,7 @@ begin
         while v_next < s.n loop
             candidate := v_next;
             status := case when exists (
-                select 1 from hark.tracks k where k.grp = c_grp[v_next] and k.partition = c_partition[v_next])
+                select 1 from hark.positions k where k.grp = c_grp[v_next] and k.partition = c_partition[v_next])
                 then 3 else 7 end;
             return next;
             v_next := v_next + 1;
@@ -141,7 +141,7 @@ begin
         else
             if s.leased then
                 -- By the clock as it is now: the call may have waited for a lock.
-                perform hark.expire_track_v1(s.grp, s.partition, hark.time_v1(p_now));
+                perform hark.expire_position_v1(s.grp, s.partition, hark.time_v1(p_now));
                 v_durable := true;
             end if;
             select t.* into status, due, v_number, more, offsets, created_ats, transaction_ids, payloads, attempts,
@@ -174,7 +174,7 @@ begin
     while v_next <= cardinality(c_request) loop
         candidate := v_next;
         status := case when exists (
-            select 1 from hark.tracks k where k.grp = c_grp[v_next] and k.partition = c_partition[v_next])
+            select 1 from hark.positions k where k.grp = c_grp[v_next] and k.partition = c_partition[v_next])
             then 3 else 7 end;
         return next;
         v_next := v_next + 1;
@@ -219,7 +219,7 @@ begin
             ) as m
             where m.number > 0
         ), taken as (
-            update hark.tracks k
+            update hark.positions k
             set cursor = case when r_auto_ack[c_request[f.candidate]] then f.last else k.cursor end,
                 settled_at = case when r_auto_ack[c_request[f.candidate]] then v_now else k.settled_at end,
                 lease = case when not r_auto_ack[c_request[f.candidate]] then r_lease[c_request[f.candidate]] end,
@@ -261,7 +261,7 @@ begin
     end if;
 end $$;
 
--- Takes from a track that has something out of the ordinary; the caller holds its lock. number is 0 when there is
+-- Takes from a position that has something out of the ordinary; the caller holds its lock. number is 0 when there is
 -- nothing to take now: then status and due say why.
 create or replace function hark.take_v1(
     p_now bigint, p_grp integer, p_partition bigint, p_queue integer, p_floor bigint, p_tail bigint,
@@ -274,9 +274,9 @@ create or replace function hark.take_v1(
 language plpgsql as $$
 declare
     v_got record;
-    t hark.tracks;
+    t hark.positions;
 begin
-    select * into t from hark.tracks where grp = p_grp and partition = p_partition;
+    select * into t from hark.positions where grp = p_grp and partition = p_partition;
     if t.cursor < p_floor then
         select a.cursor, a.settled into t.cursor, t.settled
         from hark.advance_v1(p_floor, t.settled - int8multirange(int8range(0, p_floor + 1))) a;
@@ -287,7 +287,7 @@ begin
     status := v_got.status; due := v_got.due; number := v_got.number; more := false;
     if number = 0 then
         if v_got.stepped then
-            update hark.tracks set cursor = t.cursor, settled = t.settled where grp = p_grp and partition = p_partition;
+            update hark.positions set cursor = t.cursor, settled = t.settled where grp = p_grp and partition = p_partition;
         end if;
         return;
     end if;
@@ -297,15 +297,15 @@ begin
     if p_auto_ack then
         select o.cursor, o.settled into t.cursor, t.settled
         from hark.settle_offsets_v1(p_grp, p_partition, v_got.held, t.irregular, t.cursor, t.settled) o;
-        update hark.tracks
+        update hark.positions
         set cursor = t.cursor, settled = t.settled, settled_at = p_now,
             probe = case when t.cursor >= t.probe then 0 else t.probe end
         where grp = p_grp and partition = p_partition;
         perform hark.drop_settled_v1(p_partition, offsets);
         more := t.cursor < p_tail or (t.irregular and exists (
-            select 1 from hark.fronts f where f.grp = p_grp and f.partition = p_partition));
+            select 1 from hark.requeued f where f.grp = p_grp and f.partition = p_partition));
     else
-        update hark.tracks
+        update hark.positions
         set cursor = t.cursor, settled = t.settled, lease = p_lease, lease_until = p_until, handed = number,
             lease_last = v_got.last, held = v_got.held
         where grp = p_grp and partition = p_partition;
@@ -320,10 +320,10 @@ language sql immutable as $$
         'p', p_priority, 's', p_sealed, 't', p_trace_id, 'u', p_producer, 'c', p_trace_context))::text, '{}')
 $$;
 
--- What of a track may be handed out now, message by message: requeued ones first, then what is open beyond the
+-- What of a position may be handed out now, message by message: requeued ones first, then what is open beyond the
 -- cursor, up to the first that is not due. What is not there any more, or not for this group, is stepped over.
 create or replace function hark.choose_v1(
-    p_now bigint, t hark.tracks, p_queue integer, p_floor bigint, p_tail bigint, p_last_created bigint, p_ttl bigint,
+    p_now bigint, t hark.positions, p_queue integer, p_floor bigint, p_tail bigint, p_last_created bigint, p_ttl bigint,
     p_delayed integer, p_window integer, p_wanted integer, p_max_bytes bigint,
     out status smallint, out due bigint, out number integer, out bytes bigint, out held int8multirange,
     out last bigint, out offsets bigint[], out created_ats bigint[], out transaction_ids text[], out payloads bytea[],
@@ -333,7 +333,7 @@ language plpgsql as $$
 declare
     v_open int8multirange := int8multirange(int8range(t.cursor + 1, greatest(p_tail, t.cursor) + 1)) - t.settled;
     v_probed boolean := t.probe > t.cursor;
-    v_fronts_gone bigint[] := '{}';
+    v_requeued_gone bigint[] := '{}';
     v_stop bigint;
     v_expired bigint[] := '{}';
     v_expiry bigint;
@@ -346,7 +346,7 @@ begin
     if t.irregular then
         -- A batch begins with what is in front, so if one of these was in it, the first was.
         v_probed := v_probed or coalesce((
-            select f.probe from hark.fronts f
+            select f.probe from hark.requeued f
             where f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor
             order by f."offset" limit 1), false);
     end if;
@@ -357,15 +357,15 @@ begin
     for m in
         select x.*, coalesce(y.attempts, 0) as used, y.due as retry_due
         from (
-            (select true as in_front, y.* from (
-                select f."offset" as place from hark.fronts f
+            (select true as is_requeued, y.* from (
+                select f."offset" as place from hark.requeued f
                 where t.irregular and f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor
                 order by f."offset"
              ) as w
              cross join lateral (
                 select * from hark.messages f where f.partition = t.partition and f."offset" = w.place offset 0) as y)
             union all
-            (select false as in_front, o.* from unnest(v_open) as w(gap)
+            (select false as is_requeued, o.* from unnest(v_open) as w(gap)
              cross join lateral (
                 select * from hark.messages o
                 where o.partition = t.partition and o."offset" >= lower(w.gap) and o."offset" < upper(w.gap)
@@ -376,7 +376,7 @@ begin
             where t.irregular and y.grp = t.grp and y.partition = t.partition and y."offset" = x."offset" offset 0) as y on true
     loop
         if number >= v_wanted or bytes >= p_max_bytes then
-            v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;
+            v_stop := case when m.is_requeued then t.cursor + 1 else m."offset" end;
             exit;
         end if;
         v_expiry := coalesce(m.expires_at,
@@ -385,15 +385,15 @@ begin
             if m.owner is null or m.owner = t.grp then
                 v_expired := v_expired || m."offset";
             end if;
-            if m.in_front then
-                v_fronts_gone := v_fronts_gone || m."offset";
+            if m.is_requeued then
+                v_requeued_gone := v_requeued_gone || m."offset";
             end if;
             continue;
         end if;
         due := greatest(m.deliver_at, m.retry_due, m.created_at + nullif(p_delayed, 0) * 1000000::bigint);
         if due > p_now then
             due := least(due, v_expiry);
-            v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;
+            v_stop := case when m.is_requeued then t.cursor + 1 else m."offset" end;
             exit;
         end if;
         if number = 0 and p_window > 0 then
@@ -402,7 +402,7 @@ begin
             if due > p_now then
                 status := 5;
                 due := least(due, v_expiry);
-                v_stop := case when m.in_front then t.cursor + 1 else m."offset" end;
+                v_stop := case when m.is_requeued then t.cursor + 1 else m."offset" end;
                 exit;
             end if;
         end if;
@@ -415,7 +415,7 @@ begin
         payloads[number] := m.payload;
         attempts[number] := m.used + 1;
         options[number] := hark.options_v1(m.priority, m.sealed, m.trace_id, m.producer, m.trace_context);
-        if not m.in_front then
+        if not m.is_requeued then
             last := m."offset";
         end if;
     end loop;
@@ -424,10 +424,10 @@ begin
         v_stop := greatest(p_tail, t.cursor) + 1;
     end if;
     v_gone := (v_open * int8multirange(int8range(t.cursor + 1, greatest(v_stop, t.cursor + 1)))) - held;
-    if not isempty(v_gone) or cardinality(v_fronts_gone) > 0 then
+    if not isempty(v_gone) or cardinality(v_requeued_gone) > 0 then
         stepped := true;
         select o.cursor, o.settled into cursor, settled
-        from hark.settle_offsets_v1(t.grp, t.partition, v_gone + hark.ranges_v1(v_fronts_gone), t.irregular,
+        from hark.settle_offsets_v1(t.grp, t.partition, v_gone + hark.ranges_v1(v_requeued_gone), t.irregular,
             t.cursor, t.settled) o;
         perform hark.note_expired_v1(p_now, p_queue, t.grp, t.partition, hark.ranges_v1(v_expired));
     end if;

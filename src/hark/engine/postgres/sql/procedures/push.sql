@@ -159,12 +159,12 @@ language sql volatile as $$
                         then t.settled * int8multirange(int8range(p.floor + 1, null))
                         else hark.gaps_v1(g.id, p.id, s.cursor) end)
                     + case when t.irregular then (
-                        select count(*) from hark.fronts f where f.grp = g.id and f.partition = p.id) else 0 end
+                        select count(*) from hark.requeued f where f.grp = g.id and f.partition = p.id) else 0 end
                 end), 0) as number
             from hark.queues q
             join hark.groups g on g.queue = q.name
             left join hark.partitions p on p.queue = q.id
-            left join hark.tracks t on t.grp = g.id and t.partition = p.id
+            left join hark.positions t on t.grp = g.id and t.partition = p.id
             left join lateral (
                 select hark.start_v1(g.id, p.id) as cursor where t.cursor is null and p.id is not null) as s on true
             where q.id = p_queue

@@ -42,7 +42,7 @@ begin
     end if;
     if v_keeps then
         -- From now on single removals are noted: so those of the past have to be.
-        insert into hark.holes (partition, "offset")
+        insert into hark.gaps (partition, "offset")
         select p.id, o from hark.partitions p
         cross join lateral generate_series(p.floor + 1, p.tail) as o
         where p.queue = o_queue and not exists (
@@ -63,7 +63,7 @@ begin
     into v_existed, v_ids
     from unnest(p_names) with ordinality as w(name, n) left join hark.queues q on q.name = w.name;
     perform 1 from (
-        select 1 from hark.tracks t
+        select 1 from hark.positions t
         join hark.groups g on g.id = t.grp
         where g.queue = any (p_names) order by t.grp, t.partition for update of t
     ) as locked;
@@ -74,12 +74,12 @@ begin
     -- Names must stay unique among what is waiting to be removed.
     update hark.partitions set queue = 0, name = id::text where queue = any (v_ids);
     delete from hark.retries using hark.groups g where grp = g.id and g.queue = any (p_names);
-    delete from hark.fronts using hark.groups g where grp = g.id and g.queue = any (p_names);
+    delete from hark.requeued using hark.groups g where grp = g.id and g.queue = any (p_names);
     delete from hark.claims using hark.groups g where grp = g.id and g.queue = any (p_names);
-    delete from hark.exceptions using hark.groups g where grp = g.id and g.queue = any (p_names);
+    delete from hark.outstanding using hark.groups g where grp = g.id and g.queue = any (p_names);
     delete from hark.in_flight where queue = any (v_ids);
     delete from hark.allowances where queue = any (v_ids);
-    delete from hark.tracks using hark.groups g where grp = g.id and g.queue = any (p_names);
+    delete from hark.positions using hark.groups g where grp = g.id and g.queue = any (p_names);
     delete from hark.groups where queue = any (p_names);
     return v_existed;
 end $$;
@@ -113,10 +113,10 @@ begin
     end if;
     select array_agg(id order by id) into v_partitions from hark.partitions where queue = v_queue;
     if p_group is not null then
-        perform hark.make_tracks_v1(array_fill(v_groups[1], array[cardinality(v_partitions)]), v_partitions);
+        perform hark.make_positions_v1(array_fill(v_groups[1], array[cardinality(v_partitions)]), v_partitions);
     end if;
     perform 1 from (
-        select 1 from hark.tracks where grp = any (v_groups) and partition = any (v_partitions)
+        select 1 from hark.positions where grp = any (v_groups) and partition = any (v_partitions)
         order by grp, partition for update
     ) as locked;
     perform 1 from (
@@ -126,9 +126,9 @@ begin
         select coalesce(sum(case when t.plain is not null then hark.lag_v1(t, p) else
             p.tail - greatest(t.cursor, p.floor)
             - hark.size_v1(t.settled * int8multirange(int8range(greatest(t.cursor, p.floor) + 1, null)))
-            + (select count(*) from hark.fronts f where f.grp = t.grp and f.partition = t.partition) end), 0)
+            + (select count(*) from hark.requeued f where f.grp = t.grp and f.partition = t.partition) end), 0)
         into v_number
-        from hark.tracks t join hark.partitions p on p.id = t.partition
+        from hark.positions t join hark.partitions p on p.id = t.partition
         where t.grp = v_groups[1] and t.partition = any (v_partitions);
     else
         select coalesce(sum(n.number), 0) into v_number
@@ -141,10 +141,10 @@ begin
         perform hark.withdraw_v1(p, null) from unnest(v_partitions) p;
     end if;
     delete from hark.retries where grp = any (v_groups) and partition = any (v_partitions);
-    delete from hark.fronts where grp = any (v_groups) and partition = any (v_partitions);
+    delete from hark.requeued where grp = any (v_groups) and partition = any (v_partitions);
     delete from hark.claims where grp = any (v_groups) and partition = any (v_partitions);
-    perform hark.forget_exceptions_v1(g, p) from unnest(v_groups) g cross join unnest(v_partitions) p;
-    update hark.tracks t
+    perform hark.forget_outstanding_v1(g, p) from unnest(v_groups) g cross join unnest(v_partitions) p;
+    update hark.positions t
     set cursor = greatest(t.cursor, p.tail), settled = '{}', probe = 0, irregular = false,
         plain = case when t.plain is not null then array_fill(p.tail, array[10]) end,
         seen = case when t.plain is not null then p.tail end,
@@ -153,7 +153,7 @@ begin
     from hark.partitions p
     where p.id = t.partition and t.grp = any (v_groups) and t.partition = any (v_partitions);
     if p_group is null then
-        delete from hark.holes where partition = any (v_partitions);
+        delete from hark.gaps where partition = any (v_partitions);
         update hark.partitions set floor = tail where id = any (v_partitions);
     else
         perform hark.drop_passed_v1(p) from unnest(v_partitions) p;

@@ -66,7 +66,7 @@ language sql stable as $$
 $$;
 
 -- What has to be moved before a closed child table can be emptied, with the sizes: messages above the floor of their
--- partition; leases that are on a track, and for ten minutes those that expired. When nothing has to be, that is noted.
+-- partition; leases that are on a position, and for ten minutes those that expired. When nothing has to be, that is noted.
 -- Null: it is too early, or more than p_share percent (or p_rows rows) still count.
 create or replace function hark.survivors_v1(
     p_now bigint, p_table text, p_slot smallint, p_share integer, p_rows integer, out o_rows tid[], out o_bytes bigint[]
@@ -80,10 +80,10 @@ declare
             'where p.id = x.partition and p.queue <> 0 and x."offset" > p.floor)'
         else 'x.until > $2 - 600000000 and (x.expired or exists ('
             'select 1 from unnest(x.grps, x.partitions) as p(grp, partition) '
-            'join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = x.id) or exists ('
+            'join hark.positions t on t.grp = p.grp and t.partition = p.partition and t.lease = x.id) or exists ('
             'select 1 from unnest(x.grps, x.partitions) as p(grp, partition) '
             'join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = x.id) or exists ('
-            'select 1 from unnest(x.grps, x.partitions) as p(grp, partition) join hark.exceptions e '
+            'select 1 from unnest(x.grps, x.partitions) as p(grp, partition) join hark.outstanding e '
             'on e.partition = p.partition and e.until = x.until and e.lease = x.id and e.lease is not null))' end;
 begin
     if not exists (

@@ -1,6 +1,6 @@
 -- Completes, fails, gives back or dead-letters messages (rules 12-15).
 --
--- t_: the tracks concerned, each once. i_: the items in the order of their requests; i_offset is null where the
+-- t_: the positions concerned, each once. i_: the items in the order of their requests; i_offset is null where the
 -- server does not know it, then the message is found by i_transaction_id, or by i_place (the offset that the
 -- transaction id stands for when it is a message's own id). i_status: 0 completed, 1 failed, 2 retry, 3 dlq, 4 dlq because the
 -- payload cannot be read: a dead letter whatever the queue says.
@@ -9,14 +9,14 @@
 -- a transaction o_offsets has the offsets of the items.
 --
 -- o_codes: 0 done, 1 not found, 2 lease expired, 3 not delivered under this lease, 4 not leased, 5 dead already.
--- o_holders: the lease that an item was held under, where it changed something. o_ready has for each track whether it
+-- o_holders: the lease that an item was held under, where it changed something. o_ready has for each position whether it
 -- can be taken now as far as leases are concerned; o_counts and o_dues, of shared groups: see settle_shared_v1. Groups
 -- that do not exist change nothing and are answered in o_stale (0 stands for a group that nobody knows, and is none of
 -- them).
 create or replace function hark.settle_v1(
     p_now bigint,
     t_grp integer[], t_partition bigint[], t_shared boolean[],
-    i_request integer[], i_track integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
+    i_request integer[], i_position integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
     i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[],
     p_required uuid[], i_known boolean[],
     out o_codes smallint[], out o_released boolean[], out o_dead boolean[], out o_holders uuid[],
@@ -37,18 +37,18 @@ declare
     v_ready boolean;
     v_ranges int8multirange;
     v_done record;
-    t hark.tracks;
+    t hark.positions;
 begin
     perform hark.begin_v1();
-    o_codes := array_fill(1::smallint, array[cardinality(i_track)]);
-    o_released := array_fill(false, array[cardinality(i_track)]);
-    o_dead := array_fill(false, array[cardinality(i_track)]);
-    o_holders := array_fill(null::uuid, array[cardinality(i_track)]);
+    o_codes := array_fill(1::smallint, array[cardinality(i_position)]);
+    o_released := array_fill(false, array[cardinality(i_position)]);
+    o_dead := array_fill(false, array[cardinality(i_position)]);
+    o_holders := array_fill(null::uuid, array[cardinality(i_position)]);
     o_ready := array_fill(false, array[cardinality(t_grp)]);
     o_counts := array_fill(0, array[cardinality(t_grp)]);
     o_dues := array_fill(null::bigint, array[cardinality(t_grp)]);
     perform 1 from (
-        select 1 from hark.tracks k
+        select 1 from hark.positions k
         join unnest(t_grp, t_partition, t_shared) as w(grp, partition, shared)
             on k.grp = w.grp and k.partition = w.partition
         where not w.shared
@@ -62,11 +62,11 @@ begin
         end if;
     end if;
     if i_transaction_id is not null then
-        select array_agg(coalesce(i.place, hark.find_message_v1(t_partition[i.track], i.transaction_id, i.own), i.own)
+        select array_agg(coalesce(i.place, hark.find_message_v1(t_partition[i.position], i.transaction_id, i.own), i.own)
             order by i.n)
         into v_offsets
-        from unnest(i_track, i_offset, i_transaction_id, i_place) with ordinality
-            as i(track, place, transaction_id, own, n);
+        from unnest(i_position, i_offset, i_transaction_id, i_place) with ordinality
+            as i(position, place, transaction_id, own, n);
     end if;
     if i_known is not null then
         o_offsets := v_offsets;
@@ -74,30 +74,30 @@ begin
 
     if v_shared then
         select x.* into o_codes, o_released, o_dead, o_holders, o_counts, o_dues
-        from hark.settle_shared_v1(v_now, t_grp, t_partition, t_shared, i_request, i_track, v_offsets, i_lease, i_status,
+        from hark.settle_shared_v1(v_now, t_grp, t_partition, t_shared, i_request, i_position, v_offsets, i_lease, i_status,
             i_error, i_delay, p_required, i_known, o_codes, o_released, o_dead, o_holders, o_counts, o_dues) x;
         if v_rest = 0 then
             return;
         end if;
     end if;
 
-    -- The common case, for all tracks at once: everything is completed under the lease that the track is under, and
+    -- The common case, for all positions at once: everything is completed under the lease that the position is under, and
     -- continues the cursor.
     if p_required is null then
         for v_done in
             with said as (
-                select i.track, min(v_offsets[i.n]) as first, max(v_offsets[i.n]) as last, max(i.n)::integer as item,
+                select i.position, min(v_offsets[i.n]) as first, max(v_offsets[i.n]) as last, max(i.n)::integer as item,
                     count(*) as number, count(distinct v_offsets[i.n]) as distinct_number,
                     (array_agg(i.lease))[1] as lease,
                     bool_and(coalesce(i.status = 0 and i.lease = i_lease[i.one], false)) as plain
                 from (
-                    select u.track, u.lease, u.status, u.n, (min(u.n) over (partition by u.track))::integer as one
-                    from unnest(i_track, i_lease, i_status) with ordinality as u(track, lease, status, n)
-                    where not t_shared[u.track]
+                    select u.position, u.lease, u.status, u.n, (min(u.n) over (partition by u.position))::integer as one
+                    from unnest(i_position, i_lease, i_status) with ordinality as u(position, lease, status, n)
+                    where not t_shared[u.position]
                 ) as i
-                group by i.track
+                group by i.position
             ), changed as (
-                update hark.tracks k
+                update hark.positions k
                 set cursor = s.last, settled_at = v_now,
                     held = k.held - int8multirange(int8range(s.first, s.last + 1)),
                     lease = case when upper(k.held) - 1 > s.last then k.lease end,
@@ -107,40 +107,40 @@ begin
                     probe = case when s.last >= k.probe then 0 else k.probe end,
                     touched = greatest(k.touched, hark.bucket_v1(v_now))
                 from said s
-                where k.grp = t_grp[s.track] and k.partition = t_partition[s.track] and s.plain
+                where k.grp = t_grp[s.position] and k.partition = t_partition[s.position] and s.plain
                     and k.lease = s.lease and k.lease_until > v_now and not k.irregular and k.settled = '{}'
                     and s.first = k.cursor + 1 and s.last - s.first + 1 = s.number and s.number = s.distinct_number
                     and int8range(s.first, s.last + 1) <@ k.held
-                returning s.track, s.item, k.lease is null as ended, s.first, k.cursor, k.partition
+                returning s.position, s.item, k.lease is null as ended, s.first, k.cursor, k.partition
             )
-            select c.track, c.item, c.ended, c.ended and c.cursor < p.tail as ready, c.first, c.cursor,
+            select c.position, c.item, c.ended, c.ended and c.cursor < p.tail as ready, c.first, c.cursor,
                 q.drop_settled as drops
             from changed c join hark.partitions p on p.id = c.partition left join hark.queues q on q.id = p.queue
         loop
             v_rest := v_rest - 1;
-            v_settled[v_done.track] := true;
+            v_settled[v_done.position] := true;
             o_released[v_done.item] := v_done.ended;
-            o_ready[v_done.track] := v_done.ready;
+            o_ready[v_done.position] := v_done.ready;
             if v_done.drops then
-                perform hark.drop_settled_v1(t_partition[v_done.track],
+                perform hark.drop_settled_v1(t_partition[v_done.position],
                     array(select generate_series(v_done.first, v_done.cursor)));
             end if;
         end loop;
         if v_rest = 0 and not v_shared then
-            o_codes := array_fill(0::smallint, array[cardinality(i_track)]);
+            o_codes := array_fill(0::smallint, array[cardinality(i_position)]);
             o_holders := i_lease;
             return;
         end if;
-        select array_agg(case when v_settled[i.track] then 0 else i.code end::smallint order by i.n),
-            array_agg(case when v_settled[i.track] then i.lease else i.holder end order by i.n)
+        select array_agg(case when v_settled[i.position] then 0 else i.code end::smallint order by i.n),
+            array_agg(case when v_settled[i.position] then i.lease else i.holder end order by i.n)
         into o_codes, o_holders
-        from unnest(i_track, o_codes, i_lease, o_holders) with ordinality as i(track, code, lease, holder, n);
+        from unnest(i_position, o_codes, i_lease, o_holders) with ordinality as i(position, code, lease, holder, n);
     end if;
 
     for k in 1..cardinality(t_grp) loop
         continue when v_settled[k] or t_shared[k];
-        select array_agg(n order by n) into v_items from unnest(i_track) with ordinality as i(track, n) where track = k;
-        select * into t from hark.tracks where grp = t_grp[k] and partition = t_partition[k];
+        select array_agg(n order by n) into v_items from unnest(i_position) with ordinality as i(position, n) where position = k;
+        select * into t from hark.positions where grp = t_grp[k] and partition = t_partition[k];
         if not found then
             for n in 1..cardinality(v_items) loop
                 if v_offsets[v_items[n]] is not null and exists (
@@ -154,18 +154,18 @@ begin
             continue;
         end if;
         if t.lease_until <= v_now or t.irregular then
-            perform hark.expire_track_v1(t.grp, t.partition, v_now);
-            select * into t from hark.tracks where grp = t_grp[k] and partition = t_partition[k];
+            perform hark.expire_position_v1(t.grp, t.partition, v_now);
+            select * into t from hark.positions where grp = t_grp[k] and partition = t_partition[k];
         end if;
         select range_agg(int8range(v_offsets[n], v_offsets[n] + 1)), count(distinct v_offsets[n]),
             bool_and(coalesce(i_status[n] = 0 and i_lease[n] = t.lease and v_offsets[n] <@ t.held, false))
         into v_ranges, v_number, v_ready
         from unnest(v_items) n;
         if p_required is null and v_ready and v_number = cardinality(v_items) then
-            -- All of it is completed under the track's lease, though not in order.
+            -- All of it is completed under the position's lease, though not in order.
             select s.cursor, s.settled into t.cursor, t.settled
             from hark.settle_offsets_v1(t.grp, t.partition, v_ranges, t.irregular, t.cursor, t.settled) s;
-            update hark.tracks x
+            update hark.positions x
             set cursor = t.cursor, settled = t.settled, settled_at = v_now, held = x.held - v_ranges,
                 lease = case when isempty(x.held - v_ranges) then null else x.lease end,
                 lease_until = case when isempty(x.held - v_ranges) then null else x.lease_until end,
@@ -181,7 +181,7 @@ begin
             o_released[v_items[cardinality(v_items)]] := isempty(t.held - v_ranges);
         else
             select s.o_codes, s.o_released, s.o_dead, s.o_holders into o_codes, o_released, o_dead, o_holders
-            from hark.settle_track_v1(v_now, t, v_items, i_request, v_offsets, i_lease, i_status, i_error, i_delay,
+            from hark.settle_position_v1(v_now, t, v_items, i_request, v_offsets, i_lease, i_status, i_error, i_delay,
                 p_required, i_known, o_codes, o_released, o_dead, o_holders) s;
         end if;
         perform hark.drop_settled_v1(t.partition, array_agg(v_offsets[n])) from unnest(v_items) n
@@ -190,9 +190,9 @@ begin
                 select 1 from hark.partitions p join hark.queues q on q.id = p.queue
                 where p.id = t.partition and q.drop_settled);
         select x.lease is null and (x.cursor < p.tail or (x.irregular and exists (
-            select 1 from hark.fronts f where f.grp = x.grp and f.partition = x.partition)))
+            select 1 from hark.requeued f where f.grp = x.grp and f.partition = x.partition)))
         into v_ready
-        from hark.tracks x join hark.partitions p on p.id = x.partition
+        from hark.positions x join hark.partitions p on p.id = x.partition
         where x.grp = t.grp and x.partition = t.partition;
         o_ready[k] := coalesce(v_ready, false);
     end loop;
@@ -225,7 +225,7 @@ end $$;
 -- Whether a settlement counts, by the leases as they stand: 0 it does, else the code of the refusal; -1: it is
 -- completed already, which is a success that changes nothing. holder: the lease that it is held under.
 create or replace function hark.judge_v1(
-    p_now bigint, t hark.tracks, p_offset bigint, p_lease uuid, p_status smallint, p_required uuid[],
+    p_now bigint, t hark.positions, p_offset bigint, p_lease uuid, p_status smallint, p_required uuid[],
     p_known boolean,
     out code smallint, out holder uuid
 )
@@ -251,13 +251,13 @@ begin
     end if;
     code := hark.refuse_v1(t.grp, t.partition, p_offset, p_lease, p_status,
         (p_offset <= t.cursor or p_offset <@ t.settled) and not (t.irregular and exists (
-            select 1 from hark.fronts f where f.grp = t.grp and f.partition = t.partition and f."offset" = p_offset)),
+            select 1 from hark.requeued f where f.grp = t.grp and f.partition = t.partition and f."offset" = p_offset)),
         p_required, p_known);
 end $$;
 
--- Settles items of one track one by one; those of one request are judged before any of them has an effect.
-create or replace function hark.settle_track_v1(
-    p_now bigint, t hark.tracks, p_items integer[], i_request integer[], i_offset bigint[], i_lease uuid[],
+-- Settles items of one position one by one; those of one request are judged before any of them has an effect.
+create or replace function hark.settle_position_v1(
+    p_now bigint, t hark.positions, p_items integer[], i_request integer[], i_offset bigint[], i_lease uuid[],
     i_status smallint[], i_error text[], i_delay bigint[], p_required uuid[],
     i_known boolean[],
     inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[]
@@ -349,7 +349,7 @@ begin
         o_released[i] := t.lease is distinct from v_holders[n];
     end loop;
     if v_changed then
-        update hark.tracks
+        update hark.positions
         set cursor = t.cursor, settled = t.settled, settled_at = t.settled_at, irregular = t.irregular,
             lease = t.lease, lease_until = t.lease_until, handed = t.handed, lease_last = t.lease_last, held = t.held,
             probe = case when t.cursor >= t.probe then 0 else t.probe end,

@@ -1,14 +1,14 @@
--- Settlements of messages of shared groups: each by itself, under the lock of its own row. The track is locked only
+-- Settlements of messages of shared groups: each by itself, under the lock of its own row. The position is locked only
 -- where it has to say that something happened, at most once a second.
 
--- Locks those tracks of shared groups that a settlement has to note itself in. Before any other row: pops lock the
--- track first too.
+-- Locks those positions of shared groups that a settlement has to note itself in. Before any other row: pops lock the
+-- position first too.
 create or replace function hark.lock_shared_v1(p_now bigint, t_grp integer[], t_partition bigint[], t_shared boolean[])
 returns void
 language plpgsql as $$
 begin
     perform 1 from (
-        select 1 from hark.tracks k
+        select 1 from hark.positions k
         join unnest(t_grp, t_partition, t_shared) as w(grp, partition, shared)
             on k.grp = w.grp and k.partition = w.partition
         where w.shared and hark.is_due_for_a_note_v1(k, p_now)
@@ -16,17 +16,17 @@ begin
     ) as locked;
 end $$;
 
-create or replace function hark.is_due_for_a_note_v1(t hark.tracks, p_now bigint) returns boolean
+create or replace function hark.is_due_for_a_note_v1(t hark.positions, p_now bigint) returns boolean
 language sql immutable as $$
     select t.settled_at is null or p_now - t.settled_at >= 1000000 or p_now < t.settled_at
         or t.touched < hark.bucket_v1(p_now)
 $$;
 
--- Settles the items of tracks of shared groups; the arguments are those of settle_v1, with all offsets. o_counts has for
--- each track how many messages can be taken again, o_dues when the next of those that wait can be.
+-- Settles the items of positions of shared groups; the arguments are those of settle_v1, with all offsets. o_counts has for
+-- each position how many messages can be taken again, o_dues when the next of those that wait can be.
 create or replace function hark.settle_shared_v1(
     p_now bigint, t_grp integer[], t_partition bigint[], t_shared boolean[],
-    i_request integer[], i_track integer[], i_offset bigint[], i_lease uuid[], i_status smallint[], i_error text[],
+    i_request integer[], i_position integer[], i_offset bigint[], i_lease uuid[], i_status smallint[], i_error text[],
     i_delay bigint[], p_required uuid[], i_known boolean[],
     inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[],
     inout o_counts integer[], inout o_dues bigint[]
@@ -51,14 +51,14 @@ begin
 
     -- The common case, all at once: completed, and nothing else is said of the message.
     for e in
-        select s.track, array_agg(s.n) as items, array_agg(s."offset") as offsets, array_agg(x.lease) as holders
+        select s.position, array_agg(s.n) as items, array_agg(s."offset") as offsets, array_agg(x.lease) as holders
         from (
-            select i.*, t_grp[i.track] as grp, t_partition[i.track] as partition
+            select i.*, t_grp[i.position] as grp, t_partition[i.position] as partition
             from (
-                select u.n::integer as n, u.track, u."offset", u.lease, u.status,
-                    count(*) over (partition by u.track, u."offset") as number
-                from unnest(i_track, i_offset, i_lease, i_status) with ordinality as u(track, "offset", lease, status, n)
-                where t_shared[u.track]
+                select u.n::integer as n, u.position, u."offset", u.lease, u.status,
+                    count(*) over (partition by u.position, u."offset") as number
+                from unnest(i_position, i_offset, i_lease, i_status) with ordinality as u(position, "offset", lease, status, n)
+                where t_shared[u.position]
             ) as i
             where i.number = 1 and i.status = 0
             order by grp, partition, i."offset"
@@ -66,51 +66,51 @@ begin
         cross join lateral (
             -- No index has the time and the lease as they are written here: by its key a message is found at once, by
             -- its lease among all that the group holds.
-            select y.lease from hark.exceptions y
+            select y.lease from hark.outstanding y
             where y.grp = s.grp and y.partition = s.partition and y."offset" = s."offset" and y.until + 0 > p_now
                 and (y.lease = coalesce(s.lease, case when p_required is null then y.lease end)) is true
             for update
         ) as x
-        group by s.track
+        group by s.position
     loop
-        delete from hark.exceptions x
-        where x.grp = t_grp[e.track] and x.partition = t_partition[e.track] and x."offset" = any (e.offsets);
+        delete from hark.outstanding x
+        where x.grp = t_grp[e.position] and x.partition = t_partition[e.position] and x."offset" = any (e.offsets);
         v_done := v_done || e.items;
         for j in 1..cardinality(e.items) loop
             o_codes[e.items[j]] := 0;
             o_holders[e.items[j]] := e.holders[j];
         end loop;
-        v_settled[e.track] := true;
+        v_settled[e.position] := true;
     end loop;
 
-    if cardinality(v_done) < (select count(*) from unnest(i_track) x where t_shared[x]) then
-        select array_agg(i.n::integer order by i.n) into v_rest from unnest(i_track) with ordinality as i(track, n)
-        where t_shared[i.track] and i.n <> all (v_done);
+    if cardinality(v_done) < (select count(*) from unnest(i_position) x where t_shared[x]) then
+        select array_agg(i.n::integer order by i.n) into v_rest from unnest(i_position) with ordinality as i(position, n)
+        where t_shared[i.position] and i.n <> all (v_done);
         while n < cardinality(v_rest) loop
             -- The items of one request are judged before any of them has an effect.
             select array_agg(w.item order by w.item) into v_same from unnest(v_rest) as w(item)
             where i_request[w.item] = i_request[v_rest[n + 1]];
             n := n + cardinality(v_same);
             for j in 1..cardinality(v_same) loop
-                select v.* into e from hark.judge_shared_v1(p_now, t_grp[i_track[v_same[j]]],
-                    t_partition[i_track[v_same[j]]], i_offset[v_same[j]], i_lease[v_same[j]], i_status[v_same[j]],
+                select v.* into e from hark.judge_shared_v1(p_now, t_grp[i_position[v_same[j]]],
+                    t_partition[i_position[v_same[j]]], i_offset[v_same[j]], i_lease[v_same[j]], i_status[v_same[j]],
                     p_required, i_known[v_same[j]]) v;
                 o_codes[v_same[j]] := e.code;
                 o_holders[v_same[j]] := e.holder;
             end loop;
             for j in 1..cardinality(v_same) loop
-                select x.* into e from hark.apply_shared_v1(p_now, t_grp[i_track[v_same[j]]],
-                    t_partition[i_track[v_same[j]]], i_offset[v_same[j]], o_codes[v_same[j]], o_holders[v_same[j]],
+                select x.* into e from hark.apply_shared_v1(p_now, t_grp[i_position[v_same[j]]],
+                    t_partition[i_position[v_same[j]]], i_offset[v_same[j]], o_codes[v_same[j]], o_holders[v_same[j]],
                     i_status[v_same[j]], i_error[v_same[j]], i_delay[v_same[j]]) x;
                 o_codes[v_same[j]] := greatest(o_codes[v_same[j]], 0);
                 o_holders[v_same[j]] := e.holder;
                 o_dead[v_same[j]] := e.dead;
                 continue when e.holder is null;
-                v_settled[i_track[v_same[j]]] := true;
+                v_settled[i_position[v_same[j]]] := true;
                 if e.due <= p_now then
-                    o_counts[i_track[v_same[j]]] := o_counts[i_track[v_same[j]]] + 1;
+                    o_counts[i_position[v_same[j]]] := o_counts[i_position[v_same[j]]] + 1;
                 elsif e.due is not null then
-                    o_dues[i_track[v_same[j]]] := least(o_dues[i_track[v_same[j]]], e.due);
+                    o_dues[i_position[v_same[j]]] := least(o_dues[i_position[v_same[j]]], e.due);
                 end if;
             end loop;
         end loop;
@@ -119,18 +119,18 @@ begin
     from unnest(o_released) with ordinality as w(released, n)
     left join (
         select max(h.n) as n, not hark.is_held_v1(h.lease) as released
-        from unnest(o_holders, i_track) with ordinality as h(lease, track, n)
-        where h.lease is not null and t_shared[h.track] group by h.lease
+        from unnest(o_holders, i_position) with ordinality as h(lease, position, n)
+        where h.lease is not null and t_shared[h.position] group by h.lease
     ) as o on o.n = w.n;
-    update hark.tracks k set settled_at = p_now, touched = greatest(k.touched, hark.bucket_v1(p_now))
+    update hark.positions k set settled_at = p_now, touched = greatest(k.touched, hark.bucket_v1(p_now))
     from unnest(t_grp, t_partition, v_settled) as w(grp, partition, settled)
     where w.settled and k.grp = w.grp and k.partition = w.partition and hark.is_due_for_a_note_v1(k, p_now);
-    perform hark.drop_settled_v1(t_partition[i.track], array_agg(i."offset"))
-    from unnest(i_track, i_offset, o_holders) as i(track, "offset", holder)
-    where t_shared[i.track] and i.holder is not null and not exists (
-        select 1 from hark.exceptions x
-        where x.grp = t_grp[i.track] and x.partition = t_partition[i.track] and x."offset" = i."offset" offset 0)
-    group by t_partition[i.track];
+    perform hark.drop_settled_v1(t_partition[i.position], array_agg(i."offset"))
+    from unnest(i_position, i_offset, o_holders) as i(position, "offset", holder)
+    where t_shared[i.position] and i.holder is not null and not exists (
+        select 1 from hark.outstanding x
+        where x.grp = t_grp[i.position] and x.partition = t_partition[i.position] and x."offset" = i."offset" offset 0)
+    group by t_partition[i.position];
 end $$;
 
 -- Whether a lease holds messages of shared groups.
@@ -140,7 +140,7 @@ language sql volatile as $$
         select 1 from hark.leases l
         cross join lateral unnest(l.partitions) as p(partition)
         cross join lateral (
-            select 1 from hark.exceptions x
+            select 1 from hark.outstanding x
             where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null limit 1
         ) as e
         where l.id = p_lease)
@@ -154,9 +154,9 @@ create or replace function hark.judge_shared_v1(
 )
 language plpgsql as $$
 declare
-    e hark.exceptions;
+    e hark.outstanding;
 begin
-    select * into e from hark.exceptions x
+    select * into e from hark.outstanding x
     where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset and x.lease is not null for update;
     if e.until > p_now and (p_lease = e.lease or (p_lease is null and (e.lease = any (p_required)) is not false)) then
         code := 0;
@@ -179,10 +179,10 @@ create or replace function hark.apply_shared_v1(
 language plpgsql as $$
 declare
     v_failed record;
-    e hark.exceptions;
+    e hark.outstanding;
 begin
     dead := false;
-    select * into e from hark.exceptions x
+    select * into e from hark.outstanding x
     where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset and x.lease = p_lease;
     if p_code <> 0 or not found then
         return;  -- Refused, or said before in the same request: the first word counts.
@@ -192,12 +192,12 @@ begin
         select * into v_failed from hark.fail_shared_v1(p_grp, p_partition, p_offset,
             coalesce(nullif(p_error, ''), 'Failed without an error text'), p_now, p_delay);
         dead := v_failed.dead;
-        select x.due into due from hark.exceptions x
+        select x.due into due from hark.outstanding x
         where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
         return;
     elsif p_status = 2 then
         due := p_now + coalesce(p_delay, 0);
-        update hark.exceptions x set due = apply_shared_v1.due, lease = null, until = null
+        update hark.outstanding x set due = apply_shared_v1.due, lease = null, until = null
         where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
         return;
     elsif p_status in (3, 4) then
@@ -205,7 +205,7 @@ begin
             coalesce(nullif(p_error, ''), 'Sent to the dead letters by its consumer'), p_now, false,
             p_status = 4);
     end if;
-    delete from hark.exceptions x where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
+    delete from hark.outstanding x where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
 end $$;
 
 -- Why a settlement does not count; -1: it is completed already, which is a success that changes nothing. p_done: the

@@ -48,11 +48,11 @@ declare
     v_plan record;
     o record;
 begin
-    perform hark.make_missing_tracks_v1(c_grp, c_partition);
+    perform hark.make_missing_positions_v1(c_grp, c_partition);
     select * into v_limits from hark.limits_v1(v_now, c_grp);
     if true = any (c_wait) then
         perform 1 from (
-            select 1 from hark.tracks k
+            select 1 from hark.positions k
             join unnest(c_grp, c_partition, c_wait) as c(grp, partition, wait)
                 on k.grp = c.grp and k.partition = c.partition
             where c.wait order by k.grp, k.partition for update of k
@@ -152,7 +152,7 @@ begin
 end $$;
 
 -- Places of groups that have not been in a partition yet.
-create or replace function hark.make_missing_tracks_v1(p_grps integer[], p_partitions bigint[]) returns void
+create or replace function hark.make_missing_positions_v1(p_grps integer[], p_partitions bigint[]) returns void
 language plpgsql as $$
 declare
     v_grps integer[];
@@ -160,9 +160,9 @@ declare
 begin
     select array_agg(c.grp), array_agg(c.partition) into v_grps, v_partitions
     from unnest(p_grps, p_partitions) as c(grp, partition)
-    where not exists (select 1 from hark.tracks k where k.grp = c.grp and k.partition = c.partition);
+    where not exists (select 1 from hark.positions k where k.grp = c.grp and k.partition = c.partition);
     if v_grps is not null then
-        perform hark.make_tracks_v1(v_grps, v_partitions);
+        perform hark.make_positions_v1(v_grps, v_partitions);
     end if;
 end $$;
 
@@ -194,17 +194,17 @@ declare
     s record;
 begin
     expired := false;
-    select k as track, p as place, q.id as queue, q.ttl, q.lease_time, q.lock_duration, q.delayed_processing,
+    select k as position, p as place, q.id as queue, q.ttl, q.lease_time, q.lock_duration, q.delayed_processing,
         q.window_buffer, q.paused or g.paused as paused
     into s
-    from hark.tracks k
+    from hark.positions k
     left join hark.partitions p on p.id = k.partition
     left join hark.groups g on g.id = k.grp
     left join hark.queues q on q.id = p.queue and q.name = g.queue
     where k.grp = p_grp and k.partition = p_partition
     for update of k skip locked;
     if not found then
-        status := case when exists (select 1 from hark.tracks k where k.grp = p_grp and k.partition = p_partition)
+        status := case when exists (select 1 from hark.positions k where k.grp = p_grp and k.partition = p_partition)
             then 3 else 7 end;
         return;
     elsif s.queue is null or s.paused then
@@ -212,21 +212,21 @@ begin
         return;
     end if;
     if exists (
-        select 1 from hark.exceptions e
+        select 1 from hark.outstanding e
         where e.partition = p_partition and e.until <= p_now and e.lease is not null and e.grp + 0 = p_grp)
     then
         perform hark.expire_shared_v1(p_grp, p_partition, p_now, null);
         expired := true;
     end if;
     if s.window_buffer > 0 and (s.place).last_created + s.window_buffer * 1000000::bigint > p_now then
-        due := hark.window_v1(p_now, s.track, s.place, s.window_buffer, s.ttl, s.delayed_processing);
+        due := hark.window_v1(p_now, s.position, s.place, s.window_buffer, s.ttl, s.delayed_processing);
         if due > p_now then
             status := 5;
             return;
         end if;
     end if;
     status := 0;
-    listed.before := s.track;
+    listed.before := s.position;
     listed.place := s.place;
     listed.queue := s.queue;
     listed.ttl := s.ttl;
@@ -234,13 +234,13 @@ begin
     listed.lock_duration := nullif(s.lock_duration, 0) * 1000;
     select x.t, x.offsets, x.lanes, x.dues, x.sources, x.used, x.sizes, x.due
     into listed.after, offsets, lanes, dues, sources, used, sizes, due
-    from hark.list_v1(p_now, s.track, s.place, s.ttl, s.delayed_processing, p_wanted) x;
+    from hark.list_v1(p_now, s.position, s.place, s.ttl, s.delayed_processing, p_wanted) x;
 end $$;
 
 -- Until when the window buffer keeps a partition back (rule 11): what is ready and not handed out, and has been for the
 -- longest, decides. Null: there is nothing to keep.
 create or replace function hark.window_v1(
-    p_now bigint, t hark.tracks, p hark.partitions, p_window integer, p_ttl bigint, p_delayed integer
+    p_now bigint, t hark.positions, p hark.partitions, p_window integer, p_ttl bigint, p_delayed integer
 ) returns bigint
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off
@@ -255,7 +255,7 @@ begin
         select e.since from unnest(hark.free_lanes_v1(t.grp, t.partition)) as w(lane)
         cross join lateral (
             select greatest(y.due, m.created_at + p_delayed * 1000000::bigint) as since
-            from hark.exceptions y
+            from hark.outstanding y
             join hark.messages m on m.partition = t.partition and m."offset" = y."offset"
             where (y.partition << 5 | y.lane) = (t.partition << 5 | w.lane) and y.grp::bigint = t.grp::bigint
                 and y.lease is null and y.due <= p_now and m."offset" > p.floor and m.created_at <= v_youngest
@@ -418,7 +418,7 @@ $$;
 -- When the first lease ends that a shared group has in a partition.
 create or replace function hark.lease_end_v1(p_grp integer, p_partition bigint) returns bigint
 language sql volatile as $$
-    select e.until from hark.exceptions e
+    select e.until from hark.outstanding e
     where e.partition = p_partition and e.until > 0 and e.lease is not null and e.grp + 0 = p_grp
     order by e.until limit 1
 $$;
@@ -435,7 +435,7 @@ declare
     v_slot smallint;
     w record;
 begin
-    insert into hark.exceptions (grp, partition, "offset", lane, due, lease, until)
+    insert into hark.outstanding (grp, partition, "offset", lane, due, lease, until)
     select c_grp[f.candidate], c_partition[f.candidate], f."offset", f.lane, f.due, r_lease[f.request],
         v_until[f.request]
     from unnest(f_candidate, f_offset, f_lane, f_due, f_source, f_request)
@@ -448,10 +448,10 @@ begin
         group by f.candidate, f.request
     loop
         if r_auto_ack[w.request] then
-            delete from hark.exceptions e
+            delete from hark.outstanding e
             where e.grp = c_grp[w.candidate] and e.partition = c_partition[w.candidate] and e."offset" = any (w.offsets);
         else
-            update hark.exceptions e set lease = r_lease[w.request], until = v_until[w.request]
+            update hark.outstanding e set lease = r_lease[w.request], until = v_until[w.request]
             where e.grp = c_grp[w.candidate] and e.partition = c_partition[w.candidate] and e."offset" = any (w.offsets);
         end if;
     end loop;
@@ -476,11 +476,11 @@ end $$;
 create or replace function hark.end_sooner_v1(p_lease uuid, p_before bigint, p_until bigint) returns void
 language plpgsql as $$
 begin
-    update hark.tracks k set lease_until = p_until
+    update hark.positions k set lease_until = p_until
     from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
     where l.id = p_lease and k.grp = p.grp and k.partition = p.partition and k.lease = p_lease
         and k.lease_until > p_until;
-    update hark.exceptions e set until = p_until
+    update hark.outstanding e set until = p_until
     from hark.leases l cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
     where l.id = p_lease and e.partition = p.partition and e.until = p_before and e.lease = p_lease and e.lease is not null
         and e.grp + 0 = p.grp;

@@ -1,19 +1,19 @@
 -- Applies transactions, each whole or not at all (rule 22).
 --
 -- The arguments are those of settle_v1 and push_v1, one transaction after the other, with numbers that count within
--- their transaction; b_ has for each transaction the end of its part of the arrays: b_track of t_, b_item of i_,
+-- their transaction; b_ has for each transaction the end of its part of the arrays: b_position of t_, b_item of i_,
 -- b_lease of q_lease (leases that must be live), b_place of the places, b_message of m_, b_option of x_, b_check of c_,
 -- b_mutation of u_ (the latter two are those of write_keys_v1); k_given: whether it has a key-value part at all.
--- Rows are locked once for all of them, tracks before partitions before keys and each kind in order.
+-- Rows are locked once for all of them, positions before partitions before keys and each kind in order.
 --
 -- o_codes: 0 applied, 1 a settlement was refused, 2 a message was refused, 3 a required lease is not live (4: its
 -- time is up), 5 a check of a key does not hold, 6 a mutation does not fit what is stored (o_why). o_failed: the number of
 -- that settlement, message, lease, check or mutation within its transaction. What is refused first counts; keys are last.
 create or replace function hark.transact_v1(
     p_now bigint,
-    b_track integer[], b_item integer[], b_lease integer[], b_place integer[], b_message integer[], b_option integer[],
+    b_position integer[], b_item integer[], b_lease integer[], b_place integer[], b_message integer[], b_option integer[],
     t_grp integer[], t_partition bigint[], t_shared boolean[],
-    i_track integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
+    i_position integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
     i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[], i_known boolean[],
     q_lease uuid[],
     p_places bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
@@ -46,10 +46,10 @@ begin
     perform hark.begin_v1();
     o_codes := array_fill(0::smallint, array[cardinality(b_item)]);
     o_failed := array_fill(0, array[cardinality(b_item)]);
-    o_item_codes := array_fill(0::smallint, array[cardinality(i_track)]);
-    o_released := array_fill(false, array[cardinality(i_track)]);
+    o_item_codes := array_fill(0::smallint, array[cardinality(i_position)]);
+    o_released := array_fill(false, array[cardinality(i_position)]);
     o_dead := o_released;
-    o_holders := array_fill(null::uuid, array[cardinality(i_track)]);
+    o_holders := array_fill(null::uuid, array[cardinality(i_position)]);
     o_ready := array_fill(false, array[cardinality(t_grp)]);
     o_counts := array_fill(0, array[cardinality(t_grp)]);
     o_dues := array_fill(null::bigint, array[cardinality(t_grp)]);
@@ -60,7 +60,7 @@ begin
     o_versions := array_fill(null::bigint, array[cardinality(b_item)]);
     o_deleted := array_fill(0::bigint, array[cardinality(b_item)]);
     perform 1 from (
-        select 1 from hark.tracks k
+        select 1 from hark.positions k
         join unnest(t_grp, t_partition, t_shared) as w(grp, partition, shared)
             on k.grp = w.grp and k.partition = w.partition
         where not w.shared or hark.is_due_for_a_note_v1(k, v_now)
@@ -81,7 +81,7 @@ begin
     end if;
 
     for r in 1..cardinality(b_item) loop
-        t1 := b_track[r]; i1 := b_item[r]; q1 := b_lease[r]; p1 := b_place[r]; m1 := b_message[r]; x1 := b_option[r];
+        t1 := b_position[r]; i1 := b_item[r]; q1 := b_lease[r]; p1 := b_place[r]; m1 := b_message[r]; x1 := b_option[r];
         c1 := b_check[r]; u1 := b_mutation[r];
         v_key_code := 0;
         begin
@@ -102,7 +102,7 @@ begin
             end loop;
             if i1 >= i0 then
                 select * into v_settled from hark.settle_v1(v_now, t_grp[t0:t1], t_partition[t0:t1],
-                    t_shared[t0:t1], array_fill(1, array[i1 - i0 + 1]), i_track[i0:i1], i_offset[i0:i1], i_transaction_id[i0:i1],
+                    t_shared[t0:t1], array_fill(1, array[i1 - i0 + 1]), i_position[i0:i1], i_offset[i0:i1], i_transaction_id[i0:i1],
                     i_place[i0:i1], i_lease[i0:i1], i_status[i0:i1], i_error[i0:i1], i_delay[i0:i1],
                     case when q1 >= q0 then q_lease[q0:q1] end, i_known[i0:i1]);
                 o_item_codes[i0:i1] := v_settled.o_codes;
@@ -119,9 +119,9 @@ begin
                     raise exception using errcode = 'HK001';
                 end if;
                 insert into hark.completions as c (grp, partition, "offset", lease, at)
-                select t_grp[t0 + i.track - 1], t_partition[t0 + i.track - 1], i."offset", i.holder, v_now
-                from unnest(i_track[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
-                    as i(track, "offset", holder, status)
+                select t_grp[t0 + i.position - 1], t_partition[t0 + i.position - 1], i."offset", i.holder, v_now
+                from unnest(i_position[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
+                    as i(position, "offset", holder, status)
                 where i.holder is not null and i.status = 0
                 on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
             end if;
@@ -164,7 +164,7 @@ begin
     -- What nobody repeats any more: two for each one that is added, so there is little more than what is young.
     delete from hark.completions c using (
         select x.grp, x.partition, x."offset" from hark.completions x
-        where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_track) for update skip locked
+        where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_position) for update skip locked
     ) as o
     where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
     if true = any (k_given) then
@@ -181,10 +181,10 @@ language sql volatile as $$
         else 3 end::smallint
     from hark.leases l
     cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
-    left join hark.tracks t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id
+    left join hark.positions t on t.grp = p.grp and t.partition = p.partition and t.lease = l.id
     left join hark.claims c on c.grp = p.grp and c.partition = p.partition and c.lease = l.id
     left join lateral (
-        select x.until from hark.exceptions x
+        select x.until from hark.outstanding x
         where x.partition = p.partition and x.until = l.until and x.lease = l.id and x.lease is not null and x.grp + 0 = p.grp limit 1
     ) as e on true
     where l.id = p_lease

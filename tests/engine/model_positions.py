@@ -8,7 +8,7 @@ from .model_nouns import Lease, Message, Partition
 
 
 @dataclass(eq=False)
-class Track:
+class Position:
     """What both kinds of groups have; subclasses say who may have what."""
 
     group: str
@@ -19,7 +19,7 @@ class Track:
     """Under which lease a message was last delivered, while its verdict is open."""
     attempts: dict[Message, int] = field(default_factory=dict)
     due: dict[Message, int] = field(default_factory=dict)
-    front: set[Message] = field(default_factory=set)
+    requeued: set[Message] = field(default_factory=set)
     done: dict[Message, int] = field(default_factory=dict)
     """What was completed, and under which lease; it stays so when the message is removed."""
     unsure: set[Message] = field(default_factory=set)
@@ -50,10 +50,10 @@ class Track:
         """What live leases hold."""
         raise NotImplementedError
 
-    def add_front(self, message: Message) -> None:
+    def add_requeued(self, message: Message) -> None:
         """A requeued message comes before all others."""
-        self.todo.insert(sum(one in self.front for one in self.todo), message)
-        self.front.add(message)
+        self.todo.insert(sum(one in self.requeued for one in self.todo), message)
+        self.requeued.add(message)
 
     def hand_out(self, taken: list[Message], lease: Lease) -> None:
         """A consumer got these."""
@@ -82,7 +82,7 @@ class Track:
         """Begin anew with these messages; every lease is void."""
         self.todo = todo
         self.unsure |= set(self.done)
-        for table in (self.holder, self.attempts, self.due, self.front, self.done):
+        for table in (self.holder, self.attempts, self.due, self.requeued, self.done):
             table.clear()
 
     def forget_leases(self) -> None:
@@ -91,7 +91,7 @@ class Track:
 
 
 @dataclass(eq=False)
-class OrderedTrack(Track):
+class OrderedPosition(Position):
     """One lease on the whole partition; the list is in the order of delivery."""
 
     lease: Lease | None = None
@@ -159,7 +159,7 @@ class OrderedTrack(Track):
 
 
 @dataclass(eq=False)
-class SharedTrack(Track):
+class SharedPosition(Position):
     """A lease on each message by itself; the order is made when somebody asks."""
 
     def ready(self, now: int) -> list[Message]:
@@ -170,7 +170,7 @@ class SharedTrack(Track):
     def rank(self, message: Message) -> tuple[bool, int, int, int]:
         """Requeued ones first, then by priority, then by the time it became available, then by offset."""
         available_at = self.due.get(message, max(message.created_at, message.deliver_at))
-        return message not in self.front, -message.push.priority, available_at, message.offset
+        return message not in self.requeued, -message.push.priority, available_at, message.offset
 
     def leases(self) -> list[Lease]:
         """Each that holds something."""
