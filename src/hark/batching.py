@@ -81,6 +81,13 @@ class BatchSizes:
         self.counts = [0] * 64
         """At i: calls that more than 2**(i-1) and at most 2**i shared."""
 
+    def add(self, number: int) -> None:
+        """Count a call for this number of requests."""
+        self.calls += 1
+        self.requests += number
+        self.largest = max(self.largest, number)
+        self.counts[(number - 1).bit_length()] += 1
+
 
 class _Batch(msgspec.Struct, Generic[Q, A], eq=False):
     """Requests that go to the engine with one call."""
@@ -168,29 +175,23 @@ class Batcher(Generic[Q, A]):
             self._flush_handle = None
         waiting = self._waiting
         while waiting and self._calls < self._max_calls:
-            self._send(waiting.popleft())
+            batch = waiting.popleft()
+            self._calls += 1
+            self.sizes.add(len(batch.entries))
+            context = batch.context
+            try:
+                call = context.run(self._call, [request for request, _, _ in batch.entries])
+            except Exception as error:
+                call = self._loop.create_future()
+                call.set_exception(error)
+            if not isinstance(call, asyncio.Future):  # A call that is a future needs no task.
+                call = self._loop.create_task(_awaited(call), context=context)
+            self._in_flight.add(call)
+            when_done(call, partial(self._returned, batch))
             if len(waiting) == 1 and waiting[0].items < self._max_items:  # It can get more.
                 if self._calls < self._max_calls and self._flush_handle is None:
                     self._flush_handle = self._loop.call_later(self._max_wait, self._flush)
                 break
-
-    def _send(self, batch: _Batch[Q, A]) -> None:
-        self._calls += 1
-        sizes, number = self.sizes, len(batch.entries)
-        sizes.calls += 1
-        sizes.requests += number
-        sizes.largest = max(sizes.largest, number)
-        sizes.counts[(number - 1).bit_length()] += 1
-        context = batch.context
-        try:
-            call = context.run(self._call, [request for request, _, _ in batch.entries])
-        except Exception as error:
-            call = self._loop.create_future()
-            call.set_exception(error)
-        # A call that is a future needs no task.
-        future = call if isinstance(call, asyncio.Future) else self._loop.create_task(_awaited(call), context=context)
-        self._in_flight.add(future)
-        when_done(future, partial(self._returned, batch))
 
     def _returned(self, batch: _Batch[Q, A], future: asyncio.Future[Sequence[A | HarkError]]) -> None:
         self._in_flight.discard(future)

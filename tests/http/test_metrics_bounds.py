@@ -16,7 +16,7 @@ from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure
 from hark.http import metrics as scraping
-from hark.http.exchange import Requests
+from hark.http.exchange import Exchange, Requests
 from hark.http.metrics import ELSEWHERE, REST, STORE, BusiestQueues, Metrics, depth_metrics
 from hark.model import NewMessage, PushOutcome
 from hark.prometheus import text
@@ -80,7 +80,9 @@ class _Peers:
 
 def noted(requests: Requests, route: str, method: str, status: int) -> None:
     """A request that is answered."""
-    requests.admit(route, method).add(status, 0.001)
+    exchange = Exchange(method, route.encode(), b"", {}, None, secure=False)
+    exchange.answers = requests.admit(route, method)
+    exchange.begin(status, ())
 
 
 async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[Metrics, Requests]:

@@ -167,7 +167,7 @@ class OneAnswer:
         """Note the response."""
         del status, headers, lost
         self.sent.append(body)
-        exchange.end()
+        exchange.on_left = None
 
     def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
         """Nothing is sent early."""

@@ -34,21 +34,12 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class Answers:
     """Counters of one route and method."""
 
-    __slots__ = ("_requests", "seconds", "statuses")
+    __slots__ = ("requests", "seconds", "statuses")
 
     def __init__(self, requests: Requests) -> None:
-        self._requests = requests
+        self.requests = requests
         self.seconds = Histogram(CALL_SECONDS)
         self.statuses: dict[int, int] = {}
-
-    def add(self, status: int, seconds: float) -> None:
-        """Count a response that began after `seconds`."""
-        self.seconds.add(seconds)
-        try:
-            self.statuses[status] += 1
-        except KeyError:
-            if self._requests.admits_status():
-                self.statuses[status] = 1
 
 
 class Requests:
@@ -119,7 +110,7 @@ class _Ended:
         return True
 
 
-_ENDED = _Ended()
+ENDED = _Ended()
 
 
 class Exchange:
@@ -227,8 +218,11 @@ class Exchange:
     def begin(self, status: int, headers: Sequence[Header]) -> Sequence[Header]:
         """Count the response, and return its headers with those that the edge adds."""
         self.status = status
-        if self.answers is not None:
-            self.answers.add(status, perf_counter() - self.started)
+        answers = self.answers
+        if answers is not None:
+            answers.seconds.add(perf_counter() - self.started)
+            if status in answers.statuses or answers.requests.admits_status():
+                answers.statuses[status] = answers.statuses.get(status, 0) + 1
         if self.note is not None:
             self.note(status)
         if self.extra:
@@ -251,15 +245,10 @@ class Exchange:
     def leave(self) -> None:
         """Note that the client has disconnected."""
         self.gone = True
-        callback = self.on_left
-        self.end()
+        self.carrier = ENDED
+        callback, self.on_left = self.on_left, None
         if callback is not None:
             callback()
-
-    def end(self) -> None:
-        """Release the connection. (Tasks that a request has started keep its exchange in their context.)"""
-        self.on_left = None
-        self.carrier = _ENDED
 
 
 def exchange_of(asked: Mapping[str, Any]) -> Exchange:

@@ -14,6 +14,8 @@ from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
+
 from hark.broker import Broker
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.delivery.stream import Arrival, Stream
@@ -30,6 +32,7 @@ from hark.testing.server import FakeTimers
 QUEUE = "orders"
 GROUP = "group"
 _THREADS_SECONDS = 20.0
+_LONGEST_WAIT_MS = 10_000
 _LONGEST = 2000
 """Rounds in which everything has come to rest, however much it was."""
 ANY = PopRequest(queue=QUEUE, group=GROUP)
@@ -151,6 +154,9 @@ class Server:
         self.clock = FakeClock()
         self.timers = FakeTimers(self.clock)
         self.engine = engine_type(self.clock)
+        # A batch that waits for a call in flight is sent when that call returns, not after a time of this machine.
+        batching = msgspec.structs.replace(settings.batching, max_wait_ms=_LONGEST_WAIT_MS)
+        settings = msgspec.structs.replace(settings, batching=batching)
         self.broker = Broker(self.engine, settings, self.clock, timers=self.timers, random=lambda: 0.5)
         self.tasks: list[asyncio.Task[PopResult]] = []
 

@@ -486,9 +486,10 @@ class NeverCloses(Connection):
         super().__init__(server)
         self._parser.set_dangerous_leniencies(lenient_keep_alive=True)
 
-    def _stays_open(self, exchange: Exchange) -> bool:
-        del exchange
-        return True
+    def on_message_complete(self) -> None:
+        if self._exchange is not None:
+            self._exchange.keep_alive = True
+        super().on_message_complete()
 
 
 class OnePiece(Connection):

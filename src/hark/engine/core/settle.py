@@ -50,13 +50,18 @@ class Judge:
         self._transaction = transaction
         self._required = frozenset(required_leases or ())
         self._is_strict = required_leases is not None
-        self._positions: dict[tuple[str, str], Position | None] = {}
+        self._positions: dict[tuple[str, str], Position] = {}
 
     def judge(self, item: Settlement) -> Verdict:
         """Whether a settlement counts."""
-        position = self._position(item)
+        key = (item.partition_id, item.group)
+        position = self._positions.get(key)
         if position is None:
-            return self._without_position(item)
+            position = self._find_position(item)
+            if position is None:
+                return self._without_position(item)
+            if item.partition_id:
+                self._positions[key] = position
         state = self._transaction.state
         held = position.find_held(item.transaction_id, state.codec)
         if held is None:
@@ -70,15 +75,6 @@ class Judge:
         if lease.expires_at <= self._transaction.now or lease.id not in state.leases:
             return Verdict(position, None, EXPIRED)
         return Verdict(position, held, None)
-
-    def _position(self, item: Settlement) -> Position | None:
-        if not item.partition_id:
-            return self._find_position(item)
-        key = (item.partition_id, item.group)
-        position = self._positions.get(key)
-        if position is None and key not in self._positions:
-            position = self._positions[key] = self._find_position(item)
-        return position
 
     def _partition(self, item: Settlement) -> Partition | None:
         """The partition of a message; its own id says that too."""

@@ -208,6 +208,7 @@ class WriteTransaction:
         self._counts: dict[tuple[str, str], int] = {}
         self._settled_count: dict[Group, int] = {}
         self._on_commit: list[Callable[[], object]] = []
+        self._ended_parts: list[tuple[Lease, Position]] = []
         self.hints = HintBook()
         """Whom to tell after the commit."""
         self.place: Place | None = None
@@ -359,7 +360,7 @@ class WriteTransaction:
         part.open -= 1
         if part.open <= 0:
             (position.draft or self.draft(position)).end_part(lease)
-            self.on_commit(lambda: self.end_part(lease, position))
+            self._ended_parts.append((lease, position))
 
     def end_part(self, lease: Lease, position: Position) -> None:
         """A lease has nothing to do with a position any more; with its last one it is over."""
@@ -377,11 +378,7 @@ class WriteTransaction:
         self.state.note_removed(position, [held for lease in leases for held in position.held_by(lease)])
         self.draft(position).voided = True
 
-        def end() -> None:
-            for lease in leases:
-                self.end_part(lease, position)
-
-        self.on_commit(end)
+        self._ended_parts += [(lease, position) for lease in leases]
 
     def settled_many(self, queue: Queue) -> None:
         """Request a new count of the unsettled messages of a queue."""
@@ -444,6 +441,8 @@ class WriteTransaction:
             self.state.note_completed(self._completed)
         for action in self._on_commit:
             action()
+        for lease, position in self._ended_parts:
+            self.end_part(lease, position)
         for group, number in self._settled_count.items():
             queue = self.state.queues.get(group.queue_name)
             if queue is not None and queue.open is not None:

@@ -530,7 +530,7 @@ class Connection(asyncio.Protocol):
         shown = exchange.begin(status, headers)
         exchange.size = len(body)
         fixed = _fixed_head(status, headers) if shown is headers else make_head(status, shown)
-        end = b"\r\n" if self._stays_open(exchange) else b"connection: close\r\n\r\n"
+        end = b"\r\n" if exchange.keep_alive and not self._server.stopping else b"connection: close\r\n\r\n"
         if status == _NO_CONTENT:
             data = b"%b%b%b" % (fixed, self._server.date(), end)
         else:
@@ -590,20 +590,16 @@ class Connection(asyncio.Protocol):
 
     def head(self, exchange: Exchange, status: int, headers: Iterable[Header]) -> bytes:
         """Return the head of a response whose body the caller writes."""
-        end = b"\r\n" if self._stays_open(exchange) else b"connection: close\r\n\r\n"
+        end = b"\r\n" if exchange.keep_alive and not self._server.stopping else b"connection: close\r\n\r\n"
         return b"%b%b%b" % (make_head(status, headers), self._server.date(), end)
-
-    def _stays_open(self, exchange: Exchange) -> bool:
-        return exchange.keep_alive and not self._server.stopping
 
     def finish(self, exchange: Exchange) -> None:
         """Note that a response is complete, and go on with the next request."""
-        exchange.end()
         self._server.ended(exchange)
         self._current = None
         if self.transport.is_closing():
             return
-        if not self._stays_open(exchange):
+        if not exchange.keep_alive or self._server.stopping:
             self._release_waiting()
             self._problem = None
             if self._state == _DROPPED:

@@ -11,7 +11,7 @@ from email.utils import formatdate
 from typing import Any, Protocol
 
 from hark.errors import Unauthorized
-from hark.http.exchange import Exchange
+from hark.http.exchange import ENDED, Exchange
 from hark.http.responses import Receive, Scope, Send, error_response
 from hark.http.wire.asgi import SMALL, Budget
 from hark.http.wire.connection import Connection
@@ -163,8 +163,9 @@ class Server:
         self._note_end()
 
     def ended(self, exchange: Exchange) -> None:
-        """Note the end of a request."""
+        """Note the end of a request. (Tasks that it has started keep the exchange in their context.)"""
         self.begun -= 1
+        exchange.on_left, exchange.carrier = None, ENDED
         if exchange.held:
             self.release(exchange)
         if self._on_end is not None:
