@@ -39,7 +39,7 @@ class Watched(SqliteEngine):
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
 
-    async def renew(self, requests: Sequence[Renewal]) -> list[RenewOutcome | HarkError]:
+    async def renew(self, requests: Sequence[Renewal]) -> Sequence[RenewOutcome | HarkError]:
         """See `Engine.renew`."""
         self.thread = threading.current_thread()
         self.renewed.set()

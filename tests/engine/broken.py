@@ -175,7 +175,7 @@ class FirstPartitionFirst(Broken):
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """Ask one partition after the other, always in the same order."""
-        answers = await self.engine.pop(requests) if any(one.queue is None for one in requests) else []
+        answers = list(await self.engine.pop(requests)) if any(one.queue is None for one in requests) else []
         for request in requests if not answers else ():
             names = [request.partition] if request.partition else ["p1", "p2", "p3"]
             for name in names:

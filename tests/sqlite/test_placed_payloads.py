@@ -65,7 +65,7 @@ async def push(engine: SqliteEngine, record: Record, *messages: NewMessage) -> l
     """Push messages whose payloads go to a record."""
 
     def body(transaction: WriteTransaction) -> list[PushOutcome]:
-        (outcomes,) = push_verb(transaction, [messages], lambda: None)
+        (outcomes,) = push_verb(transaction, [messages])
         assert isinstance(outcomes, list)
         place_payloads(transaction.messages, record.place)
         return outcomes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import apsw
 import pytest
@@ -35,7 +35,7 @@ class SlowDisk:
         assert await asyncio.to_thread(self.begun.wait, 20)
 
 
-def pop_of(answers: list[PopResult | HarkError]) -> PopResult:
+def pop_of(answers: Sequence[PopResult | HarkError]) -> PopResult:
     """The answer to the only pop."""
     assert isinstance(answers[0], PopResult)
     return answers[0]

@@ -76,7 +76,7 @@ from hark.model import (
 )
 
 T = TypeVar("T")
-Answers = list[T | HarkError]
+Answers = Sequence[T | HarkError]
 Listener = Callable[[Sequence[Hint]], None]
 KeyListener = Callable[[KeyNotification], None]
 

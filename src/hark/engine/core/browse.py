@@ -285,10 +285,10 @@ order by groups.name
 class Browser:
     """Reads messages for those who look, with one connection and one copy of the leases."""
 
-    def __init__(self, connection: apsw.Connection, leases: LeaseView, codec: IdCodec) -> None:
+    def __init__(self, connection: apsw.Connection, leases: LeaseView) -> None:
         self._connection = connection
         self._leases = leases
-        self._codec = codec
+        self._codec = leases.codec
 
     def messages(self, where: MessageFilter) -> list[MessageView]:
         """A page of messages, newest first."""
@@ -463,7 +463,12 @@ class Browser:
     # Traces ------------------------------------------------------------------------------------------------
 
     def traces(
-        self, partition_id: str | None, transaction_id: str | None, name: str | None, limit: int, offset: int
+        self,
+        partition_id: str | None = None,
+        transaction_id: str | None = None,
+        name: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
     ) -> tuple[list[Trace], int]:
         """Events of one message, oldest first, or of one name, newest first."""
         if name is not None:
@@ -530,7 +535,7 @@ class Browser:
             sealed=extra.s,
         )
 
-    def trace_names(self, limit: int, offset: int) -> tuple[list[TraceName], int]:
+    def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
         """Names of events, the last used first."""
         total = scalar(self._connection, "select count(distinct name) from trace_names")
         rows = rows_of(

@@ -43,6 +43,7 @@ class LeaseView:
 
     def __init__(self, state: State, now: int) -> None:
         self.now = now
+        self.codec = state.codec
         self._leases: dict[Place, tuple[str, int]] = {}
         self._held: dict[Place, dict[int, int]] = {}
         self._by_group: dict[int, int] = {}
@@ -123,7 +124,7 @@ def lease_ends(state: State, now: int, lease_ids: Sequence[str]) -> list[int | N
     return [None if lease is None or lease.expires_at <= now else lease.expires_at for lease in leases]
 
 
-def renew(state: State, now: int, requests: list[Renewal]) -> list[RenewOutcome | HarkError]:
+def renew(state: State, now: int, requests: Sequence[Renewal]) -> list[RenewOutcome | HarkError]:
     """Extend leases; one call covers all partitions that share the lease."""
     answers: list[RenewOutcome | HarkError] = []
     for request in requests:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from hark.engine.api import Answers
 from hark.engine.core.loader import adopt_group, make_group
 from hark.engine.core.position import Position
 from hark.engine.core.push import extra_text, find_message, find_partitions, note_largest
@@ -172,45 +174,46 @@ def _target(transaction: WriteTransaction, request: Seek, position: Position) ->
     return min(max((request.offset or 1) - 1, partition.floor), partition.next_tail)
 
 
-def limit_group(transaction: WriteTransaction, queue: str, name: str, limits: Limits) -> bool:
+def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: Limits) -> bool:
     """Bound what a group may take from now on."""
     transaction.loader.groups(queue)
-    group = transaction.state.groups.get((queue, name))
-    if group is None:
+    found = transaction.state.groups.get((queue, group))
+    if found is None:
         return False
     sql = "update groups set limits = ?1 where id = ?2"
-    run(transaction.connection, sql, _encode_limits(limits).decode(), group.id)
-    bounds = group.bounds
-    transaction.on_commit(lambda: bounds.set(limits))
-    transaction.hints.add(queue, name, None)
+    run(transaction.connection, sql, _encode_limits(limits).decode(), found.id)
+    transaction.on_commit(partial(found.bounds.set, limits))
+    transaction.hints.add(queue, group, None)
     return True
 
 
-def delete_group(transaction: WriteTransaction, name: str, queue: str | None, forget: bool) -> GroupDeletion:
+def delete_group(
+    transaction: WriteTransaction, group: str, queue: str | None, forget_subscription: bool
+) -> GroupDeletion:
     """Drop a group's cursors in one queue or all of them, and its subscription if asked."""
     connection = transaction.connection
     rows = rows_of(
-        connection, "select id, queue from groups where name = ?1 and (?2 is null or queue = ?2)", name, queue
+        connection, "select id, queue from groups where name = ?1 and (?2 is null or queue = ?2)", group, queue
     )
-    if forget and queue is None:
-        run(connection, "delete from labels where grp = ?1", name)
+    if forget_subscription and queue is None:
+        run(connection, "delete from labels where grp = ?1", group)
         transaction.on_commit(transaction.state.labels.clear)  # Loaded again when next asked for.
     partitions = 0
     for group_id, queue_name in rows:
         partitions += int(scalar(connection, "select count(*) from positions where grp = ?1", group_id))
         for table in ("positions", "ranges", "retries", "requeued", "lanes", "outstanding", "completions"):
             run(connection, f"delete from {table} where grp = ?1", group_id)
-        if forget:
+        if forget_subscription:
             run(connection, "delete from groups where id = ?1", group_id)
-        group = transaction.state.groups.get((queue_name, name))
-        if group is not None:
-            transaction.discard(group)
-        transaction.on_commit(lambda key=(queue_name, name): _forget(transaction, key))  # type: ignore[misc]
-        transaction.hints.add(queue_name, name, None)
+        found = transaction.state.groups.get((queue_name, group))
+        if found is not None:
+            transaction.discard(found)
+        transaction.on_commit(partial(_forget, transaction, (queue_name, group)))
+        transaction.hints.add(queue_name, group, None)
         queue_of = transaction.state.queues.get(queue_name)
         if queue_of is not None:
             transaction.settled_many(queue_of)
-    return GroupDeletion(partitions, len(rows) if forget else 0)
+    return GroupDeletion(partitions, len(rows) if forget_subscription else 0)
 
 
 def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
@@ -226,24 +229,24 @@ def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
         state.forget_endings(group.id)
 
 
-def resubscribe(transaction: WriteTransaction, name: str, since: int) -> int:
+def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
     """Change where a group starts in partitions that it has not touched yet."""
     connection = transaction.connection
-    rows = rows_of(connection, "select id, queue from groups where name = ?1", name)
+    rows = rows_of(connection, "select id, queue from groups where name = ?1", group)
     run(
         connection,
         "update groups set subscription = 'timestamp', since = ?1,"
         " highest_partition = (select ifnull(max(id), 0) from partitions) where name = ?2",
         since,
-        name,
+        group,
     )
     highest = _highest_partition(transaction)
     for group_id, queue_name in rows:
-        group = transaction.state.groups.get((queue_name, name))
-        transaction.hints.add(queue_name, name, None)
-        if group is not None:
+        found = transaction.state.groups.get((queue_name, group))
+        transaction.hints.add(queue_name, group, None)
+        if found is not None:
             stored = rows_of(connection, "select partition from positions where grp = ?1", group_id)
-            _restart(transaction, group, Subscription("timestamp", since), highest, {row[0] for row in stored})
+            _restart(transaction, found, Subscription("timestamp", since), highest, {row[0] for row in stored})
     return len(rows)
 
 
@@ -367,8 +370,11 @@ def _is_taken(transaction: WriteTransaction, partition: int, transaction_id: str
     return scalar(transaction.connection, sql, partition, transaction_id) is not None
 
 
-def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLetter]) -> list[bool | HarkError]:
+def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
     """Store dead letters of another store; False: it is there already."""
+    refusal = transaction.state.refusal()
+    if refusal is not None:
+        return [refusal] * len(letters)
     transaction.save_dead_letters()
     return [_import(transaction, letter) for letter in letters]
 

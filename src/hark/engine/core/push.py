@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -16,7 +16,6 @@ from hark.engine.core.rows import NO_EXTRA, OPEN, PLACE, WANTS_PLACE, Extra, enc
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
-from hark.errors import HarkError
 from hark.keys import encode_key
 from hark.model import NewMessage, PushOutcome, QueueInfo, QueueSpec
 from hark.model.admin import labels_of
@@ -166,13 +165,9 @@ Known = dict[tuple[int, str], int]
 """Offsets of messages by the number of their partition and their transaction id."""
 
 
-def push(
-    transaction: WriteTransaction,
-    requests: Sequence[Sequence[NewMessage]],
-    refusal: Callable[[], HarkError | None],
-) -> Answers[list[PushOutcome]]:
+def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
     """Append the messages of all requests, unless nothing may be added to the store."""
-    refused = refusal()
+    refused = transaction.state.refusal()
     if refused is not None:
         return [refused] * len(requests)
     items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
+from hark.engine.api import Answers
 from hark.engine.core.ordered import Draft
 from hark.engine.core.position import Position
 from hark.engine.core.push import encode_options, find_message, find_partitions, insert_queue, stored_at
@@ -159,46 +161,46 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
             transaction.end_part(lease, position)
 
 
-def pause(transaction: WriteTransaction, queue_name: str, group_name: str | None, paused: bool) -> bool:
+def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:
     """Stop or resume deliveries."""
-    queue = transaction.state.queues.get(queue_name)
-    if group_name is None:
-        if queue is None:
+    connection, state = transaction.connection, transaction.state
+    if group is None:
+        found = state.queues.get(queue)
+        if found is None:
             return False
-        run(transaction.connection, "update queues set paused = ?1 where id = ?2", paused, queue.id)
-        info = msgspec.structs.replace(queue.info, paused=paused)
-        transaction.on_commit(lambda: queue.set_info(info))
+        run(connection, "update queues set paused = ?1 where id = ?2", paused, found.id)
+        info = msgspec.structs.replace(found.info, paused=paused)
+        transaction.on_commit(partial(found.set_info, info))
     else:
-        transaction.loader.groups(queue_name)
-        group = transaction.state.groups.get((queue_name, group_name))
-        if group is None:
+        transaction.loader.groups(queue)
+        known = state.groups.get((queue, group))
+        if known is None:
             return False
-        run(transaction.connection, "update groups set paused = ?1 where id = ?2", paused, group.id)
-        found = group
-        transaction.on_commit(lambda: setattr(found, "paused", paused))
+        run(connection, "update groups set paused = ?1 where id = ?2", paused, known.id)
+        transaction.on_commit(partial(setattr, known, "paused", paused))
     if not paused:
-        transaction.hints.add(queue_name, group_name, None)
+        transaction.hints.add(queue, group, None)
     return True
 
 
-def purge(transaction: WriteTransaction, queue_name: str, group_name: str | None) -> int:
+def purge(transaction: WriteTransaction, queue: str, group: str | None = None) -> int:
     """Remove all messages of a queue, or settle all that a group has open."""
-    queue = transaction.state.queues.get(queue_name)
-    if queue is None:
+    found = transaction.state.queues.get(queue)
+    if found is None:
         return 0
-    transaction.loader.groups(queue_name)
-    ids = [row[0] for row in rows_of(transaction.connection, "select id from partitions where queue = ?1", queue.id)]
+    transaction.loader.groups(queue)
+    ids = [row[0] for row in rows_of(transaction.connection, "select id from partitions where queue = ?1", found.id)]
     transaction.loader.partitions_by_id(ids)
-    transaction.settled_many(queue)
-    if group_name is not None:
-        group = transaction.state.groups.get((queue_name, group_name))
-        return 0 if group is None else _settle_all(transaction, group, ids)
+    transaction.settled_many(found)
+    if group is not None:
+        known = transaction.state.groups.get((queue, group))
+        return 0 if known is None else _settle_all(transaction, known, ids)
     transaction.want_sweep()
-    for group in queue.groups.values():
-        _settle_all(transaction, group, list(group.positions))
+    for one in found.groups.values():
+        _settle_all(transaction, one, list(one.positions))
     inside = "partition in (select id from partitions where queue = ?1)"
     for table in ("ranges", "retries", "requeued", "outstanding", "gaps"):
-        run(transaction.connection, f"delete from {table} where {inside}", queue.id)
+        run(transaction.connection, f"delete from {table} where {inside}", found.id)
     removed = 0
     for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
         removed += (
@@ -315,8 +317,11 @@ def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None
     run(connection, "delete from traces where partition = ?1 and offset = ?2", *place)
 
 
-def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> list[str | HarkError]:
+def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[str]:
     """Record events about messages; their ids."""
+    refusal = transaction.state.refusal()
+    if refusal is not None:
+        return [refusal] * len(traces)
     answers: list[str | HarkError] = []
     for item in traces:
         partition = transaction.state.codec.decode(item.partition_id)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hark.clock import MILLISECOND
+from hark.engine.api import Answers
 from hark.engine.core.position import Held, Lease, Position, Retry, Stored
 from hark.engine.core.push import (
     NOT_YET,
@@ -215,9 +216,24 @@ def fail(
     return False
 
 
-def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> list[TransactionOutcome]:
-    """Apply each transaction whole or not at all: everything is judged before anything is done."""
-    return [parted(request, _transact(transaction, joined(request))) for request in requests]
+def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+    """Apply each transaction completely or not at all: everything is checked before anything is done.
+
+    If nothing may be added to the store, transactions that only settle and delete still go on, because they make room.
+    """
+    refusal = transaction.state.refusal()
+    return [
+        parted(request, _transact(transaction, joined(request))) if refusal is None or not _adds(request) else refusal
+        for request in requests
+    ]
+
+
+def _adds(request: Transaction) -> bool:
+    """Whether a transaction stores messages or values."""
+    keys = request.keys
+    return any(isinstance(one, NewMessage) for one in request.operations) or (
+        keys is not None and (bool(keys.messages) or not all(one.kind.startswith("delete") for one in keys.mutations))
+    )
 
 
 def _transact(transaction: WriteTransaction, request: Transaction) -> TransactionOutcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import ItemsView, Iterable
+from collections.abc import Callable, ItemsView, Iterable
 from itertools import count
 from math import ceil, floor
 from typing import Literal, NamedTuple
@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from hark.clock import SECOND
 from hark.engine.core.position import Held, Lease, Position
 from hark.engine.retries import compile_schedule
+from hark.errors import HarkError
 from hark.ids import IdCodec
 from hark.model import EmptyReason, Ending, GroupMode, Limited, Limits, QueueInfo, Subscription
 
@@ -403,8 +404,10 @@ Label = tuple[str, str | None, str | None]
 class State:
     """Everything in memory; thrown away whole when a commit fails."""
 
-    def __init__(self, codec: IdCodec) -> None:
+    def __init__(self, codec: IdCodec, refusal: Callable[[], HarkError | None] = lambda: None) -> None:
         self.codec = codec
+        self.refusal = refusal
+        """Returns why nothing may be added to the store now, if so; called by the thread that writes."""
         self._turns = count(1)
         self.turns: dict[tuple[int, int], int] = {}
         """When places (group, partition) that memory has dropped were last served, so that no partition starves."""

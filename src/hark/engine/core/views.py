@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import apsw
 import msgspec
 
+from hark.clock import SECOND
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.rows import DELAYED, HAS_LANES, OPEN, PLACE, PRIORITIES, SCHEDULED, STORED, WANTS_PLACE
 from hark.engine.core.state import State
 from hark.engine.core.store import Value, rows_of, scalar
-from hark.ids import IdCodec
 from hark.model import (
     Counts,
     Depth,
@@ -172,11 +172,10 @@ _encode_names = msgspec.json.Encoder().encode
 def partition_stats(
     connection: apsw.Connection,
     leases: LeaseView,
-    codec: IdCodec,
     queue: str,
-    search: str | None,
-    limit: int,
-    offset: int,
+    search: str | None = None,
+    limit: int = 1000,
+    offset: int = 0,
 ) -> list[PartitionStats]:
     """A page of a queue's partitions, with counts."""
     page = []
@@ -187,7 +186,7 @@ def partition_stats(
         counts = counts_from(total, open_, scheduled, processing, failed, dead)
         page.append(
             PartitionStats(
-                id=codec.encode(partition, 0),
+                id=leases.codec.encode(partition, 0),
                 name=name,
                 created_at=created_at,
                 counts=counts,
@@ -214,21 +213,20 @@ def counts_from(total: int, open_: int, scheduled: int, processing: int, failed:
 def position_stats(
     connection: apsw.Connection,
     leases: LeaseView,
-    codec: IdCodec,
-    group: str | None,
-    queue: str | None,
-    created_before: int | None,
-    limit: int,
+    group: str | None = None,
+    queue: str | None = None,
+    min_lag_seconds: int = 0,
+    limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
 ) -> list[PositionStats]:
-    """Places of groups in partitions; those with something open that was created before a time, if one is given."""
+    """Positions of groups in partitions. With `min_lag_seconds`, only those that wait for longer."""
     stats = []
     sql = _ALL_POSITIONS if partitions is None else _NAMED_POSITIONS
     named: dict[str, Value] = {
         "queue": queue,
         "group": group,
-        "before": created_before,
+        "before": leases.now - min_lag_seconds * SECOND if min_lag_seconds else None,
         "limit": limit,
         "names": None if partitions is None else _encode_names(partitions).decode(),
         "queues": None if queues is None else _encode_names(queues).decode(),
@@ -242,7 +240,7 @@ def position_stats(
                 group=group_name,
                 queue=queue_name,
                 partition=name,
-                partition_id=codec.encode(partition, 0),
+                partition_id=leases.codec.encode(partition, 0),
                 cursor=cursor,
                 lag=open_ - scheduled,
                 oldest_waiting=oldest,
@@ -259,8 +257,8 @@ def position_stats(
 def group_stats(
     connection: apsw.Connection,
     leases: LeaseView,
-    group: str | None,
-    queue: str | None,
+    group: str | None = None,
+    queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
 ) -> list[GroupStats]:
@@ -436,7 +434,7 @@ from open group by queue, grp order by queue
 """
 
 
-def survey(connection: apsw.Connection, now: int, after: Place, limit: int) -> Survey:
+def survey(connection: apsw.Connection, now: int, after: Place = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
     named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
@@ -445,6 +443,12 @@ def survey(connection: apsw.Connection, now: int, after: Place, limit: int) -> S
     order = {depth.queue: number for number, depth in enumerate(stored)}
     depths = sorted((*stored, *(one for one in opened if one.queue in order)), key=lambda one: order[one.queue])
     return Survey(depths, (queue, name) if partitions == limit else None)
+
+
+def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | None = None) -> list[str]:
+    """Names of all groups, or of those of a queue."""
+    sql = "select distinct name from groups where ?1 is null or queue = ?1 order by name"
+    return [row[0] for row in rows_of(connection, sql, queue)]
 
 
 def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Totals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -331,7 +331,7 @@ class AdminVerbs(ABC):
         for spec in specs:
             self._look_again(spec.name)
         self._hint(Hint(spec.name) for spec in specs)
-        return cast("Answers[QueueInfo]", infos)
+        return infos
 
     async def make_queues(self, specs: Sequence[QueueSpec]) -> None:
         """See `Engine.make_queues`."""
@@ -369,7 +369,7 @@ class AdminVerbs(ABC):
 
     async def seek(self, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
         """See `Engine.seek`."""
-        answers: Answers[SeekOutcome] = []
+        answers: list[SeekOutcome | HarkError] = []
         for request in requests:
             try:
                 outcome, left = await seek(self._pool, await self._applied(), request)
@@ -415,7 +415,7 @@ class AdminVerbs(ABC):
 
     async def requeue(self, ids: Sequence[str]) -> Answers[str]:
         """See `Engine.requeue`."""
-        answers: Answers[str] = []
+        answers: list[str | HarkError] = []
         for dead_letter in ids:
             try:
                 message_id, queue, group = await requeue(self._pool, self._codec, await self._applied(), dead_letter)
@@ -439,7 +439,7 @@ class AdminVerbs(ABC):
 
     async def import_dead_letters(self, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
         """See `Engine.import_dead_letters`."""
-        answers: Answers[bool] = [False] * len(letters)
+        answers: list[bool | HarkError] = [False] * len(letters)
         queues: dict[str, list[int]] = {}
         for index, letter in enumerate(letters):
             queues.setdefault(letter.message.queue, []).append(index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from hark.clock import Clock, SystemClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
@@ -339,7 +339,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         self._hint(telling.hints())
         if len(requests) == 1:
             return [outcomes]
-        answers: Answers[list[PushOutcome]] = []
+        answers: list[list[PushOutcome]] = []
         at = 0
         for request in requests:
             answers.append(outcomes[at : at + len(request)])
@@ -366,7 +366,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         telling = Telling(self._directory)
         outcomes = await self._settler.settle(requests, self._now, telling)
         self._hint(telling.hints())
-        return cast("Answers[list[SettleOutcome]]", outcomes)
+        return outcomes
 
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
         """See `Engine.transact`."""
@@ -374,7 +374,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         outcomes = await self._transactor.transact(requests, self._now, self._expirer.now(), telling)
         self._tell_keys(telling.keys.values())
         self._hint(telling.hints())
-        return cast("Answers[TransactionOutcome]", outcomes)
+        return outcomes
 
     async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
         """See `Engine.shorten`."""
@@ -415,7 +415,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
     async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
         """See `Engine.read`."""
         self._check_open()
-        return cast("Answers[ReadResult]", await browse.read(self._pool, self._codec, requests))
+        return await browse.read(self._pool, self._codec, requests)
 
     async def offsets(
         self, queue: str, start: BrowseFrom, partition: str | None = None, changed_since: int | None = None

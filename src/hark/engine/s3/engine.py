@@ -211,7 +211,7 @@ class S3Engine(TableVerbs):
         """See `Engine.renew`."""
         names = [request.lease_id for request in requests]
         return await self._wait_for(
-            lambda future: Renew(future, names, lambda state, now: explain.renew(state, now, list(requests)))
+            lambda future: Renew(future, names, lambda state, now: explain.renew(state, now, requests))
         )
 
     async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:

@@ -52,7 +52,6 @@ class SqliteEngine(TableVerbs):
         self._system_clock, self._time = clock, ShiftedClock(clock)
         super().__init__(self._time)
         self._store = Store(path, min_free_bytes)
-        self._refusal = self._store.refusal
         self._ids = IdSource(self._time)
         self._collector = Collector(completed_retention_seconds, idle_group_seconds)
         self._threads: StoreThreads | None = None

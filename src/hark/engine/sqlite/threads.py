@@ -73,7 +73,7 @@ class StoreThreads:
         self._store = store
         self._clock = clock
         self._ids = ids
-        self.state = State(IdCodec(store.tag))
+        self.state = State(IdCodec(store.tag), store.refusal)
         self._lock = threading.Lock()
         self._writes: SimpleQueue[Call] = SimpleQueue()
         self._claims: SimpleQueue[Call] = SimpleQueue()
