@@ -154,7 +154,7 @@ async def own_tag(connection: asyncpg.Connection) -> int:
     if meta.get("home") == home:
         return int(meta["tag"])
     tags = 1 << TAG_BITS
-    tag = (meta.get("tag", 0) + 1 + secrets.randbelow(tags - 1)) % tags
+    tag: int = (meta.get("tag", 0) + 1 + secrets.randbelow(tags - 1)) % tags
     await connection.executemany(
         "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value",
         [("tag", tag), ("home", home)],
