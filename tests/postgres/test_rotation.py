@@ -115,7 +115,9 @@ async def test_a_large_table_is_emptied_though_the_search_in_it_takes_longer_tha
     await q.push("orders", "p1", 1, 2, 3)
     await q.drain("orders")
     # The search asks this once, as its first step.
-    slow = "create or replace function hark.is_past_v1(p_transaction xid8) returns boolean language plpgsql as $$ begin "
+    slow = (
+        "create or replace function hark.is_past_v1(p_transaction xid8) returns boolean language plpgsql as $$ begin "
+    )
     await ask(postgres_url, f"{slow} perform pg_sleep(0.4); return p_transaction < hark.horizon_v1(); end $$")
     clock.advance(8 * DAY)
     await q.collect()

@@ -431,9 +431,9 @@ class TableVerbs(KeyVerbs):
         refusal = self._refusal()
         return groups.import_letters(transaction, letters) if refusal is None else [refusal] * len(letters)
 
-    async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
+    async def delete_dead_letters(self, where: DeadLetterFilter, limit: int | None = None) -> int:
         """See `Engine.delete_dead_letters`."""
-        return await self._write(lambda t: groups.delete_dead_letters(t, where))
+        return await self._write(lambda t: groups.delete_dead_letters(t, where, limit))
 
     # Looking -----------------------------------------------------------------------------------------------
 
