@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from hark.broker import upkeep
 from hark.broker.upkeep import remove_dead_letters
 from hark.clock import FakeClock
 from hark.engine.api import Engine
@@ -103,6 +104,26 @@ async def test_rule_23_dead_letters_are_removed_when_their_own_retention_is_over
     clock.advance(1)
     assert await remove_dead_letters(engine, clock.now()) == 1
     assert [one.queue for one in await q.dead_letters()] == ["bills"]
+
+
+async def test_rule_23_dead_letters_are_removed_in_bounded_steps(
+    q: Driver, engine: Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await q.configure("orders", dead_letter_retention_seconds=10)
+    await q.push("orders", "p", *range(5))
+    await q.settle(*(settlement(one, "dlq") for one in await q.pop("orders", batch=5)))
+    clock.advance(10)
+    steps: list[int] = []
+    delete = engine.delete_dead_letters
+
+    async def noted(where: DeadLetterFilter, limit: int | None = None) -> int:
+        steps.append(await delete(where, limit))
+        return steps[-1]
+
+    monkeypatch.setattr(engine, "delete_dead_letters", noted)
+    monkeypatch.setattr(upkeep, "DEAD_LETTERS_AT_ONCE", 2)
+    assert await remove_dead_letters(engine, clock.now()) == 5
+    assert steps == [2, 2, 1, 0]
 
 
 async def test_rule_18_retention_never_removes_dead_letters(q: Driver, either: Workers, clock: FakeClock) -> None:

@@ -12,7 +12,7 @@ from hark.engine.postgres import connections as connections_module
 from hark.engine.postgres import pool as pool_module
 from hark.engine.postgres.connections import Connections
 from hark.engine.postgres.pool import Pool
-from hark.errors import EngineFailure, HarkError, InvalidSetting, StoreUnusable
+from hark.errors import DiskFull, EngineFailure, HarkError, InvalidSetting, StoreUnusable
 from tests.postgres_server import OwnPostgresServer, PostgresServer
 
 from .pools import SOON, Proxy, opened, soon, until, until_blocked
@@ -415,3 +415,10 @@ async def test_a_pooler_that_refuses_settings_at_the_start_is_explained() -> Non
         port = pooler.sockets[0].getsockname()[1]
         error = await asyncio.wait_for(_refusal(f"postgresql://u:s3cret@127.0.0.1:{port}/d?sslmode=disable"), SOON)
     assert "set postgres.prepared to false" in error.text
+
+
+async def test_a_full_disk_of_the_database_is_an_error_of_its_own(postgres_url: str) -> None:
+    async with opened(postgres_url) as pool:
+        with pytest.raises(DiskFull, match="had no effect") as failure:
+            await pool.fetch("do $$ begin raise exception 'no space left' using errcode = 'disk_full'; end $$")
+        assert (failure.value.status, failure.value.code, failure.value.retry_after) == (507, "disk_full", 10)

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.postgres import retention
+from hark.engine.postgres import PostgresEngine, retention
 from tests.engine.driver import Driver
 from tests.postgres_programs import client_program
 
@@ -104,6 +104,25 @@ async def test_a_table_that_is_in_use_is_emptied_later_without_an_error(
         await here.collect()
         assert await pool.fetchval(size) == 0
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_a_large_table_is_emptied_though_the_search_in_it_takes_longer_than_a_statement_may(
+    clock: FakeClock, postgres_url: str
+) -> None:
+    q = Driver(lambda time: PostgresEngine(postgres_url, clock=time, statement_timeout_ms=300), clock)
+    await q.start()
+    await q.collect()
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.drain("orders")
+    # The search asks this once, as its first step.
+    slow = (
+        "create or replace function hark.is_past_v1(p_transaction xid8) returns boolean language plpgsql as $$ begin "
+    )
+    await ask(postgres_url, f"{slow} perform pg_sleep(0.4); return p_transaction < hark.horizon_v1(); end $$")
+    clock.advance(8 * DAY)
+    await q.collect()
+    assert await ask(postgres_url, "select pg_relation_size('hark.messages_0')") == 0
+    await q.engine.close()
 
 
 # Older snapshots -------------------------------------------------------------------------------------------

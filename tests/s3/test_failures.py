@@ -296,11 +296,51 @@ async def test_who_waits_behind_a_commit_that_fails_fails_with_it(stub_store: St
         for waiting in (*others, looking):
             with pytest.raises(EngineFailure, match="the request had no effect") as refusal:
                 await waiting
-            assert (refusal.value.code, bool(refusal.value.retry_after)) == ("engine_failure", True)
+            assert (refusal.value.code, bool(refusal.value.retry_after)) == ("store_unavailable", True)
         assert await requests(process) == asked, "they were tried one after the other, for as long as the first each"
         process.faults.heal()
         await push(process, 5)
         assert [one.name for one in await process.engine.queue_infos()] == ["orders"]
+
+
+async def test_rule_29_calls_are_refused_at_once_while_the_bucket_is_away_and_go_on_when_it_is_back(
+    stub_store: StubStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "AWAY_AFTER_SECONDS", 0.0)
+    async with running(stub_store, clock) as process:
+        await push(process, 1)
+        stop = process.faults.stop("before", kind="put", key="log/")
+        process.faults.next(Fault.DROP, times=float("inf"))
+        first = push(process, 2)
+        await stop.reached()
+        behind = push(process, 3)
+        await asyncio.sleep(0)
+        stop.go()
+        for refused in (behind, push(process, 4), process.pop("orders"), process.engine.ping()):
+            with pytest.raises(EngineFailure, match="the request had no effect") as failure:
+                await refused
+            assert (failure.value.code, failure.value.retry_after) == ("store_unavailable", 1)
+        assert not first.done(), "nobody knows yet whether it is in the log"
+        process.hints.clear()
+        process.faults.heal()
+        await first
+        async with asyncio.timeout(20):
+            await until(lambda: any(hint.partitions is None for hint in process.hints))  # Those who wait look again.
+        await push(process, 5)
+        assert payloads(await process.pop("orders", batch=10)) == [1, 2, 5]
+
+
+async def test_rule_29_a_bucket_that_asks_for_less_is_not_away(
+    stub_store: StubStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "AWAY_AFTER_SECONDS", 0.0)
+    async with running(stub_store, clock) as process:
+        process.faults.next(Fault.SLOW_DOWN, kind="put", key="log/")
+        first = push(process, 1)
+        await until(lambda: process.faults.happened)
+        await push(process, 2)
+        await first
+        assert payloads(await process.pop("orders", batch=10)) == [1, 2]
 
 
 async def test_who_could_not_take_over_a_record_looks_for_it_again(stub_store: StubStore, clock: FakeClock) -> None:

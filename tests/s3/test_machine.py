@@ -37,7 +37,7 @@ from hark.engine.s3.following import Chain
 from hark.engine.s3.leases import LeaseRows
 from hark.engine.s3.log import Appender
 from hark.engine.s3.state import Fold, Memory
-from hark.errors import EngineFailure
+from hark.errors import HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import Hint
 from tests.engine.comparing import Disagreement
@@ -364,7 +364,7 @@ def test_a_broken_engine_is_found(
     spoil(monkeypatch)
     # An answer is wrong, or so wrong that the test's own words can't take it (a queue that is not there), or the
     # next record does not fit the tables and the engine stops; or it is one of these, and not the same a second time.
-    with pytest.raises((Disagreement, ValueError, EngineFailure, FlakyFailure)):
+    with pytest.raises((Disagreement, ValueError, HarkError, FlakyFailure)):
         explore(machine_of(FAULTS, request), settings(how(FAULTS, ENOUGH), phases=[Phase.generate], print_blob=False))
 
 

@@ -120,6 +120,25 @@ async def test_a_bucket_of_the_first_version_is_read(stub_store: StubStore, cloc
         assert payloads(await other.pop("orders", "p", batch=10)) == [1, 2, 3, 4]
 
 
+async def test_a_copy_with_another_tag_has_the_same_messages_with_other_ids(
+    stub_store: StubStore, clock: FakeClock
+) -> None:
+    async with running(stub_store, clock, snapshot_records=2) as process:
+        first = [await process.push_id("orders", "p", value) for value in (1, 2)]
+        await until_snapshot(stub_store, 2)
+        first.append(await process.push_id("orders", "p", 3))
+    rewritten(
+        stub_store,
+        objects.META,
+        lambda body: re.sub(rb'"tag":(\d+)', lambda old: b'"tag":%d' % (int(old[1]) ^ 1), body),
+    )
+    async with running(stub_store, clock) as process:
+        held = await process.pop("orders", "p", batch=10)
+        await process.ack_all(held)
+    assert payloads(held) == [1, 2, 3]
+    assert not {one.message.id for one in held} & {*first}
+
+
 def test_who_changes_the_tables_raises_the_version() -> None:
     state = Scratch()
     try:

@@ -76,13 +76,18 @@ async def keep_measuring(lateness: Histogram, clock: Clock) -> None:
         lateness.add(max(0.0, (clock.now() - started) / SECOND - _LATENESS_INTERVAL))
 
 
+DEAD_LETTERS_AT_ONCE = 500
+"""Pushes wait for a step of retention: it deletes at most so many."""
+
+
 async def remove_dead_letters(engine: Engine, now: int) -> int:
     """Remove the dead letters that are older than their queues keep them; how many."""
     removed = 0
     for queue in await engine.queue_infos():
         if kept := queue.options.dead_letter_retention_seconds:
             old = DeadLetterFilter(queue=queue.name, until=now - kept * SECOND)
-            removed += await engine.delete_dead_letters(old)
+            while step := await engine.delete_dead_letters(old, DEAD_LETTERS_AT_ONCE):
+                removed += step
     return removed
 
 

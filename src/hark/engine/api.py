@@ -337,8 +337,8 @@ class Engine(KeyValueEngine, Protocol):
         contradicts the queue's encryption returns `Conflict`, code `sealing_mismatch`.
         """
 
-    async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
-        """Delete dead letters (limit and offset do not apply). Returns their number."""
+    async def delete_dead_letters(self, where: DeadLetterFilter, limit: int | None = None) -> int:
+        """Delete dead letters, at most `limit` (limit and offset of the filter do not apply). Returns their number."""
 
     # Looking -----------------------------------------------------------------------------------------------
 

@@ -419,9 +419,10 @@ def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_
     return offset
 
 
-def delete_dead_letters(transaction: WriteTransaction, where: DeadLetterFilter) -> int:
+def delete_dead_letters(transaction: WriteTransaction, where: DeadLetterFilter, limit: int | None = None) -> int:
     """Remove dead letters; how many."""
     connection = transaction.connection
     matching, values = conditions(where, transaction.state.codec)
-    run(connection, f"delete from dead_letters where {matching}", *values)
+    found = f"select id from dead_letters where {matching} limit ?"
+    run(connection, f"delete from dead_letters where id in ({found})", *values, -1 if limit is None else limit)
     return connection.changes()

@@ -451,13 +451,16 @@ class AdminVerbs(ABC):
             self._look_again(queue)
         return answers
 
-    async def delete_dead_letters(self, where: DeadLetterFilter) -> int:
+    async def delete_dead_letters(self, where: DeadLetterFilter, limit: int | None = None) -> int:
         """See `Engine.delete_dead_letters`."""
         await self._applied()
         matching = browse.dead_letters_where(where, self._codec)
+        found = f"select id from hark.dead_letters where {matching} limit ${len(matching.args) + 1}"
         return int(
             await self._pool.fetchval(
-                f"with gone as (delete from hark.dead_letters where {matching} returning 1) select count(*) from gone",
+                f"with gone as (delete from hark.dead_letters where id in ({found}) returning 1) "
+                "select count(*) from gone",
                 *matching.args,
+                limit,
             )
         )

@@ -13,7 +13,7 @@ from hark.engine.postgres.admin import AdminVerbs
 from hark.engine.postgres.discovery import Hearing, Late, peer_secret
 from hark.engine.postgres.explain import Explainer
 from hark.engine.postgres.keyvalue import KeyVerbs
-from hark.engine.postgres.migrate import migrate
+from hark.engine.postgres.migrate import migrate, own_tag
 from hark.engine.postgres.partitions import Directory
 from hark.engine.postgres.pool import Looks, Pool
 from hark.engine.postgres.pop import Popper
@@ -251,7 +251,8 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         await self._pool.open()
         try:
             await migrate(self._pool)
-            tag = await self._pool.fetchval("select value from hark.meta where key = 'tag'")
+            async with self._pool.connection() as connection:
+                tag = await own_tag(connection)
         except BaseException:
             await self._pool.close()
             raise

@@ -25,6 +25,12 @@ _FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?P<post>\.post)?\.sql")
 _LOCK = int.from_bytes(b"hark:sql", "big")
 _PROCEDURES_CAME_WITH = 1
 _LOCK_TIMEOUT = "10s"
+_HOME = """
+select hashtextextended(concat_ws(' ', c.system_identifier, d.oid, 'hark.meta'::regclass::oid), 0)
+from pg_control_system() c, pg_database d where d.datname = current_database()
+"""
+"""Differs between a store and every restored dump of it. A failover to a standby does not change it: servers that keep
+running must agree with those that start."""
 
 
 class Script(NamedTuple):
@@ -132,9 +138,25 @@ async def _apply(pool: Pool, step: Step) -> bool:
             except asyncpg.PostgresError as error:
                 raise StoreUnusable(f"schema migration {step} failed in {script.name}: {error}") from error
         if (step.number, step.phase) == (1, "pre"):
-            tag = secrets.randbits(TAG_BITS)
-            await connection.execute(f"insert into hark.meta (key, value) values ('tag', {tag})")
+            await own_tag(connection)
         await connection.execute(
             f"insert into hark.migrations (number, phase, name) values ({step.number}, '{step.phase}', '{step.name}')"
         )
     return True
+
+
+async def own_tag(connection: asyncpg.Connection) -> int:
+    """The tag of this store's message ids. A restored dump gets a new one: else new messages would get the ids of those
+    that came after the dump. In a transaction of the caller."""
+    await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
+    meta = dict(await connection.fetch("select key, value from hark.meta where key in ('tag', 'home')"))
+    home = await connection.fetchval(_HOME)
+    if meta.get("home") == home:
+        return int(meta["tag"])
+    tags = 1 << TAG_BITS
+    tag: int = (meta.get("tag", 0) + 1 + secrets.randbelow(tags - 1)) % tags
+    await connection.executemany(
+        "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value",
+        [("tag", tag), ("home", home)],
+    )
+    return tag

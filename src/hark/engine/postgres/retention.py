@@ -283,7 +283,8 @@ class Retention:
             async with self._pool.connection() as connection:
                 if not await connection.fetchval(f"select pg_try_advisory_xact_lock({_ONE_AT_A_TIME})"):
                     return None
-                await connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
+                # It may read a gigabyte, beside pushes. Ended by the usual limit, it would start again at every run.
+                await connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'; set local statement_timeout = 0")
                 return await connection.fetchrow(sql, *args)
         except HarkError as error:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):

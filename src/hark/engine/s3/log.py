@@ -124,9 +124,12 @@ class Appender:
         pause: Pause = asyncio.sleep,
         random: Callable[[], float] = random_module.random,
         monotonic: Callable[[], float] = time.monotonic,
+        on_silence: Callable[[], None] = lambda: None,
     ) -> None:
         self._bucket = bucket
-        self._patience = Patience(patience_seconds, pause=pause, random=random, monotonic=monotonic)
+        self._patience = Patience(
+            patience_seconds, pause=pause, random=random, monotonic=monotonic, on_silence=on_silence
+        )
 
     async def append(self, seq: int, body: bytes, nonce: str) -> Stored | None:
         """Put a record at `seq`. None: it is in the log. Else what somebody else put there first.

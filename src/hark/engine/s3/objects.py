@@ -210,6 +210,8 @@ LONGEST_REST_SECONDS = 2.0
 FIRST_SLOW_REST_SECONDS = 1.0
 LONGEST_SLOW_REST_SECONDS = 10.0
 DEFAULT_SECONDS = 30.0
+AWAY_AFTER_SECONDS = 1.0
+"""A bucket that has not answered one duty for so long is away (rule 29)."""
 
 
 class Patience:
@@ -222,27 +224,37 @@ class Patience:
         pause: Pause = asyncio.sleep,
         random: Callable[[], float] = random_module.random,
         monotonic: Callable[[], float] = time.monotonic,
+        on_silence: Callable[[], None] = lambda: None,
     ) -> None:
         self.seconds = seconds
         self._pause = pause
         self._random = random
         self._monotonic = monotonic
+        self._on_silence = on_silence
+        """Called at each failed try of a duty that has lasted for `AWAY_AFTER_SECONDS`."""
 
     def begin(self) -> Tries:
         """Start counting, for one duty."""
-        return Tries(self.seconds, self._pause, self._random, self._monotonic)
+        return Tries(self.seconds, self._pause, self._random, self._monotonic, self._on_silence)
 
 
 class Tries:
     """The tries of one duty."""
 
     def __init__(
-        self, seconds: float, pause: Pause, random: Callable[[], float], monotonic: Callable[[], float]
+        self,
+        seconds: float,
+        pause: Pause,
+        random: Callable[[], float],
+        monotonic: Callable[[], float],
+        on_silence: Callable[[], None],
     ) -> None:
         self._pause = pause
         self._random = random
         self._monotonic = monotonic
-        self._ends = monotonic() + seconds
+        self._on_silence = on_silence
+        self._began = monotonic()
+        self._ends = self._began + seconds
         self._rests = 0
         self.rest_seconds = 0.0
         """The last rest as it was meant, before jitter: a caller who gives up can ask to be left alone for as long."""
@@ -252,7 +264,10 @@ class Tries:
         first, longest = FIRST_REST_SECONDS, LONGEST_REST_SECONDS
         if slow_down:
             first, longest = FIRST_SLOW_REST_SECONDS, LONGEST_SLOW_REST_SECONDS
-        left = self._ends - self._monotonic()
+        now = self._monotonic()
+        if not slow_down and now - self._began >= AWAY_AFTER_SECONDS:
+            self._on_silence()
+        left = self._ends - now
         if left <= 0:
             return False
         # Beyond 2**10 both are at their longest, and a float overflows at 2**1024.

@@ -12,13 +12,13 @@ from concurrent.futures import Future
 
 from hark.clock import SECOND
 from hark.engine.core.calls import Call, Outbox
-from hark.engine.s3.bucket import Bucket, Stored
+from hark.engine.s3.bucket import Bucket, BucketError, Stored, Unclear
 from hark.engine.s3.bucket_client import IoThread, probe
 from hark.engine.s3.flush import Found, Pace, Wake
 from hark.engine.s3.following import Chain, Interest, Tail
 from hark.engine.s3.housekeeping import Housekeeper
 from hark.engine.s3.log import Appender, LogReader, Sight
-from hark.engine.s3.objects import Meta, Patience, Pause, read_or_create
+from hark.engine.s3.objects import Meta, Patience, Pause, read_or_create, read_pointer
 from hark.engine.s3.payloads import PayloadCache, Payloads, Place
 from hark.engine.s3.state import Fold, Head
 from hark.engine.s3.thread import ReplicaThread
@@ -29,6 +29,7 @@ from hark.settings.sections import S3
 
 log = logging.getLogger(__name__)
 _PROBE_BYTES = 12
+_PROBE_SECONDS = 1.0
 _CHECK_SHARE = 0.25
 """How much of the grace may pass before an idle process reads the pointer."""
 
@@ -62,7 +63,10 @@ class Replica:
         # Its own source of chance: these threads draw at moments that nobody else should depend on.
         self._chance = random.Random().random
         self._interest = Interest()
-        self._patience = Patience(settings.patience_ms / 1000, pause=pause, random=self._chance)
+        self._patience = Patience(
+            settings.patience_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
+        )
+        self._probing: asyncio.Task[None] | None = None
         self._pace = Pace(settings.linger_ms / 1000, self._chance)
         self._thread: ReplicaThread | None = None
         self._tail: Tail | None = None
@@ -81,7 +85,13 @@ class Replica:
             self._bucket,
             self._io,
             meta,
-            appender=Appender(self._bucket, self._patience.seconds, pause=self._pause, random=self._chance),
+            appender=Appender(
+                self._bucket,
+                self._patience.seconds,
+                pause=self._pause,
+                random=self._chance,
+                on_silence=self._note_silence,
+            ),
             reader=LogReader(self._bucket, self._patience),
             patience=self._patience,
             sight=sight,
@@ -153,6 +163,8 @@ class Replica:
                 self._io.call(self._tail.stop)
             if self._tailing is not None:
                 self._tailing.exception()
+            if self._probing is not None:
+                self._io.call(self._probing.cancel)
             self._io.run(self._bucket.close())
         self._io.stop()
         if self._thread is not None:
@@ -197,6 +209,27 @@ class Replica:
             "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
             **expiry_metrics(self.fold.state),
         }
+
+    def _note_silence(self) -> None:
+        """Let calls be refused at once, and try the bucket until it answers. On the event loop of the requests."""
+        if self._thread is not None and (self._probing is None or self._probing.done()):
+            self._thread.refuse()
+            self._probing = asyncio.create_task(self._probe(self._thread))
+
+    async def _probe(self, thread: ReplicaThread) -> None:
+        tries = Patience(float("inf"), pause=self._pause, random=self._chance).begin()
+        while True:
+            await tries.rest()
+            try:
+                # One that hangs must not hide that the bucket is back.
+                async with asyncio.timeout(_PROBE_SECONDS + tries.rest_seconds):
+                    await read_pointer(self._bucket)
+            except (TimeoutError, Unclear):
+                continue
+            except BucketError:
+                pass  # It answers.
+            break
+        thread.resume()
 
     def _note_head(self, head: Head, size: int, own: bool) -> None:
         if self._keeper is not None:

@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import apsw
@@ -24,7 +25,6 @@ from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Pace,
 from hark.engine.s3.following import Chain, Follower, OnHead, Overslept
 from hark.engine.s3.objects import Record
 from hark.engine.s3.state import Fold, Head
-from hark.engine.sqlite.threads import take_all
 from hark.errors import EngineFailure, HarkError, StoreUnusable
 from hark.model import Hint
 
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 _WRITES = (Write, Renew)
 _SILENCE = frozenset({"outcome_unknown", "engine_failure"})
 """How it is called when the bucket does not answer."""
+_ALWAYS = (Stop, Found, Wake)
+"""These no caller waits for, so they are not refused while the bucket is away."""
+_AWAY, _BACK = {"store": "away"}, {"store": "back"}
 _INVITED_SECONDS = 0.004
 """How long a record waits for those who are told of it before it is stored."""
 
@@ -72,6 +75,10 @@ class ReplicaThread:
         self._latest = 0
         self._lost = 0
         """How many numbers in a row others were faster for."""
+        self._away = False
+        """The bucket does not answer: calls are refused at once (rule 29)."""
+        self._returned = False
+        """It answers again, which those who wait have not been told yet."""
         self._broken: HarkError | None = None
         """Why nothing goes on: the log is damaged, or of a newer Hark."""
         self._thread = threading.Thread(target=self._run, name="hark-s3-state", daemon=True)
@@ -88,6 +95,46 @@ class ReplicaThread:
     def submit(self, call: Call) -> None:
         """Hand in a call, from any thread."""
         self._inbox.put(call)
+        if self._away:
+            self._refuse_waiting()
+
+    def refuse(self) -> None:
+        """Refuse calls at once until `resume`, those that wait included. From any thread, also if this one waits."""
+        self._away = True
+        log.warning(
+            "%s does not respond; requests are refused until it does", self._chain.name, extra={"fields": _AWAY}
+        )
+        self._refuse_waiting()
+
+    def resume(self) -> None:
+        """The bucket answers again."""
+        self._away = False
+        self._returned = True
+        log.warning("%s responds again", self._chain.name, extra={"fields": _BACK})
+        self.submit(Wake())
+
+    def _refusal(self, retry_after: float = 1.0) -> EngineFailure:
+        text = f"{self._chain.name} does not respond; the request had no effect; retry later"
+        return EngineFailure(text, code="store_unavailable", retry_after=retry_after)
+
+    def _refuse_waiting(self) -> None:
+        refused: list[Call] = []
+        for call in self._take():
+            if isinstance(call, _ALWAYS):
+                self._inbox.put(call)
+            else:
+                call.error = self._refusal()
+                refused.append(call)
+        self._outbox.post(refused, [])
+        self._outbox.deliver()
+
+    def _take(self) -> list[Call]:
+        """All that waits. For any thread."""
+        calls: list[Call] = []
+        with suppress(Empty):
+            while True:
+                calls.append(self._inbox.get_nowait())
+        return calls
 
     def end(self) -> None:
         """Wait for the end; nothing that is handed in from now on is answered."""
@@ -101,8 +148,9 @@ class ReplicaThread:
         stop: Stop | None = None
         while stop is None or self._backlog or not self._inbox.empty():
             calls, self._backlog = self._backlog, []
-            if not calls or not self._inbox.empty():
-                calls += take_all(self._inbox)
+            if not calls and stop is None:
+                calls = [self._inbox.get()]
+            calls += self._take()
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             if stop is None and any(isinstance(call, (Write, Claim, Renew)) for call in calls):
                 calls += self._wait_for_more()
@@ -117,7 +165,7 @@ class ReplicaThread:
         if pause <= 0:
             return []
         self._sleep(pause)
-        return [] if self._inbox.empty() else take_all(self._inbox)
+        return self._take()
 
     def _invite(self, flush: Flush) -> list[Call]:
         """Tell those who wait of what is about to be stored, so that it goes to them with the same record."""
@@ -132,14 +180,17 @@ class ReplicaThread:
         except Empty:
             self._parked -= concerned  # They are gone, or slow: until somebody waits again nobody waits for them.
             return []
-        return [*calls, *([] if self._inbox.empty() else take_all(self._inbox))]
+        return [*calls, *self._take()]
 
     def _serve(self, calls: list[Call]) -> None:
         open_calls = {id(call): call for call in calls}
         try:
             if self._broken is not None:
                 raise self._broken
-            if self._fold.mend():
+            if self._away:
+                raise self._refusal()
+            if self._fold.mend() or self._returned:
+                self._returned = False
                 self._follower.tell_all()
             self._take_news([call for call in calls if isinstance(call, (Found, Wake))], open_calls)
             self._write([call for call in calls if isinstance(call, (Write, Claim, Renew))], open_calls)
@@ -162,11 +213,10 @@ class ReplicaThread:
         others = failure
         if failure.code in _SILENCE:
             # One after the other they would all wait as long as this one did.
-            text = f"{self._chain.name} does not respond; the request had no effect; retry later"
-            others = EngineFailure(text, retry_after=failure.retry_after or 1)
-            waiting = [] if self._inbox.empty() else take_all(self._inbox)
-            self._backlog += [call for call in waiting if isinstance(call, (Stop, Found, Wake))]
-            open_calls |= {id(call): call for call in waiting if not isinstance(call, (Stop, Found, Wake))}
+            others = self._refusal(failure.retry_after or 1)
+            waiting = self._take()
+            self._backlog += [call for call in waiting if isinstance(call, _ALWAYS)]
+            open_calls |= {id(call): call for call in waiting if not isinstance(call, _ALWAYS)}
         else:
             waiting = []
         for call in open_calls.values():

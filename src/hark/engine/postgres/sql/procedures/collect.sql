@@ -130,9 +130,6 @@ begin
         perform hark.drop_partition_v1(p_partition);
         return;
     end if;
-    v_shared := array(
-        select g.id from hark.groups g
-        where g.queue = q.name and g.mode = 'shared' and g.last_seen >= p_now - p_idle_seconds * c_second);
     v_ages := p_offsets is not null or q.ttl > 0 or q.max_wait_time_seconds > 0
         or (q.retention_enabled and q.retention_seconds > 0);
     v_completed := c_second * coalesce(
@@ -142,6 +139,14 @@ begin
     end if;
     v_youngest := p_now - least(v_completed, c_second * nullif(q.ttl, 0), c_second * nullif(q.max_wait_time_seconds, 0),
         c_second * nullif(case when q.retention_enabled then q.retention_seconds end, 0));
+    -- In most partitions the first message is young: no group needs to be asked.
+    v_last := coalesce(p_offsets[cardinality(p_offsets)], hark.last_offset_at_v1(p.id, v_youngest));
+    if v_last <= greatest(p.floor, p_offset) then
+        return;
+    end if;
+    v_shared := array(
+        select g.id from hark.groups g
+        where g.queue = q.name and g.mode = 'shared' and g.last_seen >= p_now - p_idle_seconds * c_second);
     -- What shared groups have settled has no end: it is asked for message by message.
     select coalesce(min(s.cursor) filter (where s.active), case when cardinality(v_shared) > 0 then p.tail else 0 end),
         coalesce(max(s.cursor), 0)
@@ -153,8 +158,7 @@ begin
         left join hark.positions t on t.grp = g.id and t.partition = p.id
         where g.queue = q.name and g.mode = 'ordered'
     ) as s;
-    v_last := coalesce(p_offsets[cardinality(p_offsets)], hark.last_offset_at_v1(p.id, v_youngest));
-    if (not v_ages and v_slowest <= p.floor) or v_last <= greatest(p.floor, p_offset) then
+    if not v_ages and v_slowest <= p.floor then
         return;
     end if;
     -- Under the locks of the positions nothing can be leased that is about to be removed.
