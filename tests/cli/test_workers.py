@@ -188,6 +188,16 @@ def test_sighup_reads_certificates_and_tokens_again(tmp_path: Path) -> None:
         assert shown() == renewed.certificate.read_text()
 
 
+def test_sighup_does_not_end_a_server_that_is_starting(tmp_path: Path) -> None:
+    program = (
+        "import os, signal\n"
+        "from hark.serving.server import run\n"
+        "async def starting(): os.kill(os.getpid(), signal.SIGHUP)\n"
+        "run(starting())\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=SECONDS).returncode == 0
+
+
 # Several ---------------------------------------------------------------------------------------------------
 
 

@@ -222,6 +222,21 @@ async def test_an_array_does_not_grow_without_end(engine: Engine) -> None:
     assert await entry(engine, A) == before
 
 
+async def test_one_request_does_not_rewrite_a_long_array_without_end(engine: Engine) -> None:
+    await write(engine, set_to(A, ["x" * (15 << 20)]))
+    before = await entry(engine, A)
+    again = [KeyMutation(kind="append", key=A, value=b"[1]")] * 18
+    [refusal] = await engine.write_keys([KeyWrite(mutations=again)])
+    assert isinstance(refusal, Conflict)
+    assert (refusal.code, str(refusal)) == (
+        "value_mismatch",
+        "mutations[17]: cannot apply append: the appends of one request would rewrite more than 268435456 bytes; "
+        "append in one mutation",
+    )
+    assert await entry(engine, A) == before
+    assert all([(await write(engine, *again[:9])).success for _ in range(2)])
+
+
 # Transactions with keys: checks, mutations, settlements and messages, all or nothing (rule 22) -------------
 
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from hark.http.checks import MAX_WITH_PAYLOADS, separators
-from tests.http.streaming import PATIENCE, Inside, inside
+from tests.http.streaming import PATIENCE, Inside, inside, websocket
 
 MIB = 2**20
 MOST = 10 * MIB - 1000
@@ -186,6 +186,27 @@ def watched(server: Inside) -> Iterator[list[float]]:
 def test_no_request_holds_the_event_loop(server: Inside, shape: Shape) -> None:
     with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client, watched(server) as holds:
         assert client.request(shape.method, shape.path, content=shape.body).status_code == shape.status
+    assert max(holds) < LONGEST
+
+
+FRAMES = {
+    "acknowledgements": ('{"type":"ack","items":[{}', ",{}", "]}"),
+    "fewer acknowledgements": ('{"type":"ack","items":[{}', ",{}" + " " * 100, "]}"),
+    "leases": ('{"type":"renew","leaseIds":[""', ',""' + " " * 100, "]}"),
+    "a long id": ('{"type":"subscribe","id":"', "x", '"}'),
+    "an escaped id": ('{"type":"subscribe","id":"', "\\u00e4", '"}'),
+    "a long ref": ('{"type":"ping","ref":"', "x", '"}'),
+    "an unknown field": ('{"type":"jump","x":[1', ",1", "]}"),
+}
+
+
+@pytest.mark.parametrize(("start", "part", "end"), FRAMES.values(), ids=FRAMES)
+def test_no_frame_holds_the_event_loop(server: Inside, start: str, part: str, end: str) -> None:
+    text = start + part * ((MOST - len(start) - len(end)) // len(part)) + end
+    with websocket(server.url) as client, watched(server) as holds:
+        client.send_text(text)
+        answer = client.receive()
+        assert len(str(answer)) < 10_000
     assert max(holds) < LONGEST
 
 

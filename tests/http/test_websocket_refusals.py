@@ -76,6 +76,16 @@ def test_an_error_has_the_labels_of_its_frame(socket: Socket, queue: str) -> Non
     assert (answer["type"], answer["id"], answer["code"]) == ("error", "s", "subscription_exists")
 
 
+def test_a_long_label_is_refused_and_not_repeated(socket: Socket) -> None:
+    long = "x" * 5000
+    assert socket.ask("renew", ref=long, leaseIds=[]) == {
+        "type": "error",
+        "error": "ref: must be at most 4096 bytes",
+        "code": "invalid_input",
+    }
+    assert "id" not in socket.ask("subscribe", id=long, queue="q")
+
+
 def test_binary_and_large_frames_are_refused_and_pongs_ignored(socket: Socket) -> None:
     socket.connection.send(b'{"type": "ping"}')
     assert "binary" in socket.expect("error")["error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 
@@ -23,6 +25,8 @@ from tests.http.keyval.work import Work
 from tests.postgres.serving import CLIENT_SECONDS, NO_LOOKS, serving, wait_for_group
 
 Pair = tuple[Api, Api]
+KEY = "ab" * 32
+SECRET = "the card 4111 was refused"
 
 
 @pytest.fixture
@@ -53,6 +57,30 @@ def work_of(pair: Pair, queue: str) -> tuple[Work, Work]:
     return Work(pair[0].client, queue), Work(pair[1].client, queue)
 
 
+def stored(postgres_url: str, text: str) -> list[str]:
+    """The tables of Hark that contain a text."""
+
+    async def look() -> list[str]:
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            tables = await connection.fetch(
+                "select c.oid::regclass::text from pg_class c where relkind = 'r'"
+                " and relnamespace = 'hark'::regnamespace"
+            )
+            found = [
+                table
+                for (table,) in tables
+                if await connection.fetchval(
+                    f"select count(*) from {table} t where t::text like '%' || $1 || '%'", text
+                )
+            ]
+        finally:
+            await connection.close()
+        return found
+
+    return asyncio.run(look())
+
+
 # Queues ----------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +102,28 @@ def test_a_transaction_through_one_settles_what_the_other_delivered(strangers: P
     assert one.transact(settled, pushed, requiredLeases=[message["leaseId"]])["success"]
     assert not other.transact(settled, pushed, requiredLeases=[message["leaseId"]])["success"]
     assert data(other.pop(f"{queue}-next", batch=10)) == [2]
+
+
+@pytest.mark.parametrize("key", [KEY, ""], ids=["key", "no key"])
+def test_what_is_said_of_messages_is_encrypted_though_another_server_made_the_queue_so(
+    postgres_url: str, tmp_path: Path, queue: str, key: str
+) -> None:
+    with (
+        serving(tmp_path, postgres_url, HARK_ENCRYPTION_KEY=KEY) as one,
+        serving(tmp_path, postgres_url, **({"HARK_ENCRYPTION_KEY": key} if key else {})) as other,
+    ):
+        one.push(queue, 0)
+        assert other.ack(other.pop_one(queue))["success"]
+        one.configure(queue, encryptionEnabled=True)
+        one.push(queue, 1, 2)
+        first, second = one.pop(queue, batch=2)
+        traced = {name: first[name] for name in ("partitionId", "transactionId")} | {"data": {"card": SECRET}}
+        assert other.post("/traces", traced).status_code == (201 if key else 503)
+        assert other.ack(second, "dlq", error=SECRET)["success"]
+        assert other.transact({"type": "ack"} | acknowledgment(first, "failed", error=SECRET))["success"]
+        [letter] = one.dead_letters(queue)
+        assert (letter["errorMessage"] == SECRET) == bool(key)
+    assert stored(postgres_url, SECRET) == []
 
 
 def test_maintenance_set_through_one_holds_on_the_other(strangers: Pair, queue: str) -> None:

@@ -435,6 +435,26 @@ async def test_a_page_of_partitions_or_places_costs_the_same_beside_many_others(
         assert await steps_of(looked_at, look) <= FACTOR * with_few[name], name
 
 
+async def test_a_page_of_completed_messages_does_not_look_at_each_dead_letter_before_them(
+    looked_at: SqliteEngine,
+) -> None:
+    async def end_all(status: Status, number: int) -> None:
+        await looked_at.push([[NewMessage("orders", status, b"1") for _ in range(number)]])
+        got = await pop(looked_at, number)
+        items = [Settlement(one.transaction_id, one.partition_id, status, got.lease_id) for one in got.messages]
+        await looked_at.settle([items])
+
+    async def look() -> None:
+        found = await looked_at.messages(MessageFilter(state="completed", limit=5))
+        assert [one.partition for one in found] == ["completed"] * 5
+
+    await end_all("completed", 5)
+    await end_all("dlq", 20)
+    with_few = await steps_of(looked_at, look)
+    await end_all("dlq", 500)
+    assert await steps_of(looked_at, look) < with_few + 500 * 100
+
+
 async def test_ten_thousand_queues_are_seen_page_by_page_each_once(looked_at: SqliteEngine) -> None:
     names = [f"q{number:05}" for number in range(10_000)]
     await looked_at.make_queues([QueueSpec(name=name) for name in names])

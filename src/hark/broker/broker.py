@@ -301,7 +301,7 @@ class Broker:
     def settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
         """Settle messages: complete, fail, retry or dead-letter them. Error texts of encrypted queues are encrypted."""
         answer: asyncio.Future[list[SettleOutcome]]
-        if self._sealed.names and any(item.error for item in items):
+        if any(item.error for item in items) and self._may_seal:
             answer = asyncio.ensure_future(self._settle_sealed(items))
         else:
             answer = self._batchers.settle.submit(items, len(items))
@@ -317,12 +317,19 @@ class Broker:
         told = {
             index: item for index, item in enumerate(items) if isinstance(item, Settlement) and item.error is not None
         }
+        if not told:
+            return list(items)
         queues = await self.places.queues_of([item.partition_id or item.transaction_id for item in told.values()])
+        await self._sealed.learn_of(queues)
         sealed: list[Any] = list(items)
         for (index, item), queue in zip(told.items(), queues, strict=True):
-            text = self._sealed.seal_bytes(queue, (item.error or "").encode()).decode()
-            sealed[index] = msgspec.structs.replace(item, error=text)
+            sealed[index] = msgspec.structs.replace(item, error=self._sealed.seal_text(queue, item.error or ""))
         return sealed
+
+    @property
+    def _may_seal(self) -> bool:
+        """Whether there can be encrypted queues."""
+        return bool(self._sealed.names) or self.engine.shared
 
     def _note_settlements(self, items: Sequence[Settlement], answer: asyncio.Future[list[SettleOutcome]]) -> None:
         if not answer.cancelled() and answer.exception() is None:
@@ -336,7 +343,7 @@ class Broker:
             self.check_pushes()
         weight = len(transaction.operations) + len(keys.checks) + len(keys.mutations) + len(keys.messages)
         told = transaction
-        if self._sealed.names:
+        if self._may_seal:
             told = msgspec.structs.replace(transaction, operations=await self._seal_errors(transaction.operations))
         for _ in range(_SEALING_TRIES):
             wanted = self._sealed.seal_transaction(told) if self._sealed.names else told
@@ -526,8 +533,9 @@ class Broker:
 
     async def trace(self, trace: NewTrace) -> str:
         """Record a trace event of a message. Returns its id. The data of an encrypted queue is encrypted."""
-        if self._sealed.names:
+        if self._may_seal:
             [queue] = await self.places.queues_of([trace.partition_id])
+            await self._sealed.learn_of([queue])
             trace = msgspec.structs.replace(trace, data=self._sealed.seal_bytes(queue, trace.data))
         return first(await self.engine.trace([trace]))
 

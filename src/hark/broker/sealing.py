@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -125,6 +125,7 @@ class Sealer:
 
 log = logging.getLogger(__name__)
 _REPEAT_SECONDS = 60.0
+_LEFT_OUT = "the error text was left out: the queue is encrypted, and the server that settled it has no encryption key"
 
 
 class SealedQueues:
@@ -145,6 +146,13 @@ class SealedQueues:
         """Ask the store which queues are encrypted."""
         infos = await self._engine.queue_infos()
         self.names = {info.name for info in infos if info.options.encryption_enabled}
+
+    async def learn_of(self, queues: Iterable[str | None]) -> None:
+        """Ask the store about these queues, if another server can have changed their encryption."""
+        wanted = sorted({queue for queue in queues if queue is not None})
+        if wanted and self._engine.shared:
+            for info in await self._engine.queue_infos(wanted):
+                self.note(info)
 
     def check(self, spec: QueueSpec) -> None:
         """Refuse an encrypted queue where there is no key."""
@@ -189,7 +197,7 @@ class SealedQueues:
             msgspec.structs.replace(
                 letter,
                 message=self.seal([letter.message])[0],
-                error=self.seal_bytes(letter.message.queue, letter.error.encode()).decode(),
+                error=self.seal_text(letter.message.queue, letter.error),
             )
             for letter in letters
         ]
@@ -272,9 +280,16 @@ class SealedQueues:
 
     def seal_bytes(self, queue: str | None, data: bytes) -> bytes:
         """What is to be stored beside the messages of a queue: sealed, if the queue is."""
-        if queue is None or queue not in self.names or not self._sealer.enabled:
+        if queue is None or queue not in self.names:
             return data
+        self._check_key(queue)
         return self._sealer.seal(queue, data)
+
+    def seal_text(self, queue: str | None, text: str) -> str:
+        """An error text as it is to be stored. Without a key it is left out: the settlement counts all the same."""
+        if queue in self.names and not self._sealer.enabled:
+            return _LEFT_OUT
+        return self.seal_bytes(queue, text.encode()).decode()
 
     def shown_text(self, queue: str, text: str) -> str:
         """An error text as it was given; one that can't be read as it is stored."""
@@ -292,12 +307,15 @@ class SealedQueues:
         except HarkError as error:
             return msgspec.Raw(NULL_PAYLOAD), f"{error.code}: {error.text}"
 
-    def _sealed(self, item: NewMessage) -> NewMessage:
+    def _check_key(self, queue: str) -> None:
         if not self._sealer.enabled:
             raise Unavailable(
-                f"queue {item.queue!r} is encrypted, but this server has no encryption key; set encryption.key",
+                f"queue {queue!r} is encrypted, but this server has no encryption key; set encryption.key",
                 code="encryption_unavailable",
             )
+
+    def _sealed(self, item: NewMessage) -> NewMessage:
+        self._check_key(item.queue)
         return msgspec.structs.replace(item, payload=self._sealer.seal(item.queue, item.payload), sealed=True)
 
 

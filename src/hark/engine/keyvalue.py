@@ -21,9 +21,11 @@ TOLD_ONE_BY_ONE = 1000
 
 CHECK_FAILED = "check_failed"
 VALUE_MISMATCH = "value_mismatch"
-NO_NUMBER, NO_STORED_NUMBER, NOT_EXACT, NO_ARRAY, NO_STORED_ARRAY, TOO_LONG = 1, 2, 3, 4, 5, 6
+NO_NUMBER, NO_STORED_NUMBER, NOT_EXACT, NO_ARRAY, NO_STORED_ARRAY, TOO_LONG, TOO_MUCH = 1, 2, 3, 4, 5, 6, 7
 LONGEST_ARRAY = 16 << 20
 """Maximum size in bytes of an appended value: each append rewrites the whole value, and other writes wait for it."""
+MOST_APPENDED = 256 << 20
+"""Maximum size in bytes of all values that the appends of one request rewrite."""
 _MISMATCHES: dict[int, str] = {
     NO_NUMBER: "the value is not an exact number (integers up to 2^53)",
     NO_STORED_NUMBER: "the stored value is not an exact number (integers up to 2^53)",
@@ -31,6 +33,7 @@ _MISMATCHES: dict[int, str] = {
     NO_ARRAY: "the value is not an array",
     NO_STORED_ARRAY: "the stored value is not an array",
     TOO_LONG: f"the array would be longer than {LONGEST_ARRAY} bytes; use another key",
+    TOO_MUCH: f"the appends of one request would rewrite more than {MOST_APPENDED} bytes; append in one mutation",
 }
 
 _SPACE = b" \t\n\r"

@@ -34,6 +34,10 @@ _TEXTS = {
 }
 
 
+_MAX_LABEL_BYTES = 4096
+"""Maximum size of a `ref` or `id` that an answer repeats: to repeat one of 10 MB takes the event loop 100 ms."""
+
+
 class _Labels(msgspec.Struct):
     """The fields by which a client recognises its frame."""
 
@@ -45,16 +49,23 @@ def decode_frame(text: str) -> ClientFrame:
     """Decode a frame of a client. Errors name the invalid field."""
     # (A union is no type to mypy, though it is one to msgspec.)
     frame: ClientFrame = decode_json(text.encode(), ClientFrame, "frame", _TEXTS)  # type: ignore[arg-type]
+    if _is_long(getattr(frame, "ref", UNSET)):
+        raise InvalidInput(f"ref: must be at most {_MAX_LABEL_BYTES} bytes")
     return frame
 
 
+def _is_long(label: msgspec.Raw | UnsetType) -> bool:
+    return label is not UNSET and memoryview(label).nbytes > _MAX_LABEL_BYTES
+
+
 def refused(text: str | None, error: HarkError) -> Error:
-    """Return the error frame for a rejected frame, with its `ref` and `id` if they can be read."""
+    """Return the error frame for a rejected frame, with its `ref` and `id` if they are short and can be read."""
     try:
         labels = msgspec.json.decode(text or "", type=_Labels)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         labels = _Labels()
-    return Error(ref=labels.ref, id=labels.id, error=error.text, code=error.code)
+    ref, id = (UNSET if _is_long(label) else label for label in (labels.ref, labels.id))
+    return Error(ref=ref, id=id, error=error.text, code=error.code)
 
 
 MAX_SUBSCRIPTIONS = 1000

@@ -189,6 +189,7 @@ def announce(settings: Settings, address: str) -> None:
 
 def run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server on its event loop."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server has started, it would end the process.
     sys.setswitchinterval(_SWITCH_INTERVAL)
     _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 
 from hark.settings import Limits, Settings
-from tests.http.api import Api, Json
+from tests.http.api import Api, Json, read, refusal
 from tests.http.edge.asking import Tokens
 from tests.http.streaming import PATIENCE, UPGRADE, Inside, deaf, inside, masked
 from tests.http.wire.test_connections import connected, everything
@@ -154,3 +154,21 @@ def test_a_complete_message_of_a_websocket_is_no_longer_counted() -> None:
         while b"pong" not in answers:
             answers += client.recv(65_536)
         assert used(server) == 0
+
+
+def test_a_page_of_large_values_is_refused() -> None:
+    large = "x" * (8 * MIB)
+    with inside() as server, api_of(server) as api:
+        for _ in range(9):
+            message = api.kill("q", large)
+        assert api.client.put("/keyval/api/keys/large", json=large).status_code == 200
+        traced = {name: message[name] for name in ("partitionId", "transactionId")}
+        assert read(api.post("/traces", {"data": 1, "traceNames": ["n"]} | traced), 201)
+
+        def batch(number: int) -> httpx.Response:
+            return api.client.post("/keyval/api/keys/batch", json={"keys": [["large"]] * number})
+
+        for refused in (api.get("/dlq", queue="q"), batch(9)):
+            assert refusal(refused, 400, "batch_too_large").endswith("ask for fewer at once")
+        for answer in (api.get("/dlq", queue="q", limit=7), batch(7), api.get("/traces/by-name/n")):
+            assert answer.status_code == 200

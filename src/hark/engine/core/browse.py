@@ -97,14 +97,21 @@ _CONDITIONS = {
     "since": "message.created_at >= :since",
     "until": "message.created_at <= :until",
 }
+# A dead letter of a group of its queue is neither pending nor completed.
+_ALIVE = """not exists (
+    select 1 from dead_letters as dead cross join groups on groups.queue = queues.name and groups.name = dead.grp
+    where dead.partition = message.partition and dead.offset = message.offset)
+"""
 # Cheap to tell along indexes, and true of every message in that state; of some others too.
 _STATES = {
-    "pending": """
+    "pending": f"""
+{_ALIVE} and
 (not exists (select 1 from groups where groups.queue = queues.name)
  or exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = place.id
             where groups.queue = queues.name and message.offset > ifnull(positions.cursor, 0)))
 """,
-    "completed": """
+    "completed": f"""
+{_ALIVE} and
 not exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = place.id
             where groups.queue = queues.name and (message.owner is null or message.owner = groups.id)
               and iif(positions.cursor is null, groups.since is null,
@@ -173,7 +180,7 @@ _BACK = f"""
 {MESSAGE}, message.seq
 from messages as message {_PLACE}
 where message.partition = :partition_id and message.offset <= :edge and message.offset > place.floor
-  and (:since is null or message.created_at >= :since) and message.created_at <= :until
+  and (:since is null or message.created_at >= :since) and message.created_at <= :until and {_ALIVE}
 order by message.offset desc
 """
 

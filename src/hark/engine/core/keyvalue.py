@@ -9,7 +9,16 @@ import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.core.store import rows_of, run, scalar
-from hark.engine.keyvalue import TOLD_ONE_BY_ONE, Misfit, bounds, combine, failed_check, misfit
+from hark.engine.keyvalue import (
+    MOST_APPENDED,
+    TOLD_ONE_BY_ONE,
+    TOO_MUCH,
+    Misfit,
+    bounds,
+    combine,
+    failed_check,
+    misfit,
+)
 from hark.keys import decode_key, encode_key, prefix_bounds
 from hark.model import (
     Key,
@@ -74,6 +83,8 @@ class KeyBook:
         self._now = now
         self._changed: dict[bytes, None] = {}
         self._any = False
+        self._appended = 0
+        """Bytes that the appends of the current request have rewritten."""
 
     def news(self) -> KeyNotification | None:
         """Which keys were changed."""
@@ -89,7 +100,7 @@ class KeyBook:
         version = int(scalar(self._connection, _NEXT_VERSION))
         run(self._connection, "savepoint keys")
         changed: dict[bytes, None] = {}
-        deleted = 0
+        deleted = self._appended = 0
         for index, mutation in enumerate(request.mutations):
             try:
                 deleted += self._mutate(mutation, version, changed)
@@ -143,6 +154,10 @@ class KeyBook:
         else:
             sql = f"select value from kv where key = ?1 and {_LIVE.format(now='?2')}"
             value = combine(mutation.kind, scalar(self._connection, sql, key, self._now), value)
+            if mutation.kind in ("append", "prepend"):
+                self._appended += len(value)
+                if self._appended > MOST_APPENDED:
+                    raise Misfit(TOO_MUCH)
         run(self._connection, _SAVE, key, value, version, expires_at, None)
         return 0
 

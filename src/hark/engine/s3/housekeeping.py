@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from hark.clock import SECOND
+from hark.engine.core import schema
 from hark.engine.core.calls import Call
 from hark.engine.core.store import for_each, scalar
 from hark.engine.s3 import objects, scratch
@@ -95,6 +96,7 @@ def _copy(connection: apsw.Connection, path: Path) -> None:
 
 def _header_of(path: Path, epoch: str) -> SnapshotHeader:
     copy = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    schema.distrust(copy)
     try:
         seq, time, nonce = next(copy.execute("select seq, time, nonce from replica"))
     finally:

@@ -30,7 +30,7 @@ from hark.errors import NotFound
 from hark.http.admission import identity_of, permitted_labels, reached_letter
 from hark.http.checks import check_int
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, queue_param
-from hark.http.routes.requests import broker_of, query_of, read_json, reply, settings_of, text_in_path
+from hark.http.routes.requests import broker_of, check_page, query_of, read_json, reply, settings_of, text_in_path
 from hark.http.routes.table import Failure, NameParam, Table, bind, table
 from hark.model import QUEUE_MODE, DeadLetter, DeadLetterFilter
 from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
@@ -162,6 +162,7 @@ async def list_dead_letters(request: Request) -> Response:
     query = query_of(request)
     where = DeadLetterFilter(queue=queue_param(query), group=QUEUE_MODE, limit=LIMIT.of(query), offset=OFFSET.of(query))
     page = await broker_of(request).dead_letters(where)
+    check_page(letter.payload for letter in page.items)
     return reply([_entry(letter) for letter in page.items])
 
 

@@ -58,6 +58,7 @@ from hark.http.routes.requests import (
     QUEUE_FULL,
     TOO_MANY,
     broker_of,
+    check_page,
     query_of,
     read_body,
     read_json,
@@ -328,6 +329,7 @@ async def paginate_keys(request: Request) -> Response:
     more = msgspec.structs.replace(wanted, limit=wanted.limit + 1)
     entries = await broker_of(request).keyvalue.list_keys(more)
     page, has_more = entries[: wanted.limit], len(entries) > wanted.limit
+    check_page(entry.value for entry in page)
     return reply(
         EntryPage(
             entries=tuple(wire_entry(entry) for entry in page),
@@ -380,6 +382,7 @@ async def list_exactly(request: Request) -> Response:
 
 
 def _entries(entries: Sequence[KeyEntry]) -> Response:
+    check_page(entry.value for entry in entries)
     return reply([wire_entry(entry) for entry in entries])
 
 
@@ -401,6 +404,7 @@ async def get_batch(request: Request) -> Response:
     """
     keys = keys_of((await read_json(request, KeysBody, "body")).keys)
     entries = await broker_of(request).keyvalue.read_keys(keys)
+    check_page(entry.value for entry in entries if entry is not None)
     return reply(
         [wire_missing(key) if entry is None else wire_entry(entry) for key, entry in zip(keys, entries, strict=True)]
     )

@@ -50,6 +50,7 @@ from hark.http.routes.requests import (
     NO_QUEUE,
     TOO_MANY,
     broker_of,
+    check_page,
     query_of,
     read_json,
     reply,
@@ -93,6 +94,7 @@ async def list_dead_letters(request: Request) -> Response:
     limit, offset = _PAGE.of(query)
     where = msgspec.structs.replace(_filter(query), payloads=_PAYLOADS.of(query), limit=limit, offset=offset)
     page = await broker_of(request).dead_letters(where)
+    check_page(letter.payload for letter in page.items)
     return reply(
         DeadLetterPage(
             items=tuple(_letter(letter) for letter in page.items),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar, cast
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -100,6 +101,20 @@ def now(request: Request) -> int:
 def reply(content: object, status: int = 200) -> Response:
     """Return a JSON response. `msgspec.Raw` parts are sent byte for byte."""
     return Response(encode(content), status, media_type="application/json")
+
+
+MAX_PAGE_BYTES = 64 * 2**20
+"""Maximum size of all values in a page, in bytes: a page is encoded as a whole."""
+
+
+def check_page(values: Iterable[msgspec.Raw | bytes | None]) -> None:
+    """Reject a page whose values are too large to be sent together."""
+    size = sum(memoryview(value).nbytes for value in values if value is not None)
+    if size > MAX_PAGE_BYTES:
+        raise InvalidInput(
+            f"the values of this page have {size} bytes, over the limit of {MAX_PAGE_BYTES}; ask for fewer at once",
+            code="batch_too_large",
+        )
 
 
 PathParams = Mapping[str, str | list[str]]

@@ -26,6 +26,7 @@ from hark.http.checks import check_name, check_text, decode_unbounded, raw_defau
 from hark.http.routes.requests import (
     NO_MESSAGE,
     broker_of,
+    check_page,
     name_in_path,
     query_of,
     read_json,
@@ -94,6 +95,7 @@ async def list_of_message(request: Request) -> Response:
         limit=limit,
         offset=offset,
     )
+    check_page(trace.data for trace in traces)
     return reply(TracesOfMessage(traces=tuple(_event(trace) for trace in traces)))
 
 
@@ -101,6 +103,7 @@ async def list_by_name(request: Request) -> Response:
     """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     limit, offset = _BY_NAME.of(query_of(request))
     traces, total = await broker_of(request).traces(name=name_in_path(request, "name"), limit=limit, offset=offset)
+    check_page(value for trace in traces for value in (trace.data, trace.payload))
     return reply(
         NamedTraces(
             items=tuple(_named(trace) for trace in traces),

@@ -55,6 +55,7 @@ as $$
 declare
     v_gone bytea[];
     v_value bytea;
+    v_appended bigint := 0;
 begin
     o_code := 0; o_why := 0; o_deleted := 0;
     select min(c.n)::integer into o_failed
@@ -86,6 +87,12 @@ begin
             from hark.combine_v1(u_kind[n], (
                 select k.value from hark.kv k
                 where k.key = u_key[n] and k.version > 0 and (k.expires_at is null or k.expires_at > p_now)), v_value) c;
+            if o_why = 0 and u_kind[n] in (6, 7) then
+                v_appended := v_appended + octet_length(v_value);
+                if v_appended > 256 << 20 then
+                    o_why := 7;
+                end if;
+            end if;
             if o_why <> 0 then
                 o_code := 6;
                 o_failed := n;

@@ -1,6 +1,6 @@
 -- Other roles may be able to create functions and operators in a schema of the search path, and PostgreSQL prefers one
 -- that fits the types of the arguments exactly to its own polymorphic ones. Sessions of Hark do without that path, and so
--- does every procedure, whatever session calls it. The outstanding are what PostgreSQL puts into the calling statement in
+-- does every procedure, whatever session calls it. The exceptions are what PostgreSQL puts into the calling statement in
 -- place of the call, which it would not do then: SQL expressions without a table, and sets that are declared stable.
 do $$
 declare
