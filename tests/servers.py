@@ -143,7 +143,7 @@ def _wait_until_ready(process: subprocess.Popen[str], said: list[str], authority
 
 @contextmanager
 def server_on(engine: str, directory: Path, *, process: bool = False) -> Iterator[str]:
-    """A server on the memory engine, or on "s3": then it has a bucket of its own."""
+    """A server on an engine, or on "s3": then it has a bucket of its own."""
     serve = server_process if process else running_server
     if engine != "s3":
         with serve(directory, engine=engine) as url:

@@ -89,7 +89,7 @@ async def drained(server: Server, request: PopRequest) -> list[list[bytes]]:
 
 @both_modes
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_a_damaged_message_is_a_dead_letter_at_once_and_the_batch_comes_without_it(
+async def test_rule_26_a_damaged_message_is_a_dead_letter_at_once_and_the_batch_comes_without_it(
     server: Server, mode: GroupMode, auto_ack: bool
 ) -> None:
     await push(server.broker, 1, 2, 3, 4)
@@ -106,11 +106,17 @@ async def test_a_damaged_message_is_a_dead_letter_at_once_and_the_batch_comes_wi
     assert server.broker.readable.damaged == 3
 
 
-async def test_streams_and_pops_that_may_wait_go_on_without_a_damaged_message(server: Server) -> None:
+@pytest.mark.parametrize("known", [True, False])
+async def test_rule_26_streams_and_pops_that_may_wait_go_on_without_a_damaged_message(
+    server: Server, known: bool
+) -> None:
     stream = await server.stream(0, wish())
     await push(server.broker, 1, 2)
     await damage(server, 1)
-    assert payloads(await server.broker.pop(wish(group="other"), 60)) == [b"2"]
+    if not known:
+        await server.broker.configure(QueueSpec(name="secrets"))  # It is not encrypted any more.
+    else:
+        assert payloads(await server.broker.pop(wish(group="other"), 60)) == [b"2"]
     stream.grant(10)
     await server.quiet()
     arrival = await stream.next()
@@ -119,7 +125,7 @@ async def test_streams_and_pops_that_may_wait_go_on_without_a_damaged_message(se
 
 
 @both_modes
-async def test_what_is_sealed_with_a_missing_key_is_withheld_uncounted_and_the_rest_comes_where_order_allows(
+async def test_rule_26_what_is_sealed_with_a_missing_key_is_withheld_and_the_rest_comes_where_order_allows(
     server: Server, mode: GroupMode
 ) -> None:
     await push(server.broker, 1, 2)
@@ -203,6 +209,31 @@ async def test_a_queue_that_is_not_encrypted_any_more_goes_on_without_a_damaged_
     with pytest.raises(EngineFailure):  # It is found out by this one.
         await server.broker.pop(wish())
     assert await drained(server, wish()) == [[b"2"]]
+
+
+@both_modes
+@pytest.mark.parametrize("lost", ["damaged", "no key"])
+async def test_rule_26_auto_ack_loses_nothing_of_a_queue_that_was_not_known_to_be_encrypted(
+    server: Server, mode: GroupMode, lost: str
+) -> None:
+    await push(server.broker, 1, 2)
+    await push(server.broker, 3, partition="q")
+    await server.broker.configure(QueueSpec(name="secrets"))
+    await push(server.broker, 4, partition="r")
+    if lost == "damaged":
+        await damage(server, 1)
+    else:
+        without_the_key(server)
+    came = [number for batch in await drained(server, wish(mode, partitions=3, auto_ack=True)) for number in batch]
+    letters = (await server.broker.dead_letters(DeadLetterFilter())).items
+    if lost == "damaged":
+        assert (sorted(came), [one.error.split(":")[0] for one in letters]) == ([b"2", b"3", b"4"], ["payload_corrupt"])
+        return
+    assert (came, letters) == ([b"4"], [])
+    with_both_keys(server)
+    await server.advance(10)
+    came = [number for batch in await drained(server, wish(mode, partitions=3, auto_ack=True)) for number in batch]
+    assert sorted(came) == [b"1", b"2", b"3"]
 
 
 async def test_auto_ack_of_an_encrypted_queue_delivers_only_what_it_settled(

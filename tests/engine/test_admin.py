@@ -322,6 +322,25 @@ async def test_sealing_must_agree_with_the_queue_s_encryption(q: Driver) -> None
     assert held.message.sealed and not plain.message.sealed
 
 
+async def test_rule_26_auto_ack_leaves_what_is_sealed_on_a_lease_until_it_was_read(q: Driver, either: Workers) -> None:
+    await q.configure("orders", encryption_enabled=True, lease_time=10)
+    await q.push("orders", "p1", "ciphertext", "another", sealed=True)
+    await q.configure("orders", lease_time=10)
+    await q.push("orders", "p1", "plain")
+    await q.push("orders", "p2", "alone")
+    got = await either.take(4, "p1", auto_ack=True)
+    assert (payloads(got), bool(got.lease)) == (["ciphertext", "another", "plain"], True)
+    q.clock.advance(10)
+    for number in range(2):
+        [held] = await either.take(1, "p1", auto_ack=True)
+        assert (await q.ack(held)).success, number
+    for partition, payload in (("p1", "plain"), ("p2", "alone")):
+        got = await either.take(4, partition, auto_ack=True)
+        assert (payloads(got), got.lease) == ([payload], "")
+    assert await either.drain() == []
+    assert (await either.stats()).lag == 0
+
+
 async def test_a_dead_letter_of_a_sealed_message_stays_sealed(q: Driver) -> None:
     await q.configure("secret", encryption_enabled=True)
     await q.push("secret", "p1", "ciphertext", sealed=True)

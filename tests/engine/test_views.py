@@ -264,7 +264,7 @@ async def test_position_stats_of_named_partitions(q: Driver, engine: Engine) -> 
 # Scheduled -------------------------------------------------------------------------------------------------
 
 
-async def test_scheduled_is_not_late(q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode) -> None:
+async def test_rule_28_scheduled_is_not_late(q: Driver, engine: Engine, clock: FakeClock, mode: GroupMode) -> None:
     """Rule 28: delayed messages and retries are counted apart, and are no lag, wherever there is a group or none."""
     await q.configure("orders", retry_delay=60_000)
     await q.push("orders", "p1", 1, transaction_id="retried")
@@ -300,7 +300,7 @@ async def test_scheduled_is_not_late(q: Driver, engine: Engine, clock: FakeClock
     assert await engine.messages(MessageFilter(state="pending")) == []
 
 
-async def test_a_delayed_message_waits_since_it_is_due(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_rule_28_a_delayed_message_waits_since_it_is_due(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     created = clock.now()
     workers = Workers(q, mode=mode)
     await workers.take(1, "p1")
@@ -311,7 +311,7 @@ async def test_a_delayed_message_waits_since_it_is_due(q: Driver, clock: FakeClo
     assert (await workers.position()).oldest_waiting == created + 60 * SECOND
 
 
-async def test_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
+async def test_rule_28_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     workers = Workers(q, mode=mode)
     await workers.take(1, "p1")
     await q.push("orders", "p1", 1, delay_ms=60_000)

@@ -1,4 +1,4 @@
-"""The official client, at both versions, works unchanged: every scenario, on a server in memory and on a bucket."""
+"""The official client, at both versions, works unchanged: every scenario, on every engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ SECONDS = 100
 SCENARIOS = 20
 
 
-@pytest.mark.parametrize("engine", ["memory", "s3"])
+@pytest.mark.parametrize("engine", ["memory", "postgres", "s3"])
 @pytest.mark.parametrize("version", ["0.15.0", "2.6.0"])
-def test_every_scenario_succeeds(version: str, engine: str, tmp_path: Path) -> None:
+def test_every_scenario_succeeds(version: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = CLIENTS / version
     if not folder.is_dir():
         pytest.fail(f"{folder} is missing: run scripts/test, which installs the official clients")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEEN_")}
-    with server_on(engine, tmp_path) as url:
+    store = request.getfixturevalue("postgres_url") if engine == "postgres" else engine
+    with server_on(store, tmp_path) as url:
         process = subprocess.run(
             [sys.executable, "-m", "tests.official_clients.scenarios", url, version],
             cwd=ROOT,

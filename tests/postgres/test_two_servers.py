@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hark.clock import FakeClock
+from hark.model import GroupMode
 from tests.engine.driver import NEW, Driver, Got, message, offsets, payloads, settlement
+from tests.engine.workers import Workers
 
 # Leases ----------------------------------------------------------------------------------------------------
 
@@ -37,6 +39,28 @@ async def test_a_lease_taken_on_one_is_renewed_and_released_through_the_other(
     assert again.message.attempt == 1
     assert not (await there.ack(held)).success
     assert (await there.ack(again)).success
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize("how", ["seek", "deleted group"])
+async def test_rule_12_a_lease_has_completed_nothing_any_more_after_the_other_moved_its_group(
+    here: Driver, there: Driver, clock: FakeClock, mode: GroupMode, how: str
+) -> None:
+    await here.push("orders", "p1", 1)
+    workers, others = Workers(here, mode=mode), Workers(there, mode=mode)
+    [late] = await workers.take()
+    assert (await here.ack(late)).success
+    assert (await here.transact(settlement(late))).success, "a repeat"
+    clock.advance(1)
+    if how == "seek":
+        await there.seek("orders", group="workers", offset=1)
+    else:
+        await there.engine.delete_group("workers", None, False)
+    [successor] = await others.take()
+    assert (await there.transact(settlement(successor), message("bills", "p1", "successor"))).success
+    outcome = await here.transact(message("bills", "p1", "late"), settlement(late))
+    assert (outcome.success, outcome.code) == (False, "lease_invalid")
+    assert await here.drain("bills") == ["successor"]
 
 
 async def test_the_end_of_a_lease_is_noticed_by_the_other(here: Driver, there: Driver, clock: FakeClock) -> None:

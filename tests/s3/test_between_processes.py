@@ -12,9 +12,10 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import S3Engine, objects
 from hark.engine.s3.replica import Replica
-from hark.model import LeaseFilter
-from tests.engine.driver import payloads
+from hark.model import GroupMode, LeaseFilter
+from tests.engine.driver import message, payloads, settlement
 from tests.engine.explained import why
+from tests.engine.workers import Workers
 from tests.s3.processes import Process, running
 from tests.s3.stub.store import StubStore
 
@@ -242,3 +243,26 @@ async def test_schedules_do_not_grow_with_the_records_of_others(process: Process
     sizes["lease_heap"] = len(state.lease_heap)
     assert group.waking
     assert max(sizes.values()) < ENOUGH, sizes
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize("how", ["seek", "deleted group"])
+async def test_rule_12_a_lease_has_completed_nothing_any_more_after_another_process_moved_its_group(
+    stub_store: StubStore, clock: FakeClock, mode: GroupMode, how: str
+) -> None:
+    async with running(stub_store, clock) as here, running(stub_store, clock) as there:
+        await here.configure("bills")
+        await here.push("orders", "p1", 1)
+        workers, others = Workers(here, mode=mode), Workers(there, mode=mode)
+        [late] = await workers.take()
+        assert (await here.ack(late)).success
+        assert (await here.transact(settlement(late))).success, "a repeat"
+        if how == "seek":
+            await there.seek("orders", group="workers", offset=1)
+        else:
+            await there.engine.delete_group("workers", None, False)
+        [successor] = await others.take()
+        assert (await there.transact(settlement(successor), message("bills", "p1", "successor"))).success
+        await here.engine.ping()
+        assert not (await here.transact(message("bills", "p1", "late"), settlement(late))).success
+        assert await here.drain("bills") == ["successor"]

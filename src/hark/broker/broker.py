@@ -110,7 +110,7 @@ class Broker:
 
     async def start(self) -> None:
         """Open the engine and start the background tasks."""
-        self._batchers = Batchers(self.engine, self._settings, self.give_back)
+        self._batchers = Batchers(self.engine, self._settings, self.give_back, self._pop_at_once)
         self._releases: set[asyncio.Task[None]] = set()
         self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self)
         self.keyvalue = KeyValue(
@@ -269,6 +269,17 @@ class Broker:
         if self._sealed.may_concern(request) or self.engine.follows:
             return asyncio.ensure_future(self.readable.pop(request))
         return (self._batchers.pop_auto_ack if request.auto_ack else self._batchers.pop).submit(request)
+
+    async def _pop_at_once(self, requests: Sequence[PopRequest]) -> Sequence[PopResult | HarkError]:
+        """Pop with auto-ack. Encrypted messages come on a lease, and are settled when they have been read."""
+        answers = list(await self.engine.pop(requests))
+        for number, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+            if isinstance(answer, PopResult) and answer.lease_id:
+                try:
+                    answers[number] = await self.readable.pop(request, answer)
+                except HarkError as error:
+                    answers[number] = error
+        return answers
 
     async def _take(self, request: PopRequest) -> PopResult:
         return await self._received(self._batchers.pop.submit(request))

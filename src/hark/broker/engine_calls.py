@@ -212,6 +212,8 @@ def _noted(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+Pop = Callable[[Sequence[PopRequest]], Awaitable[Sequence[PopResult | HarkError]]]
+
 _CALLS = 2
 """Calls of one verb at a time, in a store of many servers: one is prepared or answered while the other runs."""
 
@@ -219,7 +221,9 @@ _CALLS = 2
 class Batchers:
     """One batcher for each verb that many use at once."""
 
-    def __init__(self, engine: Engine, settings: Settings, give_back: Callable[[PopResult], object]) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, give_back: Callable[[PopResult], object], pop_at_once: Pop
+    ) -> None:
         self._engine = engine
         self._settings = settings
         # In a store of many servers calls that push to the same partitions wait for each other, so all that waits goes
@@ -227,7 +231,7 @@ class Batchers:
         self.push: Batcher[Sequence[NewMessage], list[PushOutcome]] = self.make("push", engine.push, max_calls=1)
         # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
         self.pop: Batcher[PopRequest, PopResult] = self.make("pop", engine.pop, give_back)
-        self.pop_auto_ack: Batcher[PopRequest, PopResult] = self.make("pop", engine.pop)
+        self.pop_auto_ack: Batcher[PopRequest, PopResult] = self.make("pop", pop_at_once)
         self.settle: Batcher[Sequence[Settlement], list[SettleOutcome]] = self.make("ack", engine.settle)
         self.transact: Batcher[Transaction, TransactionOutcome] = self.make("transaction", engine.transact)
         self.renew: Batcher[Renewal, RenewOutcome] = self.make("renew", engine.renew)

@@ -358,11 +358,14 @@ class ReadablePops:
         self.withheld = 0
         """Messages that were withheld because their key is missing, each time."""
 
-    async def pop(self, request: PopRequest) -> PopResult:
-        """A pop with readable payloads. With auto-ack, only messages whose settlement counted are returned."""
+    async def pop(self, request: PopRequest, result: PopResult | None = None) -> PopResult:
+        """A pop with readable payloads, which may have a result already.
+
+        With auto-ack, only messages whose settlement counted are returned.
+        """
         plain = wanted = msgspec.structs.replace(request, auto_ack=False)
         for _ in range(_TRIES):
-            result = await self._take(wanted)
+            result = result or await self._take(wanted)
             fits = len(result.messages) <= request.batch and result.partitions <= request.partitions
             try:
                 failures = self._sealed.open_all(result)
@@ -373,7 +376,7 @@ class ReadablePops:
             except BaseException:
                 self._give_back(result)
                 raise
-            released = self._give_back(result)
+            released, result = self._give_back(result), None
             if released is not None:  # The next pop must find what is released.
                 await asyncio.wait([released])
             self._count(batch.aside)

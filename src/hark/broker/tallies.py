@@ -231,8 +231,9 @@ class Tallies:
             if not messages:
                 self.empty_pops += 1
                 continue
+            completed = request.auto_ack and not result.lease_id
             if request.queue is None:
-                self._note_labelled(request, messages)
+                self._note_labelled(messages, completed)
             else:
                 if request.queue != queue:
                     queue = request.queue
@@ -240,7 +241,7 @@ class Tallies:
                 number = len(messages)
                 tally.delivered += number
                 delivered += number
-                if request.auto_ack:
+                if completed:
                     tally.completed += number
                     self.total.completed += number
             for message in messages:
@@ -306,12 +307,12 @@ class Tallies:
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    def _note_labelled(self, request: PopRequest, messages: Sequence[Delivery]) -> None:
+    def _note_labelled(self, messages: Sequence[Delivery], completed: bool) -> None:
         """A pop by namespace or task: its messages may be of several queues."""
         for message in messages:
             for tally in (self.of(message.queue), self.total):
                 tally.delivered += 1
-                tally.completed += request.auto_ack
+                tally.completed += completed
 
 
 def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | HarkError]) -> Iterator[tuple[Q, A]]:

@@ -176,8 +176,9 @@ class Engine(KeyValueEngine, Protocol):
         apply across all servers: a request receives at most the remaining number, or nothing with the reason
         `max_in_flight` or `rate_limited`.
 
-        A lease may be lost in a crash. With `auto_ack` the messages are durably settled before the verb returns. The
-        first pop of a group from a queue durably creates the group before the verb returns, even without messages.
+        A lease may be lost in a crash. With `auto_ack` the messages are durably settled before the verb returns; if one
+        of them is sealed, the result has a lease, to settle them under when they have been read (rule 26). The first
+        pop of a group from a queue durably creates the group before the verb returns, even without messages.
         """
 
     def settle(self, requests: Sequence[Sequence[Settlement]]) -> Awaitable[Answers[list[SettleOutcome]]]:

@@ -24,13 +24,16 @@ class Batching(Part, frozen=True):
     """How concurrent requests share one commit."""
 
     max_items: Annotated[
-        Count, about("Maximum number of items of one operation in a commit.", "SIDECAR_MAX_ITEMS_PER_TX")
+        Count,
+        about(
+            "Maximum number of items of one call; on PostgreSQL, a call is a transaction.", "SIDECAR_MAX_ITEMS_PER_TX"
+        ),
     ] = 1000
     max_wait_ms: Annotated[
         float,
         Meta(ge=0, le=10_000),
         about(
-            "Maximum wait of an item for a shared commit, in milliseconds.",
+            "Maximum wait for others to share a call, in milliseconds. Without a call in flight, there is no wait.",
             "SIDECAR_MICRO_BATCH_WAIT_MS",
         ),
     ] = 5.0

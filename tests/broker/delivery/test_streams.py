@@ -164,7 +164,7 @@ Sign = Literal[
 
 @both_modes
 @pytest.mark.parametrize("sign", get_args(Sign))
-async def test_a_stream_whose_lease_expired_gets_nothing_until_its_client_gives_a_sign(
+async def test_rule_16_a_stream_whose_lease_expired_gets_nothing_until_its_client_gives_a_sign(
     server: Server, request_: PopRequest, sign: Sign
 ) -> None:
     """A client that is frozen would turn messages that it never reads into dead letters."""

@@ -397,8 +397,10 @@ class Stream:
             return True
         try:
             self._streams.pops.unseal(result)
-        except HarkError as error:
-            self.refused(arrival.consumer, error)
+        except HarkError:
+            # It was given back, and the next pop knows that something in the queue cannot be read.
+            self._declined[arrival.consumer] = None
+            self.end_pull()
             return True
         if result.lease_id:
             self._window.add(result)

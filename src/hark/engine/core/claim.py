@@ -205,7 +205,7 @@ class Claimer:
     def _answer(self, job: Job) -> PopResult | None:
         if job.messages:
             assert job.lease is not None
-            if job.request.auto_ack:
+            if job.request.auto_ack and not any(message.sealed for message in job.messages):
                 self.settled_at_once[job.lease.id] = job.lease
             else:
                 self._state.add_lease(job.lease)

@@ -56,8 +56,11 @@ class Handing:
         self._deliveries = deliveries
         self._codec = codec
 
-    def hand_out(self, job: Job, place: Place, until: int, messages: Any) -> None:
-        """A job got messages of a partition: offsets, times, transaction ids, payloads, attempts and options."""
+    def hand_out(self, job: Job, place: Place, until: int | None, messages: Any) -> None:
+        """A job got messages of a partition: offsets, times, transaction ids, payloads, attempts and options.
+
+        They are on its lease, or settled if that has no end.
+        """
         offsets, created_ats, transaction_ids, payloads, attempts, options = messages
         prefix, uid, name, queue = place.prefix, place.uid, place.name, place.queue
         with_prefix, append = self._codec.with_prefix, job.messages.append
@@ -85,7 +88,7 @@ class Handing:
                 )
             )
         job.positions += 1
-        if not job.request.auto_ack:
+        if until is not None:
             job.until = until if job.until is None else min(job.until, until)
             named = [(t, o) for t, o in zip(transaction_ids, offsets, strict=True) if t is not None]
             self._deliveries.add(job.lease, until, place.id, len(offsets), named)
@@ -326,7 +329,7 @@ class Popper:
         for job in jobs:
             groups = [group for _, group in job.groups]
             _forget(groups, telling)
-            if job.may_hold and not job.request.auto_ack:
+            if job.may_hold:
                 self._owed[job.lease] = groups
 
     async def _give_back(self, given: int | None, telling: Telling) -> None:
@@ -455,7 +458,7 @@ class Popper:
         self._handing.hand_out(job, self._directory.places_by_id[partition], due, row[4:])
         group.ready.serve(partition)
         job.had.add((group, partition))
-        if not job.request.auto_ack:
+        if due is not None:
             group.ready.wake_at(partition, due, "lease_held")
         elif more or candidate.is_outdated:
             job.served.append((group, partition))
@@ -465,7 +468,7 @@ class Popper:
     def _answer(self, job: Job) -> PopResult | HarkError:
         job.give_up_rest()
         if job.messages:
-            if job.request.auto_ack:
+            if job.until is None:
                 return PopResult(job.messages, "", job.positions)
             return PopResult(job.messages, job.lease, job.positions, expires_at=job.until)
         if job.error is not None:

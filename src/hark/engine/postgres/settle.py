@@ -30,8 +30,8 @@ class Deliveries:
         self._partitions: dict[str, list[int]] = {}
         self._heap: list[tuple[int, str]] = []
         self._size = 0
-        self._completed: dict[tuple[str | None, str, str, str], None] = {}
-        """The last messages that were completed here, by lease, partition, group and name."""
+        self._completed: dict[tuple[int, str | None, str, str], None] = {}
+        """The last messages that were completed here, by group, lease, partition and name."""
 
     def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
         """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
@@ -78,15 +78,15 @@ class Deliveries:
         self.end(lease)
         return alone
 
-    def completed(self, item: Settlement) -> None:
-        """A message was completed under the lease that the settlement names."""
-        self._completed[item.lease_id, item.partition_id, item.group, item.transaction_id] = None
+    def completed(self, group: int, item: Settlement) -> None:
+        """A message was completed for a group under the lease that the settlement names."""
+        self._completed[group, item.lease_id, item.partition_id, item.transaction_id] = None
         if len(self._completed) > MAX_COMPLETED:
             del self._completed[next(iter(self._completed))]
 
-    def was_completed(self, item: Settlement) -> bool:
+    def was_completed(self, group: int, item: Settlement) -> bool:
         """Whether that is so of a message, as far as it is known here."""
-        key = (item.lease_id, item.partition_id, item.group, item.transaction_id)
+        key = (group, item.lease_id, item.partition_id, item.transaction_id)
         return item.lease_id is not None and key in self._completed
 
     def forget_completed(self) -> None:
@@ -229,7 +229,7 @@ class Settlements:
         for item in items:
             place = self._directory.places_by_id.get(partition_of(item, self._codec))
             number = self._position(place, item.group)
-            partition = self.positions[number][1]
+            group, partition = self.positions[number]
             self.items.append(item)
             self.places.append(place)
             self.request.append(request)
@@ -247,7 +247,7 @@ class Settlements:
             self.status.append(_DAMAGED if item.damaged else _STATUSES[item.status])
             self.error.append(storable(item.error))
             self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
-            self.known.append(deliveries.was_completed(item))
+            self.known.append(deliveries.was_completed(group, item))
 
     def _position(self, place: Place | None, group_name: str) -> int:
         group = None if place is None else self._directory.groups.get((place.queue, group_name))
@@ -296,7 +296,7 @@ class Settlements:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
-                self._deliveries.completed(item)
+                self._deliveries.completed(self.positions[position - 1][0], item)
             group = self.groups[position - 1]
             if free and group is not None:
                 self._freed.add(position - 1)

@@ -123,6 +123,11 @@ class Memory:
         groups = {group.id: group for group in state.groups.values()}
         if touched.labels:
             state.labels.clear()
+        if state.completed and touched.places:
+            # Another process may have moved a group there, and completed the same messages under other leases.
+            state.completed = {
+                place: lease for place, lease in state.completed.items() if place[:2] not in touched.places
+            }
         if touched.numbers:
             loader.numbers()
         if touched.rates:

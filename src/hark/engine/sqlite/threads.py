@@ -312,7 +312,7 @@ class StoreThreads:
         return transaction
 
     def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
-        """First contacts; and pops with auto-ack, which settle what they claim in the same transaction."""
+        """First contacts; and pops with auto-ack, which settle in the same transaction (what is not sealed)."""
         claimer = Claimer(self._store.reader, self.state, transaction.now, self._ids)
         first_contact(
             transaction,
@@ -325,7 +325,9 @@ class StoreThreads:
         claim.uncommitted = dict(zip(numbers, answers, strict=True))
         for answer in answers:
             if isinstance(answer, PopResult) and answer.lease_id:
-                lease = claimer.settled_at_once[answer.lease_id]
+                lease = claimer.settled_at_once.get(answer.lease_id)
+                if lease is None:
+                    continue
                 for position in lease.parts:
                     settle_held(transaction, lease, position)
                 answer.lease_id, answer.expires_at = "", None

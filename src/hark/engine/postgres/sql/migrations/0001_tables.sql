@@ -142,8 +142,10 @@ create table hark.groups (
     created_at bigint not null,
     last_seen bigint not null,
     touched integer not null default 0,
+    moved bigint not null default 0,
     unique (queue, name)
 ) with (fillfactor = 70);
+comment on column hark.groups.moved is 'When a seek or a deletion last made it begin elsewhere.';
 
 -- Groups that pop by namespace or task: they start when they first do, also in queues that come later.
 create table hark.labels (

@@ -225,6 +225,7 @@ begin
         o_next := v_cursor + 1;
         o_left := p.tail - v_cursor;
     end loop;
+    update hark.groups set moved = hark.time_v1(p_now) where id = o_grp;
 end $$;
 
 -- Sets a cursor and forgets everything beyond it, leases included. Offsets without a message are done again.
@@ -289,7 +290,8 @@ begin
             delete from hark.labels where grp = p_group;
         end if;
     else
-        update hark.groups set touched = hark.bucket_v1(hark.time_v1(p_now)) where id = any (o_groups);
+        update hark.groups set touched = hark.bucket_v1(hark.time_v1(p_now)), moved = hark.time_v1(p_now)
+        where id = any (o_groups);
     end if;
     update hark.partitions p set leftover = true from hark.queues q
     where q.name = any (o_queues) and q.drop_settled and p.queue = q.id and not p.leftover;

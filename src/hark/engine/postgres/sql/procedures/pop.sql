@@ -1,12 +1,12 @@
 -- Leases messages (rules 8-11, 16, 17): many requests, each with candidates to take from, in one call.
 --
 -- r_: for each request how many messages and partitions it wants at most, the id of its lease and its end (when it
--- has some already), whether what it gets is settled at once, how long to hold it (null: the queue's lease time), and
--- who asks.
+-- has some already), whether what it gets is settled at once (not in a partition where something of it is sealed: that
+-- has to be read first), how long to hold it (null: the queue's lease time), and who asks.
 -- c_: the candidates in the order in which they are to be tried; c_wait: wait for a locked row (the request named the
 -- partition) instead of passing it by.
 --
--- Answers a row for each candidate. status: 0 taken, 1 nothing ready, 2 leased until `due`, 3 locked by somebody,
+-- Answers a row for each candidate. status: 0 taken (on a lease until `due`, if that is not null), 1 nothing ready, 2 leased until `due`, 3 locked by somebody,
 -- 4 waiting until `due`, 5 window buffer until `due`, 6 paused, 7 there is no such partition or group, 8 not needed,
 -- 9 the rate allows nothing until `due`, 10 too many are in flight.
 -- options has a JSON object for each message that has any, and is null when none has.
@@ -31,6 +31,7 @@ declare
     v_until bigint[] := r_until;
     v_taken boolean[] := array_fill(false, array[cardinality(c_request)]);
     v_durable boolean := true = any (r_auto_ack);
+    v_at_once boolean[] := array_fill(false, array[cardinality(c_request)]);
     v_uneven boolean := false;
     v_slot smallint;
     v_number integer;
@@ -119,6 +120,9 @@ begin
             due := v_limits.o_due[v_closed];
         elsif s.plain then
             v_number := least(s.tail - s.cursor, v_allowed);
+            v_at_once[s.n] := r_auto_ack[r] and not exists (
+                select 1 from hark.messages x
+                where x.partition = s.partition and x."offset" > s.cursor and x."offset" <= s.cursor + v_number and x.sealed);
             v_plain := v_plain + 1;
             f_candidate[v_plain] := s.n;
             f_partition[v_plain] := s.partition;
@@ -150,9 +154,10 @@ begin
                 s.delayed_processing, s.window_buffer, v_allowed, p_max_bytes - v_bytes[r], r_lease[r],
                 least(v_until[r], s.new_until), r_auto_ack[r]) t;
             if status = 0 then
+                v_at_once[s.n] := r_auto_ack[r] and not hark.has_sealed_v1(options);
                 v_uneven := v_uneven or coalesce(v_until[r] > s.new_until, false);
                 v_until[r] := least(v_until[r], s.new_until);
-                due := v_until[r];
+                due := case when not v_at_once[s.n] then v_until[r] end;
                 v_taken[s.n] := true;
                 v_left[r] := v_left[r] - v_number;
                 v_room[r] := v_room[r] - 1;
@@ -220,29 +225,29 @@ begin
             where m.number > 0
         ), taken as (
             update hark.positions k
-            set cursor = case when r_auto_ack[c_request[f.candidate]] then f.last else k.cursor end,
-                settled_at = case when r_auto_ack[c_request[f.candidate]] then v_now else k.settled_at end,
-                lease = case when not r_auto_ack[c_request[f.candidate]] then r_lease[c_request[f.candidate]] end,
-                lease_until = case when not r_auto_ack[c_request[f.candidate]]
-                    then v_until[c_request[f.candidate]] end,
-                handed = case when r_auto_ack[c_request[f.candidate]] then 0 else f.number end,
-                lease_last = case when r_auto_ack[c_request[f.candidate]] then 0 else f.last end,
-                held = case when r_auto_ack[c_request[f.candidate]] then '{}'
+            set cursor = case when v_at_once[f.candidate] then f.last else k.cursor end,
+                settled_at = case when v_at_once[f.candidate] then v_now else k.settled_at end,
+                lease = case when not v_at_once[f.candidate] then r_lease[c_request[f.candidate]] end,
+                lease_until = case when not v_at_once[f.candidate] then v_until[c_request[f.candidate]] end,
+                handed = case when v_at_once[f.candidate] then 0 else f.number end,
+                lease_last = case when v_at_once[f.candidate] then 0 else f.last end,
+                held = case when v_at_once[f.candidate] then '{}'
                     else int8multirange(int8range(k.cursor + 1, f.last + 1)) end
             from fetched f
             where k.grp = c_grp[f.candidate] and k.partition = f.partition
         )
-        select f.candidate, 0::smallint, v_until[c_request[f.candidate]], f.last < f.tail, f.offsets,
+        select f.candidate, 0::smallint, case when not v_at_once[f.candidate] then v_until[c_request[f.candidate]] end,
+            f.last < f.tail, f.offsets,
             f.created_ats, f.transaction_ids, f.payloads, null::integer[], f.options
         from fetched f;
     end if;
-    if true = any (v_taken) and false = any (r_auto_ack) then
+    if true = any (v_taken) and false = any (v_at_once) then
         select slot into v_slot from hark.rotation where name = 'leases';
         insert into hark.leases (slot, id, until, grps, partitions, since, consumer)
         select v_slot, r_lease[c.request], v_until[c.request], array_agg(c.grp), array_agg(c.partition), v_now,
             r_consumer[c.request]
-        from unnest(c_request, c_grp, c_partition, v_taken) as c(request, grp, partition, taken)
-        where c.taken and not r_auto_ack[c.request]
+        from unnest(c_request, c_grp, c_partition, v_taken, v_at_once) as c(request, grp, partition, taken, at_once)
+        where c.taken and not c.at_once
         group by c.request
         on conflict (id, slot) do update
         set until = excluded.until, grps = leases.grps || excluded.grps,
@@ -256,8 +261,9 @@ begin
     if v_limits.o_queues is not null then
         perform hark.spend_v1(v_limits.o_queues, v_limits.o_grps, v_spent, v_limits.o_rate, array_agg(v_queue[c.n]),
             array_agg(c.grp), array_agg(c.partition), array_agg(r_lease[c.request]))
-        from unnest(c_request, c_grp, c_partition, v_taken) with ordinality as c(request, grp, partition, taken, n)
-        where c.taken and v_queue[c.n] is not null and not r_auto_ack[c.request];
+        from unnest(c_request, c_grp, c_partition, v_taken, v_at_once) with ordinality
+            as c(request, grp, partition, taken, at_once, n)
+        where c.taken and v_queue[c.n] is not null and not c.at_once;
     end if;
 end $$;
 
@@ -294,7 +300,7 @@ begin
     status := 0;
     offsets := v_got.offsets; created_ats := v_got.created_ats; transaction_ids := v_got.transaction_ids;
     payloads := v_got.payloads; attempts := v_got.attempts; options := v_got.options;
-    if p_auto_ack then
+    if p_auto_ack and not hark.has_sealed_v1(options) then
         select o.cursor, o.settled into t.cursor, t.settled
         from hark.settle_offsets_v1(p_grp, p_partition, v_got.held, t.irregular, t.cursor, t.settled) o;
         update hark.positions
@@ -318,6 +324,12 @@ create or replace function hark.options_v1(
 language sql immutable as $$
     select nullif(json_strip_nulls(json_build_object(
         'p', p_priority, 's', p_sealed, 't', p_trace_id, 'u', p_producer, 'c', p_trace_context))::text, '{}')
+$$;
+
+-- Whether options that options_v1 made are those of a sealed message, among others.
+create or replace function hark.has_sealed_v1(p_options text[]) returns boolean
+language sql immutable as $$
+    select coalesce(bool_or((x::json ->> 's')::boolean), false) from unnest(p_options) as x
 $$;
 
 -- What of a position may be handed out now, message by message: requeued ones first, then what is open beyond the

@@ -84,6 +84,15 @@ begin
     if not v_durable then
         -- A lease may be lost in a crash: the message is delivered again.
         perform set_config('synchronous_commit', 'off', true);
+    elsif true = any (r_auto_ack) then
+        -- What is sealed has to be read before it is settled.
+        select array_agg(r.at_once and not exists (
+            select 1 from unnest(f_candidate, f_offset, v_plan.o_requests) as f(candidate, "offset", request)
+            cross join lateral (
+                select x.sealed from hark.messages x
+                where x.partition = c_partition[f.candidate] and x."offset" = f."offset" offset 0) as m
+            where f.request = r.n and m.sealed) order by r.n)
+        into r_auto_ack from unnest(r_auto_ack) with ordinality as r(at_once, n);
     end if;
 
     for c in 1..cardinality(c_pool) loop
@@ -112,7 +121,8 @@ begin
     end if;
 
     return query
-    select f.request, f.candidate, 0::smallint, v_until[f.request], null::integer[],
+    select f.request, f.candidate, 0::smallint, case when not r_auto_ack[f.request] then v_until[f.request] end,
+        null::integer[],
         array_agg(f."offset" order by f.n), array_agg(m.created_at order by f.n),
         array_agg(m.transaction_id order by f.n), array_agg(m.payload order by f.n), array_agg(f.used + 1 order by f.n),
         case when count(m.options) > 0 then array_agg(m.options order by f.n) end

@@ -39,6 +39,7 @@ declare
     v_keys record;
     v_key_code smallint;
     v_bad integer;
+    v_known boolean[];
     t0 integer := 1; t1 integer; i0 integer := 1; i1 integer; q0 integer := 1; q1 integer;
     p0 integer := 1; p1 integer; m0 integer := 1; m1 integer; x0 integer := 1; x1 integer;
     c0 integer := 1; c1 integer; u0 integer := 1; u1 integer;
@@ -101,10 +102,21 @@ begin
                 end if;
             end loop;
             if i1 >= i0 then
+                v_known := i_known[i0:i1];
+                if true = any (v_known) then
+                    -- A server remembers what was completed, but not that another one moved the group since then.
+                    select array_agg(i.known and not exists (
+                        select 1 from hark.groups g
+                        where g.id = t_grp[t0 + i.position - 1]
+                            and g.moved > coalesce((select min(l.since) from hark.leases l where l.id = i.lease), 0)
+                        ) order by i.n)
+                    into v_known
+                    from unnest(v_known, i_position[i0:i1], i_lease[i0:i1]) with ordinality as i(known, position, lease, n);
+                end if;
                 select * into v_settled from hark.settle_v1(v_now, t_grp[t0:t1], t_partition[t0:t1],
                     t_shared[t0:t1], array_fill(1, array[i1 - i0 + 1]), i_position[i0:i1], i_offset[i0:i1], i_transaction_id[i0:i1],
                     i_place[i0:i1], i_lease[i0:i1], i_status[i0:i1], i_error[i0:i1], i_delay[i0:i1],
-                    case when q1 >= q0 then q_lease[q0:q1] end, i_known[i0:i1]);
+                    case when q1 >= q0 then q_lease[q0:q1] end, v_known);
                 o_item_codes[i0:i1] := v_settled.o_codes;
                 o_released[i0:i1] := v_settled.o_released;
                 o_dead[i0:i1] := v_settled.o_dead;
