@@ -400,13 +400,13 @@ class TableVerbs(KeyVerbs):
         self,
         group: str | None = None,
         queue: str | None = None,
-        min_lag_seconds: int = 0,
+        min_lag_seconds: int | None = None,
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
     ) -> list[PositionStats]:
         """See `Engine.position_stats`."""
-        before = self._clock.now() - min_lag_seconds * SECOND if min_lag_seconds else None
+        before = None if min_lag_seconds is None else self._clock.now() - min_lag_seconds * SECOND
         return await self._read(
             lambda connection, held: views.position_stats(
                 connection, held, self._codec, group, queue, before, limit, partitions, queues
