@@ -29,6 +29,14 @@ BODY = 64 * 1024 * KIB
 LARGEST = 10 * 1024 * KIB - 1
 """A body that the servers of the benchmark accept."""
 HEAD = 1_000 * KIB
+LISTS = (
+    b"resources/overview",
+    b"status",
+    b"messages?limit=10000",
+    b"messages?status=dead_letter",
+    b"messages?status=processing",
+    b"consumer-groups",
+)
 DRIP = 1.0
 """Seconds between two drops of 1 KiB, when all else is sent."""
 BYTE = 0.2
@@ -155,6 +163,16 @@ async def _late_times(_number: int) -> Stream:
         yield piece
 
 
+async def _lists(number: int) -> Stream:
+    """A queue of 1,000 partitions, and lists and counts of all queues."""
+    items = b",".join([b'{"queue":"q%d","partition":"%d","payload":1}' % (number, each) for each in range(1000)])
+    body = b'{"items":[%s]}' % items
+    yield _POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    piece = b"".join([b"GET /api/v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in LISTS])
+    while True:
+        yield piece
+
+
 async def _unfinished(_number: int) -> Stream:
     """A body of which the last byte never comes."""
     yield _POST + b"Content-Length: %d\r\n\r\n" % LARGEST
@@ -198,6 +216,7 @@ ATTACKS = (
     Attack("values", "6 x bodies of 10 MiB that take long to decode", 6, _decoding, memory=IN_FLIGHT),
     Attack("frames", "4 WebSockets with endless pings", 4, _frames),
     Attack("times", "4 x endless times after the year 9999", 4, _late_times),
+    Attack("lists", "24 x endless lists of 24 queues of 1,000 partitions", 24, _lists, memory=IN_FLIGHT),
     Attack("unfinished", "100 bodies of 10 MiB that do not end", 100, _unfinished, memory=IN_FLIGHT),
     Attack("answers", "8 x answers of 8 MiB, not read", 8, _unread_answers, reads=False, memory=IN_FLIGHT),
     Attack("slow", "500 slow heads, 5 bytes a second each", 500, _slow_heads),

@@ -396,6 +396,17 @@ def test_a_password_on_the_command_line_is_refused_with_the_places_where_it_belo
         assert "s3cret" not in result.output
 
 
+# Stores that cannot be used --------------------------------------------------------------------------------
+
+
+def test_data_below_a_file_is_explained(hark: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = hark("serve", "--data", str(tmp_path / "file" / "below"), "--port", "0")
+    assert result.exit_code == 1
+    assert "file/below does not exist and cannot be created in" in result.stderr
+    assert "Not a directory; create it, or choose another --data" in result.stderr
+
+
 def test_a_database_that_is_not_there_exits_with_1_and_shows_no_password(
     hark: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

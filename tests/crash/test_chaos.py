@@ -33,7 +33,8 @@ SECONDS = float(os.environ.get("HARK_TEST_CHAOS_SECONDS", "4"))
 CLIENTS, MEMBERS = 2, 2
 BYTES_PER_FAULT = 30_000
 LONGEST_FREEZE = 3 * OPTIONS["leaseTime"]
-DRAIN_SECONDS = 120.0
+DRAIN_SECONDS = 120.0 + SECONDS
+"""What the chaos left in the queue grows with its time, and S3 delivers slowly."""
 LONG_SECONDS = 60.0
 """From here on everything happens that can happen."""
 

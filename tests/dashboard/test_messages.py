@@ -64,6 +64,21 @@ async def test_filters_by_partition_state_and_time_are_kept_over_a_reload(screen
     await expect(screen.page.get_by_text("No message matches.")).to_be_visible()
 
 
+async def test_rule_28_scheduled_messages_are_found_apart_and_say_why_they_wait(
+    screen: Screen, api: Api, queue: str
+) -> None:
+    api.push(queue, 1, transactionId="ready")
+    api.push(queue, 2, transactionId="delayed", delay=3_600_000)
+    await screen.show(f"messages?queue={queue}")
+    rows = screen.page.get_by_role("table", name="Messages").locator("tbody tr")
+    await screen.page.get_by_label("State").select_option("scheduled")
+    await expect(rows).to_have_count(1)
+    await expect(rows).to_contain_text(["delayed"])
+    await expect(rows).to_contain_text(["scheduled delayed"])
+    await screen.page.get_by_label("State").select_option("pending")
+    await expect(rows).to_contain_text(["ready"])
+
+
 async def test_the_list_is_paged(screen: Screen, api: Api, queue: str) -> None:
     for number in range(60):
         api.push(queue, number, transactionId=f"t{number}")

@@ -58,6 +58,7 @@ def test_lagging_lists_places_whose_oldest_message_waits_that_long(fresh_api: Ap
     api = fresh_api
     api.push(queue, 1, partition="p")
     api.ack(api.pop_one(queue, consumerGroup="g"), "retry")
+    api.push(queue, 2, partition="scheduled", delay=3_600_000)
     [place] = read(api.get("/consumer-groups/lagging", minLagSeconds=0))
     assert (place["queue_name"], place["consumer_group"]) == (queue, "g")
     assert (place["partition_name"], place["offset_lag"]) == ("p", 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 
 import asyncpg
@@ -331,6 +333,20 @@ async def test_rule_29_one_attempt_at_a_time_tries_a_database_that_is_away_or_do
     await until(lambda: attempts.begun > 20)
     assert attempts.most == 1
     keeper.cancel()
+
+
+async def test_a_stopped_database_behind_a_socket_is_called_that(caplog: pytest.LogCaptureFixture) -> None:
+    async def connect() -> asyncpg.Connection:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    connections = Connections(connect, limit=1, wait_seconds=600, on_return=lambda: None)
+    keeper = asyncio.create_task(connections._keep())
+    with pytest.raises(EngineFailure) as caught:
+        await connections.take()
+    keeper.cancel()
+    words = "no server listens on its socket"
+    assert caught.value.text.startswith(f"PostgreSQL is unavailable ({words}); ")
+    assert f"cannot connect to PostgreSQL; retrying: {words}" in caplog.messages
 
 
 async def test_a_network_that_falls_silent_ends_the_call_and_the_connections_that_knew_nothing(

@@ -208,7 +208,7 @@ class TokenFile:
         """Return the tokens by id, empty if the file does not exist; raises `StoreUnusable` if it is damaged."""
         try:
             data = read_secret(self.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             raise StoreUnusable(

@@ -312,14 +312,14 @@ class Engine(KeyValueEngine, Protocol):
         self,
         group: str | None = None,
         queue: str | None = None,
-        min_lag_seconds: int = 0,
+        min_lag_seconds: int | None = None,
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
     ) -> list[PositionStats]:
         """Positions of groups in all partitions, or in the named ones; of one queue, or of several.
 
-        `min_lag_seconds` limits the result to positions whose oldest pending message is at least that old.
+        `min_lag_seconds` limits the result to positions where a message has waited that long; 0: where one waits.
         """
 
     # Dead letters ------------------------------------------------------------------------------------------

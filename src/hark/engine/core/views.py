@@ -215,7 +215,7 @@ def position_stats(
     leases: LeaseView,
     group: str | None = None,
     queue: str | None = None,
-    min_lag_seconds: int = 0,
+    min_lag_seconds: int | None = None,
     limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
@@ -226,7 +226,7 @@ def position_stats(
     named: dict[str, Value] = {
         "queue": queue,
         "group": group,
-        "before": leases.now - min_lag_seconds * SECOND if min_lag_seconds else None,
+        "before": None if min_lag_seconds is None else leases.now - min_lag_seconds * SECOND,
         "limit": limit,
         "names": None if partitions is None else _encode_names(partitions).decode(),
         "queues": None if queues is None else _encode_names(queues).decode(),

@@ -327,7 +327,7 @@ class Connections:
                 connection = await self._make()
         except Exception as error:  # whatever it is, the next attempt may succeed
             self.failures += 1
-            why = f"{type(error).__name__}: {error}"
+            why = _words(error)
             if why != self._why:
                 log.warning("cannot connect to PostgreSQL; retrying: %s", why, extra={"fields": {"store": "away"}})
             self._is_away(why)

@@ -142,7 +142,7 @@ class LookingVerbs(ABC):
         self,
         group: str | None = None,
         queue: str | None = None,
-        min_lag_seconds: int = 0,
+        min_lag_seconds: int | None = None,
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,

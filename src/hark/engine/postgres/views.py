@@ -278,7 +278,7 @@ async def position_stats(
     now: int | None,
     group: str | None,
     queue: str | None,
-    min_lag_seconds: int,
+    min_lag_seconds: int | None,
     limit: int,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
@@ -287,18 +287,18 @@ async def position_stats(
     named = None if partitions is None else list(filter(can_be_stored, partitions))
     where = Where(now, limit)
     names = ("standing.group_name", "standing.queue", "standing.name")
-    if not min_lag_seconds:
+    if min_lag_seconds is None:
         names = ("grp.name", "grp.queue", "place.name")
     where.also(f"{names[0]} = {{}}", group)
     where.also(f"{names[1]} = {{}}", queue)
     where.also(f"{names[1]} = any ({{}})", None if queues is None else list(queues))
     where.also(f"{names[2]} = any ({{}})", named)
     late = Where(*where.args)
-    late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND or None)
-    if min_lag_seconds:
-        sql = _POSITIONS.format(places=where, late=late)
-    else:
+    if min_lag_seconds is None:
         sql = _CHOSEN.format(where=where) + _POSITIONS.format(places=_FIRST_PLACES, late=late)
+    else:
+        late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND)
+        sql = _POSITIONS.format(places=where, late=late)
     rows = await pool.fetch(sql, *late.args)
     return [
         PositionStats(

@@ -86,11 +86,12 @@ async def show_group(request: Request) -> Response:
     return reply({queue: ShownPositions(tuple(found)) for queue, found in queues.items()})
 
 
-async def _positions(request: Request, group: str | None, min_lag_seconds: int = 0) -> list[PositionStats]:
+async def _positions(request: Request, group: str | None, min_lag_seconds: int | None = None) -> list[PositionStats]:
     """Return positions of groups in partitions of permitted queues, up to the limit."""
     limit = _POSITIONS.of(query_of(request))
     broker, queues = broker_of(request), await queues_of(request)
-    if min_lag_seconds and (skipped := broker.observed.counts.caught_up(now(request) - min_lag_seconds * SECOND)):
+    before = None if min_lag_seconds is None else now(request) - min_lag_seconds * SECOND
+    if before is not None and (skipped := broker.observed.counts.caught_up(before)):
         names = [info.name for info in await broker.engine.queue_infos(queues)]
         queues = [name for name in names if name not in skipped]
     return await broker.engine.position_stats(group, min_lag_seconds=min_lag_seconds, limit=limit, queues=queues)

@@ -267,7 +267,7 @@ async def cancel_message(request: Request) -> Response:
     [outcome] = await broker.engine.cancel([await reached(identity_of(request), broker, message_id)])
     match outcome:
         case "not_found":
-            raise NotFound("Message not found", code="message_not_found")
+            raise NotFound("Message not found; it was removed, or this is not its message id", code="message_not_found")
         case "leased":
             raise Conflict(
                 "the message cannot be cancelled: a consumer has already received it; delete it instead",
