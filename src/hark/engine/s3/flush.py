@@ -1,4 +1,4 @@
-"""One batch of verbs on the state, not yet in the log, and the pace of records."""
+"""One batch of verbs on the state, before it is in the log, and the pauses between records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hark.model import Hint, Key, KeyNotification, PopResult
 
 
 class Renew(Call):
-    """The verbs renew and shorten: every process has to know, so they take a record."""
+    """The verbs renew and shorten: they take a record, because every process needs the new end of the lease."""
 
     def __init__(
         self, future: asyncio.Future[Any] | None, lease_ids: Sequence[str], body: Callable[[State, int], object]
@@ -37,11 +37,11 @@ class Renew(Call):
         super().__init__(future)
         self.lease_ids = lease_ids
         self.body = body
-        """Changes when the leases end, as of a time."""
+        """Changes when the leases end."""
 
 
 class Chore(Write):
-    """A write that will be tried again: that there is nothing to do need not be the last word."""
+    """A write that is tried again periodically, so an answer from an older state is good enough."""
 
 
 class Confirm(Call):
@@ -49,7 +49,7 @@ class Confirm(Call):
 
 
 class Found(Call):
-    """The tail has read a record."""
+    """The log reader has read a record."""
 
     def __init__(self, seq: int, stored: Stored) -> None:
         super().__init__(None)
@@ -58,54 +58,53 @@ class Found(Call):
 
 
 class Wake(Call):
-    """The tail has seen that it may have fallen behind what is kept: look at the pointer."""
+    """The log reader may be behind the oldest record that is kept: check the pointer to the snapshot."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
 
-# A record costs the same whatever it carries. So under load records are a while apart, and cost is bounded by time,
-# not
-# by the number of messages; and whoever is alone does not wait.
+# A record costs the same whatever it carries. So under load a process waits between records: the cost is bounded by
+# time, not by the number of messages. A lone call does not wait.
 #
-# And who has just written lets others write, if there are others. A process that lost a number has to read who won it
-# before it tries the next: without a rest of the winner it would be too late every time. Those who never won are not
-# known to the winner, so one who writes record after record rests now and then all the same.
+# A process that has just written a record pauses if other processes write too. A process that lost a number must read
+# the winning record before it tries the next number, and would lose every time if the winner did not pause. A winner
+# does not know of processes that never won, so it also pauses after several records in a row.
 
 
 _FIRST_SECONDS = 0.004
 OTHERS_SECONDS = 5.0
-"""For so long a record of another process means that there are others."""
+"""After a record of another process, other writers are assumed for this time."""
 TURNS = 8
-"""So many records in a row are written without a rest for those who are not known."""
+"""Number of records in a row before a pause for unknown writers."""
 _TRIPS = 3.0
-"""A rest lasts so many round trips: one to read what was lost to, one to write."""
+"""Length of a pause in round trips: the others need one to read the winning record and one to write."""
 _SURE_TRIPS = 1.5
-"""For so many round trips what was seen of the head is likely still so."""
+"""For this number of round trips, the last known head of the log is probably still the head."""
 _LONGEST_TRIP_SECONDS = 0.5
-"""An append that took longer waited for a store that did not answer, or the process slept: others need no more."""
+"""Longer appends do not count as longer: the bucket did not answer, or the process was suspended."""
 _WEIGHT = 0.2
 
 
 class Pace:
-    """Belongs to the thread of the state; times are seconds of a monotonic clock."""
+    """Decides when the next record is written. Only the state thread uses it; times are seconds of a monotonic clock."""
 
     def __init__(self, longest_seconds: float, random: Callable[[], float] = random_module.random) -> None:
         self._longest = longest_seconds
         self._random = random
         self._begun = self._ended = self._foreign = float("-inf")
         self._is_ours = False
-        """The last record is ours."""
+        """Whether this process wrote the last record."""
         self._in_a_row = 0
         self._between = 0.0
-        """How far apart the records of others are, about; 0: there was one, or none."""
+        """Estimated seconds between records of other processes; 0: unknown."""
         self.apart = 0.0
-        """How many seconds records are apart under load, from begin to begin."""
+        """Seconds between the starts of records under load."""
         self.round_trip = 0.0
-        """What an append takes, about."""
+        """Estimated seconds of an append."""
 
     def pause(self, now: float) -> float:
-        """How long to wait before the next record is begun."""
+        """Return the seconds to wait before the next record."""
         begin = self._begun + self.apart if self.apart else now
         if self._is_ours and (self.has_company(now) or self._in_a_row >= TURNS):
             self._in_a_row = 0
@@ -113,27 +112,27 @@ class Pace:
         return max(0.0, begin - now)
 
     def _rest(self) -> float:
-        # Not all the same, or those who lost together would try together.
+        # Random, because processes that lost together would otherwise retry together.
         return self.round_trip * _TRIPS * (0.75 + self._random() / 2)
 
     def has_company(self, now: float) -> bool:
-        """Whether others write too."""
+        """Return whether other processes write too."""
         return now - self._foreign < OTHERS_SECONDS
 
     def is_likely_behind(self, now: float, sight_age: float) -> bool:
-        """Whether to look before an append: where others write, a look costs less than a number that is lost."""
+        """Return whether to read the log before an append: with other writers, a read costs less than a lost number."""
         if not self.has_company(now):
             return False
         return sight_age > max(_SURE_TRIPS * self.round_trip, self._between / 2)
 
     def begin(self, now: float) -> None:
-        """A record is begun."""
+        """Note the start of a record."""
         if now - self._ended > self.round_trip * _TRIPS:
             self._in_a_row = 0
         self._begun = now
 
     def wrote(self, now: float, calls: int) -> None:
-        """It is in the log, with so many calls in it."""
+        """Note that the record is in the log, and its number of calls."""
         took = min(now - self._begun, _LONGEST_TRIP_SECONDS)
         self.round_trip = took if not self.round_trip else self.round_trip + _WEIGHT * (took - self.round_trip)
         self._ended, self._is_ours = now, True
@@ -144,7 +143,7 @@ class Pace:
             self.apart = self.apart / 2 if self.apart > _FIRST_SECONDS else 0.0
 
     def saw_other(self, now: float) -> None:
-        """A record of another process was applied."""
+        """Note a record of another process."""
         if self.has_company(now):
             between = now - self._foreign
             self._between = self._between + _WEIGHT * (between - self._between) if self._between else between
@@ -153,19 +152,18 @@ class Pace:
         self._foreign, self._is_ours, self._in_a_row = now, False, 0
 
 
-# Everything happens at once: each verb changes the tables, inside one open transaction, and memory, as if it were
-# committed. Nobody sees either before the record is in the log. If it does not get there, the transaction is rolled
-# back and memory is read from the tables again; `Fold` does that.
+# Each verb changes the tables, inside one open transaction, and memory, as if it were committed. No caller sees the
+# result before the record is in the log. If the append fails, `Fold` rolls the transaction back and reloads memory.
 
 
 T = TypeVar("T")
 _EXPIRE_AT_ONCE = 10_000
 INLINE_BYTES = 24
-"""A payload up to this size stays in its row: where it is would take as much to say."""
+"""A payload up to this size stays in its row, because a reference to it would be as large."""
 
 
 class CallFailed(Exception):
-    """A verb could not be done; the others are to be tried without it."""
+    """A verb failed; the batch is tried again without it."""
 
     def __init__(self, call: Call, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -192,40 +190,40 @@ class Flush:
         self.seq = seq
         self.now = now
         self.payloads = bytearray()
-        """What the messages of this batch carry, in their order."""
+        """Payloads of the messages in this batch, in their order."""
         self.hints: list[Hint] = []
         self.parked: set[str] = set()
-        """Queues whose consumers found nothing and wait."""
+        """Queues with waiting consumers."""
         self.uncertain = False
-        """Whether somebody was refused, or found nothing, who has to be certain of that."""
+        """Whether a call was refused or found nothing, and the log must be read to confirm that."""
 
     @property
     def news(self) -> KeyNotification | None:
-        """Which keys were changed."""
+        """The changed keys."""
         if self._keys is None:
             return KeyNotification(None)
         return KeyNotification(tuple(self._keys)) if self._keys else None
 
     def is_due(self) -> bool:
-        """Whether leases are to be expired by now."""
+        """Return whether a lease has expired."""
         return self._state.is_due(self.now)
 
     def expire_first(self, calls: Sequence[Call]) -> None:
-        """Apply what is due; no more than they were asked to where nobody wants anything else."""
+        """Apply expiries that are due. If all calls are expiries, their limit applies."""
         if self.is_due():
             limits = [call.limit for call in calls if isinstance(call, Expire)]
             only_expiry = len(limits) == len(calls)
             self._expire(max(limits, default=_EXPIRE_AT_ONCE) if only_expiry else _EXPIRE_AT_ONCE)
 
     def write(self, calls: Sequence[Call], most_bytes: int) -> list[Call]:
-        """Do what writes say; those that are left are for the next record."""
+        """Run writes; return those that do not fit into this record."""
         left: list[Call] = []
         for call in calls:
             if len(self.payloads) >= most_bytes:
                 left.append(call)
             else:
                 self._do(call, self._write)
-                # A refusal is worth as much as what it was judged by.
+                # A refusal is only valid if the state it was decided on is current.
                 self.uncertain = self.uncertain or not isinstance(call, (Expire, Chore))
         return left
 
@@ -256,7 +254,7 @@ class Flush:
     def _tell_keys(self, news: KeyNotification | None) -> None:
         if news is None or self._keys is None:
             return
-        # Not as a set: Python takes keys such as (1,) and (True,) for the same.
+        # Not a set: Python treats keys such as (1,) and (True,) as equal.
         self._keys = None if news.keys is None else [*self._keys, *news.keys]
 
     def _place(self, payload: bytes) -> tuple[int, int, int] | None:
@@ -276,7 +274,7 @@ class Flush:
         self.expired = self._transact(body)
 
     expired = 0
-    """How many leases it ended because their time was up."""
+    """Number of expired leases."""
 
     def _write(self, call: Call) -> None:
         if isinstance(call, Renew):
@@ -285,7 +283,7 @@ class Flush:
         elif isinstance(call, Write):
 
             def body(transaction: WriteTransaction) -> object:
-                transaction.expired = self.expired  # The verb expire answers how many there were.
+                transaction.expired = self.expired  # The verb expire returns their number.
                 return call.body(transaction)
 
             call.result = self._transact(body)
@@ -317,7 +315,7 @@ class Flush:
         return Claimer(self._connection, self._state, self.now, self._ids)
 
     def _settle_at_once(self, claimer: Claimer, answers: Sequence[object]) -> None:
-        """Pops with auto-ack settle what they took."""
+        """Settle the messages of pops with auto-ack."""
         at_once = claimer.settled_at_once
         if not at_once:
             return
@@ -336,7 +334,7 @@ class Flush:
     # The end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write down what claims did: where lanes are, what is held, what is left of rates."""
+        """Save what claims changed: lanes, leases, rate limits."""
         lanes = [position for position in self._taken if isinstance(position, SharedPosition) and position.unsaved]
         if lanes or self._notes.waiting:
 

@@ -1,10 +1,11 @@
-"""The thread that owns the state: it does what verbs say, writes records, and takes over those of others.
+"""The thread that owns the state. It runs verbs, writes records, and applies the records of other processes.
 
     event loop --calls--> inbox --> this thread: run verbs -> append the record -> keep, answer
                             ^            |                        | taken: undo, apply theirs, run again
         tail --found--------+            +--requests--> hark-s3-io (an event loop of its own)
 
-Everything that waits shares one record. While it is on its way nobody reads memory, so what is in it may be undone."""
+All waiting calls share one record. Until it is in the log, no other thread reads memory, so it can be undone.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +32,16 @@ from hark.model import Hint
 log = logging.getLogger(__name__)
 _WRITES = (Write, Renew)
 _SILENCE = frozenset({"outcome_unknown", "engine_failure"})
-"""How it is called when the bucket does not answer."""
+"""Error codes of a bucket that does not answer."""
 _ALWAYS = (Stop, Found, Wake)
-"""These no caller waits for, so they are not refused while the bucket is away."""
+"""Calls without a caller, which are not refused while the bucket is unavailable."""
 _AWAY, _BACK = {"store": "away"}, {"store": "back"}
 _INVITED_SECONDS = 0.004
-"""How long a record waits for those who are told of it before it is stored."""
+"""How long a record waits for pops of notified consumers, before it is stored."""
 
 
 class ReplicaThread:
-    """See the module's text."""
+    """The thread; see the module."""
 
     def __init__(
         self,
@@ -69,37 +70,37 @@ class ReplicaThread:
         self._sleep = sleep
         self._inbox: SimpleQueue[Call] = SimpleQueue()
         self._backlog: list[Call] = []
-        """Calls that came while a record was being made and could not go with it."""
+        """Calls that arrived during a record and did not fit into it."""
         self._parked: set[str] = set()
-        """Queues whose consumers wait."""
+        """Queues with waiting consumers."""
         self._latest = 0
         self._lost = 0
-        """How many numbers in a row others were faster for."""
+        """Number of records in a row that other processes wrote first."""
         self._away = False
-        """The bucket does not answer: calls are refused at once (rule 29)."""
+        """The bucket does not answer, so calls are refused at once (rule 29)."""
         self._returned = False
-        """It answers again, which those who wait have not been told yet."""
+        """The bucket answers again, and waiting consumers are not notified yet."""
         self._broken: HarkError | None = None
-        """Why nothing goes on: the log is damaged, or of a newer Hark."""
+        """The permanent failure: the log is damaged, or a newer Hark wrote it."""
         self._thread = threading.Thread(target=self._run, name="hark-s3-state", daemon=True)
 
     def open(self) -> None:
-        """Make the state: the newest snapshot, and what came after it. From a thread that may wait."""
+        """Load the newest snapshot and the records after it. This blocks."""
         self._follower.restart()
         self._follower.read_on()
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, call: Call) -> None:
-        """Hand in a call, from any thread."""
+        """Queue a call, from any thread."""
         self._inbox.put(call)
         if self._away:
             self._refuse_waiting()
 
     def refuse(self) -> None:
-        """Refuse calls at once until `resume`, those that wait included. From any thread, also if this one waits."""
+        """Refuse all calls until `resume`, also waiting ones. Any thread can call this, even while this thread blocks."""
         self._away = True
         log.warning(
             "%s does not respond; requests are refused until it does", self._chain.name, extra={"fields": _AWAY}
@@ -107,7 +108,7 @@ class ReplicaThread:
         self._refuse_waiting()
 
     def resume(self) -> None:
-        """The bucket answers again."""
+        """Serve calls again, because the bucket answers."""
         self._away = False
         self._returned = True
         log.warning("%s responds again", self._chain.name, extra={"fields": _BACK})
@@ -129,7 +130,7 @@ class ReplicaThread:
         self._outbox.deliver()
 
     def _take(self) -> list[Call]:
-        """All that waits. For any thread."""
+        """Remove and return all waiting calls, from any thread."""
         calls: list[Call] = []
         with suppress(Empty):
             while True:
@@ -137,7 +138,7 @@ class ReplicaThread:
         return calls
 
     def end(self) -> None:
-        """Wait for the end; nothing that is handed in from now on is answered."""
+        """Stop the thread and wait for it. Later calls are not answered."""
         if self._thread.ident is not None:
             self.submit(Stop(None))
             self._thread.join()
@@ -168,17 +169,17 @@ class ReplicaThread:
         return self._take()
 
     def _invite(self, flush: Flush) -> list[Call]:
-        """Tell those who wait of what is about to be stored, so that it goes to them with the same record."""
+        """Notify waiting consumers before the record is stored, so that their pops share it."""
         concerned = self._parked & {hint.queue for hint in flush.hints if hint.news == "message"}
         if not concerned:
             return []
-        # Nothing else: what ended, say, has not ended before it is in the log.
+        # Only these hints: a lease, for example, has not ended before the record is in the log.
         self._outbox.post([], [hint for hint in flush.hints if hint.news == "message" and hint.queue in concerned])
         self._outbox.deliver()
         try:
             calls = [self._inbox.get(timeout=_INVITED_SECONDS)]
         except Empty:
-            self._parked -= concerned  # They are gone, or slow: until somebody waits again nobody waits for them.
+            self._parked -= concerned  # The consumers have left or are slow; the next waiting pop adds the queue again.
             return []
         return [*calls, *self._take()]
 
@@ -209,10 +210,10 @@ class ReplicaThread:
         self._outbox.post([], self._fold.forgotten())
 
     def _fail(self, open_calls: dict[int, Call], failure: HarkError) -> None:
-        """Nothing more comes of these calls; nor of those that came meanwhile, if the bucket does not answer."""
+        """Fail these calls, and if the bucket does not answer, also those that arrived meanwhile."""
         others = failure
         if failure.code in _SILENCE:
-            # One after the other they would all wait as long as this one did.
+            # Otherwise each of them would wait as long as this one.
             others = self._refusal(failure.retry_after or 1)
             waiting = self._take()
             self._backlog += [call for call in waiting if isinstance(call, _ALWAYS)]
@@ -232,7 +233,7 @@ class ReplicaThread:
         self._outbox.post(calls, hints, None if flush is None else flush.news)
 
     def _now(self) -> int:
-        """The time of the next record: it never goes back, not behind what others wrote either."""
+        """Return the time of the next record, which never goes back, also not behind records of other processes."""
         self._latest = max(self._latest, self._clock(), self._fold.head.time, self._fold.state.latest_due)
         return self._latest
 
@@ -269,7 +270,7 @@ class ReplicaThread:
             calls = left
 
     def _do(self, flush: Flush, calls: list[Call], open_calls: dict[int, Call]) -> list[Call]:
-        """Run calls in a batch, and those that come because of it; the answer is what is left for the next."""
+        """Run calls in a batch, with the pops that it triggers; return the calls left for the next batch."""
         flush.expire_first(calls)
         left = flush.write([call for call in calls if isinstance(call, _WRITES)], self._most_bytes)
         invited = self._invite(flush)
@@ -283,7 +284,7 @@ class ReplicaThread:
         return left
 
     def _append(self, flush: Flush, changes: bytes, calls: int) -> bool:
-        """Put what was done into the log; False: others were faster, and it was undone."""
+        """Append the record to the log. False: another process wrote this number first, and the batch was undone."""
         head = self._fold.head
         record = Record(
             seq=flush.seq,
@@ -301,7 +302,7 @@ class ReplicaThread:
         try:
             taken = self._chain.append(record, body)
         except Overslept as slept:
-            # There is no sight any more: whatever comes next looks at the pointer first.
+            # The view of the log is out of date; the next call checks the pointer first.
             self._fold.undo(changes)
             self._follower.in_doubt = True
             if slept.is_ours:
@@ -320,12 +321,12 @@ class ReplicaThread:
         self._fold.undo(changes)
         self._follower.apply([taken])
         self._lost += 1
-        # Who lost twice is further behind than one record: a look costs less than a third number that is lost.
+        # After two lost numbers this process is more than one record behind: a read costs less than another loss.
         self._follower.in_doubt = self._follower.in_doubt or self._lost > 1
         return False
 
     def _keep(self, record: Record, changes: bytes, size: int) -> None:
-        """Our record is in the log: it has happened, whatever becomes of the copy here."""
+        """Keep a record that is in the log. It is committed even if the local copy fails."""
         try:
             self._fold.keep(Head(record.seq, record.time, record.nonce))
         except apsw.Error as error:
@@ -353,7 +354,7 @@ class ReplicaThread:
                 call.error = translate(error)
             self._answer([call], open_calls)
 
-    # Others' records ---------------------------------------------------------------------------------------
+    # Records of other processes ----------------------------------------------------------------------------
 
     def _take_news(self, calls: Iterable[Call], open_calls: dict[int, Call]) -> None:
         for call in calls:
