@@ -87,7 +87,7 @@ _WEIGHT = 0.2
 
 
 class Pace:
-    """Decides when the next record is written. Only the state thread uses it; times are seconds of a monotonic clock."""
+    """Decides when the next record is written. Used by the state thread only; times are monotonic seconds."""
 
     def __init__(self, longest_seconds: float, random: Callable[[], float] = random_module.random) -> None:
         self._longest = longest_seconds

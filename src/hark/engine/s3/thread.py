@@ -100,7 +100,7 @@ class ReplicaThread:
             self._refuse_waiting()
 
     def refuse(self) -> None:
-        """Refuse all calls until `resume`, also waiting ones. Any thread can call this, even while this thread blocks."""
+        """Refuse all calls until `resume`, also waiting ones. For any thread, also while this thread blocks."""
         self._away = True
         log.warning(
             "%s does not respond; requests are refused until it does", self._chain.name, extra={"fields": _AWAY}
