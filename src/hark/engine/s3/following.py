@@ -1,4 +1,4 @@
-"""Following the log: records of other processes."""
+"""Reads the log and applies the records of other processes."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from hark.engine.s3.state import Change, Fold, Head
 from hark.errors import EngineFailure, StoreUnusable
 from hark.polling import Poller, PollingStrategy
 
-# A process that only pushes learns nothing from the records of others, and polls for them as seldom as it may.
+# A process that only pushes does not need the records of other processes, and polls for them as rarely as allowed.
 
 
 LASTS_SECONDS = 120.0
-"""Longer than a consumer waits before it asks again."""
+"""Longer than the time between two pops of a waiting consumer."""
 
 
 class Interest:
-    """Noted by those who ask and will ask again. For any thread: it is one number."""
+    """Whether this process has consumers. Any thread can use it, because it is one number."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._noted = float("-inf")
 
     def note(self) -> None:
-        """Somebody waits."""
+        """Note a pop or another read that will be repeated."""
         self._noted = self._monotonic()
 
     def is_there(self) -> bool:
-        """Whether somebody has waited lately."""
+        """Return whether there was one recently."""
         return self._monotonic() - self._noted < LASTS_SECONDS
 
 
-# Here is also what makes sure that a removed number is never won again (see `log.py`).
+# `LogClient` also ensures that a removed number is never won again (see `log.py`).
 
 
 T = TypeVar("T")
 
 
 class Overslept(EngineFailure):
-    """A request took so long that the log may have been collected beyond it: the pointer has to be read first.
+    """A request took so long that its record may already be removed, so the pointer must be read first.
 
-    `is_ours`: our record was stored, in time or where one had been removed. That is not to be told apart any more, so
-    it can neither be acknowledged nor tried again.
+    `is_ours`: the record was stored, but perhaps in the place of a removed one. These cases cannot be distinguished any
+    more, so it can neither be acknowledged nor repeated.
     """
 
     def __init__(self, name: str, *, is_ours: bool) -> None:
@@ -69,7 +69,7 @@ class Overslept(EngineFailure):
 
 
 class Chain:
-    """One store's log."""
+    """The log of one store."""
 
     def __init__(
         self,
@@ -94,22 +94,22 @@ class Chain:
 
     @property
     def name(self) -> str:
-        """What people call the store."""
+        """The name of the store in messages."""
         return self._bucket.name
 
     @property
     def is_stale(self) -> bool:
-        """Whether the pointer has to be read before anything is appended or trusted."""
+        """Whether the pointer must be read before an append, and before a record is trusted."""
         return self._sight.is_stale
 
     def seconds_since_sight(self) -> float:
-        """How old the last sight of the head is."""
+        """Return the seconds since the log was last known to be fresh."""
         return self._sight.seconds_since(self._sight.at)
 
     def append(self, record: Record, body: bytes) -> Stored | None:
-        """Put a record into the log; None: it is there, else what is there instead.
+        """Write a record to the log. Returns None on success, else the record that another process wrote first.
 
-        Raises `EngineFailure` when nobody can say, and `Overslept` when that is so because it took too long.
+        Raises `EngineFailure` if the outcome is unknown, and `Overslept` if that is because it took too long.
         """
         since, sent = self._sight.at, self._sight.now()
         stored = self._io.run(self._appender.append(record.seq, body, record.nonce))
@@ -117,7 +117,7 @@ class Chain:
             if stored is None:
                 self._sight.seen(sent)
             return stored
-        # The number may have been removed before it was won, or before somebody else's record was read there.
+        # The number may have been removed before it was won, or before another record was read there.
         self._sight.lose()
         try:
             if self.covers(record.seq - 1):
@@ -127,7 +127,7 @@ class Chain:
         raise Overslept(self.name, is_ours=stored is None)
 
     def read(self, seq: int, number: int) -> list[Stored] | None:
-        """The records from `seq` on, so many at most; None: look at the pointer first."""
+        """Return records from `seq`, at most `number`; None: the pointer must be read first."""
         since, sent = self._sight.at, self._sight.now()
         if self._sight.is_stale:
             return None
@@ -139,7 +139,7 @@ class Chain:
         return found
 
     def covers(self, seq: int) -> bool:
-        """Whether all that comes after a record can still be read from the log; if so, that is a sight."""
+        """Return whether all records after this one can still be read from the log, which is then fresh."""
         sent = self._sight.now()
         found = self._ask(lambda: read_pointer(self._bucket))
         if found is not None and found[0].epoch != self.epoch:
@@ -152,9 +152,9 @@ class Chain:
         return True
 
     def begin_with_newest(self, begin: Callable[[bytes | None], None]) -> None:
-        """Begin with the database of the newest snapshot (None: there is none, the log has everything).
+        """Start from the database of the newest snapshot (None: there is none, and the log has all records).
 
-        That is a sight once it has been done: if it can't be, the state is still what it was.
+        The log is fresh once this has succeeded. If it fails, the state is unchanged.
         """
         sent = self._sight.now()
         found = self._ask(lambda: load_newest(self._bucket))
@@ -171,7 +171,7 @@ class Chain:
         return database
 
     def _ask(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask until there is an answer: reading changes nothing."""
+        """Repeat a read until it is answered."""
 
         async def ask() -> T:
             tries = self._patience.begin()
@@ -186,7 +186,7 @@ class Chain:
         return self._io.run(ask())
 
     def check(self, record: Record, previous: str) -> None:
-        """Raise unless a record is the one that comes next in this store."""
+        """Raise unless this is the next record of this store."""
         if record.epoch != self.epoch:
             raise StoreUnusable(
                 f"log record {record.seq} belongs to another store than {self.name}; restore the original"
@@ -198,7 +198,7 @@ class Chain:
         _check_version(f"log record {record.seq}", record.schema)
 
     def keep_payloads(self, record: Record) -> None:
-        """Those who pop soon need not fetch them."""
+        """Cache the payloads, so that pops need not fetch them."""
         self._cache.put_record(record.seq, PAYLOADS_AT, record.payloads)
 
 
@@ -211,16 +211,16 @@ def _check_version(what: str, version: int) -> None:
 
 log = logging.getLogger(__name__)
 _FEW = 2
-"""So many records are asked for at once where there is likely one."""
+"""Number of records to request at once if there is probably a new one."""
 _MUCH_BYTES = 16 << 20
-"""Where so much came at once, no more records are asked for at once."""
+"""After this number of bytes, the number of records per request is not raised."""
 
 OnHead = Callable[[Head, int, bool], None]
-"""Told of each record that was applied: where the state is, how large it was, and whether it was written here."""
+"""Called for each applied record, with the new head, the size, and whether this process wrote it."""
 
 
 class Follower:
-    """Takes the state to the end of the log. It belongs to the thread of the state."""
+    """Brings the state to the end of the log. Only the state thread uses it."""
 
     def __init__(self, chain: Chain, fold: Fold, outbox: Outbox, pace: Pace, on_head: OnHead) -> None:
         self._chain = chain
@@ -229,10 +229,10 @@ class Follower:
         self._pace = pace
         self._on_head = on_head
         self.in_doubt = False
-        """The last record may be in the log or not: the log has to be read before the next."""
+        """It is unknown whether the last record is in the log, so the log must be read before the next one."""
 
     def make_sure(self) -> None:
-        """Before anything is appended: know where the head is, and that no number there was removed."""
+        """Ensure before an append that the head is known and that its number was not removed."""
         if self._chain.is_stale:
             self.check_pointer()
         if self.in_doubt or self._pace.is_likely_behind(time.monotonic(), self._chain.seconds_since_sight()):
@@ -240,12 +240,12 @@ class Follower:
             self.in_doubt = False
 
     def check_pointer(self) -> None:
-        """Start again from the newest snapshot if the log up to here may be gone."""
+        """Restart from the newest snapshot if records that this process needs may be removed."""
         if not self._chain.covers(self._fold.head.seq):
             self.restart()
 
     def restart(self) -> None:
-        """Throw the state away and begin with the newest snapshot, or with nothing."""
+        """Discard the state and start from the newest snapshot, or empty."""
         again = self._fold.head.seq > 0
         self._chain.begin_with_newest(self._fold.open)
         if again:
@@ -254,14 +254,14 @@ class Follower:
         self._on_head(self._fold.head, 0, False)
 
     def tell_all(self) -> None:
-        """Whatever was known may be otherwise: everybody looks again."""
+        """Notify all waiting consumers, because anything can have changed."""
         hints = HintBook()
         for queue in self._fold.state.queues:
             hints.add(queue, None, None)
         self._outbox.post([], hints.hints())
 
     def read_on(self, number: int = 1) -> bool:
-        """Apply all that is in the log, asking for so many at once; whether there was something."""
+        """Apply all new records, `number` per request; return whether there was one."""
         any_new, next_number = False, 1
         while True:
             found = self._chain.read(self._fold.head.seq + 1, number)
@@ -273,11 +273,11 @@ class Follower:
             if len(found) < number:
                 return any_new
             if sum(len(stored.body) for stored in found) > _MUCH_BYTES:
-                next_number = 1  # They have to fit into memory together.
+                next_number = 1  # They must fit into memory together.
             number, next_number = next_number, more_at_once(next_number)
 
     def apply(self, found: Sequence[Stored]) -> None:
-        """Take over the records that come next."""
+        """Apply the next records."""
         for stored in found:
             head = self._fold.head
             record = records.decode(stored.body, head.seq + 1, self._chain.name)
@@ -289,12 +289,12 @@ class Follower:
             self._on_head(self._fold.head, len(stored.body), False)
 
 
-# How often is the polling strategy's business. An append of our own says as much as a look, so a process that writes
-# does not look; and each while the pointer is read instead, in case that the log was collected up to here.
+# The polling strategy decides how often the log is read. An append shows as much as a read, so a process that writes
+# does not read. The pointer is read from time to time instead, in case the records up to here were removed.
 
 
 class Tail:
-    """Belongs to the event loop of the requests; `head` and `poke` are for it too."""
+    """Polls the log, in the event loop of the bucket requests."""
 
     def __init__(
         self,
@@ -318,39 +318,39 @@ class Tail:
         self._seq = 0
         self._moved = asyncio.Event()
         self._written = False
-        """Something was appended here since the last look."""
+        """This process has appended a record since the last read."""
         self._poked = False
-        """Somebody said that there is something new since the last look was begun."""
+        """Another process has announced a record since the last read began."""
 
     def head(self, seq: int, own: bool) -> None:
-        """The state has come to a record; whether we wrote it."""
+        """Note the last applied record, and whether this process wrote it."""
         self._seq = seq
         self._moved.set()
         self._written = self._written or own
 
     def missed(self) -> None:
-        """The state could not take over what was found: it has to be found again."""
+        """Note that the state could not apply a record, so it must be read again."""
         self._moved.set()
 
     def poke(self) -> None:
-        """Somebody says that there is something new."""
+        """Note that another process has announced a record."""
         self._poked = True
         self._poller.wake()
 
     def follow(self, strategy: PollingStrategy) -> None:
-        """Rest as another strategy says from now on."""
+        """Use another polling strategy from now on."""
         self._poller.follow(strategy)
 
     def stop(self) -> None:
-        """End `run`, also where it waits for the state."""
+        """End `run`, also while it waits for the state."""
         self._poller.stop()
         self._moved.set()
 
     async def run(self) -> None:
-        """Look until `stop`."""
+        """Poll until `stop`."""
         while not self._poller.stopped:
             if self._written and not self._poked:
-                self._written = False  # Who wrote has seen the head.
+                self._written = False  # The append has shown the head.
                 self._poller.skip()
             else:
                 await self._poll()
@@ -372,13 +372,13 @@ class Tail:
             log.exception("%s: cannot read the log because of a bug; retrying, please report it", self._bucket.name)
             self._poller.failed()
             return
-        # Who waits for nothing is in no hurry for more of it.
+        # A process without consumers does not need more records soon.
         self._poller.saw(found and self._has_interest())
         if found and not self._poked:
-            self._poller.skip()  # It has read up to the end: there is nothing more to be had at once.
+            self._poller.skip()  # It has read to the end of the log.
 
     async def _look(self) -> bool:
-        """Read to the end of the log; whether there was a record that the state does not have."""
+        """Read to the end of the log; return whether there was a new record."""
         found = False
         while not self._poller.stopped:
             sent = self._sight.now()

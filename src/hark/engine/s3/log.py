@@ -13,28 +13,29 @@ from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Sto
 from hark.engine.s3.objects import Patience, Pause, Tries, nonce_of
 from hark.errors import EngineFailure
 
-# Records that a snapshot covers are removed one `grace` after that snapshot became the newest. A process that slept
-# through it (SIGSTOP, a suspended machine) knows the log up to n and finds no n + 1, because it was removed: it would
-# create n + 1 anew, believe that it has committed, and nobody would ever read it.
+# Records that a snapshot covers are removed one `grace` after that snapshot became the newest. A process that was
+# suspended meanwhile (SIGSTOP, a suspended machine) knows the log up to n and finds no record n + 1, because it was
+# removed. It would create n + 1 again and take that for a commit, but no process would ever read the record.
 #
-# A *sight* is a moment at which no snapshot beyond what this process has applied was the newest one. Whatever lies
-# beyond is then not removed before that moment plus grace, so until then
+# The log is *fresh* at a moment at which no snapshot beyond what this process has applied was the newest one. Records
+# beyond are then not removed before that moment plus `grace`. Until then:
 #
-# - n + 1 that is not there has never been there: a create that succeeds is a commit, and
-# - n + 1 that is there is the true one, not what another sleeper has put in the place of a removed record.
+# - If record n + 1 does not exist, it has never existed: a create that succeeds is a commit.
+# - If record n + 1 exists, it is the true one. It is not a record that another suspended process has put in the place
+#   of a removed one.
 #
-# What is a sight, at the moment at which the request was *sent* (an answer may be late, its contents are not older):
+# These show that the log was fresh when the request was *sent* (an answer can be late, but its content is not older):
 #
-# - the pointer was read, and its newest snapshot is not beyond what is applied (after a start from that snapshot it is
-# not); if it is beyond, start again from the snapshot;
-# - under a sight that is not void: n + 1 was not there, or was created by us. Then n + 1 has not been in any snapshot.
+# - The pointer was read, and its newest snapshot is not beyond what is applied. If it is beyond, the process starts
+#   again from the snapshot.
+# - While the log was fresh, n + 1 did not exist or this process created it. Then n + 1 was not in any snapshot.
 #
-# That n + 1 was there is none: n + 2 may be in a snapshot that has been the newest for long.
+# That record n + 1 exists shows nothing: n + 2 can be in a snapshot that has been the newest for long.
 #
-# The age of a sight is counted twice, and the larger counts. The clock of the machine counts the time for which it was
-# suspended, but not that of a virtual machine that was suspended or copied from outside. The dates of the store's
-# answers count that too, that of the create itself included; the process that removes goes by them as well. A tenth of
-# the grace is kept for what clocks may differ.
+# The age is measured by two clocks, and the larger value counts. The clock of the machine includes the time for which
+# the machine was suspended, but not the time for which a virtual machine was suspended or copied from outside. The
+# dates in the answers of the store include that, also the date of the create itself; the process that removes records
+# uses them too. A tenth of the grace is kept for differences between clocks.
 
 
 _STALE_AFTER = 0.5
@@ -42,23 +43,23 @@ _VOID_AFTER = 0.9
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine started, those asleep included."""
+    """Return the seconds since the machine started, including suspended time."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Moment(NamedTuple):
-    """A moment by both clocks, in seconds. The later of two is the larger."""
+    """A moment by both clocks, in seconds. A later moment is larger."""
 
     boot: float
     store: float
-    """By the dates of the store's answers that had come by then: it may have been later, never earlier."""
+    """The latest date in the answers of the store until then; the true time can be later, never earlier."""
 
 
 _NEVER = Moment(float("-inf"), float("-inf"))
 
 
 class Sight:
-    """The last sight of one process. Before the first there is none, and everything is stale and void."""
+    """The last moment at which the log was known to be fresh. Before the first, everything is stale and void."""
 
     def __init__(
         self, grace_seconds: float, store_clock: Callable[[], float], boot_clock: Callable[[], float] = boot_seconds
@@ -70,44 +71,43 @@ class Sight:
 
     @property
     def at(self) -> Moment:
-        """The moment of the last sight; keep it before a request, for `is_void` after it."""
+        """The last fresh moment. Keep it before a request, for `is_void` after it."""
         return self._at
 
     def now(self) -> Moment:
-        """This moment; ask before a request is sent, for `seen` when it was answered."""
+        """Return the current moment. Call it before a request is sent, for `seen` after the answer."""
         return Moment(self._boot_clock(), self._store_clock())
 
     def seconds_since(self, moment: Moment) -> float:
-        """How long ago a moment was, by the clock that says more."""
+        """Return the seconds since a moment, by the clock with the larger value."""
         now = self.now()
         return max(now.boot - moment.boot, now.store - moment.store)
 
     def seen(self, sent: Moment) -> None:
-        """Note a sight, at the moment at which its request was sent. An older one than the last changes nothing."""
+        """Note that the log was fresh when a request was sent. An older moment than the last one changes nothing."""
         self._at = max(self._at, sent)
 
     @property
     def is_stale(self) -> bool:
-        """Older than half the grace: read the pointer before you append or trust a record."""
+        """Older than half the grace: the pointer must be read before an append, and before a record is trusted."""
         return self.seconds_since(self._at) > self._grace * _STALE_AFTER
 
     def is_void(self, since: Moment) -> bool:
-        """Whether an answer that came just now is worth nothing, because the sight at `since` is too old for it.
+        """Return whether an answer that has just arrived proves nothing, because `since` is too long ago.
 
-        A create that was answered so late may have won a removed number: do not acknowledge it, read the pointer and
-        the log again. A record that was read, or found missing, so late proves nothing either.
+        A create that was answered this late can have won a removed number: it must not be acknowledged, and the pointer
+        and the log must be read again. A record that was read, or found missing, this late proves nothing either.
         """
         return self.seconds_since(since) > self._grace * _VOID_AFTER
 
     def lose(self) -> None:
-        """Forget the sight: the state begins anew."""
+        """Forget the last fresh moment."""
         self._at = _NEVER
 
 
-# What makes it hard is an answer that does not come. Then the record may be there, may be there soon, or never. So the
-# same bytes are sent again and what is there is read: whose record it is, its nonce says. A try that seemed lost may
-# land later and make the next one fail with 412; that 412 is a success. Nobody is told "no" before it is known, and
-# nobody "yes".
+# The hard case is a missing answer. Then the record may exist, may exist soon, or never. So the same bytes are sent
+# again and the object is read: its nonce tells whose record it is. An attempt that seemed lost can arrive later and
+# make the next one fail with 412; that 412 is a success. No caller gets an answer before the outcome is known.
 
 
 _SHORTEST_RETRY_AFTER_SECONDS = 1.0
@@ -132,10 +132,10 @@ class Appender:
         )
 
     async def append(self, seq: int, body: bytes, nonce: str) -> Stored | None:
-        """Put a record at `seq`. None: it is in the log. Else what somebody else put there first.
+        """Write a record at `seq`. Returns None if it is in the log, else the record that another process wrote first.
 
-        Raises `EngineFailure`: it is not in the log and will not get there. With the code `outcome_unknown` it may be,
-        or may still get there: read the log before the next append.
+        Raises `EngineFailure` if it is not in the log and never will be. With the code `outcome_unknown` it may be or
+        may still get there: the log must be read before the next append.
         """
         return await _Append(self._bucket, self._patience.begin(), seq, body, nonce).run()
 
@@ -150,10 +150,10 @@ class _Append:
         self._body = body
         self._nonce = nonce
         self._may_be_there = False
-        """A try may have done it, or may yet."""
+        """An attempt may have written the record, or may still do so."""
         self._is_taken = False
-        """The number was taken. It is never tried again: if nothing is there to be read now, it was removed, and to win
-        a removed number would be to commit where nobody reads any more."""
+        """The number was taken. It is never tried again: if it cannot be read now, it was removed, and a record with a
+        removed number would never be read."""
 
     async def run(self) -> Stored | None:
         while True:
@@ -167,13 +167,13 @@ class _Append:
                 raise self._gave_up(failure)
 
     async def _create(self) -> BucketError | None:
-        """Try once; None: it was created."""
+        """Try once; return None on success."""
         if self._is_taken:
             return Taken(f"record {self._seq} is taken")
         try:
             await self._bucket.create(objects.record(self._seq), self._body)
         except Taken as error:
-            # Also on the first try it can be our own: something on the way may have sent the request twice.
+            # Also on the first attempt it can be our own: a proxy may have sent the request twice.
             self._is_taken = self._may_be_there = True
             return error
         except Unclear as error:
@@ -186,7 +186,7 @@ class _Append:
         return None
 
     async def _look(self, failure: BucketError) -> tuple[Stored | None, BucketError]:
-        """What is there now, and why it is not known if it is not."""
+        """Read the object; if that fails, return the reason."""
         try:
             return await self._bucket.get(objects.record(self._seq)), failure
         except Refused as error:
@@ -215,14 +215,14 @@ _MOST_AT_ONCE = 32
 
 
 class LogReader:
-    """Reads records; what does not answer is asked again, as reading changes nothing."""
+    """Reads records. Reads are repeated until they are answered."""
 
     def __init__(self, bucket: Bucket, patience: Patience) -> None:
         self._bucket = bucket
         self._patience = patience
 
     async def read(self, seq: int) -> Stored | None:
-        """One record; None: there is none (yet). Raises `EngineFailure` when the store can't be asked."""
+        """Return a record, or None if it does not exist yet. Raises `EngineFailure` if the store cannot be read."""
         tries = self._patience.begin()
         while True:
             try:
@@ -236,7 +236,7 @@ class LogReader:
                     ) from error
 
     async def read_many(self, seq: int, number: int) -> list[Stored]:
-        """Records from `seq` on, up to the first that is missing, at most so many."""
+        """Return records from `seq` up to the first missing one, at most `number`."""
         found = await asyncio.gather(*(self.read(one) for one in range(seq, seq + min(number, _MOST_AT_ONCE))))
         records: list[Stored] = []
         for stored in found:
@@ -247,5 +247,5 @@ class LogReader:
 
 
 def more_at_once(number: int) -> int:
-    """How many to ask for where all of so many were there."""
+    """Return how many records to request after all of `number` records existed."""
     return min(number * 2, _MOST_AT_ONCE)
