@@ -26,9 +26,8 @@ from hark.engine.s3.state import Head
 from hark.errors import HarkError, StoreUnusable
 from hark.settings.sections import S3
 
-# It is copied by a connection that only reads: it sees one moment, and who writes goes on meanwhile. What moment that
-# was, the copy itself says.
-
+# A connection that only reads makes the copy: it sees one moment, and writes go on meanwhile. The copy itself contains
+# that moment.
 
 KIND = b"HarkSnp\x01"
 _COMPRESSION_LEVEL = 1
@@ -36,10 +35,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """What a snapshot says of itself."""
+    """The header of a snapshot."""
 
     seq: int
-    """The last record that is in it."""
+    """The last record in the snapshot."""
     time: int
     """That record's time."""
     nonce: str
@@ -51,9 +50,9 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 def make_snapshot(connection: apsw.Connection, epoch: str) -> tuple[SnapshotHeader, bytes]:
-    """What is committed now, as an object; it takes a while.
+    """Return what is committed now, as an object. This takes long.
 
-    `connection`: one that reads, outside of a transaction, and that nobody else uses meanwhile.
+    `connection` reads, is outside of a transaction, and is not used otherwise meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="hark-snapshot-") as folder:
         path = Path(folder) / "copy.db"
@@ -63,9 +62,9 @@ def make_snapshot(connection: apsw.Connection, epoch: str) -> tuple[SnapshotHead
 
 
 def read_snapshot(body: bytes, seq: int, store: str = "the store") -> tuple[SnapshotHeader, bytes]:
-    """The header and the database file of a snapshot; `seq`, `store`: which one, also for the text of an error.
+    """Return the header and the database file of a snapshot. `seq` and `store` name it in errors.
 
-    Raises `StoreUnusable` when it is damaged or too new.
+    Raises `StoreUnusable` if it is damaged or too new.
     """
     try:
         packed, _, head = objects.unseal(KIND, body)
@@ -85,7 +84,7 @@ def read_snapshot(body: bytes, seq: int, store: str = "the store") -> tuple[Snap
 
 
 def _copy(connection: apsw.Connection, path: Path) -> None:
-    # To SQLite also a copy is something written, so `query_only` forbids it.
+    # For SQLite a copy is a write, so `query_only` forbids it.
     was_query_only = connection.pragma("query_only")
     connection.pragma("query_only", False)
     try:
@@ -121,27 +120,23 @@ def _damaged(seq: int, store: str, why: str) -> StoreUnusable:
     )
 
 
-# Of the log, what a snapshot covers goes when that snapshot has been the newest, or older, for a grace: the
-# *watermark*.
-# Records with payloads ("segments") stay until no message and no dead letter refers to them, and a grace longer.
+# A record that a snapshot covers is removed once that snapshot has been the newest, or older, for the grace: this is
+# the *watermark*. Records with payloads ("segments") stay until no message and no dead letter refers to them, and for
+# another grace.
 #
-# The order is promise, remove, confirm. It is safe to be killed between any two steps:
+# The order is promise, remove, confirm. The process can be killed between any two steps:
 #
-# 1. *Promise*: the pointer says `collected`, before anything goes. Who is behind learns from it to start again from
-# the
-# snapshot, and no number at or below it is trusted from then on, whatever is found there.
-# 2. *Remove* everything between `removed` and `collected` but segments, and the snapshots before the watermark.
-# 3. *Confirm*: the pointer says `removed`. Who dies before that leaves a pointer from which the next one sees what is
-# left, and removes it again: to remove what is not there is no error.
+# 1. *Promise*: the pointer gets `collected`, before anything is removed. A process that is behind learns from it to
+#    start again from the snapshot. No process trusts a number at or below it from then on, whatever object it finds.
+# 2. *Remove* everything between `removed` and `collected` except segments, and the snapshots before the watermark.
+# 3. *Confirm*: the pointer gets `removed`. If a process dies before, the next one sees in the pointer what is left and
+#    removes it again. To remove a missing object is no error.
 #
-# Objects first would leave readers with a gap that nobody told them of; the promise alone would leave objects for
-# ever.
-# Segments follow the same thought: the object goes first, then the row (`forget`). The row is what remembers the
-# object.
+# To remove objects first would leave readers with an unexplained gap; a promise alone would leave the objects. Segments
+# follow the same order: first the object, then the row (`forget`), because the row remembers the object.
 #
-# All of it may be done by several processes at once, and by one whose state is old: what was dead stays dead, because
-# a
-# reference only moves from a message to a dead letter and back, and a record's references are made with it.
+# Several processes can do this at once, also one whose state is old: dead segments stay dead, because a reference only
+# moves from a message to a dead letter and back, and the references to a record are created with it.
 
 
 # In one step of SQLite, however many messages there are: see hark.engine.core.store.
@@ -158,9 +153,9 @@ with used (seq) as materialized (
 
 
 def unreferenced(connection: apsw.Connection, limit: int) -> list[int]:
-    """Segments that nobody refers to and that are not marked yet, oldest first.
+    """Return unreferenced segments that are not marked yet, oldest first.
 
-    It reads all messages, so ask it of a connection that only reads: what it says stays true.
+    This reads all messages, so use a connection that only reads: the result stays true.
     """
     return _numbers(
         connection,
@@ -170,7 +165,7 @@ def unreferenced(connection: apsw.Connection, limit: int) -> list[int]:
 
 
 def mark_dead(connection: apsw.Connection, seqs: Sequence[int], now: int) -> None:
-    """Note since when nobody refers to some segments; those that are marked already keep their time."""
+    """Mark segments as unreferenced from now on. Marked ones keep their time."""
     connection.execute(
         "update segments set dead_since = ?1 where dead_since is null and seq in (select value from json_each(?2))",
         (now, msgspec.json.encode(seqs).decode()),
@@ -178,7 +173,7 @@ def mark_dead(connection: apsw.Connection, seqs: Sequence[int], now: int) -> Non
 
 
 def removable(connection: apsw.Connection, now: int, grace: int, up_to_seq: int, limit: int) -> list[int]:
-    """Segments whose objects may go: dead for a grace, and covered by a snapshot (`up_to_seq`: the `collected`)."""
+    """Return segments whose objects can be removed: dead for the grace, and at or below `collected` (`up_to_seq`)."""
     return _numbers(
         connection,
         "select seq from segments where dead_since <= ?1 and seq <= ?2 order by seq limit ?3",
@@ -189,12 +184,12 @@ def removable(connection: apsw.Connection, now: int, grace: int, up_to_seq: int,
 
 
 def forget(connection: apsw.Connection, seqs: Sequence[int]) -> None:
-    """Remove the rows of segments whose objects are gone."""
+    """Delete the rows of segments whose objects were removed."""
     for_each(connection, "delete from segments where seq in (select value from json_each(?1))", seqs)
 
 
 def segments_between(connection: apsw.Connection, after: int, up_to: int) -> frozenset[int]:
-    """The segments in (after, up_to]."""
+    """Return the segments in (after, up_to]."""
     return frozenset(_numbers(connection, "select seq from segments where seq > ?1 and seq <= ?2", after, up_to))
 
 
@@ -202,9 +197,9 @@ def segments_between(connection: apsw.Connection, after: int, up_to: int) -> fro
 
 
 def watermark(pointer: Pointer, now: int, grace: int, applied: int) -> int:
-    """Up to where the log may go: the last snapshot that was the newest a grace ago.
+    """Return up to where the log can be removed: the last snapshot that was the newest one grace ago.
 
-    Never beyond what is applied here: which records are segments is not known there. `now` is the object store's time.
+    Never beyond the last applied record, because segments beyond it are unknown. `now` is the time of the object store.
     """
     old = (
         kept.seq
@@ -215,7 +210,7 @@ def watermark(pointer: Pointer, now: int, grace: int, applied: int) -> int:
 
 
 def promise(epoch: str, now: Callable[[], int], grace: int, applied: int) -> Change:
-    """The change of the pointer that comes before anything is removed."""
+    """Return the change of the pointer before anything is removed."""
 
     def change(pointer: Pointer | None) -> Pointer | None:
         if pointer is None:
@@ -227,9 +222,9 @@ def promise(epoch: str, now: Callable[[], int], grace: int, applied: int) -> Cha
 
 
 def removable_records(pointer: Pointer, applied: int, segments: Collection[int]) -> list[int]:
-    """The records that were promised to go and may not be gone yet; `segments`: those of them that stay.
+    """Return the promised records that may not be removed yet, except `segments`.
 
-    None where the state here is behind the promise, see `watermark`.
+    Empty if this state is behind the promise, see `watermark`.
     """
     if applied < pointer.collected:
         return []
@@ -237,13 +232,13 @@ def removable_records(pointer: Pointer, applied: int, segments: Collection[int])
 
 
 def removable_snapshots(pointer: Pointer) -> list[int]:
-    """The snapshots before the watermark, and those before it that were announced and perhaps never written."""
+    """Return the snapshots before the watermark, including announced ones that were perhaps never written."""
     known = {*(kept.seq for kept in pointer.snapshots), *pointer.announced}
     return sorted(seq for seq in known if seq < pointer.collected)
 
 
 def confirm(done: Pointer) -> Change:
-    """The change of the pointer that comes after everything was removed that `done` has promised."""
+    """Return the change of the pointer after everything that `done` promised was removed."""
 
     def change(pointer: Pointer | None) -> Pointer | None:
         if pointer is None:
@@ -268,11 +263,10 @@ async def collect(
     now: Callable[[], int],
     segments: Callable[[int, int], Awaitable[Collection[int]]],
 ) -> int:
-    """Do the three steps once; how many objects were removed.
+    """Run the three steps once; return the number of removed objects.
 
-    `applied`: the last record in the state that `segments` looks into, by `segments_between`. `now`, `grace`:
-    microseconds, by the clock of the object store. Raises `BucketError` or `EngineFailure`; then the next round goes on
-    where this one ended.
+    `applied` is the last record of the state that `segments` reads, with `segments_between`. `now` and `grace` are
+    microseconds by the clock of the object store. After a `BucketError` or `EngineFailure` the next round continues.
     """
     pointer = await advance(bucket, promise(epoch, now, grace, applied), now)
     if pointer is None or applied < pointer.collected:
@@ -293,11 +287,9 @@ def _numbers(connection: apsw.Connection, sql: str, *parameters: int) -> list[in
     return msgspec.json.decode(found, type=list[int])
 
 
-# Who writes every so many-th record makes a snapshot: then it is always clear who does. If that process dies over it,
-# the next one is as good. Where records are large it is made earlier, by whoever notices first.
+# The process that writes every `snapshot_records`-th record makes a snapshot, so one process is always responsible. If
+# it dies meanwhile, the next one makes it. If records are large, the first process to notice makes it earlier.
 
-
-pass
 
 log = logging.getLogger(__name__)
 _SEGMENTS_AT_ONCE = 10_000
@@ -305,7 +297,7 @@ _FINISH_SECONDS = 5.0
 
 
 class Housekeeper:
-    """Told of every record by the thread of the state; works in its own."""
+    """Makes snapshots and removes objects, in its own thread. The state thread reports every record to it."""
 
     def __init__(
         self,
@@ -328,7 +320,7 @@ class Housekeeper:
         self._submit = submit
         self._bytes = 0
         self._since = 0
-        """The record from which on bytes are counted."""
+        """The record after which bytes are counted."""
         self._wanted = threading.Event()
         self._only_if_large = False
         self._stopping = False
@@ -337,18 +329,18 @@ class Housekeeper:
         self._thread = threading.Thread(target=self._run, name="hark-s3-keep", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is being done if that does not take long, and end."""
+        """Stop the thread, after its current work unless that takes long."""
         self._stopping = True
         self._wanted.set()
         if self._thread.ident is not None:
             self._thread.join(_FINISH_SECONDS)
 
     def note(self, head: Head, size: int, own: bool) -> None:
-        """A record was applied, or (size 0) the state was made anew."""
+        """Note an applied record, or (size 0) a restart of the state."""
         if not size:
             self._since, self._bytes = head.seq, 0
             return
@@ -369,7 +361,7 @@ class Housekeeper:
             except (BucketError, HarkError) as error:
                 log.warning("%s: cannot write a snapshot; retrying with a later record: %s", self._bucket.name, error)
             except Exception:
-                if not self._stopping:  # Else its requests were cut off.
+                if not self._stopping:  # Otherwise its requests were interrupted.
                     log.exception("%s: cannot write a snapshot because of a bug; please report it", self._bucket.name)
 
     def _keep_house(self) -> None:
@@ -387,7 +379,7 @@ class Housekeeper:
         self.collect()
 
     def _is_covered(self) -> bool:
-        """Whether somebody made a snapshot of what was counted here."""
+        """Return whether another process has made a snapshot of the counted records."""
         found = self._io.run(read_pointer(self._bucket))
         if found is None or found[0].seq <= self._since:
             return False
@@ -395,7 +387,7 @@ class Housekeeper:
         return True
 
     def collect(self) -> None:
-        """Remove what nobody needs any more: records that snapshots cover, and payloads that nobody refers to."""
+        """Remove unneeded objects: records that snapshots cover, and unreferenced payloads."""
         reader = self._scratch.connect_reader()
         try:
             [(applied,)] = reader.execute("select seq from replica")

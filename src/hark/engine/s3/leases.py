@@ -1,4 +1,4 @@
-"""Leases and rates as rows: they hold over all processes."""
+"""Leases and rate limits as rows, because they apply to all processes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hark.keys import decode_key
 from hark.model import Key
 
 Place = tuple[int, int]
-"""A group's number and a partition's."""
+"""Ids of a group and a partition."""
 
-# Tables that say where groups are: their keys begin with (group, partition).
+# Tables of positions: their keys begin with (group, partition).
 _PLACES = frozenset({"positions", "ranges", "retries", "requeued", "lanes", "outstanding"})
-# Columns that memory does not keep, or does not need at once: what a queue has lost, when a group was seen.
+# Columns that memory does not keep or does not need at once: counters of a queue, when a group was last seen.
 _QUIET = {"queues": frozenset({8, 9}), "groups": frozenset({9})}
 
 
 class Touched:
-    """What there is in a patchset; of removed rows it has nothing but their keys."""
+    """The rows that a changeset changes. It has only the keys of removed rows."""
 
     def __init__(self, changes: bytes) -> None:
         self.arrived: dict[int, int] = {}
-        """How many messages came to partitions."""
+        """Number of new messages by partition."""
         self.partitions: set[int] = set()
-        """Partitions with messages more or less, or whose floor was moved."""
+        """Partitions with added or removed messages, or a new floor."""
         self.places: set[Place] = set()
         self.leases: set[str] = set()
         self.rates: set[tuple[str, int]] = set()
@@ -42,14 +42,14 @@ class Touched:
         self.groups: set[int] = set()
         self.labels = False
         self.numbers = False
-        """What is noted of the store as a whole."""
+        """Whether values of the store as a whole changed."""
         self.keys: list[Key] = []
         for change in apsw.Changeset.iter(changes):
             self._note(change)
 
     @property
     def is_structural(self) -> bool:
-        """Whether queues or groups came, went or were changed: then nothing in memory is worth keeping."""
+        """Whether queues or groups were created, changed or deleted, so that all memory must be reloaded."""
         return bool(self.queues or self.groups)
 
     def _note(self, change: apsw.TableChange) -> None:
@@ -96,7 +96,7 @@ Owner = tuple[str, int]
 
 
 def save(connection: apsw.Connection, state: State, taken: Iterable[Position]) -> None:
-    """Write down what is left of the rates of those whose messages were taken."""
+    """Save the remaining tokens of queues and groups that received messages."""
     found: dict[Owner, Bounds] = {}
     for position in taken:
         queue = state.queues.get(position.group.queue_name)
@@ -109,7 +109,7 @@ def save(connection: apsw.Connection, state: State, taken: Iterable[Position]) -
 
 
 class Rates:
-    """Puts what is stored where it belongs, when queues and groups are in memory."""
+    """Loads stored tokens into queues and groups."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         rows = rows_of(connection, "select kind, owner, tokens, filled_at from rates")
@@ -117,18 +117,18 @@ class Rates:
 
     @property
     def groups(self) -> list[int]:
-        """Groups that have one."""
+        """Groups with stored tokens."""
         return [owner for kind, owner in self._rows if kind == "group"]
 
     def give(self, kind: str, owner: int, bounds: Bounds) -> None:
-        """Say what is left of a rate, if somebody has taken of it."""
+        """Set the remaining tokens, if some are stored."""
         stored = self._rows.get((kind, owner))
         if stored is not None:
             bounds.tokens, bounds.filled_at = stored
 
 
-# In memory they are what the SQLite engine makes of them. After each batch of verbs the rows of those leases are
-# written that the batch touched; when memory is read back the leases are made from the rows.
+# In memory, leases are those of `engine/core`. After each batch of verbs, the rows of changed leases are written. A
+# reload of memory makes the leases from the rows.
 
 
 _SAVE = """
@@ -158,7 +158,7 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     blocks: bool
     held: Ranges
     consumer: str = ""
-    """Of the lease, as are the next two: a Hark that does not know them reads on, and rows of one have none."""
+    """Belongs to the lease, as the next two. An older Hark ignores these fields, and its rows lack them."""
     since: int = 0
     whole: int = 0
 
@@ -169,10 +169,10 @@ _decode_messages = msgspec.json.Decoder(list[tuple[int, str | None, Extra | None
 
 
 class _Row(msgspec.Struct, frozen=True, gc=False):
-    """A lease as it is stored."""
+    """A stored lease."""
 
     ends_here: int
-    """When it ends for this process: other processes' clocks differ, so their leases last a little longer here."""
+    """Its end for this process. Leases of other processes last a little longer here, because clocks differ."""
     expires_at: int
     writer: str
     parts: str
@@ -180,41 +180,41 @@ class _Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaseRows:
-    """What is stored of leases, and how that is kept in step with memory."""
+    """The stored leases, and their synchronisation with memory."""
 
     def __init__(self, state: State, writer: str, margin: int) -> None:
         self._state = state
         self._writer = writer
         self._margin = margin
-        """Microseconds by which leases of other processes last longer here."""
+        """Microseconds that leases of other processes last longer here."""
         self._stored: dict[str, _Row] = {}
         self._at: dict[Place, set[str]] = {}
-        """Which leases hold something of a place."""
+        """Lease ids by position."""
 
     def save(self, connection: apsw.Connection, touched: Iterable[Position], renewed: Iterable[str] = ()) -> None:
-        """Write down what became of leases on these places, and of those that were renewed or are over."""
+        """Save the leases on these positions, and those that were renewed or have ended."""
         live = self._state.leases
-        anew = dict.fromkeys(renewed)
-        names = dict(anew)
+        wanted = dict.fromkeys(renewed)
+        names = dict(wanted)
         for position in touched:
             names |= dict.fromkeys(self._at.get((position.group.id, position.partition.id), ()))
             names |= dict.fromkeys(lease.id for lease in position.leases())
-        # Also where a queue or group was deleted, which is no change of a place.
+        # Also leases of deleted queues and groups, whose positions did not change.
         shrunk = (one for one, row in self._stored.items() if one in live and len(live[one].parts) != len(row.places))
         names |= dict.fromkeys(shrunk)
         over = [lease_id for lease_id in self._stored if lease_id not in live]
         for lease_id in over:
             self.forget(lease_id)
-        saved = [self._note(live[lease_id], lease_id in anew) for lease_id in names if lease_id in live]
+        saved = [self._note(live[lease_id], lease_id in wanted) for lease_id in names if lease_id in live]
         for_each(connection, _DELETE, over)
         for_each(connection, _SAVE, [row for row in saved if row is not None])
 
     def _note(self, lease: Lease, is_renewed: bool) -> tuple[str, int, str, str] | None:
-        """The row that a lease needs; None: it is there."""
+        """Return the row of a lease, or None if it is stored already."""
         old = self._stored.get(lease.id)
         expires_at, writer = lease.expires_at, self._writer
         if old is not None and old.ends_here == lease.expires_at and not is_renewed:
-            # It stays the lease of who wrote it. What is renewed lasts as long as was said here, for everybody.
+            # It remains the lease of its writer. A renewed lease belongs to this process, for all processes.
             expires_at, writer = old.expires_at, old.writer
         parts = _encode(_parts_of(lease)).decode()
         if old is not None and (old.expires_at, old.parts) == (expires_at, parts):
@@ -230,7 +230,7 @@ class LeaseRows:
             self._at.setdefault(place, set()).add(lease.id)
 
     def forget(self, lease_id: str) -> None:
-        """It is not in memory any more."""
+        """Forget a lease that is no longer in memory."""
         row = self._stored.pop(lease_id, None)
         for place in () if row is None else row.places:
             self._at[place].discard(lease_id)
@@ -238,21 +238,21 @@ class LeaseRows:
                 del self._at[place]
 
     def held_at(self, place: Place) -> set[str]:
-        """The leases that hold something of a place."""
+        """Return the leases on a position."""
         return self._at.get(place, set())
 
     def places_of(self, lease_id: str) -> frozenset[Place]:
-        """The places that a lease holds something of."""
+        """Return the positions of a lease."""
         row = self._stored.get(lease_id)
         return frozenset() if row is None else row.places
 
     def stored_places(self, connection: apsw.Connection, lease_ids: Iterable[str]) -> set[Place]:
-        """The same of leases as their rows say it, which may be newer."""
+        """Return the positions of leases according to their rows, which can be newer."""
         rows = rows_of(connection, f"{_ROWS} where id in (select value from json_each(?1))", _names(lease_ids))
         return {(part.group, part.partition) for *_, parts in rows for part in _decode_parts(parts)}
 
     def load(self, connection: apsw.Connection, lease_ids: Iterable[str] | None = None) -> None:
-        """Make leases from their rows: these, or all that there are."""
+        """Load leases from their rows: these, or all."""
         if lease_ids is None:
             self._stored.clear()
             self._at.clear()
@@ -294,7 +294,7 @@ class LeaseRows:
 
 
 class _Groups:
-    """Groups by their numbers."""
+    """Groups by id."""
 
     def __init__(self, connection: apsw.Connection, state: State, loader: Loader) -> None:
         self._connection = connection
@@ -303,7 +303,7 @@ class _Groups:
         self._known: dict[int, Group | None] = {}
 
     def find(self, number: int) -> Group | None:
-        """The group with a number; None: it is gone."""
+        """Return the group with an id; None: it was deleted."""
         if number not in self._known:
             self._known[number] = self._load(number)
         return self._known[number]

@@ -1,4 +1,4 @@
-"""Payloads: they stay in the records that brought them, and are fetched by range requests."""
+"""Payloads stay in the log records in which they arrived, and are fetched by range requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hark.errors import EngineFailure, HarkError
 
 
 class Place(NamedTuple):
-    """Some bytes of the object `log/{seq}`; a payload stays in the record that brought it."""
+    """A range of bytes in the object `log/{seq}`."""
 
     seq: int
     offset: int
@@ -33,29 +33,29 @@ class Place(NamedTuple):
 
 
 _MOST_OF_ALL = 4
-"""What is larger than this part of the cache is not kept: it would drive out too much that is asked for more often."""
+"""Data larger than this part (1/n) of the cache is not kept, because it would evict too much."""
 
 
 class PayloadCache:
-    """Pieces of records, the least recently used forgotten first. For use by any number of threads.
+    """Ranges of records; the least recently used are evicted first. Any thread can use it.
 
-    No piece of a record lies within another one. So, in the order in which they begin, they also end, and the last one
-    that begins at or before a place is the only one that has to be looked at.
+    No range lies within another one of the same record. So they are ordered by start and end alike, and only the last
+    one that starts at or before an offset can contain it.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        """Bytes at most; 0: nothing is kept."""
+        """Maximum number of bytes; 0: no cache."""
         self._pieces: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         """By record and first offset."""
         self._firsts: dict[int, list[int]] = {}
-        """By record, where its pieces begin, in order."""
+        """Sorted start offsets by record."""
         self._bytes = 0
         self._hits = self._misses = 0
         self._lock = threading.Lock()
 
     def put_record(self, seq: int, first_offset: int, data: bytes) -> None:
-        """Keep the payloads of a record, or a part of them that begins at an offset in its object."""
+        """Keep payloads of a record, from an offset in its object."""
         if not data or len(data) > self.capacity // _MOST_OF_ALL:
             return
         with self._lock:
@@ -71,7 +71,7 @@ class PayloadCache:
                 self._forget(*next(iter(self._pieces)))
 
     def get(self, place: Place) -> bytes | None:
-        """The bytes at a place; None: they are not here."""
+        """Return bytes, or None if they are not cached."""
         with self._lock:
             first = self._covering(place.seq, place.offset, place.end)
             if first is None:
@@ -83,7 +83,7 @@ class PayloadCache:
         return piece[place.offset - first : place.end - first]
 
     def as_metrics(self) -> dict[str, float]:
-        """What is kept, and how often that helped."""
+        """Return the size, hits and misses."""
         with self._lock:
             return {
                 "s3_cache_bytes": self._bytes,
@@ -93,7 +93,7 @@ class PayloadCache:
             }
 
     def _covering(self, seq: int, start: int, end: int) -> int | None:
-        """Where the piece begins that has all of these bytes."""
+        """Return the start of the cached range that contains all of these bytes."""
         firsts = self._firsts.get(seq)
         if firsts is None:
             return None
@@ -104,7 +104,7 @@ class PayloadCache:
         return first if first + len(self._pieces[seq, first]) >= end else None
 
     def _within(self, seq: int, start: int, end: int) -> list[int]:
-        """Where those pieces begin that have nothing but these bytes."""
+        """Return the starts of the cached ranges within these bytes."""
         firsts = self._firsts.get(seq, [])
         inside = firsts[bisect_left(firsts, start) : bisect_left(firsts, end)]
         return [first for first in inside if first + len(self._pieces[seq, first]) <= end]
@@ -118,17 +118,17 @@ class PayloadCache:
 
 
 GAP_BYTES = 64 * 1024
-"""Two places that are no further apart share a request: so many bytes cost less than a second one."""
+"""Ranges at most this far apart share a request, because these bytes cost less than a second request."""
 _MOST_AT_ONCE = 16
 _TRIES = 7
 _FIRST_SECONDS = 0.1
 _LONGEST_SECONDS = 5.0
 _SLOWER = 10.0
-"""What the first wait is multiplied by when the store asks for fewer requests."""
+"""Factor of the first pause if the store asks for fewer requests."""
 
 
 class Payloads:
-    """Gives payloads by their places. Belongs to the event loop that talks to the store."""
+    """Fetches payloads, in the event loop of the bucket requests."""
 
     def __init__(
         self,
@@ -149,10 +149,10 @@ class Payloads:
         self._random = random
         self._turns = asyncio.Semaphore(most_at_once)
         self._flights: dict[int, list[_Flight]] = {}
-        """By record, the requests that are under way."""
+        """Requests in flight by record."""
 
     async def fetch(self, wanted: Sequence[Place]) -> list[bytes]:
-        """The bytes at these places, in their order. Raises `EngineFailure` when one of them can't be had."""
+        """Return the bytes of these ranges, in order. Raises `EngineFailure` if one cannot be fetched."""
         found: dict[Place, bytes] = {}
         coming: dict[Place, _Flight] = {}
         missing: list[Place] = []
@@ -185,10 +185,10 @@ class Payloads:
         if not flights:
             del self._flights[flight.span.seq]
         if not flight.task.cancelled():
-            flight.task.exception()  # Those who waited may all have been cancelled: then nobody else looks at it.
+            flight.task.exception()  # If all callers were cancelled, it was never retrieved.
 
     async def _read(self, span: Place) -> bytes:
-        """Ask until there is an answer: reading again changes nothing."""
+        """Repeat the read until it is answered."""
         for attempt in range(1, self._tries + 1):
             try:
                 async with self._turns:
@@ -215,13 +215,13 @@ class Payloads:
         return EngineFailure(f"a payload in {objects.record(span.seq)} of {self._bucket.name} {what}", code=code)
 
     def _seconds(self, attempt: int, error: Unclear | Conflicting) -> float:
-        """How long to wait: from half of it to all of it, so that those who failed together do not return together."""
+        """Return the pause in seconds, randomised so that requests that failed together are not repeated together."""
         first = _FIRST_SECONDS * (_SLOWER if isinstance(error, Unclear) and error.slow_down else 1.0)
         return float(min(first * 2 ** (attempt - 1), _LONGEST_SECONDS) * (0.5 + self._random() / 2))
 
 
 class _Flight:
-    """A request that is under way, for all who want something of its span."""
+    """A request in flight, shared by all callers that need a part of its range."""
 
     __slots__ = ("span", "task")
 
@@ -230,13 +230,13 @@ class _Flight:
         self.task = task
 
     def has(self, place: Place) -> bool:
-        """Whether it brings all of a place."""
+        """Return whether it fetches all of a range."""
         return place.seq == self.span.seq and self.span.offset <= place.offset and place.end <= self.span.end
 
     async def bytes_at(self, place: Place) -> bytes:
-        """Wait for it, and take a place out of what it brought."""
+        """Wait for the request and return a part of its bytes."""
         try:
-            # Others may wait too: who is cancelled does not take it along.
+            # Other callers may wait too, so a cancelled one does not cancel the request.
             data = await asyncio.shield(self.task)
         except EngineFailure as failure:
             raise failure.again() from failure.__cause__
@@ -244,7 +244,7 @@ class _Flight:
 
 
 def _near(wanted: Iterable[Place], gap: int) -> Iterator[list[Place]]:
-    """Put those places of one record together that are near each other."""
+    """Group ranges of one record that are close together."""
     together: list[Place] = []
     end = 0
     for place in sorted(wanted):
@@ -258,7 +258,7 @@ def _near(wanted: Iterable[Place], gap: int) -> Iterator[list[Place]]:
 
 
 def _span(together: Sequence[Place]) -> Place:
-    """From the first byte of them to the last."""
+    """Return the range from their first byte to their last."""
     first = together[0]
     return first._replace(length=max(place.end for place in together) - first.offset)
 
@@ -267,14 +267,14 @@ Fetch = Callable[[Sequence[Place]], Awaitable[list[bytes]]]
 
 
 class Filler:
-    """Asks the cache first, as that takes no turn of another thread."""
+    """Fills payloads in, from the cache if possible, because that needs no other thread."""
 
     def __init__(self, cache: PayloadCache, fetch: Fetch) -> None:
         self._cache = cache
         self._fetch = fetch
 
     async def fill(self, items: Sequence[msgspec.Struct]) -> None:
-        """Fill in the payloads of these. Raises `EngineFailure` when one can't be had."""
+        """Fill in the payloads of items. Raises `EngineFailure` if one cannot be fetched."""
         missing: list[tuple[msgspec.Struct, Place]] = []
         for item in items:
             where = getattr(item, "payload", None)
@@ -291,7 +291,7 @@ class Filler:
                 _set(item, payload)
 
     async def fill_found(self, items: Sequence[msgspec.Struct]) -> None:
-        """Fill in the payloads of these; those that the store has lost become empty."""
+        """Fill in the payloads of items; missing ones become empty."""
         if (failure := await _try(self.fill(items))) is None:
             return
         if len(items) > 1:
@@ -302,8 +302,8 @@ class Filler:
             raise failure
 
     async def fill_each(self, groups: Sequence[Sequence[msgspec.Struct]]) -> list[HarkError | None]:
-        """Fill in the payloads of several answers; where that fails only that one does. Lost payloads become empty."""
-        # All together first: what is near each other in a record shares a request, whoever asked for it.
+        """Fill in the payloads of several answers; a failure concerns only its answer. Missing ones become empty."""
+        # All together first, so that nearby payloads of different answers share a request.
         failure = await _try(self.fill([item for group in groups for item in group]))
         if failure is None:
             return [None] * len(groups)
@@ -319,5 +319,5 @@ async def _try(filling: Awaitable[None]) -> HarkError | None:
 
 
 def _set(item: msgspec.Struct, payload: bytes) -> None:
-    # Some are frozen. Nobody has seen them yet, so they are still being made.
+    # Some structs are frozen, but no caller has seen them yet.
     msgspec.structs.force_setattr(item, "payload", msgspec.Raw(payload))

@@ -1,7 +1,8 @@
-"""A temporary folder that does not outlive its process for long.
+"""The local database, in a temporary folder.
 
-A process that is killed can't remove its folder, and its database may be large. So each holds a lock on its own, and
-removes those of others that nobody holds."""
+A killed process cannot remove its folder, and the database can be large. So each process locks its own folder, and
+removes folders of other processes that are not locked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class ScratchFolder:
         made = Path(tempfile.mkdtemp(prefix=_UNFINISHED + PREFIX, dir=parent))
         self._lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # It gets the name that others look for once it is held.
+        # The folder gets its final name only after it is locked.
         self.path = made.rename(parent / made.name.removeprefix(_UNFINISHED))
         _remove_orphans(parent)
 
@@ -42,7 +43,7 @@ class ScratchFolder:
 
 def _remove_orphans(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
-        # Those of other users, and those that somebody else is just removing, are none of our business.
+        # Folders of other users, and folders that another process is removing, are skipped.
         with contextlib.suppress(OSError):
             lock = os.open(folder / _LOCK, os.O_RDWR)
             try:
@@ -55,13 +56,13 @@ def _remove_orphans(parent: Path) -> None:
 VERSION = 3
 """The version of the tables of the state: of those here and of those of the queue (`core/schema.py`).
 
-Raise it with each change of any of them; a test notices. Records and snapshots of older versions are read, and newer
-ones refused: a process would leave out what it has no columns for. A record of an older version is applied to the
-tables of this one, and processes come to it at different places of the log. So tables and columns are only ever added
-(columns at the end, with a default), and no step may change rows.
+Raise it with each change of any of them; a test checks this. Records and snapshots of older versions are read. Newer
+ones are refused, because this process would drop the values of columns that it lacks. Records of an older version are
+applied to the tables of this version, and processes are upgraded at different places of the log. So tables and columns
+are only added (columns at the end, with a default), and no step changes rows.
 """
 
-# What the state has beside the tables of the queue. `replica` is local: which record was applied last.
+# Tables beside those of `engine/core`. `replica` is local: the last applied record.
 _TABLES = """
 create table if not exists replica (
     id integer primary key check (id = 1),
@@ -71,7 +72,7 @@ create table if not exists replica (
 );
 insert or ignore into replica values (1, 0, 0, '');
 
--- What consumers hold. parts: for each place [group, partition, handed, open, last, blocks, [[first, last] ...],
+-- Leases. parts: for each position [group, partition, handed, open, last, blocks, [[first, last] ...],
 -- consumer, since].
 create table if not exists leases (
     id text primary key,
@@ -80,7 +81,7 @@ create table if not exists leases (
     parts text not null
 ) without rowid;
 
--- What is left of the rates of queues and groups.
+-- Remaining tokens of the rate limits of queues and groups.
 create table if not exists rates (
     kind text not null check (kind in ('queue', 'group')),
     owner integer not null,
@@ -89,7 +90,7 @@ create table if not exists rates (
     primary key (kind, owner)
 ) without rowid;
 
--- Records that hold payloads. dead_since: time since which no message refers to them.
+-- Records with payloads. dead_since: time since which no message refers to them.
 create table if not exists segments (
     seq integer primary key,
     bytes integer not null,
@@ -101,12 +102,12 @@ _CACHE_KIB = 32 * 1024
 
 
 class Scratch:
-    """One database after the other: each start from a snapshot is a new file."""
+    """The local database. Each start from a snapshot uses a new file."""
 
     def __init__(self) -> None:
         self._folder = ScratchFolder()
         self.generation = 0
-        """Grows with each new file: who has connections must make them anew."""
+        """Number of the file. When it grows, connections must be opened again."""
 
     @property
     def path(self) -> str:
@@ -117,9 +118,9 @@ class Scratch:
         return self._folder.path / f"state-{generation}.db"
 
     def open(self, tag: int, database: bytes | None = None) -> None:
-        """Begin anew, with nothing or with a snapshot's database. Where that fails everything is as it was."""
+        """Start empty or from the database of a snapshot. If that fails, nothing changes."""
         current, file = self.path, self._file(self.generation + 1)
-        _remove(file)  # One that was begun and failed.
+        _remove(file)  # An earlier attempt that failed.
         if database is not None:
             try:
                 file.write_bytes(database)
@@ -136,19 +137,19 @@ class Scratch:
             raise
         self._close_writer()
         self.writer = writer
-        # Not before it is whole: others may open it from now on.
+        # Only now, because other threads may open it from here on.
         self.generation += 1
-        _remove(Path(current))  # Readers that still have it open keep what they see.
+        _remove(Path(current))  # Readers that have it open keep reading it.
 
     def record(self) -> apsw.Session:
-        """Note from now on which rows change."""
+        """Record changed rows from now on."""
         session = apsw.Session(self.writer, "main")
         session.table_filter(lambda name: name not in _LOCAL_TABLES)
         session.attach()
         return session
 
     def connect_reader(self) -> apsw.Connection:
-        """A connection that sees what is committed. For any thread."""
+        """Open a connection that sees committed rows; from any thread."""
         while True:
             generation = self.generation
             try:
@@ -163,7 +164,7 @@ class Scratch:
         return connection
 
     def size(self) -> int:
-        """The bytes of the current file."""
+        """Return the size of the current file in bytes."""
         path = Path(self.path)
         return path.stat().st_size if path.exists() else 0
 
@@ -180,7 +181,7 @@ class Scratch:
 
 def _prepare(writer: apsw.Connection, tag: int) -> None:
     writer.pragma("journal_mode", "wal")
-    # What is lost here in a crash is read from the bucket again.
+    # After a crash, everything is read from the bucket again.
     writer.pragma("synchronous", "off")
     writer.pragma("cache_size", -_CACHE_KIB)
     schema.migrate(writer)
@@ -191,6 +192,6 @@ def _prepare(writer: apsw.Connection, tag: int) -> None:
 
 
 def _remove(file: Path) -> None:
-    """A database, and what belongs to it."""
+    """Remove a database with its companion files."""
     for one in file.parent.glob(f"{file.name}*"):
         one.unlink()

@@ -1,4 +1,4 @@
-"""The state as of a record of the log: tables, what memory keeps of them, and how both move on."""
+"""The state at a record of the log: the tables, their copy in memory, and how both advance."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hark.ids import IdCodec, IdSource
 from hark.model import Hint, KeyNotification
 
 Holders = dict[str, list[tuple[str, str]]]
-"""Leases with the queues and groups that they are of."""
+"""Queues and groups by lease."""
 
 
 def holders(state: State, touched: Touched) -> Holders:
-    """Whose leases are touched, before that happens: some of them may be over then."""
+    """Return the owners of leases that a record changes. Call it before the change, because leases can end by it."""
     found = (state.leases.get(lease_id) for lease_id in touched.leases)
     return {
         lease.id: list({(position.group.queue_name, position.group.name): None for position in lease.parts})
@@ -35,7 +35,7 @@ def holders(state: State, touched: Touched) -> Holders:
 
 
 def hints(connection: apsw.Connection, state: State, touched: Touched, before: Holders) -> list[Hint]:
-    """Whom to tell of changes that have been applied."""
+    """Return the hints for changes that have been applied."""
     book = HintBook()
     _tell_arrivals(connection, book, touched.arrived)
     for number in touched.queues:
@@ -54,7 +54,7 @@ def hints(connection: apsw.Connection, state: State, touched: Touched, before: H
 
 
 def _tell_room(book: HintBook, state: State, name: str) -> None:
-    """What one group held may have been what another one waits for, if all groups of a queue share a bound."""
+    """Notify all groups of a queue that share a limit, because one of them may have room now."""
     queue = state.queues.get(name)
     if queue is not None and queue.bounds.blocked:
         queue.bounds.blocked = False
@@ -62,7 +62,7 @@ def _tell_room(book: HintBook, state: State, name: str) -> None:
 
 
 def key_news(touched: Touched) -> KeyNotification | None:
-    """Which keys were changed."""
+    """Return the changed keys."""
     return KeyNotification(tuple(touched.keys)) if touched.keys else None
 
 
@@ -76,25 +76,23 @@ def _tell_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[in
         book.arrived(queue, numbers, (), numbers)
 
 
-# The verbs of the SQLite engine believe that nobody else writes their tables. Here others do, and what was done here
-# may
-# be undone. So whatever in memory is about rows that changed is dropped and read again; the rest stays, or every
-# record
-# of another process would cost a look at all partitions.
+# The verbs of `engine/core` assume that only they write the tables. Here other processes write them too, and own
+# changes can be undone. So whatever memory holds of changed rows is dropped and read again. The rest stays, because otherwise
+# every record of another process would cost a pass over all partitions.
 
 
 class Memory:
-    """The state of the SQLite engine, over tables that others write too."""
+    """The state in memory, over tables that other processes write too."""
 
     def __init__(self, scratch: Scratch, state: State, leases: LeaseRows) -> None:
         self._scratch = scratch
         self._state = state
         self._leases = leases
         self.forgotten: set[str] = set()
-        """Queues where somebody waits for room: that was not kept, so they have to ask again."""
+        """Queues whose consumers wait for a limit. A reload forgets that, so they must pop again."""
 
     def read_all(self) -> None:
-        """Make it anew. What tables do not have is kept: who was served when, and why leases ended."""
+        """Reload everything. What the tables do not hold is kept: when partitions were served, and why leases ended."""
         state, writer = self._state, self._scratch.writer
         expired, removed = state.expired_leases, state.removed
         self.forgotten |= {queue.name for queue in state.queues.values() if queue.bounds.blocked}
@@ -114,7 +112,7 @@ class Memory:
         self._leases.load(writer)
 
     def follow(self, touched: Touched, now: int) -> None:
-        """Read again what is about rows that changed."""
+        """Reload what depends on changed rows."""
         if touched.is_structural:
             self.read_all()
             return
@@ -132,7 +130,7 @@ class Memory:
             loader.numbers()
         if touched.rates:
             self._follow_rates(touched, groups)
-        # Before and after: of partitions that were undone, or are gone, only memory knows whose they were.
+        # Before and after: only memory knows the queues of partitions that were undone or removed.
         queues, places = self._queues_of(touched, groups), self._places_in(touched.partitions)
         loader.renew_partitions(touched.partitions)
         queues |= self._queues_of(touched, groups)
@@ -148,7 +146,7 @@ class Memory:
                 if position is not None:
                     group.refresh(position, now)
         for queue in queues:
-            queue.open = None  # To be counted anew, when somebody next asks.
+            queue.open = None  # Counted again when it is next needed.
 
     def _follow_rates(self, touched: Touched, groups: dict[int, Group]) -> None:
         rates = Rates(self._scratch.writer)
@@ -160,12 +158,12 @@ class Memory:
                 rates.give(kind, number, owner.bounds)
 
     def _places_in(self, partitions: Iterable[int]) -> set[Place]:
-        """The places of all groups in partitions, as far as memory knows them."""
+        """Return the positions of all groups in partitions, as far as they are in memory."""
         found = (self._state.partitions.get(number) for number in partitions)
         return {(group.id, one.id) for one in found if one is not None for group in one.queue.groups.values()}
 
     def _closed(self, touched: Touched, places: set[Place]) -> tuple[set[Place], set[str]]:
-        """The places and leases that have to go together: a lease knows its places, and a place its leases."""
+        """Return positions and leases that must be dropped together, because they refer to each other."""
         places = places | touched.places | self._leases.stored_places(self._scratch.writer, touched.leases)
         leases, seen = set(touched.leases), -1
         while len(places) + len(leases) != seen:
@@ -177,7 +175,7 @@ class Memory:
         return places, leases
 
     def _drop(self, places: set[Place], leases: set[str], groups: dict[int, Group]) -> dict[Group, set[int]]:
-        """Forget them; which places are to be read again, as somebody may ask for them."""
+        """Drop them from memory; return the positions that must be read again, because a pop may need them."""
         state = self._state
         for lease in leases:
             state.leases.pop(lease, None)
@@ -199,7 +197,7 @@ class Memory:
         return wanted
 
     def _queues_of(self, touched: Touched, groups: dict[int, Group]) -> set[Queue]:
-        """The queues that rows are of, as far as memory knows it."""
+        """Return the queues of changed rows, as far as they are in memory."""
         state = self._state
         found = (state.partitions.get(number) for number in touched.partitions)
         queues = {partition.queue for partition in found if partition is not None}
@@ -207,21 +205,17 @@ class Memory:
         return queues | {state.queues[name] for name in names if name in state.queues}
 
 
-# Own changes are made in a `Flush` and then kept or undone; records of others are applied as they are. Both say whom
-# to
-# tell. All of it belongs to one thread.
-
-
-pass
+# Own changes are made in a `Flush` and then kept or undone; records of other processes are applied. Both return hints.
+# Only the state thread uses all of this.
 
 log = logging.getLogger(__name__)
 
-# A full disk is another matter: it says nothing of the log, and the record is applied when there is room again.
+# A full disk is not among them: the log is fine, and the record is applied when there is space again.
 _MISFITS = (apsw.AbortError, apsw.ConstraintError, apsw.CorruptError)
 
 
 class Head(NamedTuple):
-    """Where in the log the state is."""
+    """The last applied record."""
 
     seq: int
     time: int
@@ -229,14 +223,14 @@ class Head(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What applying records made of the state: whom to tell."""
+    """The notifications after a record was applied."""
 
     hints: Sequence[Hint] = ()
     keys: KeyNotification | None = None
 
 
 class Fold:
-    """See the module's text."""
+    """The state; see the module."""
 
     def __init__(self, ids: IdSource, tag: int, writer: str, skew_margin: int) -> None:
         self._ids = ids
@@ -247,18 +241,18 @@ class Fold:
         self._memory = Memory(self.scratch, self.state, self._lease_rows)
         self._session: apsw.Session | None = None
         self._in_step = False
-        """Memory has what the tables have."""
+        """Whether memory agrees with the tables."""
         self.head = Head(0, 0, "")
 
     def open(self, database: bytes | None) -> None:
-        """Begin with nothing, or with the database of a snapshot."""
+        """Start empty, or from the database of a snapshot."""
         self._drop_session()
         self.scratch.open(self._tag, database)
         [self.head] = [Head(*row) for row in self.scratch.writer.execute("select seq, time, nonce from replica")]
         self._read_all()
 
     def mend(self) -> bool:
-        """Bring memory into step again if a failure (a full disk, say) left it behind; whether that was so."""
+        """Reload memory if a failure such as a full disk left it behind; return whether it did."""
         if self._in_step:
             return False
         self._roll_back()
@@ -266,7 +260,7 @@ class Fold:
         return True
 
     def forgotten(self) -> list[Hint]:
-        """Whom to tell that it is not known any more that they wait."""
+        """Return hints for consumers whose wait a reload has forgotten."""
         book = HintBook()
         while self._memory.forgotten:
             book.add(self._memory.forgotten.pop(), None, None)
@@ -280,35 +274,35 @@ class Fold:
     # Own changes -------------------------------------------------------------------------------------------
 
     def begin(self, now: int) -> Flush:
-        """Open a batch of verbs that will be the next record."""
+        """Begin the batch that becomes the next record."""
         self.scratch.writer.execute("begin immediate")
         self._session = self.scratch.record()
         return Flush(self.scratch.writer, self.state, self._ids, self._lease_rows, self.head.seq + 1, now)
 
     def changes(self) -> bytes:
-        """What the open batch changed; empty: nothing."""
+        """Return the changes of the open batch; empty if there are none."""
         assert self._session is not None
         return b"" if self._session.is_empty else bytes(self._session.patchset())
 
     def keep(self, head: Head | None) -> None:
-        """The batch is in the log as that record, or it changed nothing (None)."""
+        """Commit the batch, which is in the log as this record or changed nothing (None)."""
         self._drop_session()
         self._commit(head)
 
     def undo(self, changes: bytes | None = None) -> None:
-        """The batch is not in the log: as if it had never been. `changes`: what it changed, if it came to its end."""
+        """Undo the batch, which is not in the log. `changes`: what it changed, if it was complete."""
         self._in_step = False
         self._roll_back()
-        self.state.completed.clear()  # Some of it did not happen.
+        self.state.completed.clear()  # A part of it was undone.
         if changes is None:
             self._read_all()
         else:
             self._follow(Touched(changes), self.head.time)
 
-    # Records of others -------------------------------------------------------------------------------------
+    # Records of other processes ----------------------------------------------------------------------------
 
     def apply(self, record: Record) -> Change:
-        """Take over the next record."""
+        """Apply the next record of another process."""
         writer = self.scratch.writer
         try:
             touched = Touched(record.changes)
