@@ -15,9 +15,8 @@ from hark.clock import SECOND, Clock
 from hark.errors import InvalidSetting
 from hark.settings.sections import S3
 
-# Keys are relative to the prefix of the store. Every method is one request, never repeated here: whether a request may
-# be
-# sent again depends on what it was, which only its caller knows.
+# Keys are relative to the prefix of the store. Every method sends one request and never repeats it, because only the
+# caller knows whether a repetition is safe.
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -28,19 +27,19 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class BucketError(Exception):
-    """A request that did not do what it should."""
+    """A failed request."""
 
 
 class Taken(BucketError):
-    """412: the condition does not hold. Somebody has the key, or has changed it."""
+    """412: the condition is false, because the object exists or was changed."""
 
 
 class Conflicting(BucketError):
-    """409: another request for the same key was in flight; look again, then try again."""
+    """409: another request for the same key was in flight; read it, then retry."""
 
 
 class Unclear(BucketError):
-    """No answer, or a 5xx (also 429): whether it happened, nobody can say.
+    """No answer, or a 5xx or 429: the outcome is unknown.
 
     `slow_down`: the store asked for less. `was_sent`: False where there was no connection, so that nothing happened.
     """
@@ -52,7 +51,7 @@ class Unclear(BucketError):
 
 
 class Refused(BucketError):
-    """Any other answer (no such bucket, access denied ...): it did not happen, and trying again will not help."""
+    """Any other answer (no such bucket, access denied, ...): the request had no effect, and a retry would not help."""
 
 
 class Bucket(Protocol):
@@ -60,39 +59,39 @@ class Bucket(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it: `s3://bucket/prefix`."""
+        """The name in messages: `s3://bucket/prefix`."""
 
     @property
     def requests(self) -> RequestCounter:
-        """How many requests of each kind were sent."""
+        """Counts of the requests."""
 
     @property
     def time(self) -> ServerTime:
-        """What the dates of its answers say."""
+        """The time of the store, from the dates of its answers."""
 
     async def open(self) -> None:
-        """Make the connections; nothing is sent."""
+        """Open the client; nothing is sent."""
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
 
     async def get(self, key: str) -> Stored | None:
-        """An object; None: there is none."""
+        """Return an object; None: it does not exist."""
 
     async def get_range(self, key: str, first: int, length: int) -> bytes | None:
-        """A part of an object; None: there is no such object. Raises `Refused` when the object is shorter."""
+        """Return a range of an object; None: it does not exist. Raises `Refused` if the object is shorter."""
 
     async def create(self, key: str, body: bytes) -> str:
-        """Store an object where there is none (If-None-Match: *); its ETag. Raises `Taken`."""
+        """Create an object (If-None-Match: *) and return its ETag. Raises `Taken`."""
 
     async def replace(self, key: str, body: bytes, etag: str) -> str:
-        """Store an object in the place of the one with that ETag (If-Match); the new ETag. Raises `Taken`."""
+        """Replace the object with this ETag (If-Match) and return the new ETag. Raises `Taken`."""
 
     async def put(self, key: str, body: bytes) -> str:
-        """Store an object, whatever was there; its ETag."""
+        """Store an object unconditionally and return its ETag."""
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are no error. One request for each 1,000."""
+        """Delete objects, with one request for each 1,000. Missing ones are no error."""
 
 
 SCHEME = "s3://"
@@ -133,7 +132,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What people call it; there is nothing secret in it."""
+        """The name in messages; it contains no secrets."""
         return f"{SCHEME}{self.bucket}/{self.prefix}" if self.prefix else f"{SCHEME}{self.bucket}"
 
     def key(self, name: str) -> str:
@@ -323,43 +322,43 @@ class RequestCounter:
         self._down = 0
 
     def sent(self, kind: Kind, *, up: int = 0) -> None:
-        """A request goes out, with a body of so many bytes."""
+        """Count a request and the bytes of its body."""
         with self._lock:
             self._sent[kind] += 1
             self._up += up
 
     def received(self, down: int) -> None:
-        """A body of so many bytes came."""
+        """Count the bytes of a received body."""
         with self._lock:
             self._down += down
 
     def failed(self, kind: Kind) -> None:
-        """A request got no answer, or one that is of no use. That a key is taken or missing is of use."""
+        """Count a failed request. A taken or missing key is no failure."""
         with self._lock:
             self._failed[kind] += 1
 
     def count(self, kind: Kind) -> int:
-        """Requests of a kind, failed ones too."""
+        """Return the number of requests of a kind, including failed ones."""
         with self._lock:
             return self._sent[kind]
 
     def failures(self, kind: Kind | None = None) -> int:
-        """Failed requests of a kind, or of all."""
+        """Return the number of failed requests of a kind, or of all."""
         with self._lock:
             return sum(self._failed.values()) if kind is None else self._failed[kind]
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of the bodies that were sent."""
+        """Number of sent bytes in bodies."""
         return self._up
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of the bodies that came."""
+        """Number of received bytes in bodies."""
         return self._down
 
     def dollars(self, prices: Prices | None = None) -> float:
-        """What all requests so far cost, at these prices or at those it was made with."""
+        """Return the cost of all requests, at these prices or the configured ones."""
         of = self._prices if prices is None else prices
         with self._lock:
             sent = dict(self._sent)
@@ -367,7 +366,7 @@ class RequestCounter:
         return sum(sent[kind] * price[kind] for kind in KINDS) / _MILLION
 
     def as_metrics(self) -> dict[str, float]:
-        """All figures by the names of their metrics."""
+        """Return all values by metric name."""
         with self._lock:
             figures: dict[str, float] = {f"s3_requests_{kind}": self._sent[kind] for kind in KINDS}
             figures["s3_requests_failed"] = sum(self._failed.values())
@@ -377,59 +376,59 @@ class RequestCounter:
         return figures
 
 
-# A date is cut to whole seconds, and nobody knows when between request and answer it was written. So one answer allows
-# a range of offsets between the store's clock and ours, and all answers together allow what their ranges share: a few
-# of them narrow it to about the time of a round trip. The range grows as time passes, because clocks drift apart.
+# A date has whole seconds, and was written at an unknown moment between request and answer. So each answer allows a
+# range of offsets between the clock of the store and the local one, and all answers together allow the intersection: a
+# few of them narrow it to about a round trip. The range grows with time, because clocks drift.
 
 
 DRIFT_PPM = 200
-"""Microseconds in a second by which two clocks may drift apart; quartz is ten times better."""
+"""Maximum drift between two clocks in microseconds per second; quartz is ten times better."""
 
 
 class ServerTime:
-    """The time of the store. Any thread may ask and note."""
+    """The time of the store. Any thread can use it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._range: tuple[int, int] | None = None
         self._at = 0
-        """When the range was right, by our clock."""
+        """Local time at which the range was valid."""
 
     def note(self, date: int, sent: int, received: int) -> None:
-        """An answer says `date` (whole seconds, in microseconds); our clock said `sent` before and `received` after."""
-        # The date may have been written at any time on the way, and clocks drift on the way too.
+        """Note the date of an answer (whole seconds, in microseconds), with the local times before and after it."""
+        # The date was written at any moment of the exchange, and clocks drift meanwhile.
         drift = (received - sent) * DRIFT_PPM // SECOND
         low, high = date - received - drift, date + SECOND - sent + drift
         with self._lock:
             known = self._grown(received)
             if known is not None and high < known[0] and sent < self._at:
-                # It was sent before the last answer came, and is older: the machine was suspended between them.
+                # It was sent before the last answer arrived and is older: the machine was suspended between them.
                 return
             if known is not None and max(low, known[0]) <= min(high, known[1]):
                 low, high = max(low, known[0]), min(high, known[1])
-            # Else a clock was set, ours or theirs: what was known before is worth nothing.
+            # Otherwise one of the clocks was set, and the earlier range is void.
             self._range = (low, high)
             self._at = max(self._at, received)
 
     def offset(self) -> int:
-        """What to add to our clock: the least that the answers allow, so a clock that is right stays as it is."""
+        """Return the smallest correction that the answers allow, so a correct clock is not corrected."""
         with self._lock:
             known = self._grown(self._clock.now())
         return 0 if known is None else min(max(0, known[0]), known[1])
 
     def allowed(self) -> tuple[int, int] | None:
-        """The least and the largest offset that the answers allow by now; None: there was no answer yet."""
+        """Return the smallest and largest possible offset; None before the first answer."""
         with self._lock:
             return self._grown(self._clock.now())
 
     def now(self) -> int:
-        """The time of the store in microseconds, as far as it is known."""
+        """Return the estimated time of the store in microseconds."""
         return self._clock.now() + self.offset()
 
     def _grown(self, now: int) -> tuple[int, int] | None:
         if self._range is None:
             return None
-        # Answers may be noted in another order than they came: time does not run back for that.
+        # Answers can be noted out of order; time must not run backwards.
         drift = -(-max(0, now - self._at) * DRIFT_PPM // SECOND)
         return self._range[0] - drift, self._range[1] + drift

@@ -48,10 +48,10 @@ except ImportError as error:
     raise StoreUnusable("aiobotocore for the S3 engine is missing; install it: pip install 'hark-mq[s3]'") from error
 
 CONNECTIONS = 32
-"""Requests at once at most; more wait for their turn."""
+"""Maximum number of concurrent requests; further ones wait."""
 
 _ANY_REGION = "us-east-1"
-"""Signatures name a region, also to servers that have none."""
+"""Signatures contain a region, also for servers without regions."""
 
 _NOT_SENT = (
     exceptions.ConfigParseError,
@@ -64,17 +64,17 @@ _NOT_SENT = (
 )
 _NO_ANSWER = (exceptions.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError, TimeoutError)
 FAILURES = (exceptions.ClientError, *_NO_ANSWER)
-"""What a request may raise that is not a defect of Hark."""
+"""Exceptions of a request that are no defect of Hark."""
 
 Client = Any
-"""A client of S3: aiobotocore makes its methods while it runs, so there are no types."""
+"""An S3 client. aiobotocore creates its methods at run time, so they have no types."""
 
 
 class _OnceSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types.
-    """Connections over which nothing is sent twice.
+    """Connections that never send a request twice.
 
-    aiohttp sends a PUT again when a connection that it kept open is closed without an answer. But the first may have
-    been kept: then the second finds the key taken, and the winner would believe that it lost.
+    aiohttp repeats a PUT if a kept-open connection is closed without an answer. But the store may have executed the first
+    one: then the second finds the key taken, and the winner would take that for a loss.
     """
 
     async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
@@ -84,7 +84,7 @@ class _OnceSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no 
 
 
 def make_client(address: Address, settings: S3) -> AbstractAsyncContextManager[Client]:
-    """A client for a bucket; raises `Refused` when the configuration of the AWS tools makes no sense."""
+    """Return a client for a bucket; raises `Refused` if the AWS configuration is invalid."""
     _say_less()
     try:
         session = get_session()
@@ -97,7 +97,7 @@ def make_client(address: Address, settings: S3) -> AbstractAsyncContextManager[C
             read_timeout=seconds,
             max_pool_connections=CONNECTIONS,
             retries={"total_max_attempts": 1, "mode": "standard"},
-            # Only AWS knows the checksums that the library would add to everything.
+            # Only AWS supports the checksums that the library would add to each request.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"addressing_style": "path" if endpoint else "auto"},
@@ -111,7 +111,7 @@ def make_client(address: Address, settings: S3) -> AbstractAsyncContextManager[C
 
 
 def _say_less() -> None:
-    # Where it found credentials and endpoint is no news at every start; who asks for everything, or for this, gets it.
+    # The library logs the origin of credentials and endpoint at every start; that is for debugging only.
     for name in ("aiobotocore.credentials", "botocore.configprovider"):
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET and not logger.isEnabledFor(logging.DEBUG):
@@ -119,13 +119,13 @@ def _say_less() -> None:
 
 
 def prepare(client: Client) -> None:
-    """Make a client's requests quick, and understood by servers that want what AWS no longer asks for."""
+    """Remove a round trip from requests, and add a header that some servers need."""
     client.meta.events.register("before-sign.s3.PutObject", _send_at_once)
     client.meta.events.register("before-sign.s3.DeleteObjects", _add_md5)
 
 
 def _send_at_once(request: Any, **_: object) -> None:
-    # To ask whether the body is welcome costs each commit a round trip, and not every server answers that.
+    # `Expect` would cost each commit a round trip, and some servers do not answer it.
     del request.headers["Expect"]
 
 
@@ -135,7 +135,7 @@ def _add_md5(request: Any, **_: object) -> None:
 
 
 def translated(error: Exception, what: str) -> BucketError:
-    """What a failure of the library means; `what` says which request it was."""
+    """Translate an exception of the library; `what` names the request."""
     if isinstance(error, exceptions.ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         about = error.response.get("Error", {})
@@ -150,13 +150,13 @@ def translated(error: Exception, what: str) -> BucketError:
 
 
 def _was_sent(error: Exception) -> bool:
-    """Whether a request may have reached the store: not where there was not even a connection."""
-    # The library has one exception for this and for connections that break later; what it was made of tells them apart.
+    """Return whether a request may have reached the store, which needs a connection."""
+    # The library has one exception for this and for later failures; its cause distinguishes them.
     return not isinstance(error.__context__, ClientConnectorError)
 
 
 def headers_of(error: Exception) -> dict[str, str]:
-    """The headers of the answer that a failure is; none if there was no answer."""
+    """Return the headers of a failed answer; empty if there was no answer."""
     if not isinstance(error, exceptions.ClientError):
         return {}
     headers: dict[str, str] = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -176,11 +176,11 @@ pass
 
 KEYS_PER_DELETE = 1000
 _BYTES_PER_SECOND = 1_000_000
-"""The slowest line on which a large body is not given up."""
+"""Minimum rate of a large body before the request is aborted."""
 
 
 class S3Bucket:
-    """One prefix of one bucket. It belongs to the event loop in which it was opened."""
+    """One prefix of one bucket. Only the event loop in which it was opened uses it."""
 
     def __init__(self, address: Address, clock: Clock, settings: S3) -> None:
         self.address = address
@@ -194,21 +194,21 @@ class S3Bucket:
 
     @property
     def name(self) -> str:
-        """What people call it: `s3://bucket/prefix`."""
+        """The name in messages: `s3://bucket/prefix`."""
         return self.address.text
 
     @property
     def requests(self) -> RequestCounter:
-        """How many requests of each kind were sent."""
+        """Counts of the requests."""
         return self._requests
 
     @property
     def time(self) -> ServerTime:
-        """What the dates of its answers say."""
+        """The time of the store, from the dates of its answers."""
         return self._time
 
     async def open(self) -> None:
-        """Make the connections; nothing is sent. Raises `Refused` when the configuration makes no sense."""
+        """Open the client; nothing is sent. Raises `Refused` if the configuration is invalid."""
         made = make_client(self.address, self._settings)
         try:
             client = await self._open.enter_async_context(made)
@@ -218,16 +218,16 @@ class S3Bucket:
         self._client = client
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client = None
         await self._open.aclose()
 
     async def get(self, key: str) -> Stored | None:
-        """An object; None: there is none."""
+        """Return an object; None: it does not exist."""
         return await self._get(key)
 
     async def get_range(self, key: str, first: int, length: int) -> bytes | None:
-        """A part of an object; None: there is no such object. Raises `Refused` when the object is shorter."""
+        """Return a range of an object; None: it does not exist. Raises `Refused` if the object is shorter."""
         if length < 1:
             return b""
         found = await self._get(key, Range=f"bytes={first}-{first + length - 1}")
@@ -239,19 +239,19 @@ class S3Bucket:
         return None if found is None else found.body
 
     async def create(self, key: str, body: bytes) -> str:
-        """Store an object where there is none (If-None-Match: *); its ETag. Raises `Taken`."""
+        """Create an object (If-None-Match: *) and return its ETag. Raises `Taken`."""
         return await self._put(key, body, IfNoneMatch="*")
 
     async def replace(self, key: str, body: bytes, etag: str) -> str:
-        """Store an object in the place of the one with that ETag (If-Match); the new ETag. Raises `Taken`."""
+        """Replace the object with this ETag (If-Match) and return the new ETag. Raises `Taken`."""
         return await self._put(key, body, IfMatch=etag)
 
     async def put(self, key: str, body: bytes) -> str:
-        """Store an object, whatever was there; its ETag."""
+        """Store an object unconditionally and return its ETag."""
         return await self._put(key, body)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are no error. One request for each 1,000."""
+        """Delete objects, with one request for each 1,000. Missing ones are no error."""
         for start in range(0, len(keys), KEYS_PER_DELETE):
             await self._delete(keys[start : start + KEYS_PER_DELETE])
 
@@ -262,7 +262,7 @@ class S3Bucket:
                 async with asyncio.timeout(self._seconds):
                     answer = await client.get_object(Bucket=self.address.bucket, Key=self.address.key(key), **part)
                 self._note_date(_headers(answer), sent)
-                # How long it takes depends on its size: only a pause in it is a failure.
+                # The duration depends on the size, so only a pause in it is a failure.
                 async with answer["Body"]:
                     body: bytes = await answer["Body"].read()
         except Missing:
@@ -274,7 +274,7 @@ class S3Bucket:
         try:
             async with self._request("put", f"put {key}", up=len(body)) as client:
                 sent = self._clock.now()
-                # While a body goes out, the library's own timeouts do not run.
+                # The timeouts of the library do not run while a body is sent.
                 async with asyncio.timeout(self._seconds + len(body) / _BYTES_PER_SECOND):
                     answer = await client.put_object(
                         Bucket=self.address.bucket, Key=self.address.key(key), Body=body, **condition
@@ -304,12 +304,12 @@ class S3Bucket:
             code = failed.get("Code", "")
             if code != "NoSuchKey":
                 self._requests.failed("delete")
-                # One answer for many objects has no status for each.
+                # One answer for many objects has no status code per object.
                 raise meaning(0, code, f"{what} of {self.name}: {code} {failed.get('Message', '')}".rstrip(" ."))
 
     @asynccontextmanager
     async def _request(self, kind: Kind, what: str, *, up: int = 0) -> AsyncIterator[Client]:
-        """Count one request, and say what its failure means."""
+        """Count a request and translate its failure."""
         if self._client is None:
             raise Refused(f"{what} of {self.name}: the bucket is not open")
         self._requests.sent(kind, up=up)
@@ -337,8 +337,8 @@ def _headers(answer: Mapping[str, Any]) -> Mapping[str, str]:
     return headers
 
 
-# It has an event loop of its own: a program that blocks its main loop must not stall the store, and the thread that
-# owns the state can wait for a request as for a function.
+# Requests have their own event loop: a program that blocks its main loop must not stall the store, and the state thread
+# can wait for a request like for a function.
 
 
 NAME = "hark-s3-io"
@@ -346,7 +346,7 @@ T = TypeVar("T")
 
 
 class IoThread:
-    """An event loop in a thread of its own. Its methods are for other threads; `submit` and `call` for all."""
+    """An event loop in its own thread. Other threads use its methods; any thread can use `submit` and `call`."""
 
     def __init__(self, name: str = NAME) -> None:
         self._lock = threading.Lock()
@@ -356,12 +356,12 @@ class IoThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the loop; returns when it runs."""
+        """Start the loop, and wait until it runs."""
         self._thread.start()
         self._ready.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for its result, for so many seconds at most.
+        """Run a coroutine in the loop and wait for its result, with a time limit.
 
         Raises `TimeoutError` when time is over (the coroutine is cancelled then), and
         `concurrent.futures.CancelledError` when the thread is stopped meanwhile.
@@ -373,12 +373,12 @@ class IoThread:
         try:
             return future.result(timeout)
         except BaseException:
-            # Also when this thread is interrupted: nobody would look at the result any more.
+            # Also if this thread is interrupted, because the result is not needed any more.
             future.cancel()
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there; cancelling the future cancels it."""
+        """Run a coroutine in the loop; cancelling the future cancels it."""
         with self._lock:
             if self._loop is not None:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -386,14 +386,14 @@ class IoThread:
         raise RuntimeError("the thread of the bucket does not run")
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function there soon."""
+        """Call a function in the loop soon."""
         with self._lock:
             if self._loop is None:
                 raise RuntimeError("the thread of the bucket does not run")
             self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
-        """Cancel whatever runs, wait for its end and close the loop. A second time it does nothing."""
+        """Cancel all tasks, wait for their end and close the loop. A second call does nothing."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("stop() would wait for its own thread for ever")
         with self._lock:
@@ -404,7 +404,7 @@ class IoThread:
             self._thread.join()
 
     def _serve(self) -> None:
-        # A runner cancels what is left when it closes, and waits for generators and helper threads.
+        # A runner cancels the remaining tasks when it closes, and waits for generators and helper threads.
         with asyncio.Runner() as runner:
             runner.run(self._until_stopped())
 
@@ -415,35 +415,35 @@ class IoThread:
         await self._stopping.wait()
 
 
-# Some servers take the conditions of a request and ignore them. On such a one two processes would both believe that
-# they committed, so Hark refuses it before the first message.
+# Some servers accept conditional requests and ignore the conditions. Two processes could then both commit the same
+# number, so Hark refuses such a server before the first message.
 
 
 ATTEMPTS = 6
-"""A store may be busy; a promise is judged only by a run in which every request was answered."""
+"""A store can be busy; only a run in which every request was answered proves anything."""
 
 CERTAIN = 2
-"""A proxy that sends a request twice makes a good store look bad, but not with every key."""
+"""A proxy that sends a request twice makes a good store look broken, but not with every key."""
 
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 2.0
 _FIRST = b"Hark asks: who was first? The first."
 _SECOND = b"Hark asks: who was first? The second."
-_THIRD = b"Hark asks: who was first? Nobody any more."
+_THIRD = b"Hark tests conditional writes, third object."
 _PART = (5, 4)
 _AT_ONCE = 5
 _TRIES = 3
 
 
 class _Broken(Exception):
-    """A promise that the store does not keep."""
+    """A guarantee that the store does not give."""
 
 
 async def probe(bucket: Bucket, unique: str, *, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-    """Try the store with keys that nobody else uses (`unique` is random); raises `StoreUnusable` with what to do."""
+    """Test the store with unused keys (`unique` is random); raises `StoreUnusable` with the remedy."""
     broken = 0
     for attempt in range(1, ATTEMPTS + 1):
-        # A key whose fate is unclear proves nothing more, so each attempt has its own.
+        # An unclear outcome makes a key useless, so each attempt has its own.
         key = f"probe/{unique}" if attempt == 1 else f"probe/{unique}-{attempt}"
         try:
             await _try(bucket, key)
@@ -493,7 +493,7 @@ async def _creates_once(bucket: Bucket, key: str) -> str:
 
 
 async def _creates_one_of_several(bucket: Bucket, key: str) -> None:
-    """Some servers look and then write: one after the other that works."""
+    """Check concurrent creates: some servers check and write in two steps, which works only without concurrency."""
 
     async def create(number: int) -> int:
         try:
@@ -525,7 +525,7 @@ async def _replaces_what_it_names(bucket: Bucket, key: str, etag: str) -> None:
         newer = await bucket.replace(key, _SECOND, etag)
     except Taken as error:
         raise _Broken("it rejects the replacement of an object with a matching ETag (If-Match)") from error
-    # The ETag of an object that was replaced is as wrong as one can be, and has the form that the store likes.
+    # The ETag of a replaced object is wrong, but has the format that the store expects.
     try:
         await bucket.replace(key, _THIRD, etag)
     except Taken:
@@ -538,7 +538,7 @@ async def _replaces_what_it_names(bucket: Bucket, key: str, etag: str) -> None:
 
 
 async def _again(request: Callable[[], Awaitable[T]]) -> T:
-    """Ask several times: to read or to delete twice changes nothing."""
+    """Repeat a read or a deletion until it is answered."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(Unclear, Conflicting):
             return await request()
@@ -546,6 +546,6 @@ async def _again(request: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _clean(bucket: Bucket, key: str) -> None:
-    # What matters is why the test failed; a few bytes under probe/ hurt nobody.
+    # The reason of the failure matters more than a few bytes that stay under probe/.
     with contextlib.suppress(BucketError):
         await bucket.delete([key, f"{key}-raced"])

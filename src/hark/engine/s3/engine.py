@@ -1,4 +1,4 @@
-"""The S3 engine: the verbs of the queue over a state that is the fold of a log in a bucket."""
+"""The S3 engine: the verbs of `engine/core` over a state that follows a log in a bucket."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class S3Engine(TableVerbs):
         self._reader_connections: list[apsw.Connection] = []
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
-        """Open the bucket, test it, and make the state."""
+        """Open and test the bucket, and load the state."""
         replica = Replica(
             self._bucket,
             self._settings,
@@ -111,7 +111,7 @@ class S3Engine(TableVerbs):
         self._replica = replica
 
     async def close(self) -> None:
-        """Finish what was accepted; the bucket keeps it."""
+        """Finish accepted calls and close."""
         replica, self._replica = self._replica, None
         if replica is None:
             return
@@ -129,11 +129,10 @@ class S3Engine(TableVerbs):
         await self._confirm()
 
     async def store_metrics(self) -> dict[str, float]:
-        """See `Engine.store_metrics`."""
         return self._running().metrics() | self._bucket.requests.as_metrics() | self._cache.as_metrics()
 
     def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
-        """Look at the log as a strategy says from now on; the answer is where the looks are counted. Any thread."""
+        """Poll the log with this strategy from now on; return the counters of the polls. For any thread."""
         self._polling = strategy
         if self._replica is not None:
             self._replica.poll_as(strategy)
@@ -167,27 +166,27 @@ class S3Engine(TableVerbs):
         return self._running().fold.state
 
     async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
-        """On what is in the log by now."""
+        """Examine the state at the current end of the log."""
         replica = self._running()
         await self._confirm()
         return await self._look(lambda state, now: body(replica.fold.scratch.writer, state, now))
 
     def _wait_here(self) -> None:
-        """What was asked for will be asked for again, and others may write it."""
+        """Note a read that will be repeated, so that the log is polled for it."""
         self._running().wait_here()
 
     async def _confirm(self) -> None:
-        """Know all that is in the log by now."""
+        """Read the log to its current end."""
         await self._wait_for(Confirm)
 
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
-        """Run a query on what is in the log by now, after everything that is due has been applied."""
+        """Run a query on the state at the current end of the log, with everything that is due applied."""
         await self._confirm()
         held = await self._look(LeaseView)
         return await self._read_committed(lambda connection: body(connection, held))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
-        """Run a query on what this process has seen of the log."""
+        """Run a query on the records that this process has applied."""
         replica = self._running()
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, replica, body)
 
@@ -208,14 +207,12 @@ class S3Engine(TableVerbs):
     # Verbs that differ -------------------------------------------------------------------------------------
 
     async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
-        """See `Engine.renew`."""
         names = [request.lease_id for request in requests]
         return await self._wait_for(
             lambda future: Renew(future, names, lambda state, now: explain.renew(state, now, requests))
         )
 
     async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
-        """See `Engine.shorten`."""
         await self._wait_for(
             lambda future: Renew(
                 future, lease_ids, lambda state, now: explain.shorten(state, now, lease_ids, microseconds)
@@ -223,7 +220,6 @@ class S3Engine(TableVerbs):
         )
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
-        """See `Engine.lease_ends`."""
         ends = await super().lease_ends(lease_ids)
         if None not in ends:
             return ends
@@ -231,12 +227,10 @@ class S3Engine(TableVerbs):
         return await super().lease_ends(lease_ids)
 
     async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
-        """See `Engine.queue_infos`."""
         await self._confirm()
         return await super().queue_infos(names)
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
-        """See `Engine.pop`."""
         self._wait_here()
         answers = await super().pop(requests)
         results = [answer for answer in answers if isinstance(answer, PopResult) and answer.messages]
@@ -244,12 +238,11 @@ class S3Engine(TableVerbs):
         if not any(failures):
             return answers
         failed = {id(result): failure for result, failure in zip(results, failures, strict=True) if failure is not None}
-        # What nobody received is not counted, and comes again.
+        # Messages that were not received are redelivered, without using an attempt.
         await self.release([result.lease_id for result in results if id(result) in failed and result.lease_id])
         return [failed.get(id(answer), answer) for answer in answers]
 
     async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
-        """See `Engine.read`."""
         self._wait_here()
         answers = await super().read(requests)
         await self._filler.fill_found(
@@ -258,13 +251,11 @@ class S3Engine(TableVerbs):
         return answers
 
     async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
-        """See `Engine.message`."""
         view = await super().message(partition_id, transaction_id)
         await self._filler.fill_found([] if view is None else [view])
         return view
 
     async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
-        """See `Engine.dead_letters`."""
         found = await super().dead_letters(where)
         await self._filler.fill_found(found.items)
         return found
@@ -277,25 +268,21 @@ class S3Engine(TableVerbs):
         limit: int = 100,
         offset: int = 0,
     ) -> tuple[list[Trace], int]:
-        """See `Engine.traces`."""
         found = await super().traces(partition_id, transaction_id, name, limit, offset)
         await self._filler.fill_found(found[0])
         return found
 
     async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
-        """See `KeyValueEngine.read_keys`."""
         self._wait_here()
         await self._confirm()
         return await super().read_keys(keys)
 
     async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
-        """See `KeyValueEngine.list_keys`."""
         self._wait_here()
         await self._confirm()
         return await super().list_keys(ranges)
 
     async def count_keys(self, prefix: Key) -> int:
-        """See `KeyValueEngine.count_keys`."""
         await self._confirm()
         return await super().count_keys(prefix)
 
@@ -308,15 +295,14 @@ class S3Engine(TableVerbs):
         return []
 
     async def peer_secret(self) -> bytes:
-        """See `Engine.peer_secret`."""
         return self._running().secret
 
 
 async def _abandon(replica: Replica, opening: asyncio.Future[None]) -> None:
-    """End one that could not be opened, or that nobody waits for any more while it is being opened."""
+    """End a replica that could not be opened, or whose opening was cancelled."""
     if not opening.done():
         await asyncio.to_thread(replica.interrupt)
         await asyncio.wait([opening])
     if not opening.cancelled():
-        opening.exception()  # Who was cancelled does not want to know.
+        opening.exception()  # The caller was cancelled and does not need the error.
     await asyncio.to_thread(replica.close)

@@ -1,4 +1,4 @@
-"""Log records and snapshots as objects; what a store is, and the pointer to its newest snapshot."""
+"""The objects of a store: log records, snapshots, its description, and the pointer to the newest snapshot."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ POINTER = "snap/latest"
 
 
 def record(seq: int) -> str:
-    """The key of a log record."""
+    """Return the key of a log record."""
     return f"log/{seq:020d}"
 
 
 def snapshot(seq: int) -> str:
-    """The key of the snapshot of the state up to a record."""
+    """Return the key of the snapshot up to a record."""
     return f"snap/{seq:020d}"
 
 
 # kind (8 bytes) | first section | second section | header | lengths, crc32 of all before it, kind again
 #
-# The first section begins at `FIRST_AT`, whatever follows it: who writes an object can say where a part of it will be
-# before the rest is known. The last byte of the kind is the version of the format.
+# The first section always begins at `FIRST_AT`, so the writer knows the offset of a part before the rest is known. The
+# last byte of the kind is the version of the format.
 
 
 FIRST_AT = 8
@@ -43,21 +43,21 @@ _FOOTER_BYTES = _LENGTHS.size + _PROOF.size
 
 
 class Damaged(Exception):
-    """The object is not what was written; the text says in what way."""
+    """The object is damaged; the text says how."""
 
 
 class Newer(Exception):
-    """The object has a format that this Hark does not know."""
+    """The object has a format of a newer Hark."""
 
 
 def seal(kind: bytes, first: bytes, second: bytes, header: bytes) -> bytes:
-    """The bytes of an object."""
+    """Return the bytes of an object."""
     before = b"".join((kind, first, second, header, _LENGTHS.pack(len(first), len(second), len(header))))
     return before + _PROOF.pack(zlib.crc32(before), kind)
 
 
 def unseal(kind: bytes, body: bytes) -> tuple[memoryview, memoryview, memoryview]:
-    """The first section, the second and the header; raises `Damaged` or `Newer`."""
+    """Return the first section, the second and the header; raises `Damaged` or `Newer`."""
     _check_kind(kind, body[:FIRST_AT])
     if len(body) < FIRST_AT + _FOOTER_BYTES:
         raise Damaged("it is cut off")
@@ -92,25 +92,25 @@ pass
 
 KIND = b"HarkLog\x01"
 PAYLOADS_AT = FIRST_AT
-"""The offset of the first payload byte in the object: a row can say where its payload is before there is a record."""
+"""Offset of the first payload byte in the object. Rows refer to payloads before the record exists."""
 _COMPRESSION_LEVEL = 1
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What happened at one place of the log."""
+    """One record of the log."""
 
     seq: int
     epoch: str
-    """Which store it belongs to."""
+    """The store to which it belongs."""
     time: int
     """Microseconds, by the clock of the object store; never less than the record before."""
     writer: str
     nonce: str
-    """Told by nobody else: whose record this is, is seen by it."""
+    """Random, so that the writer recognises its own record."""
     previous: str
-    """The nonce of the record before; empty in the first."""
+    """The nonce of the previous record; empty in the first."""
     schema: int
-    """The version of the tables that the changes are for."""
+    """Version of the tables that the changes apply to."""
     changes: bytes
     """An SQLite patchset."""
     payloads: bytes
@@ -125,12 +125,12 @@ class _Header(msgspec.Struct, frozen=True):
     previous: str
     schema: int
     plain_bytes: int
-    """How long the changes are when they are not compressed."""
+    """Size of the uncompressed changes."""
     compressed: bool
 
 
 def encode(record: Record) -> bytes:
-    """The object of a record."""
+    """Return the object of a record."""
     compressed = zlib.compress(record.changes, _COMPRESSION_LEVEL)
     smaller = len(compressed) < len(record.changes)
     header = _Header(
@@ -149,7 +149,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(body: bytes, seq: int, store: str = "the store") -> Record:
-    """The record of an object; `store`: the bucket's name, for the text of the `StoreUnusable` that it may raise."""
+    """Return the record of an object; raises `StoreUnusable`, whose text names the store."""
     payloads, changes, header = _open(body, seq, store)
     try:
         plain = zlib.decompress(changes, bufsize=max(1, header.plain_bytes)) if header.compressed else bytes(changes)
@@ -171,7 +171,7 @@ def decode(body: bytes, seq: int, store: str = "the store") -> Record:
 
 
 def nonce_of(body: bytes, seq: int, store: str = "the store") -> str:
-    """Whose record an object is, without unpacking it; raises `StoreUnusable` as `decode` does."""
+    """Return the nonce of an object without decompressing it; raises `StoreUnusable`."""
     return _open(body, seq, store)[2].nonce
 
 
@@ -199,23 +199,21 @@ def _damaged(seq: int, store: str, why: str) -> StoreUnusable:
     )
 
 
-pass
-
 Pause = Callable[[float], Awaitable[None]]
-"""Waits for so many seconds."""
+"""Waits for a number of seconds."""
 
 FIRST_REST_SECONDS = 0.05
 LONGEST_REST_SECONDS = 2.0
-# A store that asks for less counts requests by the second: coming back within one makes it worse.
+# Stores count requests per second, so a retry within the same second makes throttling worse.
 FIRST_SLOW_REST_SECONDS = 1.0
 LONGEST_SLOW_REST_SECONDS = 10.0
 DEFAULT_SECONDS = 30.0
 AWAY_AFTER_SECONDS = 1.0
-"""A bucket that has not answered one duty for so long is away (rule 29)."""
+"""A bucket that has not completed an operation for this time counts as unavailable (rule 29)."""
 
 
 class Patience:
-    """How long a duty of several requests goes on when the store does not answer as it should."""
+    """How long, and with which pauses, an operation of several requests is retried."""
 
     def __init__(
         self,
@@ -231,15 +229,15 @@ class Patience:
         self._random = random
         self._monotonic = monotonic
         self._on_silence = on_silence
-        """Called at each failed try of a duty that has lasted for `AWAY_AFTER_SECONDS`."""
+        """Called after each failed attempt of an operation that has lasted for `AWAY_AFTER_SECONDS`."""
 
     def begin(self) -> Tries:
-        """Start counting, for one duty."""
+        """Begin an operation."""
         return Tries(self.seconds, self._pause, self._random, self._monotonic, self._on_silence)
 
 
 class Tries:
-    """The tries of one duty."""
+    """The attempts of one operation."""
 
     def __init__(
         self,
@@ -257,10 +255,10 @@ class Tries:
         self._ends = self._began + seconds
         self._rests = 0
         self.rest_seconds = 0.0
-        """The last rest as it was meant, before jitter: a caller who gives up can ask to be left alone for as long."""
+        """The last pause without jitter, which suits as `Retry-After` of a failed operation."""
 
     async def rest(self, slow_down: bool = False) -> bool:
-        """Rest before the next try, longer each time; False: patience is over. The last try is at its very end."""
+        """Pause before the next attempt, longer each time; False: the time is over. The last attempt is at its end."""
         first, longest = FIRST_REST_SECONDS, LONGEST_REST_SECONDS
         if slow_down:
             first, longest = FIRST_SLOW_REST_SECONDS, LONGEST_SLOW_REST_SECONDS
@@ -270,10 +268,10 @@ class Tries:
         left = self._ends - now
         if left <= 0:
             return False
-        # Beyond 2**10 both are at their longest, and a float overflows at 2**1024.
+        # Both have their maximum before 2**10, and a float overflows at 2**1024.
         self.rest_seconds = min(longest, first * 2 ** min(self._rests, 10))
         self._rests += 1
-        # Between half and all of it: those who failed together do not come back together.
+        # Jitter, so that processes that failed together do not retry together.
         await self._pause(min(left, self.rest_seconds * (0.5 + self._random() / 2)))
         return True
 
@@ -290,15 +288,15 @@ class Meta(msgspec.Struct, frozen=True):
 
     format: int
     epoch: str
-    """Random; no two stores have the same, also not one that was wiped and the one that came after it."""
+    """Random, so a store that was wiped and created again differs from the one before."""
     tag: int
-    """The bits of message ids by which those of different stores differ."""
+    """The bits of message ids that identify the store."""
     secret: str
-    """Hexadecimal; what one process signs with it the others believe."""
+    """Hexadecimal key with which the processes sign notifications."""
     created_at: int
     grace_seconds: int
-    """How long what snapshots cover is kept. All processes go by the one of who made the store: who slept for longer
-    than others wait could win a number that they removed."""
+    """How long records are kept after a snapshot covers them. All processes use the value with which the store was
+    created: with a longer one, a suspended process could win a number that another process has removed."""
 
 
 class _Format(msgspec.Struct):
@@ -313,7 +311,7 @@ async def read_or_create(
     token: Callable[[int], bytes] = secrets.token_bytes,
     patience: Patience | None = None,
 ) -> Meta:
-    """The meta of a store; who comes first makes it, and all who come at once agree on one.
+    """Return the description of a store. The first process creates it; concurrent processes agree on one.
 
     Raises `StoreUnusable` when the bucket can't be used as it is, `EngineFailure` when it does not answer.
     """
@@ -327,7 +325,7 @@ async def read_or_create(
             if wanted is None:
                 await _refuse_remains(bucket)
                 wanted = msgspec.json.encode(_new(now, grace_seconds, token))
-            # Also after this the answer is what is read: then it does not matter who made it, nor what was lost.
+            # It is read again after this, so neither the winner nor a lost answer matters.
             await bucket.create(META, wanted)
         except Refused as error:
             raise StoreUnusable(
@@ -353,9 +351,9 @@ def _new(now: int, grace_seconds: int, token: Callable[[int], bytes]) -> Meta:
 
 
 async def _refuse_remains(bucket: Bucket) -> None:
-    """A log without its meta is not a new store: one made on top of it would bury what is there."""
+    """Refuse a log without a description: a new store on top of it would hide its messages."""
     for key in (POINTER, record(1)):
-        # Somebody may have made the store since we looked for its meta, and may have filled it.
+        # Another process may have created the store since the first read, and filled it.
         if await bucket.get(key) is not None and await bucket.get(META) is None:
             raise StoreUnusable(
                 f"{bucket.name} has {key} but no {META}, which was removed; restore it, choose another prefix, "
@@ -377,12 +375,12 @@ def _decode(body: bytes, store: str) -> Meta:
     )
 
 
-# It is found without a LIST, and replaced only by who has read it (If-Match), so that no change is lost.
+# The pointer is found without a LIST, and replaced with If-Match, so that no change is lost.
 #
-# A snapshot is *announced* before it is written, so that one whose writer died can be removed, and *promoted* to the
-# newest after it. From when on it was the newest, its writer can't say: it may sleep between looking at its clock and
-# the moment at which the store carries out the request. So the next who changes the pointer says it: that moment is
-# surely after.
+# A snapshot is *announced* before it is written, so that it can be removed if its writer dies, and *promoted* to the
+# newest afterwards. Its writer does not know since when it has been the newest: it can be suspended between reading its
+# clock and the moment at which the store executes the request. So the next process that changes the pointer notes a
+# time, which is certainly later.
 
 
 UNWITNESSED = 0
@@ -394,7 +392,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     seq: int
     since: int
-    """It has been the newest, or older than the newest, at least since then: microseconds; `UNWITNESSED`: not known."""
+    """Time (microseconds) since which it has certainly been the newest or older; `UNWITNESSED`: unknown."""
 
 
 class Pointer(msgspec.Struct, frozen=True):
@@ -404,32 +402,32 @@ class Pointer(msgspec.Struct, frozen=True):
     seq: int = 0
     """The newest snapshot; 0: there is none yet."""
     snapshots: tuple[Kept, ...] = ()
-    """Those that were promoted and not yet removed, in order."""
+    """Promoted snapshots that are not removed yet, in order."""
     announced: tuple[int, ...] = ()
-    """Those that somebody writes, or died over."""
+    """Snapshots that are being written, or whose writer died."""
     collected: int = 0
-    """What is at or below it may be gone and is not to be trusted; payloads that are referred to stay."""
+    """Records up to here may be removed and must not be trusted; referenced payloads stay."""
     removed: int = 0
-    """What is at or below it is gone, but for what holds payloads."""
+    """Records up to here are removed, except those with payloads."""
     nonce: str = ""
 
     def witnessed(self, now: int) -> Self:
-        """The same, with the moment noted at which the newest snapshot was seen to be the newest."""
+        """Return a copy that notes the time at which the newest snapshot was seen to be the newest."""
         kept = tuple(Kept(one.seq, now) if one.since == UNWITNESSED else one for one in self.snapshots)
         return self if kept == self.snapshots else msgspec.structs.replace(self, snapshots=kept)
 
 
 Change = Callable[[Pointer | None], Pointer | None]
-"""What to make of the pointer; None or the same: nothing. May be called again on its own result."""
+"""Returns the changed pointer; None or the same: no change. Must be idempotent."""
 
 
 def of_store(pointer: Pointer | None, epoch: str) -> Pointer:
-    """What to change for who believes to be in that store; `advance` refuses it if the pointer is another store's."""
+    """Return the pointer to change, for a store; `advance` refuses the change if it belongs to another store."""
     return Pointer(epoch) if pointer is None else msgspec.structs.replace(pointer, epoch=epoch)
 
 
 def announce(epoch: str, seq: int) -> Change:
-    """Say that a snapshot is about to be written. Nothing changes where it would be of no use."""
+    """Announce a snapshot. Nothing changes if a newer one exists."""
 
     def change(pointer: Pointer | None) -> Pointer | None:
         pointer = of_store(pointer, epoch)
@@ -441,7 +439,7 @@ def announce(epoch: str, seq: int) -> Change:
 
 
 def promote(epoch: str, seq: int) -> Change:
-    """Make a snapshot that was written the newest, unless a newer one is."""
+    """Promote a written snapshot to the newest, unless a newer one exists."""
 
     def change(pointer: Pointer | None) -> Pointer | None:
         pointer = of_store(pointer, epoch)
@@ -458,7 +456,7 @@ def promote(epoch: str, seq: int) -> Change:
 
 
 async def read_pointer(bucket: Bucket) -> tuple[Pointer, str] | None:
-    """The pointer and its ETag; None: nobody has written one yet. Raises `BucketError`."""
+    """Return the pointer and its ETag; None: it was not written yet. Raises `BucketError`."""
     stored = await bucket.get(POINTER)
     if stored is None:
         return None
@@ -479,7 +477,7 @@ async def advance(
     token: Callable[[int], str] = secrets.token_hex,
     patience: Patience | None = None,
 ) -> Pointer | None:
-    """Change the pointer; the answer is how it stands then. A change that would turn it back is not made.
+    """Change the pointer and return it. A change that would move it back is not made.
 
     `now`: the time by the clock of the object store. Raises `EngineFailure` when the store does not let it happen.
     """
@@ -488,11 +486,11 @@ async def advance(
     while True:
         try:
             read = await read_pointer(bucket)
-            # After a lost answer: it was done.
+            # The change was made, and its answer was lost.
             if read is not None and read[0].nonce == nonce:
                 return read[0]
             current = None if read is None else read[0]
-            # The clock is read after the pointer was: what the pointer says was so before.
+            # The clock is read after the pointer, so the pointer was valid before that time.
             wanted = change(None if current is None else current.witnessed(now()))
             if wanted is None or wanted == current or not _is_forward(current, wanted, bucket.name):
                 return current
@@ -500,7 +498,7 @@ async def advance(
         except Refused as error:
             raise EngineFailure(f"{bucket.name} rejects the update of {POINTER}: {error}") from error
         except BucketError as error:
-            # Whether it was taken, is contended or nobody knows: what is there now decides.
+            # Whether it failed, conflicted or is unknown: the next read decides.
             if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
                 raise EngineFailure(f"cannot update {POINTER} of {bucket.name}: {error}") from error
 
@@ -522,11 +520,11 @@ def _is_forward(current: Pointer | None, wanted: Pointer, store: str) -> bool:
     return wanted.seq >= current.seq and wanted.collected >= current.collected and wanted.removed >= current.removed
 
 
-# A snapshot that was not announced, or that was overtaken while it was written, is no harm: nobody looks for it.
+# A snapshot that was not announced, or was overtaken during its write, does no harm: no process reads it.
 
 
 async def write(bucket: Bucket, seq: int, body: bytes, patience: Patience | None = None) -> None:
-    """Store a snapshot; two processes that store the same one store the same state. Raises `EngineFailure`."""
+    """Store a snapshot. Snapshots of the same record have the same state. Raises `EngineFailure`."""
     tries = (patience or Patience()).begin()
     while True:
         try:
@@ -542,7 +540,7 @@ async def write(bucket: Bucket, seq: int, body: bytes, patience: Patience | None
 async def publish(
     bucket: Bucket, epoch: str, seq: int, body: bytes, now: Callable[[], int], patience: Patience | None = None
 ) -> bool:
-    """Announce, store and promote a snapshot; False: a newer one was faster, and this one is gone again.
+    """Announce, store and promote a snapshot. False: a newer one was faster, and this one was removed again.
 
     If the process dies between, what it wrote is removed with the snapshots before the one that comes next. Raises
     `EngineFailure`, and `BucketError` when one that was overtaken can't be removed.
@@ -554,13 +552,13 @@ async def publish(
     promoted = await advance(bucket, promote(epoch, seq), now, patience=patience)
     if promoted is not None and any(kept.seq == seq for kept in promoted.snapshots):
         return promoted.seq == seq
-    # It was overtaken. Who removes has perhaps passed the announcement before the object was there.
+    # It was overtaken. The removal may have passed the announcement before the object existed.
     await bucket.delete([snapshot(seq)])
     return False
 
 
 async def load_newest(bucket: Bucket) -> tuple[Pointer, bytes] | None:
-    """The pointer and the snapshot that it names; None: there is no snapshot yet, the log begins at its first record.
+    """Return the pointer and its snapshot; None: there is no snapshot yet, and the log has all records.
 
     Raises `BucketError`, and `StoreUnusable` when the snapshot is missing.
     """
@@ -573,7 +571,7 @@ async def load_newest(bucket: Bucket) -> tuple[Pointer, bytes] | None:
         stored = await bucket.get(snapshot(pointer.seq))
         if stored is not None:
             return pointer, stored.body
-        # It was removed while we looked for it, and then the pointer has moved on; if not, it is lost.
+        # It was removed meanwhile if the pointer has moved on; otherwise it is lost.
         if pointer.nonce == missed:
             raise StoreUnusable(
                 f"snapshot {pointer.seq} of {bucket.name} is missing, although {POINTER} names it; "

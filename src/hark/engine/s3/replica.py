@@ -60,7 +60,7 @@ class Replica:
         self._poll_metrics = poll_metrics
         self._pause = pause
         self._io = IoThread()
-        # Its own source of chance: these threads draw at moments that nobody else should depend on.
+        # Its own random generator, because these threads draw at unpredictable moments.
         self._chance = random.Random().random
         self._interest = Interest()
         self._patience = Patience(
@@ -75,7 +75,7 @@ class Replica:
         self._fold_is_open = False
 
     def open(self) -> None:
-        """Test the bucket, make the state and begin. From a thread that may wait; `close` it also after a failure."""
+        """Test the bucket, load the state and start. This blocks; call `close` also after a failure."""
         self._io.start()
         meta = self._io.run(self._prepare())
         self.secret = bytes.fromhex(meta.secret)
@@ -149,13 +149,13 @@ class Replica:
         )
 
     def interrupt(self) -> None:
-        """Make an `open` fail that waits for the bucket; then `close` it. From another thread."""
+        """Interrupt an `open` that waits for the bucket, from another thread; then call `close`."""
         with contextlib.suppress(RuntimeError):  # It has not begun.
             self._io.run(self._bucket.close())
         self._io.stop()
 
     def close(self) -> None:
-        """End all of it; after a `Stop` was answered, or after an `open` that failed or was interrupted."""
+        """Stop everything, after a `Stop` was answered, or after an `open` that failed or was interrupted."""
         if self._keeper is not None:
             self._keeper.stop()
         with contextlib.suppress(RuntimeError):  # It was interrupted.
@@ -173,31 +173,31 @@ class Replica:
             self.fold.close()
 
     def wait_here(self) -> None:
-        """Somebody here waits for what others may write."""
+        """Note that this process waits for records of other processes."""
         self._interest.note()
 
     def submit(self, call: Call) -> None:
-        """Hand in a call, from any thread."""
+        """Queue a call, from any thread."""
         assert self._thread is not None
         self._thread.submit(call)
 
     def poke(self) -> None:
-        """Look at the log soon."""
+        """Poll the log soon."""
         if self._tail is not None:
             self._io.call(self._tail.poke)
 
     def poll_as(self, strategy: PollingStrategy) -> None:
-        """Look at the log as often as a strategy says."""
+        """Poll the log with this strategy."""
         tail = self._tail
         if tail is not None:
             self._io.call(lambda: tail.follow(strategy))
 
     async def fetch(self, places: Sequence[Place]) -> list[bytes]:
-        """Payloads by their places; from any event loop."""
+        """Return payloads; from any event loop."""
         return await asyncio.wrap_future(self._io.submit(self._payloads.fetch(places)))
 
     def metrics(self) -> dict[str, float]:
-        """Where this process is, and what it did."""
+        """Return the position and the counters of this process."""
         head, keeper = self.fold.head, self._keeper
         return {
             "database_bytes": self.fold.scratch.size(),
@@ -211,7 +211,7 @@ class Replica:
         }
 
     def _note_silence(self) -> None:
-        """Let calls be refused at once, and try the bucket until it answers. On the event loop of the requests."""
+        """Refuse calls at once, and probe the bucket until it answers. In the event loop of the requests."""
         if self._thread is not None and (self._probing is None or self._probing.done()):
             self._thread.refuse()
             self._probing = asyncio.create_task(self._probe(self._thread))
@@ -221,7 +221,7 @@ class Replica:
         while True:
             await tries.rest()
             try:
-                # One that hangs must not hide that the bucket is back.
+                # A probe that hangs must not hide that the bucket answers again.
                 async with asyncio.timeout(_PROBE_SECONDS + tries.rest_seconds):
                     await read_pointer(self._bucket)
             except (TimeoutError, Unclear):

@@ -77,8 +77,8 @@ def _tell_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[in
 
 
 # The verbs of `engine/core` assume that only they write the tables. Here other processes write them too, and own
-# changes can be undone. So whatever memory holds of changed rows is dropped and read again. The rest stays, because otherwise
-# every record of another process would cost a pass over all partitions.
+# changes can be undone. So whatever memory holds of changed rows is dropped and read again. The rest stays, because
+# otherwise every record of another process would cost a pass over all partitions.
 
 
 class Memory:
