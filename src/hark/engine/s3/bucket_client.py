@@ -73,8 +73,8 @@ Client = Any
 class _OnceSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types.
     """Connections that never send a request twice.
 
-    aiohttp repeats a PUT if a kept-open connection is closed without an answer. But the store may have executed the first
-    one: then the second finds the key taken, and the winner would take that for a loss.
+    aiohttp repeats a PUT if a kept-open connection is closed without an answer. But the store may have executed the
+    first one: then the second finds the key taken, and the winner would take that for a loss.
     """
 
     async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
