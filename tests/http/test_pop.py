@@ -77,6 +77,29 @@ def test_auto_ack_settles_at_delivery_without_a_lease(api: Api, queue: str) -> N
     assert data(api.pop(queue, batch=10)) == [3]
 
 
+@pytest.mark.parametrize("path", ["/pop", "/status", "/status/analytics"])
+@pytest.mark.parametrize("name", ["namespace", "task"])
+def test_labels_are_checked_beside_a_queue_that_makes_them_superfluous(api: Api, path: str, name: str) -> None:
+    response = api.get(path, **{"queue": "q", name: "x" * 256})
+    assert refusal(response, 400).startswith(f"{name}: must be at most 255 bytes")
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "other"),
+    [
+        ("/pop", {"leaseSeconds": 0}, {"queue": "q", "leaseTime": 5}),
+        ("/pop", {"partition": "x" * 256}, {"namespace": "n"}),
+        ("/pop", {"subscriptionMode": "some"}, {"queue": "q", "subscriptionFrom": "2026-01-02T00:00:00Z"}),
+        ("/messages", {"namespace": "x" * 256}, {"ns": "n"}),
+    ],
+)
+def test_a_parameter_is_checked_beside_another_that_makes_it_superfluous(
+    api: Api, path: str, wrong: dict[str, object], other: dict[str, object]
+) -> None:
+    [name] = wrong
+    assert refusal(api.get(path, **wrong, **other), 400).startswith(f"{name}: ")
+
+
 def test_pop_by_namespace_and_task_goes_over_queues(api: Api, queue: str) -> None:
     refusal(api.get("/pop"), 400, "invalid_input")
     api.push(queue, 1, partition="p")

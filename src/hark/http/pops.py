@@ -160,11 +160,12 @@ def parse_pop(place: Place, query_string: bytes, settings: Settings) -> Pop:
 def pop_request(query: Mapping[str, str], place: Place, default_batch: int, settings: Settings) -> PopRequest:
     """Return the request of a pop, or of another route that receives messages."""
     queue, partition = place
-    namespace = task = None
-    if queue is None:
-        namespace, task = _NAMESPACE.of(query), _TASK.of(query)
-        if namespace is None and task is None:
-            raise InvalidInput("queue, namespace or task is required: name the queues to receive messages from")
+    namespace, task = _NAMESPACE.of(query), _TASK.of(query)
+    if queue is not None:
+        namespace = task = None
+    elif namespace is None and task is None:
+        raise InvalidInput("queue, namespace or task is required: name the queues to receive messages from")
+    lease, alias = _LEASE_TIME.of(query), _LEASE_SECONDS.of(query)
     if (_CONFLATION.text(query) or "false") not in _CONFLATION.choices:
         raise Refused("conflation: this server does not support it; leave the parameter out")
     return PopRequest(
@@ -178,7 +179,7 @@ def pop_request(query: Mapping[str, str], place: Place, default_batch: int, sett
         partitions=_PARTITIONS.of(query),
         auto_ack=_AUTO_ACK.of(query),
         subscription=_subscription(query, settings.pop.default_subscription),
-        lease_ms=1000 * (_LEASE_TIME.of(query) or _LEASE_SECONDS.of(query)) or None,
+        lease_ms=1000 * (lease or alias) or None,
         consumer=CONSUMER.of(query) or "",
     )
 
@@ -203,17 +204,16 @@ def place_of(named: Place, query: Mapping[str, str]) -> Place:
 
 def place_in_query(query: Mapping[str, str]) -> Place:
     """Return the queue and partition in the parameters."""
-    queue = _QUEUE.of(query)
-    return queue, PARTITION.of(query) if queue is not None else None
+    queue, partition = _QUEUE.of(query), PARTITION.of(query)
+    return queue, partition if queue is not None else None
 
 
 def _subscription(query: Mapping[str, str], default: str) -> Subscription:
     """Return where a new group starts. Clients also send `new-only` for `new` and `from_beginning` for `all`."""
-    since = _SUBSCRIPTION_FROM.text(query)
+    since, mode = _SUBSCRIPTION_FROM.text(query), _SUBSCRIPTION_MODE.of(query)
     if since and since != "now":
         return Subscription("timestamp", parse_time(since, _SUBSCRIPTION_FROM.name))
-    mode = _SUBSCRIPTION_MODE.of(query) or ("new" if since == "now" else default)
-    if mode in ("new", "new-only"):
+    if (mode or default) in ("new", "new-only"):
         return Subscription("new")
     return Subscription("new") if since == "now" else Subscription()
 

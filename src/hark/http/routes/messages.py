@@ -169,14 +169,14 @@ async def list_messages(request: Request) -> Response:
     """List messages. Returns messages without payloads, the newest first; by default those of the last hour."""
     query = query_of(request)
     limit, offset = _PAGE.of(query)
-    queue = _QUEUE.of(query)
+    queue, short, namespace = _QUEUE.of(query), _NS.of(query), _NAMESPACE.of(query)
     since, until = _FROM.of(query), _TO.of(query)
     if until is not None and until % _MINUTE == 0:
         until += _MINUTE - 1  # Include the whole minute.
     where = MessageFilter(
         queue=queue,
         partition=_PARTITION.of(query),
-        namespace=_NS.of(query) or _NAMESPACE.of(query),
+        namespace=short or namespace,
         task=_TASK.of(query),
         state=cast(MessageState | None, _STATUS.of(query)),
         since=now(request) - _HOUR if since is None else since,

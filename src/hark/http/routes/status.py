@@ -218,7 +218,8 @@ def _history(request: Request) -> tuple[int, int, list[Point]]:
     until = _TO.of(query)
     since = moment - HISTORY_SECONDS * SECOND if since is None else since
     until = moment if until is None else until
-    if any(param.of(query) is not None for param in _FILTERS):
+    filters = [param.of(query) for param in _FILTERS]
+    if any(value is not None for value in filters):
         return since, until, []
     points = broker_of(request).observed.history(HISTORY_SECONDS)
     return since, until, [point for point in points if since <= point.at <= until]
