@@ -1,11 +1,13 @@
-"""Texts that users read are free of the words that Hark once invented: docs, help, OpenAPI, errors, logs, dashboard."""
+"""Texts that users read, and names in the code, are free of the words that Hark once invented."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+import tokenize
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import cast
 
