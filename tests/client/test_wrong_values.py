@@ -133,7 +133,7 @@ client.kv.atomic().append(("n",), "abc") => values: expected a list of values, g
 client.kv.atomic().enqueue(1, priority=10) => priority: expected an integer
 
 Settler(caller).settle(SettleDecision(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
-Settler(caller).settle(SettleDecision(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed or retry
+Settler(caller).settle(SettleDecision(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed
 Settler(caller).settle(SettleDecision(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
 Settler(caller).settle(SettleDecision(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
 PopParams() => queue, namespace or task is required

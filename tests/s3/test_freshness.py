@@ -268,7 +268,7 @@ class World:
 
 
 class Process:
-    """As small as one can be that keeps the rules of `freshness`; its state is the list of the nonces that it applied."""
+    """As small as one can be that keeps the rules of `log.py`; its state is the list of the nonces that it applied."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

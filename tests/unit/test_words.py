@@ -119,3 +119,56 @@ def test_a_word_that_comes_back_is_found_with_its_remedy() -> None:
     (line,) = found_in("The lease expires.\nWhoever waits is notified.", "page.md")
     assert line == "page.md:2: 'Whoever' (write: the consumer, the caller): Whoever waits is notified."
     assert found_in("test_who_is_notified_when, the judged", "page.md") == []
+
+
+PRIVATE = """
+    agenda alarm alarms anybody asked asking believed buried bury census chain counted desk dues end_part
+    everybody exceptions feed fold foreign fronts hear heard hearing held holding holes judge judged judges
+    let_go looking manner measured news nobody outlook pace patience piece pieces place placed places reconsider
+    said shift sight somebody supply tell teller telling tells told touched verdict verdicts whoever wish wishes
+    workbench
+"""
+"""Words that names had before they were those of the trade; `line` is ordinary for a line of text."""
+ORDINARY = {
+    "chain": "itertools",
+    "load_cert_chain": "ssl",
+    "exceptions": "modules of botocore and cryptography",
+    "return_exceptions": "asyncio",
+    "pretty_exceptions_enable": "typer",
+    "feed_data": "httptools",
+    "counted": "public: whether a retry counts as an attempt",
+    "asked_at": "in the API: `askedAt` of the reason `not_asked`",
+    "asked_here_only": "in the API: `askedHereOnly`",
+    "not_asked": "in the API: a reason of `explain`",
+}
+"""Names that have one of them all the same, and why."""
+_PRIVATE = re.compile(rf"(?<![a-z])(?:{'|'.join(PRIVATE.split())})(?![a-z])")
+_SQL_TEXT = re.compile(r"--[^\n]*|'[^'\n]*'")
+_JS_TEXT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`""", re.DOTALL)
+
+
+def identifiers(path: Path) -> set[str]:
+    """The names in a file of Python, SQL or JavaScript, without its texts."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return {one.string for one in tokenize.generate_tokens(StringIO(text).readline) if one.type == tokenize.NAME}
+    return set(re.findall(r"[A-Za-z_]\w*", (_SQL_TEXT if path.suffix == ".sql" else _JS_TEXT).sub(" ", text)))
+
+
+def is_private(name: str) -> bool:
+    """Whether a name has one of the words, in either way of writing."""
+    return _PRIVATE.search(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()) is not None
+
+
+def test_no_identifier_and_no_file_has_a_private_word() -> None:
+    paths = [path for path in sorted(SOURCE.rglob("*")) if path.suffix in (".py", ".sql", ".js")]
+    used = {name: path for path in paths for name in (identifiers(path) | {path.stem.replace("-", "_")})}
+    private = {name: str(path.relative_to(ROOT)) for name, path in used.items() if is_private(name)}
+    assert {name: path for name, path in private.items() if name not in ORDINARY} == {}
+    assert ORDINARY.keys() <= private.keys(), "no longer used: remove it from the list"
+
+
+@pytest.mark.parametrize("name", ["_held", "Teller", "keepLooking", "o_dues", "let_go", "TOLD_AT_MOST"])
+def test_a_private_word_is_found_however_it_is_written(name: str) -> None:
+    assert is_private(name)
+    assert not is_private("leased_line")

@@ -115,7 +115,8 @@ def _print_tables(loaded: Loaded, strategy: PollingStrategy, batch_seconds: floa
     say(f"Cost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
     say("      Polls of a Hark server are free.")
     say(
-        f"Idle: one poll every {strategy.longest_interval():g} s; a server holds an empty poll for up to {longest_wait:g} s."
+        f"Idle: one poll every {strategy.longest_interval():g} s; "
+        f"a server holds an empty poll for up to {longest_wait:g} s."
     )
     say(f"Busy: one poll for each batch, which takes {batch * 1000:g} ms here (--batch-ms).")
 

@@ -172,10 +172,10 @@ async def send_events(
     write_events: Callable[[ClientWriter], Awaitable[None]],
     sse_options: SseOptions,
 ) -> None:
-    """Respond with events: `write_events` writes the events of the source to the line until there are no more.
+    """Respond with events: `write_events` writes the events of the source until there are no more.
 
-    The source is closed when the client disconnects, and the response ends when the source ends. An exception of `write_events`
-    is sent as an event `error`.
+    The source is closed when the client disconnects, and the response ends when the source ends. An exception of
+    `write_events` is sent as an event `error`.
     """
     watch = asyncio.create_task(_close_when_left(receive, source))
     headers = [

@@ -172,7 +172,8 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
         for name, value, source in level:
             if name in origins and values[name] != value:
                 raise InvalidSetting(
-                    f"setting {name}: {origins[name]} sets {_short(values[name])}, but {source} implies {_short(value)}; "
+                    f"setting {name}: {origins[name]} sets {_short(values[name])}, "
+                    f"but {source} implies {_short(value)}; "
                     "remove one of them"
                 )
             values[name], sources[name], origins[name] = value, source, source

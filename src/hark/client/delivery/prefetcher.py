@@ -149,8 +149,9 @@ def pop_params_of(
 class Prefetcher:
     """Receives from a source, rests after empty responses as the strategy says, and survives outages of the server.
 
-    `buffered` are messages that were received but not started. Closing the supply releases them. With a `io_thread`, the source
-    belongs to that thread: messages are received there, and their leases renewed, while the event loop is blocked.
+    `buffered` are messages that were received but not started. Closing the prefetcher releases them. With an
+    `io_thread`, the source belongs to that thread: messages are received there, and their leases renewed, while the
+    event loop is blocked.
     """
 
     def __init__(

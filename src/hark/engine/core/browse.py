@@ -147,7 +147,8 @@ _EDGES = {
             or partition.created_at > groups.since) then 0
         when position.cursor is null or groups.mode = 'shared' then partition.last
         else max(position.cursor, ifnull((select ranges.last from ranges
-            where ranges.grp = groups.id and ranges.partition = partition.id order by ranges.first desc limit 1), 0)) end)
+            where ranges.grp = groups.id and ranges.partition = partition.id
+            order by ranges.first desc limit 1), 0)) end)
     from groups left join positions as position on position.grp = groups.id and position.partition = partition.id
     where groups.queue = queues.name))""",
 }
@@ -246,7 +247,8 @@ def page_of(connection: apsw.Connection, where: MessageFilter, leases: LeaseView
     conditions = [_CONDITIONS[name] for name, value in given.items() if value is not None]
     if where.state in _STATES:
         conditions.append(_STATES[where.state])
-    sql = f"{MESSAGE} {source} where {' and '.join(['message.offset > partition.floor', *conditions])} order by {order} desc"
+    wanted = " and ".join(["message.offset > partition.floor", *conditions])
+    sql = f"{MESSAGE} {source} where {wanted} order by {order} desc"
     if where.state is None:
         sql += " limit :limit offset :offset"
     leased = _encode(list(leases.leased_messages())).decode() if where.state == "processing" else None

@@ -38,7 +38,8 @@ _GROUPS = "select id, mode, since, highest_partition, last_seen >= ?2 from group
 BEGUN_BEFORE = """
 select partition.id, partition.name, partition.floor from partitions as partition
 where partition.queue = ?1 and partition.name >= ?2 and (
-    select created_at from messages where partition = partition.id and offset > partition.floor order by offset limit 1) <= ?3
+    select created_at from messages
+    where messages.partition = partition.id and offset > partition.floor order by offset limit 1) <= ?3
 order by partition.name
 """
 """Partitions of a queue whose first message is of that time or before."""

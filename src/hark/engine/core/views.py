@@ -56,7 +56,8 @@ open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from
 _PARTITIONS = f"""
 with page as materialized (
     select * from partitions as partition
-    where partition.queue = (select id from queues where name = :queue) and (:search is null or instr(partition.name, :search))
+    where partition.queue = (select id from queues where name = :queue)
+        and (:search is null or instr(partition.name, :search))
     order by partition.name limit :limit offset :offset),
 at as materialized (
     select {POSITION}
@@ -404,7 +405,8 @@ SurveyPoint = tuple[int, str]
 _STEP = """
 with step as materialized (
     select * from partitions as partition
-    where (partition.queue, partition.name) > (:queue, :name) and partition.queue > 0 order by partition.queue, partition.name limit :limit)
+    where (partition.queue, partition.name) > (:queue, :name) and partition.queue > 0
+    order by partition.queue, partition.name limit :limit)
 """
 _END = f"{_STEP} select count(*), max(queue), (select name from step order by queue desc, name desc limit 1) from step"
 _STORED = f"""

@@ -317,7 +317,8 @@ _GROUPS = f"""(
 _MESSAGES = f"""
 select message.partition, message."offset", message.created_at, message.transaction_id, message.trace_id,
     message.producer, message.priority, message.deliver_at, message.sealed, queue.name as queue,
-    partition.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now, {_GROUPS}
+    partition.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now,
+    {_GROUPS}
 """
 _FROM = """
 cross join lateral (

@@ -348,7 +348,8 @@ async def queues_of(pool: Pool, codec: IdCodec, ids: Sequence[str]) -> list[str 
     addresses = [codec.decode(one) for one in ids]
     numbers = [address.partition for address in addresses if address is not None]
     rows = await pool.fetch(
-        "select partition.id, queue.name from hark.partitions as partition join hark.queues as queue on queue.id = partition.queue"
+        "select partition.id, queue.name from hark.partitions as partition"
+        " join hark.queues as queue on queue.id = partition.queue"
         " where partition.id = any ($1::bigint[])",
         numbers,
     )

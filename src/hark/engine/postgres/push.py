@@ -184,7 +184,8 @@ class Pushes:
         if code == NOT_YET:
             return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
         if code == _FULL:
-            text = f"queue {partition.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
+            queue = partition.queue
+            text = f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
             return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
         message_id = self._codec.with_prefix(partition.prefix, offset)
         return PushOutcome(

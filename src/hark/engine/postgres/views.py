@@ -66,14 +66,16 @@ OLDEST = f"left join lateral (select {_OLDEST} as oldest) as waiting on true"
 _START = """(
     select case when partition.tail - partition.floor > 100 then hark.last_offset_at_v1(partition.id, grp.since) else (
         select message."offset" from hark.messages as message
-        where message.partition = partition.id and message."offset" > partition.floor and message.created_at <= grp.since
+        where message.partition = partition.id and message."offset" > partition.floor
+            and message.created_at <= grp.since
         order by message."offset" desc limit 1
     ) end
     where position.grp is null and partition.id <= grp.highest_partition and grp.since is not null
 )"""
 
-# What each of the groups `member` has yet to settle in each of the partitions `partitions`. Most places are simple: there
-# it is all that is beyond the cursor, and none of it can be scheduled. Only the others cost more than reading a row.
+# What each of the groups `member` has yet to settle in each of the partitions `partitions`. Most positions are simple:
+# there it is all that is beyond the cursor, and none of it can be scheduled. Only the others cost more than reading a
+# row.
 _POSITIONS_OF_MEMBERS = f"""
 uncommon as (
     select grp, partition from hark.retries where due > {NOW}

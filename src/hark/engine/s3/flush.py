@@ -153,7 +153,8 @@ class WritePacing:
 
 
 # Each verb changes the tables, inside one open transaction, and memory, as if it were committed. No caller sees the
-# result before the record is in the log. If the append fails, `LocalState` rolls the transaction back and reloads memory.
+# result before the record is in the log. If the append fails, `LocalState` rolls the transaction back and reloads
+# memory.
 
 
 T = TypeVar("T")
